@@ -1,0 +1,246 @@
+"""Run: what the user said, as frozen dataclasses; nothing derived is ever written back.
+
+    run.toml --config.load--> Run --train.plan.resolve(topology)--> Plan
+
+Sections that come in kinds (`model`, `objective`, `optim`) are chosen by their `kind` key
+from a registry that is imported only when a run is validated, so that this module stays
+free of jax. The string under a field is its help text.
+"""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Kind:
+    """Marks a field as one of the registry `module.KINDS`, picked by its `kind` key."""
+
+    def __init__(self, module: str):
+        self.module = module
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        kinds = tuple(import_module(self.module).KINDS.values())
+        union = Annotated[Union[kinds], Field(discriminator="kind")] if len(kinds) > 1 else kinds[0]
+        return handler.generate_schema(union)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where text comes from, and which columns hold what."""
+
+    __pydantic_config__ = STRICT
+    path: str
+    """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
+    name: str | None = None
+    """How the source is called in reports and mixing; the last part of the path if unset."""
+    format: Literal["auto", "txt", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    """Taken from the file's ending unless said; `.gz` and `.zst` may follow it."""
+    text_column: str = "text"
+    """Column or key that holds the text (jsonl, csv, tsv, parquet, datasets)."""
+    id_column: str | None = None
+    """Column that identifies a document; file and row number if unset."""
+    meta_columns: tuple[str, ...] = ()
+    """Columns kept beside the text, as JSON."""
+    documents: Literal["file", "line", "paragraph"] = "file"
+    """What one document is in a `.txt` file; a paragraph ends at an empty line."""
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Share in the mixture relative to the other weighted sources; its own size if unset."""
+    use: Literal["train", "eval"] = "train"
+    """`eval` keeps the whole source out of training."""
+    split: str = "train"
+    """Split of a Hugging Face dataset."""
+    subset: str | None = None
+    """Configuration name of a Hugging Face dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """An imported tokenizer (`path`), or one trained on the run's own sources."""
+
+    __pydantic_config__ = STRICT
+    path: str | None = None
+    """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
+    train: Literal["bpe", "unigram"] = "bpe"
+    """What is trained when no path is given."""
+    vocab_size: PositiveInt = 8192
+    """Size of a trained vocabulary, special tokens included."""
+    special_tokens: tuple[str, ...] = ("<|endoftext|>",)
+    """Special tokens of a trained tokenizer; the first one ends a document and pads."""
+    chat_template: str | None = None
+    """Jinja chat template stored with the tokenizer."""
+    sample_bytes: PositiveInt = 50_000_000
+    """At most this much text is used for training, spread evenly over all parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize:
+    """Stage 1: any input to rows of (id, text, source, meta)."""
+
+    __pydantic_config__ = STRICT
+    unicode: Literal["none", "nfc"] = "none"
+    """Unicode normalization form."""
+    dedup: Literal["none", "exact"] = "none"
+    """`exact` keeps the first document of equal content."""
+    max_bad_fraction: Fraction = 0.01
+    """More bad rows than this stop the stage; fewer are quarantined and counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenize:
+    """Stage 2: text to ids, document boundaries kept."""
+
+    __pydantic_config__ = STRICT
+    route: Literal["auto", "tiktoken", "tokenizers", "sentencepiece"] = "auto"
+    """Library that encodes; `auto` takes the fastest that gives identical ids."""
+    prepend: Literal["none", "bos"] = "none"
+    """Token put before each document."""
+    append: Literal["none", "eos"] = "eos"
+    """Token put after each document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Stage 3: documents to rows of one length."""
+
+    __pydantic_config__ = STRICT
+    method: Literal["chunk", "best-fit"] = "chunk"
+    """`chunk` concatenates and cuts; `best-fit` cuts only documents longer than a row."""
+    seq_len: PositiveInt | None = None
+    """Tokens in a row; the model's context length if unset."""
+    attention: Literal["document", "row"] = "document"
+    """`document` never attends across documents; `row` sees the whole row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffle:
+    """Stage 4: the order in which rows are trained on."""
+
+    __pydantic_config__ = STRICT
+    order: Literal["virtual", "written", "none"] = "virtual"
+    """`written` rewrites rows as sequential shards; `virtual` gives the same order by seed."""
+    epochs: PositiveInt = 1
+    """Epochs that are written out; training goes on virtually after them."""
+    block_rows: PositiveInt = 4096
+    """Rows that are shuffled together after the sources are mixed."""
+    seed: NonNegativeInt = 0
+    """Seed of the order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """From any text to the batches of a run."""
+
+    __pydantic_config__ = STRICT
+    dir: str
+    """Folder of the prepared data, one sub-folder a stage."""
+    sources: tuple[Source, ...] = ()
+    """What is read."""
+    holdout_fraction: Fraction = 0.0
+    """Share of documents kept for evaluation, chosen by content hash."""
+    workers: PositiveInt | None = None
+    """Processes that prepare; all cores if unset. The output never depends on it."""
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    normalize: Normalize = field(default_factory=Normalize)
+    tokenize: Tokenize = field(default_factory=Tokenize)
+    pack: Pack = field(default_factory=Pack)
+    shuffle: Shuffle = field(default_factory=Shuffle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Devices along each mesh axis; one axis may take what is left."""
+
+    __pydantic_config__ = STRICT
+    data: PositiveInt | Literal["rest"] = 1
+    fsdp: PositiveInt | Literal["rest"] = "rest"
+    expert: PositiveInt | Literal["rest"] = 1
+    context: PositiveInt | Literal["rest"] = 1
+    tensor: PositiveInt | Literal["rest"] = 1
+    stage: PositiveInt | Literal["rest"] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The training loop."""
+
+    __pydantic_config__ = STRICT
+    steps: PositiveInt
+    """Optimizer steps."""
+    global_batch_size: PositiveInt
+    """Rows in one optimizer step, over all devices and microbatches."""
+    num_microbatches: PositiveInt = 1
+    """Pieces a batch is cut into; gradients are summed over them."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Activations and matmuls; weights and optimizer stay in fp32."""
+    remat: Literal["none", "dots", "block"] = "none"
+    """What the backward pass recomputes: nothing, all but matmuls, whole blocks."""
+    loss_chunk_tokens: PositiveInt = 1024
+    """Tokens of each row whose logits exist at once."""
+    ema_decay: Fraction | None = None
+    """Keeps an exponential moving average of the weights, used by eval and export."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Held-out loss during and after training."""
+
+    __pydantic_config__ = STRICT
+    every_steps: PositiveInt | None = None
+    """Steps between evaluations; only at the end if unset."""
+    max_rows: PositiveInt | None = 512
+    """Rows per source at most."""
+    prompts: tuple[str, ...] = ()
+    """Continued greedily after each evaluation; kept in the report."""
+    sample_tokens: PositiveInt = 64
+    """Length of those samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When to save and what to keep."""
+
+    __pydantic_config__ = STRICT
+    save_every_steps: PositiveInt = 100
+    keep_last: PositiveInt = 2
+    """Newest checkpoints kept."""
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints at multiples of this are kept for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What is measured and where it goes; `metrics.jsonl` is always written."""
+
+    __pydantic_config__ = STRICT
+    log_every_steps: PositiveInt = 10
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    project: str = "podsmith"
+    """Project name at wandb and trackio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, complete; dumped with every checkpoint."""
+
+    __pydantic_config__ = STRICT
+    name: str
+    dir: str
+    """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""
+    seed: NonNegativeInt = 0
+    model: Annotated[Any, Kind("podsmith.models")]
+    objective: Annotated[Any, Kind("podsmith.objectives")]
+    optim: Annotated[Any, Kind("podsmith.optim")]
+    data: Data
+    train: Train
+    mesh: Mesh = field(default_factory=Mesh)
+    eval: Eval = field(default_factory=Eval)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    metrics: Metrics = field(default_factory=Metrics)
