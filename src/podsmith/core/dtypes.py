@@ -1,0 +1,24 @@
+"""Compute: how a model is evaluated, as opposed to what it is."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from podsmith.core.stack import Remat
+
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Static choices of one compiled program: activation dtype, what the backward pass
+    recomputes, whether layers are unrolled, and tokens of a row whose logits exist at once."""
+
+    precision: str = "fp32"
+    remat: Remat = "none"
+    unroll: bool = False
+    loss_chunk_tokens: int = 1024
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return DTYPES[self.precision]

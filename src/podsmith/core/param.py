@@ -1,0 +1,152 @@
+"""Param: a weight before it exists, declared once by an arrow.
+
+    "[layers experts] embed heads -> head_dim"
+      batch axes      inputs         outputs        (no arrow: not a matmul)
+
+Everything that depends on what the axes mean is derived from the arrow: sharding, init
+fan-in, weight decay, Muon's matrix view, quantization scales, the Hugging Face layout.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+Tree = Any  # nested dict of leaves of one type
+
+_ARROW = re.compile(r"^(?:\[(?P<batch>[^\]]*)\]\s*)?(?P<rest>.*)$")
+
+
+@dataclass(frozen=True)
+class Param:
+    """Shape, meaning and initialization of one weight.
+
+    Matrices start as a normal of `std` (one over the square root of the fan-in if unset);
+    `fill` makes a constant. Raises ValueError where arrow and shape disagree.
+    """
+
+    arrow: str
+    shape: tuple[int, ...]
+    std: float | None = None
+    fill: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise ValueError(f"{self.arrow!r} names {len(self.axes)} axes, shape is {self.shape}")
+        if not self.is_matrix and self.fill is None and self.std is None:
+            raise ValueError(f"{self.arrow!r} has no arrow, so it needs fill or std")
+
+    def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        match = _ARROW.match(self.arrow)
+        batch = tuple((match["batch"] or "").split())
+        left, arrow, right = match["rest"].partition("->")
+        if arrow:
+            return batch, tuple(left.split()), tuple(right.split()), ()
+        return batch, (), (), tuple(left.split())
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Axes over which independent weights are stacked."""
+        return self._parts()[0]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Contracted axes."""
+        return self._parts()[1]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Axes the matmul produces."""
+        return self._parts()[2]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """One name for each dimension of `shape`."""
+        return sum(self._parts(), ())
+
+    @property
+    def is_matrix(self) -> bool:
+        return bool(self.inputs)
+
+    def _sizes(self, start: int, count: int) -> tuple[int, ...]:
+        return self.shape[start : start + count]
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """(fan-in, fan-out) of one matrix, batch axes left out."""
+        nb, ni = len(self.batch), len(self.inputs)
+        return math.prod(self._sizes(nb, ni)), math.prod(self.shape[nb + ni :])
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def stacked(self, axis: str, count: int) -> "Param":
+        """The same weight `count` times, stacked in front as a batch axis."""
+        batch = " ".join((axis, *self.batch))
+        rest = _ARROW.match(self.arrow)["rest"]
+        return replace(self, arrow=f"[{batch}] {rest}", shape=(count, *self.shape))
+
+    def make(self, key: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+        """A fresh array of `shape`."""
+        if self.fill is not None:
+            return jnp.full(self.shape, self.fill, dtype)
+        std = self.std if self.std is not None else self.matrix_shape[0] ** -0.5
+        return std * jax.random.normal(key, self.shape, dtype)
+
+
+def is_param(leaf: Any) -> bool:
+    return isinstance(leaf, Param)
+
+
+def map_params(fn: Callable[[Param], Any], spec: Tree, *rest: Tree) -> Tree:
+    """`jax.tree.map` over a tree of Params."""
+    return jax.tree.map(fn, spec, *rest, is_leaf=is_param)
+
+
+def stack(spec: Tree, count: int, axis: str = "layers") -> Tree:
+    """Every Param of `spec` stacked `count` times along a new first axis."""
+    return map_params(lambda p: p.stacked(axis, count), spec)
+
+
+def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, leaf) pairs of a nested dict, in sorted order."""
+    for name in sorted(tree):
+        path = f"{prefix}.{name}" if prefix else name
+        if isinstance(tree[name], Mapping):
+            yield from walk(tree[name], path)
+        else:
+            yield path, tree[name]
+
+
+def init_weights(spec: Tree, key: Array) -> Tree:
+    """Fresh float32 weights; a leaf depends on its path and the key alone, so adding a
+    weight leaves the others as they were."""
+
+    def make(path: Any, param: Param) -> Array:
+        return param.make(path_key(key, jax.tree_util.keystr(path)))
+
+    return jax.tree_util.tree_map_with_path(make, spec, is_leaf=is_param)
+
+
+def path_key(key: Array, path: str) -> Array:
+    """A key of its own for a name (FNV-1a of the name folded in)."""
+    digest = 2166136261
+    for byte in path.encode():
+        digest = ((digest ^ byte) * 16777619) & 0xFFFFFFFF
+    return jax.random.fold_in(key, digest)
+
+
+def abstract_weights(spec: Tree, dtype: jnp.dtype = jnp.float32) -> Tree:
+    """ShapeDtypeStructs in place of arrays."""
+    return map_params(lambda p: jax.ShapeDtypeStruct(p.shape, dtype), spec)
+
+
+def count_params(spec: Tree) -> int:
+    """Number of weights in a spec."""
+    return sum(param.size for _, param in walk(spec))

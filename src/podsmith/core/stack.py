@@ -1,0 +1,57 @@
+"""Stack: one block applied to layers that are stacked on axis 0.
+
+Scanned, or unrolled where the platform's compiler prefers it; the weights are stored the
+same way in both cases.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+from jax import Array
+
+from podsmith.core.param import Tree
+
+Remat = Literal["none", "dots", "block"]
+
+
+def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """`block` whose backward pass recomputes what `remat` says."""
+    if remat == "none":
+        return block
+    policies = jax.checkpoint_policies
+    policy = {
+        "dots": policies.dots_with_no_batch_dims_saveable,
+        "block": policies.nothing_saveable,
+    }[remat]
+    return jax.checkpoint(block, policy=policy, prevent_cse=False)
+
+
+def run_stack(
+    block: Callable[[Tree, Array], Array],
+    layers: Tree,
+    x: Array,
+    *,
+    remat: Remat = "none",
+    unroll: bool = False,
+) -> Array:
+    """x after `block(layers[i], x)` for each i; leaves of `layers` are [L, ...]."""
+    block = rematerialized(block, remat)
+    num_layers = jax.tree.leaves(layers)[0].shape[0]
+    if unroll:
+        for i in range(num_layers):
+            x = block(jax.tree.map(lambda leaf, i=i: leaf[i], layers), x)
+        return x
+    x, _ = jax.lax.scan(lambda carry, w: (block(w, carry), None), x, layers)
+    return x
+
+
+def run_stack_cached(
+    block: Callable[[Tree, Array, Tree], tuple[Array, Tree]], layers: Tree, x: Array, cache: Tree
+) -> tuple[Array, Tree]:
+    """The same with a cache of leaves [L, ...] read and rewritten layer by layer."""
+
+    def body(carry: Array, slot: tuple[Tree, Tree]) -> tuple[Array, Tree]:
+        return block(slot[0], carry, slot[1])
+
+    return jax.lax.scan(body, x, (layers, cache))

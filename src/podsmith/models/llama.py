@@ -1,0 +1,213 @@
+"""The llama family (https://arxiv.org/abs/2302.13971): pre-norm blocks, rotary positions,
+grouped kv heads (https://arxiv.org/abs/2305.13245), a gated or plain MLP.
+
+    x --+--> norm --> attention --+--> norm --> mlp --+-->
+        +-------------------------^ +-----------------^
+
+Biases as in Qwen 2, per-head q and k norms as in Qwen 3 are fields, not other models.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.core.param import Param, Tree, stack
+from podsmith.core.sharding import constrain
+from podsmith.core.stack import run_stack, run_stack_cached
+from podsmith.core.weight import dot, lookup
+from podsmith.errors import UserError
+from podsmith.kernels import select
+from podsmith.models.llama_hf import LlamaHf
+from podsmith.nn.attention import masked_attention
+from podsmith.nn.mlp import GATED, Mlp, activate
+from podsmith.nn.norm import rms_norm
+from podsmith.nn.rope import apply_rope, rope_tables
+from podsmith.run import STRICT, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama:
+    """A decoder of the llama family; its fields are the model."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["llama"] = "llama"
+    vocab_size: PositiveInt
+    embed_dim: PositiveInt
+    mlp_dim: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    seq_len: PositiveInt
+    """Context length the model is built for, in tokens."""
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    mlp: Mlp = "swiglu"
+    """Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."""
+    head: Literal["tied", "untied"] = "tied"
+    """Whether the output head is the embedding table."""
+    qk_norm: Literal["none", "head"] = "none"
+    """RMS norm of q and k over head_dim."""
+    bias: Literal["none", "qkv", "attention", "all"] = "none"
+    """Which projections add a bias."""
+    embed_std: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of fresh embeddings."""
+
+    hf: ClassVar[LlamaHf] = LlamaHf()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"model.num_heads: {self.num_heads} is not a multiple of "
+                f"model.num_kv_heads = {self.num_kv_heads}; make it one"
+            )
+        if self.head_dim % 2:
+            raise UserError(f"model.head_dim: {self.head_dim} is odd; rotary positions need pairs")
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        d, v = self.embed_dim, self.vocab_size
+        spec = {
+            "embed": Param("vocab -> embed", (v, d), std=self.embed_std),
+            "layers": stack(self._layer_spec(), self.num_layers),
+            "norm": Param("norm", (d,), fill=1.0),
+        }
+        if self.head == "untied":
+            spec["head"] = Param("embed -> vocab", (d, v))
+        return spec
+
+    def _layer_spec(self) -> Tree:
+        d, f, n, k, h = (
+            self.embed_dim, self.mlp_dim, self.num_heads, self.num_kv_heads, self.head_dim,
+        )  # fmt: skip
+        residual = (2 * self.num_layers) ** -0.5  # keeps the residual stream's scale (GPT-2)
+        layer = {
+            "attention_norm": Param("norm", (d,), fill=1.0),
+            "q": Param("embed -> heads head_dim", (d, n, h)),
+            "k": Param("embed -> kv_heads head_dim", (d, k, h)),
+            "v": Param("embed -> kv_heads head_dim", (d, k, h)),
+            "o": Param("heads head_dim -> embed", (n, h, d), std=residual * (n * h) ** -0.5),
+            "mlp_norm": Param("norm", (d,), fill=1.0),
+            "up": Param("embed -> mlp", (d, f)),
+            "down": Param("mlp -> embed", (f, d), std=residual * f**-0.5),
+        }
+        if self.mlp in GATED:
+            layer["gate"] = Param("embed -> mlp", (d, f))
+        if self.qk_norm == "head":
+            layer |= {name: Param("head_dim", (h,), fill=1.0) for name in ("q_norm", "k_norm")}
+        if self.bias != "none":
+            layer["q_bias"] = Param("heads head_dim", (n, h), fill=0.0)
+            layer |= {b: Param("kv_heads head_dim", (k, h), fill=0.0) for b in ("k_bias", "v_bias")}
+        if self.bias in ("attention", "all"):
+            layer["o_bias"] = Param("norm", (d,), fill=0.0)
+        if self.bias == "all":
+            layer |= {f"{m}_bias": Param("mlp", (f,), fill=0.0) for m in self._mlp_inputs}
+            layer["down_bias"] = Param("norm", (d,), fill=0.0)
+        return layer
+
+    @property
+    def _mlp_inputs(self) -> tuple[str, ...]:
+        return ("gate", "up") if self.mlp in GATED else ("up",)
+
+    def hidden(self, w: Tree, batch: Batch, how: Compute) -> tuple[Array, dict[str, Array]]:
+        """Residual stream after the final norm, [B, T, D] in the compute dtype, and
+        auxiliary losses (none here)."""
+        x = self._embed(w, batch.tokens, how)
+        tables = rope_tables(batch.positions, self.head_dim, self.rope_theta)
+        attend = select.causal_attention(how)
+
+        def block(layer: Tree, x: Array) -> Array:
+            q, k, v = self._qkv(layer, x, tables)
+            h = attend(q, k, v, batch.segment_ids, self.head_dim**-0.5)
+            return self._finish(layer, x, h)
+
+        x = run_stack(block, w["layers"], x, remat=how.remat, unroll=how.unroll)
+        return rms_norm(x, w["norm"], self.norm_eps), {}
+
+    def head_weights(self, w: Tree) -> Tree:
+        """The part of the weights that `logits` reads."""
+        return {"head": w["head"]} if self.head == "untied" else {"embed": w["embed"]}
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+        if self.head == "untied":
+            return dot("btd,dv->btv", hidden, w["head"], out_dtype=jnp.float32)
+        return dot("btd,vd->btv", hidden, w["embed"], out_dtype=jnp.float32)
+
+    def new_cache(self, batch_size: int, length: int, how: Compute) -> Tree:
+        """Empty kv cache for `length` tokens a row."""
+        shape = (self.num_layers, batch_size, length, self.num_kv_heads, self.head_dim)
+        return {
+            "k": jnp.zeros(shape, how.dtype),
+            "v": jnp.zeros(shape, how.dtype),
+            "valid": jnp.zeros((batch_size, length), bool),
+            "filled": jnp.zeros((), jnp.int32),
+        }
+
+    def extend(
+        self, w: Tree, tokens: Array, valid: Array, cache: Tree, how: Compute
+    ) -> tuple[Array, Tree]:
+        """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
+
+        `valid` [B, T] is False at (left) padding, which is never attended to and counts
+        for no position. The caller sees to it that the cache is long enough.
+        """
+        start = cache["filled"]
+        before = jnp.sum(cache["valid"], axis=1, keepdims=True)  # [B, 1]
+        positions = jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
+        tables = rope_tables(positions, self.head_dim, self.rope_theta)
+        all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
+        order = start + jnp.arange(tokens.shape[1])[:, None] >= jnp.arange(all_valid.shape[1])
+        mask = order[None] & all_valid[:, None, :]  # [B, T, S]
+
+        def block(layer: Tree, x: Array, kv: Tree) -> tuple[Array, Tree]:
+            q, k, v = self._qkv(layer, x, tables)
+            at = (0, start, 0, 0)
+            k = jax.lax.dynamic_update_slice(kv["k"], k, at)  # [B, S, K, H]
+            v = jax.lax.dynamic_update_slice(kv["v"], v, at)
+            h = masked_attention(q, k, v, mask, self.head_dim**-0.5)
+            return self._finish(layer, x, h), {"k": k, "v": v}
+
+        x = self._embed(w, tokens, how)
+        kv = {"k": cache["k"], "v": cache["v"]}
+        x, kv = run_stack_cached(block, w["layers"], x, kv)
+        cache = {**kv, "valid": all_valid, "filled": start + tokens.shape[1]}
+        return rms_norm(x, w["norm"], self.norm_eps), cache
+
+    def _embed(self, w: Tree, tokens: Array, how: Compute) -> Array:
+        return constrain(lookup(w["embed"], tokens, how.dtype), "batch seq embed")
+
+    def _qkv(self, w: Tree, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        h = rms_norm(x, w["attention_norm"], self.norm_eps)
+        q = constrain(_with_bias(dot("btd,dnh->btnh", h, w["q"]), w, "q"),
+                      "batch seq heads head_dim")  # fmt: skip
+        k = _with_bias(dot("btd,dkh->btkh", h, w["k"]), w, "k")
+        v = _with_bias(dot("btd,dkh->btkh", h, w["v"]), w, "v")
+        if self.qk_norm == "head":
+            q = rms_norm(q, w["q_norm"], self.norm_eps)
+            k = rms_norm(k, w["k_norm"], self.norm_eps)
+        return apply_rope(q, tables), apply_rope(k, tables), v
+
+    def _finish(self, w: Tree, x: Array, h: Array) -> Array:
+        """Attention's output h [B, T, N, H] and the MLP added to the residual stream."""
+        x = constrain(x + _with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o"), "batch seq embed")
+        h = rms_norm(x, w["mlp_norm"], self.norm_eps)
+        up = constrain(_with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
+        if self.mlp in GATED:
+            h = activate(self.mlp, _with_bias(dot("btd,df->btf", h, w["gate"]), w, "gate")) * up
+        else:
+            h = activate(self.mlp, up)
+        return constrain(
+            x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"), "batch seq embed"
+        )
+
+
+def _with_bias(y: Array, w: Tree, name: str) -> Array:
+    bias: Any = w.get(f"{name}_bias")
+    return y if bias is None else y + bias.astype(y.dtype)

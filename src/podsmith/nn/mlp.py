@@ -1,0 +1,23 @@
+"""Feed-forward activations: gated (https://arxiv.org/abs/2002.05202) and plain ones
+(squared ReLU: https://arxiv.org/abs/2109.08668)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
+
+GATED = ("swiglu", "geglu", "reglu")
+
+
+def activate(kind: Mlp, gate: Array) -> Array:
+    """The nonlinearity of `kind`, any shape; GeGLU uses the tanh form."""
+    if kind == "swiglu":
+        return jax.nn.silu(gate)
+    if kind == "geglu":
+        return jax.nn.gelu(gate, approximate=True)
+    if kind == "relu2":
+        return jnp.square(jax.nn.relu(gate))
+    return jax.nn.relu(gate)

@@ -1,0 +1,11 @@
+"""Root mean square normalization (https://arxiv.org/abs/1910.07467), in float32."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def rms_norm(x: Array, scale: Array, eps: float) -> Array:
+    """x over its root mean square along the last axis, times scale; dtype of x."""
+    x32 = x.astype(jnp.float32)
+    inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)

@@ -1,0 +1,109 @@
+"""The llama family equals transformers: logits and gradients, all features, dims pairwise
+different, theta and eps off their defaults."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.models.llama import Llama
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+transformers = pytest.importorskip("transformers")
+
+HF = pytest.importorskip("podsmith.checkpoint.hf")
+
+BASE = dict(
+    vocab_size=97, embed_dim=48, mlp_dim=80, num_layers=3, num_heads=6, num_kv_heads=2,
+    head_dim=10, seq_len=64, rope_theta=5003.0, norm_eps=3e-4, embed_std=0.3,
+)  # fmt: skip
+CASES = {
+    "llama": {},
+    "llama-untied": {"head": "untied"},
+    "llama-mha-bias": {"num_kv_heads": 6, "bias": "attention"},
+    "llama-mqa-all-bias": {"num_kv_heads": 1, "bias": "all", "head": "untied"},
+    "geglu": {"mlp": "geglu"},
+    "reglu": {"mlp": "reglu"},
+    "qwen2": {"bias": "qkv"},
+    "qwen3": {"qk_norm": "head", "head": "untied"},
+    "qwen3-bias": {"qk_norm": "head", "bias": "attention"},
+    "arcee-relu2": {"mlp": "relu2", "bias": "all"},
+    "arcee-relu": {"mlp": "relu"},
+}
+
+
+def random_weights(model, seed=0):
+    """Weights in which no norm is one and no bias is zero."""
+    from podsmith.core.param import init_weights
+
+    w = init_weights(model.spec(), jax.random.key(seed))
+    leaves, tree = jax.tree.flatten(w)
+    rng = np.random.default_rng(seed)
+    return tree.unflatten([a + 0.1 * rng.standard_normal(a.shape).astype("f4") for a in leaves])
+
+
+def make_batch(tokens):
+    b, t = tokens.shape
+    return Batch(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        segment_ids=jnp.ones((b, t), jnp.int32),
+        positions=jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)),
+        loss_weight=jnp.ones((b, t), jnp.float32),
+    )
+
+
+def reference(model, w):
+    """The transformers model with the same weights, loaded from podsmith's export."""
+    config = model.hf.config(model)
+    cls = getattr(transformers, config["architectures"][0])
+    theirs = cls(cls.config_class(**{k: v for k, v in config.items() if k != "architectures"}))
+    tensors = {k: torch.tensor(np.asarray(v)) for k, v in HF.to_hf(model, w).items()}
+    missing, unexpected = theirs.load_state_dict(tensors, strict=False)
+    assert not unexpected
+    assert set(missing) <= ({"lm_head.weight"} if model.head == "tied" else set())
+    theirs.tie_weights()
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_gradients_equal_transformers(case):
+    model = Llama(**(BASE | CASES[case]))
+    w = random_weights(model)
+    theirs = reference(model, w)
+    tokens = np.random.default_rng(1).integers(0, model.vocab_size, (2, 17))
+    batch, how = make_batch(tokens), Compute(loss_chunk_tokens=5)
+
+    out = theirs(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens))
+    out.loss.backward()
+
+    from podsmith.objectives.clm import Clm
+
+    def loss(w):
+        result = Clm().loss(model, w, batch, jax.random.key(0), how)
+        return result.total / result.weight
+
+    @jax.jit
+    def both(w):
+        hidden, _ = model.hidden(w, batch, how)
+        return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
+
+    logits, value, grads = both(w)
+    np.testing.assert_allclose(logits, out.logits.detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
+    ours = HF.to_hf(model, grads)
+    for name, parameter in theirs.named_parameters():
+        grad = parameter.grad.numpy()
+        scale = np.abs(grad).max()
+        np.testing.assert_allclose(ours[name], grad, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_config_and_weights_come_back(case):
+    model = Llama(**(BASE | CASES[case]))
+    w = random_weights(model)
+    fields = model.hf.fields(model.hf.config(model), "config.json")
+    assert Llama(**fields, embed_std=model.embed_std) == model
+    back = HF.from_hf(model, HF.to_hf(model, w))
+    jax.tree.map(np.testing.assert_array_equal, back, w)
