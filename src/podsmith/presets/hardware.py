@@ -1,0 +1,49 @@
+"""Peaks of accelerators, keyed by the `device_kind` string that JAX reports.
+
+All figures are for one JAX device: a whole chip, except on v2, v3 and 7x, where a device is
+one of the chip's two TensorCores (v4 and v5p join theirs: megacore). TPU peaks are the
+vendor's, which equal MXUs x 2 x side^2 x clock; GPU peaks are dense, without sparsity.
+A device that is not listed has no known peak, and MFU is then left out rather than guessed.
+"""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """What one device can do at best."""
+
+    bf16_flops: float
+    """Multiply-adds in bfloat16, counted as two operations, per second."""
+    hbm_bytes: int
+    """Memory on the device."""
+
+
+_V5E = Peak(bf16_flops=197e12, hbm_bytes=16 * GIB)
+_V5P = Peak(bf16_flops=459e12, hbm_bytes=95 * GIB)
+_V6E = Peak(bf16_flops=918e12, hbm_bytes=32 * GIB)
+
+PEAKS = {
+    "TPU v2": Peak(bf16_flops=46e12 / 2, hbm_bytes=8 * GIB),
+    "TPU v3": Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB),
+    "TPU v4": Peak(bf16_flops=275e12, hbm_bytes=32 * GIB),
+    "TPU v5 lite": _V5E,
+    "TPU v5e": _V5E,
+    "TPU v5": _V5P,
+    "TPU v5p": _V5P,
+    "TPU v6 lite": _V6E,
+    "TPU v6e": _V6E,
+    "TPU7x": Peak(bf16_flops=2307e12 / 2, hbm_bytes=96 * GIB),
+    "NVIDIA A100-SXM4-40GB": Peak(bf16_flops=312e12, hbm_bytes=40 * GIB),
+    "NVIDIA A100-SXM4-80GB": Peak(bf16_flops=312e12, hbm_bytes=80 * GIB),
+    "NVIDIA L4": Peak(bf16_flops=121e12, hbm_bytes=24 * GIB),
+    "NVIDIA H100 80GB HBM3": Peak(bf16_flops=989e12, hbm_bytes=80 * GIB),
+    "NVIDIA H200": Peak(bf16_flops=989e12, hbm_bytes=141 * 10**9),
+}
+
+
+def peak_of(device_kind: str) -> Peak | None:
+    """Peak of the device kind as JAX spells it; None where it is not known (every CPU)."""
+    return PEAKS.get(device_kind)
