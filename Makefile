@@ -1,0 +1,37 @@
+# make quickstart   set up and run the whole way once on real text
+# make test         set up and run the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: quickstart test test-slow lint help
+help:
+	@sed -n '1,2p' $(MAKEFILE_LIST)
+
+$(VENV)/.run: requirements/run.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo 'podsmith needs Python 3.11 or newer: make PYTHON=python3.12 ...'; exit 2; }
+	@test -x $(BIN)/python || { echo 'creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
+	@echo 'installing the locked packages into $(VENV) (a minute or two)'
+	@$(PIP) install --require-hashes -r requirements/run.lock
+	@$(PIP) install --no-deps -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run requirements/test.lock requirements/torch.txt
+	@echo 'installing the test references'
+	@$(PIP) install --require-hashes -r requirements/test.lock
+	@$(PIP) install -r requirements/torch.txt
+	@touch $@
+
+quickstart: $(VENV)/.run
+	@$(BIN)/podsmith quickstart
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .

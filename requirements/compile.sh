@@ -1,0 +1,10 @@
+#!/bin/sh
+# Rewrites the lock files from pyproject.toml. Needs uv (pip install uv).
+set -eu
+cd "$(dirname "$0")/.."
+lock() {
+  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+    --no-header -c requirements/constraints.txt --custom-compile-command requirements/compile.sh "$@"
+}
+lock pyproject.toml --extra hf -o requirements/run.lock
+lock pyproject.toml --extra hf --group dev -c requirements/run.lock -o requirements/test.lock

@@ -1,0 +1,213 @@
+"""Checkpoints through Orbax: asynchronous, atomic, checked before they are trusted.
+
+    checkpoints/<step>/state   the train state, any sharding
+    checkpoints/<step>/meta    step, data position, the run as TOML
+    checkpoints/<step>/hashes.json   size and xxh3 of every file, written after the commit
+
+A damaged checkpoint is moved to `checkpoints.damaged/` and the one before it is used.
+"""
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+import xxhash
+
+from podsmith.core.param import Tree
+from podsmith.errors import UserError
+from podsmith.run import Checkpoint
+
+HASHES = "hashes.json"
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run directory; a context manager that waits for open saves."""
+
+    run_dir: Path
+    policy: Checkpoint = field(default_factory=Checkpoint)
+    warn: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
+        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
+        self.root = self.run_dir.absolute() / "checkpoints"
+        self._hashing = threading.Lock()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self.policy.keep_last,
+            keep_period=self.policy.keep_every_steps,
+            enable_async_checkpointing=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_hashes),
+        )
+        try:
+            self._manager = ocp.CheckpointManager(self.root, options=options)
+        except OSError as error:
+            raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
+                            f"choose another run directory with dir=") from error  # fmt: skip
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the save in flight."""
+        self.wait()
+        self._manager.close()
+
+    def wait(self) -> None:
+        """Blocks until the last save is on disk. Raises UserError where it failed."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise _save_error(self.root, error) from error
+        self._write_hashes()
+
+    def save(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
+        """Starts saving; blocks only to copy the state off the device."""
+        if step in self._manager.all_steps():
+            return
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave({**meta, "step": step})
+        )
+        try:
+            self._manager.save(step, args=args, force=True)
+        except Exception as error:
+            raise _save_error(self.root, error) from error
+
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+        return sorted(self._manager.all_steps(read=True))
+
+    def restore(self, abstract: Tree) -> tuple[Tree, dict[str, Any]] | None:
+        """State and meta of the newest intact checkpoint, or None where there is none.
+
+        Raises UserError if checkpoints exist but none can be used, or if their shapes are
+        another model's.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            problem = damage(self.root / str(step))
+            if problem is None:
+                try:
+                    return self._restore_step(step, abstract)
+                except UserError:
+                    raise
+                except Exception as error:
+                    problem = f"cannot be read ({_first_line(error)})"
+            self._set_aside(step, problem)
+        if steps:
+            raise UserError(
+                f"{self.root}: every checkpoint is damaged and was moved to checkpoints.damaged; "
+                f"run again to start over"
+            )
+        return None
+
+    def _restore_step(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
+        check_shapes(self._manager.item_metadata(step).state, abstract, self.root / str(step))
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
+        )
+        restored = self._manager.restore(step, args=args)
+        return restored.state, restored.meta
+
+    def _set_aside(self, step: int, problem: str) -> None:
+        self.warn(f"checkpoint {step} is damaged: {problem}; using the one before")
+        aside = self.run_dir / "checkpoints.damaged"
+        if jax.process_index() == 0:
+            aside.mkdir(exist_ok=True)
+            shutil.rmtree(aside / str(step), ignore_errors=True)
+            os.replace(self.root / str(step), aside / str(step))
+        self._manager.reload()
+
+    def _write_hashes(self) -> None:
+        """Hashes every committed checkpoint that has none yet (process 0)."""
+        if jax.process_index() != 0:
+            return
+        with self._hashing:
+            for folder in self.root.iterdir():
+                if not folder.name.isdigit() or (folder / HASHES).exists():
+                    continue
+                try:
+                    write_atomically(folder / HASHES, json.dumps(hash_files(folder)))
+                except FileNotFoundError:
+                    continue  # retired by the keep policy in the meantime
+
+
+def _save_error(root: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{root}: the checkpoint could not be written ({_first_line(error)}); "
+        f"free some space or fix the folder's permissions and run again to continue"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is either as before or complete."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def hash_files(folder: Path) -> dict[str, list[Any]]:
+    """{relative path: [bytes, xxh3_64]} of all files below, hashes.json left out."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != HASHES and not path.name.endswith(".tmp"):
+            digest = xxhash.xxh3_64()
+            with open(path, "rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+            found[str(path.relative_to(folder))] = [path.stat().st_size, digest.hexdigest()]
+    return found
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a committed checkpoint, or None. One whose hashes were not written
+    yet when the process died is left to Orbax's own checks."""
+    try:
+        expected = json.loads((folder / HASHES).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return f"{HASHES} is not JSON"
+    found = hash_files(folder)
+    for name, fact in expected.items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name][0] != fact[0]:
+            return f"{name} has {found[name][0]} bytes instead of {fact[0]}"
+        if found[name] != fact:
+            return f"{name} was altered"
+    return None
+
+
+def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
+    """Raises UserError where a checkpoint's leaves are not those of `wanted`."""
+    if saved is None:
+        return
+    theirs = {jax.tree_util.keystr(p): tuple(leaf.shape)
+              for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip
+    ours = {jax.tree_util.keystr(p): tuple(leaf.shape)
+            for p, leaf in jax.tree_util.tree_leaves_with_path(wanted)}  # fmt: skip
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
+            raise UserError(
+                f"{where}: {name} is {theirs.get(name, 'absent')} in the checkpoint and "
+                f"{ours.get(name, 'absent')} in this run; use the run file it was trained with, "
+                f"or another dir="
+            )

@@ -1,0 +1,113 @@
+"""Plan: what follows from a run on given devices. `plan` prints it, `train` executes it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+from jax.sharding import Mesh
+
+from podsmith.core.dtypes import Compute
+from podsmith.core.mesh import make_mesh, mesh_shape
+from podsmith.core.param import Tree, count_params, walk
+from podsmith.core.sharding import batch_ways, weight_shardings
+from podsmith.errors import UserError
+from podsmith.run import Run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run bound to a mesh of devices; holds no arrays."""
+
+    run: Run
+    mesh: Mesh
+    how: Compute
+    seq_len: int
+
+    @cached_property
+    def spec(self) -> Tree:
+        return self.run.model.spec()
+
+    @cached_property
+    def shardings(self) -> Tree:
+        return weight_shardings(self.spec, self.mesh)
+
+    @property
+    def num_params(self) -> int:
+        return count_params(self.spec)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.run.train.global_batch_size * self.seq_len
+
+    @property
+    def flops_per_step(self) -> float:
+        """Forward and backward: 6 per matmul weight and token, and 12 L T (N H) / 2 for
+        causal attention; the embedding lookup counts only where the table is the head too."""
+        model = self.run.model
+        weights = sum(p.size for _, p in walk(self.spec) if p.is_matrix)
+        if getattr(model, "head", "tied") == "untied":
+            weights -= model.vocab_size * model.embed_dim
+        attention = 6 * model.num_layers * self.seq_len * model.num_heads * model.head_dim
+        return float(self.tokens_per_step) * (6 * weights + attention)
+
+    def to_json(self) -> str:
+        """plan.json: everything that was derived."""
+        return json.dumps(
+            {
+                "mesh": dict(self.mesh.shape),
+                "devices": {
+                    "count": self.mesh.size,
+                    "kind": self.mesh.devices.flat[0].device_kind,
+                    "platform": self.mesh.devices.flat[0].platform,
+                },
+                "compute": self.how.__dict__,
+                "seq_len": self.seq_len,
+                "num_params": self.num_params,
+                "tokens_per_step": self.tokens_per_step,
+                "flops_per_step": self.flops_per_step,
+                "tokens": self.tokens_per_step * self.run.train.steps,
+            },
+            indent=1,
+        )
+
+
+def seq_len_of(run: Run) -> int:
+    """Tokens in a training row. Raises UserError if the model's context is shorter."""
+    seq_len = run.data.pack.seq_len or run.model.seq_len
+    if seq_len > run.model.seq_len:
+        raise UserError(
+            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
+            f"shorten the rows or raise model.seq_len"
+        )
+    return seq_len
+
+
+def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
+    """The plan of a run on these devices (all by default). Raises UserError where the run
+    cannot be laid out on them."""
+    devices = list(devices) if devices is not None else jax.devices()
+    mesh = make_mesh(mesh_shape(run.mesh, len(devices)), devices)
+    train = run.train
+    rows = train.global_batch_size // train.num_microbatches
+    if train.global_batch_size % train.num_microbatches or rows % batch_ways(mesh):
+        raise UserError(
+            f"train.global_batch_size: {train.global_batch_size} rows do not divide into "
+            f"{train.num_microbatches} microbatches over {batch_ways(mesh)} batch shards; use a "
+            f"multiple of {train.num_microbatches * batch_ways(mesh)}"
+        )
+    how = compute_of(run, devices[0].platform, len(devices))
+    plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
+    _ = plan.shardings  # refuses what does not divide, before anything starts
+    return plan
+
+
+def compute_of(run: Run, platform: str, num_devices: int = 1) -> Compute:
+    """How the run's model is evaluated on a platform."""
+    return Compute(
+        precision=run.train.precision,
+        remat=run.train.remat,
+        unroll=False,
+        loss_chunk_tokens=run.train.loss_chunk_tokens,
+    )

@@ -1,0 +1,260 @@
+"""The training loop: reads a batch, runs the step, and sees to everything around it.
+
+    loader.batch(k) --> step --> metrics --> every so often: log, evaluate, save
+
+Resume is one integer: the batch of step k is a pure function of (seed, k), and the state
+holds the rest.
+"""
+
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from podsmith.checkpoint.store import Checkpoints
+from podsmith.config import dump_toml
+from podsmith.core.batch import Batch
+from podsmith.core.param import Tree
+from podsmith.core.sharding import batch_sharding
+from podsmith.data.loader import Loader
+from podsmith.data.store import TokenStore
+from podsmith.errors import UserError
+from podsmith.evals.held_out import HeldOut
+from podsmith.plan.resolve import Plan, resolve
+from podsmith.run import Run
+from podsmith.train.display import Display
+from podsmith.train.metrics import MetricsWriter
+from podsmith.train.rundir import claim
+from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
+from podsmith.train.state import abstract_state, eval_weights, init_state
+from podsmith.train.step import make_step
+from podsmith.train.throughput import Throughput
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended: the step reached, and the exit code (0 when the run is done)."""
+
+    step: int
+    exit_code: int
+    losses: list[Any]
+
+
+def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
+    """Trains until the run is done or told to stop; goes on from the newest intact
+    checkpoint. Raises UserError for anything a user can cure."""
+    plan = resolve(run, devices)
+    with ExitStack() as stack:
+        folder = stack.enter_context(claim(run, plan))
+        store = stack.enter_context(open_store(run, plan))
+        stop = stack.enter_context(StopRequest())
+        checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
+        state, start = restore_or_init(plan, checkpoints, store)
+        stack.enter_context(jax.set_mesh(plan.mesh))
+        session = Session(
+            plan=plan,
+            state=state,
+            start=start,
+            store=store,
+            checkpoints=checkpoints,
+            stop=stop,
+            metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
+            display=stack.enter_context(Display(run, run.train.steps, start)),
+            loader=stack.enter_context(make_loader(plan, store, start)),
+        )
+        return session.run()
+
+
+def open_store(run: Run, plan: Plan) -> TokenStore:
+    """The run's prepared data, checked against the run."""
+    store = TokenStore.open(run.data.dir)
+    if store.seq_len != plan.seq_len:
+        raise UserError(
+            f"{run.data.dir}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
+            f"prepare again or set data.pack.seq_len = {store.seq_len}"
+        )
+    if store.vocab_size > run.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
+            f"of the tokenizer in {run.data.dir}; raise it"
+        )
+    return store
+
+
+def make_loader(plan: Plan, store: TokenStore, start: int) -> Loader:
+    """This host's share of every batch."""
+    return Loader(
+        store,
+        global_batch_size=plan.run.train.global_batch_size,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        start_step=start,
+    )
+
+
+def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> tuple[Tree, int]:
+    """The newest intact state and its step, or a fresh one and 0."""
+    restored = checkpoints.restore(abstract_state(plan))
+    if restored is None:
+        return init_state(plan), 0
+    state, meta = restored
+    if meta["store"] != store.fingerprint:
+        raise UserError(
+            f"{plan.run.data.dir}: the prepared data is not what {plan.run.dir} was trained on; "
+            f"prepare it as before, or choose another dir="
+        )
+    return state, int(meta["step"])
+
+
+def to_device(plan: Plan, rows: dict[str, np.ndarray]) -> Batch:
+    """Host rows [b, T] as a global batch [A, B, T]; each host gives its own rows."""
+    num = plan.run.train.num_microbatches
+    sharding = batch_sharding(plan.mesh, leading=1)
+
+    def one(name: str) -> jax.Array:
+        a = rows[name]
+        # Rows of a microbatch are taken at stride A, so that each host holds a share of each.
+        pieces = np.ascontiguousarray(a.reshape(-1, num, a.shape[1]).swapaxes(0, 1))
+        return jax.make_array_from_process_local_data(sharding, pieces)
+
+    return Batch(**{name: one(name) for name in Batch.__dataclass_fields__})
+
+
+@dataclass
+class Session:
+    """One process's stretch of a run, from `start` to the end or a request to stop."""
+
+    plan: Plan
+    state: Tree
+    start: int
+    store: TokenStore
+    checkpoints: Checkpoints
+    stop: StopRequest
+    metrics: MetricsWriter
+    display: Display
+    loader: Loader
+
+    def run(self) -> Outcome:
+        run, steps = self.plan.run, self.plan.run.train.steps
+        self.held_out = HeldOut(self.plan, self.store)
+        self.losses: list[Any] = []
+        if self.start:
+            self.metrics.event("resume", step=self.start)
+            self.display.note(f"continuing from step {self.start}")
+        self._compile()
+        self.throughput = Throughput(self.plan.tokens_per_step, self.plan.flops_per_step)
+        for k in range(self.start, steps):
+            values = self._step(k)
+            done = k + 1
+            if done % run.metrics.log_every_steps == 0 or done in (self.start + 1, steps):
+                self._log(done, values)
+            if done == steps or self._due(done, run.eval.every_steps):
+                self._evaluate(done)
+            stopping = self.stop.asked(done)
+            if done == steps or stopping or self._due(done, run.checkpoint.save_every_steps):
+                self._save(done)
+            if stopping and done < steps:
+                return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
+        if self.start >= steps:
+            self._evaluate(steps)
+        return self._end(max(steps, self.start), 0)
+
+    @staticmethod
+    def _due(step: int, every: int | None) -> bool:
+        return every is not None and step % every == 0
+
+    def _compile(self) -> None:
+        began = time.monotonic()
+        abstract = jax.eval_shape(lambda: to_device_shapes(self.plan))
+        self._compiled = make_step(self.plan).lower(abstract_state(self.plan), abstract).compile()
+        seconds = time.monotonic() - began
+        self.metrics.event("compile", step=self.start, seconds=seconds)
+        self.display.note(f"compiled the train step in {seconds:.1f} s")
+
+    def _step(self, k: int) -> dict[str, jax.Array]:
+        rows = self.loader.batch(k)
+        self.state, values = self._compiled(self.state, to_device(self.plan, rows))
+        jax.block_until_ready(values["loss"])
+        self.throughput.step_done(input_wait_s=self.loader.last_wait_s)
+        return values
+
+    def _log(self, step: int, values: dict[str, jax.Array]) -> None:
+        measured = {name: float(value) for name, value in values.items()}
+        measured |= self.throughput.read()
+        measured["tokens_seen"] = float(step * self.plan.tokens_per_step)
+        self.metrics.log(step, **measured)
+        self.display.update(step, **measured)
+        if not math.isfinite(measured["loss"]):
+            raise UserError(
+                f"train: the loss of step {step} is {measured['loss']}; lower "
+                f"optim.learning_rate or set optim.clip_norm; the last checkpoint is intact"
+            )
+
+    def _evaluate(self, step: int) -> None:
+        began = time.monotonic()
+        weights = eval_weights(self.state)
+        self.losses = self.held_out.losses(weights)
+        for loss in self.losses:
+            self.metrics.log_eval(
+                step,
+                loss.source,
+                loss=loss.loss,
+                ppl=loss.perplexity,
+                bits_per_byte=loss.bits_per_byte,
+                tokens=loss.tokens,
+            )
+            self.display.note(
+                f"step {step}: held-out {loss.source}: loss {loss.loss:.4f}, "
+                f"perplexity {loss.perplexity:.2f}, {loss.bits_per_byte:.3f} bits per byte"
+            )
+        samples = self.held_out.samples(weights)
+        if samples:
+            self.metrics.log_samples(step, samples)
+        self.throughput.pause(time.monotonic() - began)
+
+    def _save(self, step: int) -> None:
+        began = time.monotonic()
+        meta = {"store": self.store.fingerprint, "run": dump_toml(self.plan.run)}
+        self.checkpoints.save(step, self.state, meta)
+        seconds = time.monotonic() - began
+        self.metrics.event("checkpoint", step=step, blocked_s=seconds)
+        self.throughput.pause(seconds)
+
+    def _end(self, step: int, exit_code: int) -> Outcome:
+        self.checkpoints.wait()
+        return Outcome(step=step, exit_code=exit_code, losses=self.losses)
+
+
+def to_device_shapes(plan: Plan) -> Batch:
+    """Abstract batch [A, B, T] of the plan."""
+    import jax.numpy as jnp
+
+    num = plan.run.train.num_microbatches
+    shape = (num, plan.run.train.global_batch_size // num, plan.seq_len)
+    ints = jnp.zeros(shape, jnp.int32)
+    return Batch(ints, ints, ints, jnp.zeros(shape, jnp.float32))
+
+
+def train_command(run: Run) -> int:
+    """Trains, then says where things are and what to do next; returns the exit code."""
+    from rich.console import Console
+
+    from podsmith.report.html import write_report
+
+    console = Console(highlight=False)
+    outcome = train(run)
+    if jax.process_index() == 0:
+        report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
+        if outcome.exit_code:
+            console.print(
+                f"stopped after step {outcome.step} of {run.train.steps}; everything is saved in "
+                f"{run.dir}. Run the same command again to continue."
+            )
+        else:
+            console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
+    return outcome.exit_code

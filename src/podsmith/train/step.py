@@ -1,0 +1,95 @@
+"""The train step: the only jit of training.
+
+batch [A, B, T] --scan over A--> sum of gradients, sum of weights
+                                 --> mean --> clip --> optimizer --> weights
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from podsmith.core.batch import Batch
+from podsmith.core.param import Tree
+from podsmith.core.sharding import batch_sharding
+from podsmith.objectives.base import Loss
+from podsmith.optim.build import clip, make_schedule
+from podsmith.plan.resolve import Plan
+from podsmith.train.state import abstract_state, optimizer_of
+
+Step = Callable[[Tree, Batch], tuple[Tree, dict[str, Array]]]
+
+
+def make_step(plan: Plan) -> Step:
+    """The jitted step `(state, batch) -> (state, metrics)`; the state is donated.
+
+    Leaves of the batch are [A, B, T] with A microbatches; metrics are float32 scalars.
+    """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan))
+    batch = batch_sharding(plan.mesh, leading=1)
+    return jax.jit(
+        partial(train_step, plan),
+        donate_argnums=0,
+        in_shardings=(shardings, batch),
+        out_shardings=(shardings, None),
+    )
+
+
+def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, Array]]:
+    """One optimizer step; traceable."""
+    run = plan.run
+    weights = state["weights"]
+    key = jax.random.fold_in(jax.random.key(run.seed), state["step"])
+    grads, loss = summed_gradients(plan, weights, batch, key)
+    weight = jnp.maximum(loss.weight, 1.0)
+    grads = jax.tree.map(lambda g: g / weight, grads)
+    norm = optax.global_norm(grads)
+    grads = clip(grads, norm, run.optim.clip_norm)
+    updates, opt = optimizer_of(plan).update(grads, state["optimizer"], weights)
+    new = {
+        "step": state["step"] + 1,
+        "weights": optax.apply_updates(weights, updates),
+        "optimizer": opt,
+    }
+    if "ema" in state:
+        decay = run.train.ema_decay
+        new["ema"] = jax.tree.map(
+            lambda old, fresh: decay * old + (1 - decay) * fresh, state["ema"], new["weights"]
+        )
+    metrics = {
+        "loss": loss.total / weight,
+        "grad_norm": norm,
+        "learning_rate": make_schedule(run.optim, run.train.steps)(state["step"]),
+        "target_tokens": loss.weight,
+        **{name: total / jnp.maximum(n, 1.0) for name, (total, n) in loss.metrics.items()},
+    }
+    return new, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
+def summed_gradients(plan: Plan, weights: Tree, batch: Batch, key: Array) -> tuple[Tree, Loss]:
+    """Gradient of the summed loss and the sums themselves, over all A microbatches."""
+    objective, model, how = plan.run.objective, plan.run.model, plan.how
+
+    def one(rows: Batch, index: Array | int) -> tuple[Tree, Loss]:
+        def total(w: Tree) -> tuple[Array, Loss]:
+            loss = objective.loss(model, w, rows, jax.random.fold_in(key, index), how)
+            return loss.total, loss
+
+        (_, loss), grads = jax.value_and_grad(total, has_aux=True)(weights)
+        return grads, loss
+
+    num = batch.tokens.shape[0]
+    if num == 1:
+        return one(jax.tree.map(lambda a: a[0], batch), 0)
+
+    def body(sums: tuple[Tree, Loss], piece: tuple[Batch, Array]):
+        return jax.tree.map(jnp.add, sums, one(*piece)), None
+
+    first = jax.tree.map(lambda a: a[0], batch)
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(one, first, 0)
+    )
+    return jax.lax.scan(body, zeros, (batch, jnp.arange(num)))[0]
