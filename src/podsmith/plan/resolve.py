@@ -34,6 +34,10 @@ class Plan:
         return weight_shardings(self.spec, self.mesh)
 
     @property
+    def devices(self) -> list[jax.Device]:
+        return list(self.mesh.devices.flat)
+
+    @property
     def num_params(self) -> int:
         return count_params(self.spec)
 

@@ -8,12 +8,12 @@ holds the rest.
 
 import math
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podsmith.checkpoint.store import Checkpoints
@@ -25,6 +25,7 @@ from podsmith.data.loader import Loader
 from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
 from podsmith.evals.held_out import HeldOut
+from podsmith.evals.loss import SourceLoss
 from podsmith.plan.resolve import Plan, resolve
 from podsmith.run import Run
 from podsmith.train.display import Display
@@ -33,7 +34,7 @@ from podsmith.train.rundir import claim
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
 from podsmith.train.state import abstract_state, eval_weights, init_state
 from podsmith.train.step import make_step
-from podsmith.train.throughput import Throughput
+from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Outcome:
 
     step: int
     exit_code: int
-    losses: list[Any]
+    losses: list[SourceLoss]
 
 
 def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
@@ -140,52 +141,60 @@ class Session:
     loader: Loader
 
     def run(self) -> Outcome:
+        """Steps until the end or until asked to stop."""
         run, steps = self.plan.run, self.plan.run.train.steps
         self.held_out = HeldOut(self.plan, self.store)
-        self.losses: list[Any] = []
+        self.losses: list[SourceLoss] = []
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
+        if self.start >= steps:
+            self._evaluate(steps)
+            return self._end(self.start, 0)
         self._compile()
-        self.throughput = Throughput(self.plan.tokens_per_step, self.plan.flops_per_step)
+        self.timer = StepTimer(
+            self.plan.tokens_per_step,
+            self.plan.flops_per_step,
+            peak_flops(self.plan.devices),
+        )
         for k in range(self.start, steps):
             values = self._step(k)
             done = k + 1
             if done % run.metrics.log_every_steps == 0 or done in (self.start + 1, steps):
                 self._log(done, values)
-            if done == steps or self._due(done, run.eval.every_steps):
-                self._evaluate(done)
             stopping = self.stop.asked(done)
-            if done == steps or stopping or self._due(done, run.checkpoint.save_every_steps):
+            if done == steps or stopping or _due(done, run.checkpoint.save_every_steps):
                 self._save(done)
             if stopping and done < steps:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
-        if self.start >= steps:
-            self._evaluate(steps)
-        return self._end(max(steps, self.start), 0)
-
-    @staticmethod
-    def _due(step: int, every: int | None) -> bool:
-        return every is not None and step % every == 0
+            if done == steps or _due(done, run.eval.every_steps):
+                self._evaluate(done)
+        return self._end(steps, 0)
 
     def _compile(self) -> None:
         began = time.monotonic()
-        abstract = jax.eval_shape(lambda: to_device_shapes(self.plan))
-        self._compiled = make_step(self.plan).lower(abstract_state(self.plan), abstract).compile()
+        step, batch = make_step(self.plan), abstract_batch(self.plan)
+        self._compiled = step.lower(abstract_state(self.plan), batch).compile()
         seconds = time.monotonic() - began
         self.metrics.event("compile", step=self.start, seconds=seconds)
         self.display.note(f"compiled the train step in {seconds:.1f} s")
+        self._running: jax.Array | None = None
 
     def _step(self, k: int) -> dict[str, jax.Array]:
-        rows = self.loader.batch(k)
+        with self.timer.waiting():
+            rows = self.loader.batch(k)
         self.state, values = self._compiled(self.state, to_device(self.plan, rows))
-        jax.block_until_ready(values["loss"])
-        self.throughput.step_done(input_wait_s=self.loader.last_wait_s)
+        if self._running is not None:
+            self._running.block_until_ready()  # the host stays one step ahead, no more
+        self._running = values["loss"]
+        self.timer.step()
+        self.display.update(k)
         return values
 
     def _log(self, step: int, values: dict[str, jax.Array]) -> None:
         measured = {name: float(value) for name, value in values.items()}
-        measured |= self.throughput.read()
+        measured |= self.timer.window()
+        measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
         measured["tokens_seen"] = float(step * self.plan.tokens_per_step)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
@@ -196,9 +205,10 @@ class Session:
             )
 
     def _evaluate(self, step: int) -> None:
-        began = time.monotonic()
         weights = eval_weights(self.state)
-        self.losses = self.held_out.losses(weights)
+        with self._paused():
+            self.losses = self.held_out.losses(weights)
+            samples = self.held_out.samples(weights)
         for loss in self.losses:
             self.metrics.log_eval(
                 step,
@@ -208,36 +218,38 @@ class Session:
                 bits_per_byte=loss.bits_per_byte,
                 tokens=loss.tokens,
             )
-            self.display.note(
-                f"step {step}: held-out {loss.source}: loss {loss.loss:.4f}, "
-                f"perplexity {loss.perplexity:.2f}, {loss.bits_per_byte:.3f} bits per byte"
-            )
-        samples = self.held_out.samples(weights)
+        if self.losses:
+            self.display.evaluated(step, {loss.source: loss.loss for loss in self.losses})
         if samples:
             self.metrics.log_samples(step, samples)
-        self.throughput.pause(time.monotonic() - began)
 
     def _save(self, step: int) -> None:
         began = time.monotonic()
         meta = {"store": self.store.fingerprint, "run": dump_toml(self.plan.run)}
-        self.checkpoints.save(step, self.state, meta)
-        seconds = time.monotonic() - began
-        self.metrics.event("checkpoint", step=step, blocked_s=seconds)
-        self.throughput.pause(seconds)
+        with self._paused():
+            self.checkpoints.save(step, self.state, meta)
+        self.metrics.event("checkpoint", step=step, blocked_s=time.monotonic() - began)
+        self.display.saved(step)
+
+    def _paused(self) -> AbstractContextManager[None]:
+        timer = getattr(self, "timer", None)
+        return timer.paused() if timer else nullcontext()
 
     def _end(self, step: int, exit_code: int) -> Outcome:
         self.checkpoints.wait()
         return Outcome(step=step, exit_code=exit_code, losses=self.losses)
 
 
-def to_device_shapes(plan: Plan) -> Batch:
-    """Abstract batch [A, B, T] of the plan."""
-    import jax.numpy as jnp
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
 
+
+def abstract_batch(plan: Plan) -> Batch:
+    """Shapes of the step's batch, [A, B, T]."""
     num = plan.run.train.num_microbatches
     shape = (num, plan.run.train.global_batch_size // num, plan.seq_len)
-    ints = jnp.zeros(shape, jnp.int32)
-    return Batch(ints, ints, ints, jnp.zeros(shape, jnp.float32))
+    ints = jax.ShapeDtypeStruct(shape, jnp.int32)
+    return Batch(ints, ints, ints, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def train_command(run: Run) -> int:
