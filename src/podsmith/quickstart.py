@@ -16,7 +16,7 @@ import xxhash
 from podsmith.errors import UserError
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
-HELD_OUT_IN = 50  # one module in so many is kept for evaluation
+HELD_OUT_IN = 20  # one module in so many is kept for evaluation
 PROMPTS = ("def read_file(path):\n", "class Queue:\n", "Return the number of")
 
 

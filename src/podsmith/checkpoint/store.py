@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import xxhash
 
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
-from podsmith.run import Checkpoint
+from podsmith.run import Checkpoint, Mesh, Run
 
 HASHES = "hashes.json"
 
@@ -211,3 +211,23 @@ def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
                 f"{ours.get(name, 'absent')} in this run; use the run file it was trained with, "
                 f"or another dir="
             )
+
+
+def load_run_weights(run_dir: str | Path) -> tuple[Run, Tree]:
+    """The run of a directory and its newest intact weights (the moving average where the run
+    keeps one), on this process's first device. Raises UserError where there are none."""
+    from podsmith.config import load_run
+    from podsmith.plan.resolve import resolve
+    from podsmith.train.state import abstract_state, eval_weights
+
+    folder = Path(run_dir)
+    if not (folder / "run.toml").exists():
+        raise UserError(f"{folder}: not a run directory (no run.toml); train one first")
+    run = load_run(folder / "run.toml", [])
+    alone = replace(run, mesh=Mesh())
+    plan = resolve(alone, jax.local_devices()[:1])
+    with Checkpoints(folder, run.checkpoint) as checkpoints:
+        restored = checkpoints.restore(abstract_state(plan))
+    if restored is None:
+        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
+    return run, eval_weights(restored[0])

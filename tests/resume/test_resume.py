@@ -1,0 +1,175 @@
+"""Nothing is lost: a run killed anywhere and started again ends as if it never stopped."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from podsmith.errors import UserError
+from podsmith.train.loop import train
+
+from .conftest import STEPS, in_dir, losses, train_in_process
+
+KILL_IN_STEP = """
+    import os, signal
+    from podsmith.train import loop
+    inner = loop.Session._step
+    def step(self, k):
+        values = inner(self, k)
+        if k == {step}:
+            os.kill(os.getpid(), signal.{signal})
+        return values
+    loop.Session._step = step
+"""
+KILL_AFTER_SAVE = """
+    import os, signal
+    from podsmith.train import loop
+    inner = loop.Session._save
+    def save(self, step):
+        inner(self, step)
+        if step == {step}:
+            os.kill(os.getpid(), signal.SIGKILL)
+    loop.Session._save = save
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(small_run, tmp_path_factory):
+    run = in_dir(small_run, tmp_path_factory.mktemp("whole") / "run")
+    done = train_in_process(run)
+    assert done.returncode == 0, done.stderr
+    return run, losses(run)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        KILL_IN_STEP.format(step=0, signal="SIGKILL"),
+        KILL_IN_STEP.format(step=7, signal="SIGKILL"),
+        KILL_AFTER_SAVE.format(step=6),  # while the save is in flight
+    ],
+)
+def test_a_killed_run_ends_bit_for_bit_the_same(small_run, uninterrupted, tmp_path, before):
+    run = in_dir(small_run, tmp_path / "run")
+    assert train_in_process(run, before).returncode == -9
+    again = train_in_process(run)
+    assert again.returncode == 0, again.stderr
+    found = losses(run)
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert found == uninterrupted[1]
+    assert final_weights(run) == final_weights(uninterrupted[0])
+
+
+def final_weights(run):
+    from podsmith.checkpoint.store import load_run_weights
+
+    _, w = load_run_weights(run.dir)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(w)]
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 42)])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(
+    small_run, uninterrupted, tmp_path, signal, code
+):
+    run = in_dir(small_run, tmp_path / "run")
+    stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal=signal))
+    assert stopped.returncode == code, stopped.stderr
+    assert "stopped after step 5" in stopped.stdout
+    assert "again to continue" in " ".join(stopped.stdout.split())
+    again = train_in_process(run)
+    assert again.returncode == 0, again.stderr
+    assert "continuing from step 5" in again.stdout
+    assert losses(run) == uninterrupted[1]
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
+    small_run, uninterrupted, tmp_path, harm, capsys
+):
+    run = in_dir(small_run, tmp_path / "run")
+    train(replace(run, train=replace(run.train, steps=STEPS)), jax.devices()[:1])
+    newest = Path(run.dir) / "checkpoints" / str(STEPS)
+    largest = max(newest.rglob("d/*"), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    if harm == "flip":
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+    elif harm == "truncate":
+        largest.write_bytes(content[:-7])
+    else:
+        largest.unlink()
+    capsys.readouterr()
+    outcome = train(run, jax.devices()[:1])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"checkpoint {STEPS} is damaged" in said
+    assert largest.name in said
+    assert outcome.step == STEPS
+    assert losses(run) == uninterrupted[1]
+    assert (Path(run.dir) / "checkpoints.damaged" / str(STEPS)).is_dir()
+
+
+def test_it_goes_on_with_another_mesh(small_run, uninterrupted, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal="SIGTERM"))
+    assert stopped.returncode == 42
+    outcome = train(run, jax.devices()[:2])
+    assert outcome.step == STEPS
+    found = losses(run)
+    for step, loss in uninterrupted[1].items():
+        assert found[step] == pytest.approx(loss, rel=1e-4), step
+
+
+def test_more_steps_go_on_from_the_end(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    short = replace(run, train=replace(run.train, steps=4))
+    assert train(short, jax.devices()[:1]).step == 4
+    assert train(run, jax.devices()[:1]).step == STEPS
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))
+
+
+def test_a_directory_of_another_run_is_refused(small_run, uninterrupted):
+    run = in_dir(small_run, Path(uninterrupted[0].dir))
+    other = replace(run, optim=replace(run.optim, learning_rate=1e-4))
+    with pytest.raises(UserError, match=r"belongs to another run.*optim\.learning_rate"):
+        train(other)
+    model = replace(run.model, mlp_dim=56)
+    with pytest.raises(UserError, match=r"belongs to another run.*model\.mlp_dim"):
+        train(replace(run, model=model))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
+    from podsmith.checkpoint.store import Checkpoints
+    from podsmith.plan.resolve import resolve
+    from podsmith.train.state import abstract_state
+
+    model = replace(small_run.model, mlp_dim=56)
+    plan = resolve(replace(small_run, model=model), jax.devices()[:1])
+    with (
+        Checkpoints(Path(uninterrupted[0].dir), small_run.checkpoint) as checkpoints,
+        pytest.raises(UserError, match=re.escape("'down'")),
+    ):
+        checkpoints.restore(abstract_state(plan))
+
+
+def test_two_processes_never_train_one_directory(small_run, tmp_path):
+    from podsmith.plan.resolve import resolve
+    from podsmith.train.rundir import claim
+
+    run = in_dir(small_run, tmp_path / "run")
+    plan = resolve(run, jax.devices()[:1])
+    with claim(run, plan), pytest.raises(UserError, match="another process"), claim(run, plan):
+        pass
+
+
+def test_policies_of_keeping(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    policy = replace(run.checkpoint, save_every_steps=2, keep_last=1, keep_every_steps=4)
+    train(replace(run, checkpoint=policy), jax.devices()[:1])
+    kept = sorted(int(p.name) for p in (Path(run.dir) / "checkpoints").iterdir())
+    assert kept == [4, 8, 12]
+    for step in kept:
+        assert json.loads((Path(run.dir) / f"checkpoints/{step}/hashes.json").read_text())

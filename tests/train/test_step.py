@@ -1,0 +1,188 @@
+"""The train step: microbatches, chunks and rematerialization change memory, not numbers;
+any mesh gives the single device's result."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.core.batch import Batch
+from podsmith.errors import UserError
+from podsmith.models.llama import Llama
+from podsmith.nn.xent import chunked_xent, token_sums
+from podsmith.objectives.clm import Clm
+from podsmith.optim import KINDS
+from podsmith.plan.resolve import resolve
+from podsmith.run import Data, Mesh, Run, Train
+from podsmith.train.state import init_state
+from podsmith.train.step import make_step, summed_gradients
+
+SEQ_LEN, VOCAB = 24, 61
+
+
+def make_run(model=None, **train):
+    model = {"num_heads": 4, "num_kv_heads": 2, "head": "untied", **(model or {})}
+    fields = {"steps": 10, "global_batch_size": 8, "precision": "fp32", "loss_chunk_tokens": 7}
+    return Run(
+        name="t",
+        dir="unused",
+        model=Llama(
+            vocab_size=VOCAB + 3, embed_dim=32, mlp_dim=40, num_layers=3, head_dim=8,
+            seq_len=SEQ_LEN, **model,
+        ),
+        objective=Clm(z_loss=1e-3),
+        optim=KINDS["adamw"](learning_rate=1e-2),
+        data=Data(dir="unused"),
+        train=Train(**(fields | train)),
+    )  # fmt: skip
+
+
+def make_batch(run, seed=0):
+    """[A, B, T] with padding and segments of uneven lengths, so that weights differ by row."""
+    rng = np.random.default_rng(seed)
+    rows = run.train.global_batch_size
+    shape = (run.train.num_microbatches, rows // run.train.num_microbatches, SEQ_LEN)
+    ends = rng.integers(1, SEQ_LEN, rows)
+    at = np.arange(SEQ_LEN)
+    segments = np.where(at < ends[:, None], 1, 2)
+    segments[::3, -5:] = 0
+    starts = np.where(segments == 1, 0, ends[:, None])
+    weights = (segments > 0) & (at != starts)
+    cut = lambda a, t: jnp.asarray(a.reshape(shape), t)  # noqa: E731
+    return Batch(
+        tokens=cut(rng.integers(0, VOCAB, (rows, SEQ_LEN)), jnp.int32),
+        segment_ids=cut(segments, jnp.int32),
+        positions=cut(at - starts, jnp.int32),
+        loss_weight=cut(weights, jnp.float32),
+    )
+
+
+def one_step(run, devices=1):
+    plan = resolve(run, jax.devices()[:devices])
+    with jax.set_mesh(plan.mesh):
+        step = make_step(plan)
+        return step(init_state(plan), make_batch(run))
+
+
+def gradients(run):
+    plan = resolve(run, jax.devices()[:1])
+    batch = make_batch(run)
+    fn = jax.jit(lambda w: summed_gradients(plan, w, batch, jax.random.key(0)))
+    return fn(init_state(plan)["weights"])
+
+
+def assert_close(a, b, rtol=2e-5, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_microbatches": 4}, {"remat": "block"}, {"remat": "dots"}, {"loss_chunk_tokens": 1000}],
+)
+def test_gradients_do_not_depend_on(change):
+    base, other = make_run(), make_run(**change)
+    grads, loss = gradients(base)
+    other_grads, other_loss = gradients(other)
+    assert float(loss.weight) == float(other_loss.weight)
+    assert_close(loss.total, other_loss.total)
+    assert_close(grads, other_grads, atol=1e-4)
+
+
+@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("head", ["tied", "untied"])
+@pytest.mark.parametrize("axes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"tensor": 2}])
+def test_meshes_equal_one_device(axes, head, remat):
+    run = make_run({"head": head}, num_microbatches=2, remat=remat)
+    run = replace(run, optim=replace(run.optim, eps=1e-4))  # Adam amplifies rounding near zero
+    alone, metrics = one_step(run)
+    count = int(np.prod(list(axes.values())))
+    sizes = {"fsdp": 1} | axes
+    many, many_metrics = one_step(replace(run, mesh=Mesh(**sizes)), devices=count)
+    assert_close(metrics, many_metrics, rtol=1e-5)
+    assert_close(alone["weights"], many["weights"], rtol=1e-4, atol=1e-5)
+    assert len(many["weights"]["layers"]["up"].sharding.device_set) == count
+    moments = [
+        leaf for leaf in jax.tree.leaves(many["optimizer"])
+        if leaf.shape == many["weights"]["layers"]["up"].shape
+    ]  # fmt: skip
+    assert moments
+    for leaf in moments:
+        assert leaf.sharding.spec != jax.sharding.PartitionSpec(), "optimizer state is sharded"
+
+
+def test_bf16_is_near_fp32():
+    _, exact = one_step(make_run())
+    _, rough = one_step(make_run(precision="bf16"))
+    np.testing.assert_allclose(rough["loss"], exact["loss"], rtol=5e-3)
+    np.testing.assert_allclose(rough["grad_norm"], exact["grad_norm"], rtol=3e-2)
+
+
+def test_logits_are_never_whole():
+    run = make_run(loss_chunk_tokens=6)
+    plan = resolve(run, jax.devices()[:1])
+    text = make_step(plan).lower(init_state(plan), make_batch(run)).as_text()
+    vocab = run.model.vocab_size
+    sizes = [
+        np.prod([int(d) for d in dims[:-1].split("x")], dtype=np.int64)
+        for dims in re.findall(r"tensor<((?:\d+x)+)[a-z]", text)
+        if str(vocab) in dims.split("x")
+    ]
+    assert max(sizes) >= 8 * 6 * vocab, "chunks of the logits are there"
+    assert max(sizes) < 8 * SEQ_LEN * vocab
+
+
+def test_chunked_loss_equals_whole_logits():
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.standard_normal((3, 23, 11)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((11, 19)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 19, (3, 23)), jnp.int32)
+    weights = jnp.asarray(rng.integers(0, 2, (3, 23)), jnp.float32)
+    logits_fn = lambda w, x: jnp.einsum("btd,dv->btv", x, w)  # noqa: E731
+
+    def whole(w, x):
+        return token_sums(logits_fn(w, x), targets, weights, 0.3)[0] * 0.5
+
+    def chunked(w, x):
+        return chunked_xent(logits_fn, w, x, targets, weights, chunk=4, z_loss=0.3).total * 0.5
+
+    for a, b in zip(
+        jax.value_and_grad(whole, argnums=(0, 1))(w, x),
+        jax.value_and_grad(chunked, argnums=(0, 1))(w, x),
+        strict=True,
+    ):
+        assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_two_runs_are_bit_equal():
+    first, second = one_step(make_run(precision="bf16")), one_step(make_run(precision="bf16"))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_ema_follows_the_weights():
+    run = make_run(ema_decay=0.75)
+    plan = resolve(run, jax.devices()[:1])
+    before = jax.tree.map(np.asarray, init_state(plan)["weights"])
+    after, _ = one_step(run)
+    expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, after["weights"])
+    assert_close(after["ema"], expected)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "train", "message"),
+    [
+        ({"tensor": 3}, {}, "mesh: 3 devices asked for, 8 are there"),
+        ({"fsdp": 2, "tensor": 2}, {}, "mesh: 4 devices"),
+        ({"data": "rest"}, {}, "only one axis can be"),
+        ({"stage": 2}, {}, "mesh.stage: 2 is not available yet"),
+        ({"fsdp": 1, "tensor": 8}, {}, "does not divide"),
+        ({}, {"global_batch_size": 12}, "train.global_batch_size: 12 rows"),
+        ({}, {"num_microbatches": 3}, "train.global_batch_size: 8 rows"),
+    ],
+)
+def test_impossible_layouts_are_refused(mesh, train, message):
+    run = replace(make_run(**train), mesh=Mesh(**mesh))
+    with pytest.raises(UserError, match=re.escape(message)):
+        resolve(run)
