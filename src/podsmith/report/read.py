@@ -25,7 +25,12 @@ class Series:
     values: list[float] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        """Appends a point."""
+        """Appends a point; a step measured again (a finished run, started once more) counts new."""
+        if self.steps and step < self.steps[-1]:
+            raise ValueError(f"step {step} comes after step {self.steps[-1]}")
+        if self.steps and step == self.steps[-1]:
+            self.steps.pop()
+            self.values.pop()
         self.steps.append(step)
         self.values.append(value)
 

@@ -74,7 +74,7 @@ def _held_out(source: str, curves: dict[str, Series]) -> Rows:
 
 def _size(record: RunRecord) -> Rows:
     rows = {}
-    if isinstance(params := record.plan.get("params"), int):
+    if isinstance(params := record.plan.get("num_params"), int):
         rows["parameters"] = f"{params:,}"
     if steps := record.hours.steps:
         rows["steps"] = f"{steps[-1]:,}"
@@ -101,9 +101,11 @@ def _cost(record: RunRecord) -> Rows:
     if "peak_memory_bytes" in record.train:
         peak = max(record.train["peak_memory_bytes"].values)
         rows["peak memory"] = f"{peak / 2**30:.2f} GiB"
-    saves = [e["seconds"] for e in record.events if e["kind"] == "checkpoint" and "seconds" in e]
+    saves = [
+        e["blocked_s"] for e in record.events if e["kind"] == "checkpoint" and "blocked_s" in e
+    ]
     if saves:
-        rows["checkpoints"] = f"{len(saves)}, {np.mean(saves):.2f} s each"
+        rows["checkpoints"] = f"{len(saves)}, {np.mean(saves):.2g} s each held up the training"
     if record.resumes:
         rows["resumed"] = "at step " + ", ".join(f"{step:,}" for step in record.resumes)
     return rows

@@ -1,7 +1,7 @@
 """Display: what a person sees while a run trains.
 
 On a terminal a panel is redrawn in place at most twice a second; anywhere else (a log file,
-a pipe, a notebook's output) one plain line is printed every `metrics.log_every_steps`.
+a pipe) one plain line is printed each time values are given.
 No thread: a panel that redraws itself would take the interpreter from the training loop.
 """
 
@@ -30,8 +30,8 @@ class Display:
     """Panel or plain lines for one run; a context manager.
 
     `start_step` is the number of steps done before. Values are plain floats under the names
-    of metrics.jsonl and stay shown until they are given again. With `enabled=False` (every
-    process but 0) all methods do nothing.
+    of metrics.jsonl and stay shown until they are given again. On a process other than 0
+    (`process_index`, of jax if unset) every method does nothing.
     """
 
     def __init__(
@@ -40,15 +40,18 @@ class Display:
         total_steps: int,
         start_step: int,
         *,
-        enabled: bool = True,
+        process_index: int | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
+        if process_index is None:
+            import jax
+
+            process_index = jax.process_index()
         self._name = run.name
-        self._log_every = run.metrics.log_every_steps
         self._total = total_steps
         self._step = start_step
-        self._enabled = enabled
+        self._active = process_index == 0
         self._console = console or Console()
         self._clock = clock
         self._values: dict[str, float] = {}
@@ -62,7 +65,7 @@ class Display:
 
     def __enter__(self) -> Self:
         self._marks.append((self._clock(), self._step))
-        if self._enabled and self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._active and self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self._panel(), console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
         return self
@@ -74,8 +77,8 @@ class Display:
             self._live = None
 
     def update(self, step: int, **values: float) -> None:
-        """Shows step `step` as done; called every step, with values only where there are some."""
-        if not self._enabled:
+        """Shows step `step` as done; values may be left out between two log lines."""
+        if not self._active:
             return
         now = self._clock()
         self._step = step
@@ -85,24 +88,23 @@ class Display:
         if now - self._marks[-1][0] >= REDRAW_S:
             self._marks.append((now, step))
         if self._live is None:
-            if values and (step % self._log_every == 0 or step >= self._total):
+            if values:
                 self._print(self._line())
         elif now - self._drawn >= REDRAW_S or step >= self._total:
             self._live.update(self._panel(), refresh=True)
             self._drawn = now
 
     def evaluated(self, step: int, losses: Mapping[str, float]) -> None:
-        """Shows held-out losses, one for each source."""
+        """Keeps held-out losses, one for each source, in the panel."""
         self._held_out = (step, dict(losses))
-        self.note(f"step {step}: held-out loss " + self._held_out_text())
 
     def saved(self, step: int) -> None:
-        """Shows the step of the newest complete checkpoint."""
+        """Keeps the step of the newest checkpoint in the panel."""
         self._saved_step = step
 
     def note(self, text: str) -> None:
         """Prints a line above the panel; markup in it is not interpreted."""
-        if self._enabled:
+        if self._active:
             self._print(text)
 
     def eta_s(self) -> float | None:
