@@ -40,6 +40,13 @@ class Manifest:
         """Sum of every count called `key`, at any depth."""
         return total(self.counts, key)
 
+    def check_sizes(self) -> None:
+        """UserError naming the first file that is missing or not as long as it was."""
+        for name, entry in self.files.items():
+            path = Path(self.folder) / name
+            have = path.stat().st_size if path.exists() else None
+            check_size(str(path), entry["bytes"], have)
+
     def to_json(self) -> bytes:
         body = {
             "stage": self.stage,
@@ -83,6 +90,14 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     return parse_manifest(raw, str(path.parent))
 
 
+def check_size(path: str, wanted: int, have: int | None) -> None:
+    """UserError naming the file, if its size is not the wanted one (None: it is not there)."""
+    if have == wanted:
+        return
+    state = "is missing" if have is None else f"has {have:,} bytes instead of {wanted:,}"
+    raise UserError(f"{path} {state}; run `podsmith prepare` again or copy the file again.")
+
+
 def total(counts: Any, key: str) -> float:
     """Sum of every number stored under `key` in nested dicts."""
     if not isinstance(counts, Mapping):
@@ -93,7 +108,10 @@ def total(counts: Any, key: str) -> float:
 
 
 def add_counts(a: Any, b: Any) -> Any:
-    """Counts of two parts together: numbers add, dicts merge, lists go one after the other."""
+    """Counts of two parts together: numbers add, dicts merge, lists go one after the other.
+
+    Of numbers under a key that begins with `max_` the larger one stays.
+    """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         keys = [*a, *(k for k in b if k not in a)]
         return {
@@ -102,6 +120,10 @@ def add_counts(a: Any, b: Any) -> Any:
     if isinstance(a, list) and isinstance(b, list):
         return a + b
     return a + b
+
+
+def _join(key: str, a: Any, b: Any) -> Any:
+    return max(a, b) if key.startswith("max_") else add_counts(a, b)
 
 
 def digest(raw: bytes) -> str:

@@ -1,0 +1,67 @@
+"""Record: one packed row on disk, and the arrays of a batch that follow from it.
+
+    tokens [T] | starts: a bit for each token that begins a segment | length | text_bytes
+
+A segment is a document or a piece of one. Ids and positions are not stored: they follow
+from the starts at about a nanosecond a token.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+Attention = Literal["document", "row"]
+
+
+def row_dtype(seq_len: int, token_dtype: str) -> np.dtype:
+    """Fixed-size record of a row of `seq_len` tokens, little-endian, without padding bytes.
+
+    length: tokens that are not padding. text_bytes: utf-8 bytes of the documents' share in
+    this row; over all rows they sum to the documents' bytes exactly.
+    """
+    return np.dtype(
+        [
+            ("tokens", np.dtype(token_dtype).newbyteorder("<"), (seq_len,)),
+            ("starts", "u1", ((seq_len + 7) // 8,)),
+            ("length", "<u4"),
+            ("text_bytes", "<u4"),
+        ]
+    )
+
+
+def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str, np.ndarray]:
+    """Arrays of a batch from records [B]; all [B, T].
+
+    tokens int32; segment_ids int32, 0 padding, from 1 in each row; positions int32, restart
+    at each segment; loss_weight float32, 0 for padding and for the first token of a segment,
+    which nothing before it predicts. attention="row" takes the whole row as one segment.
+    """
+    tokens = rows["tokens"].astype(np.int32)  # [B, T]
+    B, T = tokens.shape
+    if attention == "row":
+        first = np.arange(0, B * T, T, dtype=np.int32)  # [B]
+    else:
+        starts = np.unpackbits(rows["starts"], axis=1, count=T, bitorder="little")
+        starts[:, 0] = 1  # also in rows that are all padding
+        first = np.flatnonzero(starts.view(bool)).astype(np.int32)  # [segments]
+    sizes = np.diff(first, append=np.int32(B * T))
+    positions = np.arange(B * T, dtype=np.int32) - np.repeat(first, sizes)
+    number = np.arange(1, len(first) + 1, dtype=np.int32)
+    number -= np.searchsorted(first, first - first % T).astype(np.int32)
+    batch = {
+        "tokens": tokens,
+        "segment_ids": np.repeat(number, sizes).reshape(B, T),
+        "positions": positions.reshape(B, T),
+        "loss_weight": np.ones((B, T), np.float32),
+    }
+    batch["loss_weight"].reshape(-1)[first] = 0
+    lengths = rows["length"]
+    for b in np.flatnonzero(lengths < T):
+        for name in ("segment_ids", "positions", "loss_weight"):
+            batch[name][b, lengths[b] :] = 0
+    return batch
+
+
+def padding_rows(count: int, dtype: np.dtype) -> np.ndarray:
+    """Records [count] without any token, to fill up a batch."""
+    return np.zeros(count, dtype)
