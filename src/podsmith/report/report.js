@@ -14,7 +14,7 @@ const TITLES = {
   learning_rate: ["Learning rate", ""],
   grad_norm: ["Gradient norm", "before clipping"],
   tokens_per_s: ["Speed", "tokens per second"],
-  step_time_s: ["Step time", "seconds; line: median, dots: 95th percentile"],
+  step_time_s: ["Step time", "seconds; median, and thin the 95th percentile"],
   input_wait_share: ["Waiting for input", "share of the step time"],
   mfu: ["MFU", "share of the devices' peak FLOP/s"],
   peak_memory_bytes: ["Peak memory", "GiB"],
@@ -91,18 +91,31 @@ function trainingLoss() {
   return traces;
 }
 
+function heldOutStyle(which, hue) {
+  return {
+    mode: "lines+markers",
+    line: { color: hue, width: 2, dash: several ? DASHES[which % DASHES.length] : "solid" },
+    marker: { color: hue, size: 7, symbol: SYMBOLS[which % SYMBOLS.length] },
+  };
+}
+
 function heldOut(metric) {
   const traces = [];
   const sources = [...new Set(data.runs.flatMap((run) => Object.keys(run.evals)))];
+  // Runs have the colors of the bar above; only what a dash means is left to explain.
+  for (const [which, source] of several ? sources.entries() : []) {
+    const hue = cssColor("--soft");
+    traces.push(line(data.runs[0], { step: [], value: [] }, source, hue, {
+      ...heldOutStyle(which, hue), x: [null], y: [null], showlegend: true, hoverinfo: "skip",
+    }));
+  }
   for (const [run, index] of shown()) {
     for (const [source, curves] of Object.entries(run.evals)) {
       if (!curves[metric]) continue;
       const which = sources.indexOf(source), hue = color(several ? index : which);
       const name = several ? run.name + ", " + source : source;
       traces.push(line(run, curves[metric], name, hue, {
-        mode: "lines+markers", showlegend: true,
-        line: { color: hue, width: 2, dash: several ? DASHES[which % DASHES.length] : "solid" },
-        marker: { color: hue, size: 7, symbol: SYMBOLS[which % SYMBOLS.length] },
+        ...heldOutStyle(which, hue), showlegend: !several,
         hovertemplate: "%{y:.4f}<extra>%{fullData.name}</extra>",
       }));
     }
@@ -114,14 +127,15 @@ function metric(name, scale) {
   return () => shown().filter(([run]) => run.train[name]).map(([run, index]) => {
     const { step, value } = run.train[name];
     const scaled = scale ? value.map((v) => (v === null ? null : v / scale)) : value;
-    return line(run, { step, value: scaled }, run.name, color(index));
+    return line(run, { step, value: scaled }, run.name, color(index),
+      { line: { color: color(index), width: 1.5 } });
   });
 }
 
 function stepTime() {
   const slow = shown().filter(([run]) => run.train.step_time_p95_s).map(([run, index]) =>
     line(run, run.train.step_time_p95_s, run.name + " p95", color(index),
-      { mode: "markers", marker: { color: color(index), size: 4, opacity: 0.6 } }));
+      { opacity: 0.5, line: { color: color(index), width: 1 } }));
   return [...metric("step_time_p50_s")(), ...slow];
 }
 
@@ -163,7 +177,8 @@ function addCharts() {
       if (has("step_time_p50_s")) addChart(title, unit, stepTime, { zero: 1 });
     } else if (has(name)) {
       addChart(title, unit, metric(name, name === "peak_memory_bytes" ? 2 ** 30 : 0), {
-        zero: name !== "grad_norm", percent: name === "input_wait_share" || name === "mfu",
+        zero: name !== "grad_norm", small: name === "learning_rate",
+        percent: name === "input_wait_share" || name === "mfu",
       });
     }
   }
@@ -181,21 +196,25 @@ function layout(options) {
     font: { color: cssColor("--soft"), size: 12, family: "system-ui, sans-serif" },
     margin: { l: 48, r: 14, t: 8, b: 36 }, hovermode: "x unified", uirevision: state.x,
     hoverlabel: { bgcolor: card, bordercolor: grid, font: { color: ink, size: 12 } },
-    xaxis: { ...axis, title: { text: X_TITLES[state.x], standoff: 6 }, tickformat: "~s",
+    xaxis: { ...axis, title: { text: X_TITLES[state.x], standoff: 6 },
+      tickformat: state.x === "hours" ? "~g" : "~s",
       hoverformat: state.x === "hours" ? ".3f" : ",.0f" },
     yaxis: { ...axis, type: options.loss && state.log ? "log" : "linear",
       rangemode: options.zero ? "tozero" : "normal",
-      tickformat: options.percent ? "~%" : "", hoverformat: options.percent ? ".2%" : ".5~g",
+      tickformat: options.percent ? "~%" : options.small ? ".2~e" : "",
+      hoverformat: options.percent ? ".2%" : options.small ? ".3~e" : ".5~g",
       exponentformat: "SI" },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: grid, activecolor: ink },
     showlegend: Boolean(options.legend),
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 12 } },
   };
 }
 
 function draw() {
+  // A list of what may be there: by default plotly adds a button that uploads the chart.
   const config = {
-    responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    responsive: true, displaylogo: false, plotlyServerURL: "",
+    modeBarButtons: [["toImage", "pan2d", "resetScale2d"]],
   };
   for (const { plot, traces, options } of charts) {
     const drawn = traces().map((trace) => ({ showlegend: false, ...trace }));
@@ -214,6 +233,7 @@ function addControls() {
   for (const option of document.querySelectorAll("#x option")) {
     option.hidden = !data.runs.every((run) => run.clock[option.value].length);
   }
+  document.getElementById("runs").hidden = !several;
   if (several) {
     data.runs.forEach((run, index) => {
       const button = document.createElement("button"), swatch = document.createElement("span");

@@ -21,7 +21,7 @@ def summarize(record: RunRecord) -> Rows:
 
 
 def headline(record: RunRecord) -> list[tuple[str, str, str]]:
-    """Up to six (label, value, note) that matter most, for the tiles of a single run."""
+    """The few (label, value, note) that matter most, for the tiles of a single run."""
     tiles = []
     for source, curves in list(record.evals.items())[:2]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
@@ -32,11 +32,13 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
         loss = record.train["loss"]
         note = f"at step {loss.steps[-1]:,}"
         tiles.append(("training loss", _loss(tail_mean(loss)), note))
-    summary = summarize(record)
-    for label, note in (("parameters", ""), ("tokens seen", ""), ("tokens/s", "median")):
+    summary = _size(record) | _cost(record)
+    for label in ("parameters", "tokens seen"):
         if label in summary:
-            tiles.append((label, summary[label], note))
-    return tiles[:6]
+            tiles.append((label, short(int(summary[label].replace(",", ""))), summary[label]))
+    if "tokens/s" in summary:
+        tiles.append(("tokens/s", summary["tokens/s"], "median"))
+    return tiles
 
 
 def tail_mean(series: Series) -> float:
@@ -105,7 +107,9 @@ def _cost(record: RunRecord) -> Rows:
         e["blocked_s"] for e in record.events if e["kind"] == "checkpoint" and "blocked_s" in e
     ]
     if saves:
-        rows["checkpoints"] = f"{len(saves)}, {np.mean(saves):.2g} s each held up the training"
+        rows["checkpoints"] = (
+            f"{len(saves)} saved, training held up {np.mean(saves):.2g} s each time"
+        )
     if record.resumes:
         rows["resumed"] = "at step " + ", ".join(f"{step:,}" for step in record.resumes)
     return rows
@@ -129,6 +133,14 @@ def _machine(record: RunRecord) -> Rows:
 
 def _loss(value: float) -> str:
     return f"{value:.4f}"
+
+
+def short(number: float) -> str:
+    """Three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
 
 
 def hours_text(hours: float) -> str:

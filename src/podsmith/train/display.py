@@ -5,6 +5,7 @@ a pipe) one plain line is printed each time values are given.
 No thread: a panel that redraws itself would take the interpreter from the training loop.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from podsmith.report.summary import short
 from podsmith.run import Run
 
 REDRAW_S = 0.5
@@ -119,9 +121,9 @@ class Display:
 
     def _add_loss(self, loss: float) -> None:
         self._losses.append(loss)
-        if self._smooth_loss is None or loss != loss:
+        if self._smooth_loss is None:
             self._smooth_loss = loss
-        else:
+        elif math.isfinite(loss):
             self._smooth_loss = SMOOTHING * self._smooth_loss + (1 - SMOOTHING) * loss
 
     def _print(self, text: str) -> None:
@@ -196,27 +198,19 @@ def duration(seconds: float) -> str:
     return f"{s // 86400}d {s % 86400 // 3600:02d}h"
 
 
-def short(number: float) -> str:
-    """Three digits and a unit: `950`, `12.3k`, `4.56M`."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.3g}"
-
-
 def sparkline(values: Iterable[float], width: int) -> str:
     """The values as block characters, at most `width`, each the mean of its share; NaN is blank."""
     values = list(values)
     width = min(width, len(values))
     edges = [len(values) * i // width for i in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    finite = [mean for mean in means if abs(mean) < float("inf")]
+    finite = [mean for mean in means if math.isfinite(mean)]
     if not finite:
         return " " * width
     low, spread = min(finite), (max(finite) - min(finite)) or 1.0
     return "".join(
         SPARKS[min(int((mean - low) / spread * len(SPARKS)), len(SPARKS) - 1)]
-        if abs(mean) < float("inf")
+        if math.isfinite(mean)
         else " "
         for mean in means
     )

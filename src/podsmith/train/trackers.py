@@ -38,9 +38,14 @@ class TensorBoard:
     def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
         from tensorboardX import SummaryWriter
 
-        # Points after the purge step belong to the part that was lost; viewers drop them.
+        # Points from the purge step on belong to the part that was lost; viewers drop them.
         purge_step = 0 if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
+        self._writer = SummaryWriter(
+            str(run_dir / "tensorboard"),
+            purge_step=purge_step,
+            # A file is named by the second: two starts within one would overwrite each other.
+            filename_suffix=f".{os.getpid()}.{purge_step}",
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

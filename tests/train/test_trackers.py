@@ -1,0 +1,127 @@
+"""Trackers get what metrics.jsonl gets, and never stop a run."""
+
+import builtins
+import struct
+import sys
+from types import SimpleNamespace
+
+import pytest
+from bare_run import make_run, read
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from podsmith.errors import UserError
+from podsmith.train.metrics import MetricsWriter
+
+
+def events(folder):
+    """TFRecords (length, crc, protobuf, crc), parsed by hand, in the order of the files' names."""
+    found = []
+    for path in sorted(folder.glob("events.*"), key=lambda p: p.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack_from("<Q", data)
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_events_equal_what_was_logged(tmp_path):
+    with MetricsWriter(tmp_path, make_run(("tensorboard",)), None) as metrics:
+        for step in range(1, 30):
+            metrics.log(step, loss=4 / step, tokens_per_s=1000.0 + step)
+        metrics.log_eval(29, "wiki", 1.5, 4.5, 0.75, 10)
+    scalars = {
+        (value.tag, event.step): value.simple_value
+        for event in events(tmp_path / "tensorboard")
+        for value in event.summary.value
+    }
+    expected = {("train/loss", s): 4 / s for s in range(1, 30)}
+    expected |= {("train/tokens_per_s", s): 1000.0 + s for s in range(1, 30)}
+    expected |= {("eval/wiki/loss", 29): 1.5, ("eval/wiki/ppl", 29): 4.5}
+    expected |= {("eval/wiki/bits_per_byte", 29): 0.75}
+    assert scalars == pytest.approx(expected, rel=1e-6)
+
+
+def test_tensorboard_is_told_which_points_a_resume_replaces(tmp_path):
+    MetricsWriter(tmp_path, make_run(("tensorboard",)), None).close()
+    before = len(events(tmp_path / "tensorboard"))
+    MetricsWriter(tmp_path, make_run(("tensorboard",)), 40).close()
+    starts = [e for e in events(tmp_path / "tensorboard")[before:] if e.HasField("session_log")]
+    assert [(e.step, e.session_log.status) for e in starts] == [(41, SessionLog.START)]
+
+
+class FakeTracker:
+    """Stands for wandb and for trackio: both have init, log and finish."""
+
+    def __init__(self):
+        self.inits, self.logged, self.finished = [], [], 0
+
+    def init(self, **kwargs):
+        self.inits.append(kwargs)
+        return self
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_optional_tracker_gets_values_and_keeps_its_run(tmp_path, monkeypatch, name):
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, name, fake)
+    run = make_run((name,), project="pods")
+    with MetricsWriter(tmp_path, run, None) as metrics:
+        metrics.log(1, loss=2.0)
+        metrics.log_eval(1, "wiki", 3.0, 20.0, None, 7)
+    with MetricsWriter(tmp_path, run, 1) as metrics:
+        metrics.log(2, loss=1.0)
+    with MetricsWriter(tmp_path, run, None):
+        pass  # starts over: another run at the tracker
+    assert fake.logged == [
+        (1, {"train/loss": 2.0}),
+        (1, {"eval/wiki/loss": 3.0, "eval/wiki/ppl": 20.0}),
+        (2, {"train/loss": 1.0}),
+    ]
+    assert fake.finished == 3
+    key = "id" if name == "wandb" else "name"
+    first, resumed, anew = [call[key] for call in fake.inits]
+    assert first == resumed != anew
+    assert fake.inits[0]["project"] == "pods" and fake.inits[0]["resume"] == "allow"
+    assert fake.inits[0]["config"]["train"]["steps"] == 10
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_missing_tracker_names_the_extra_and_leaves_nothing_open(tmp_path, monkeypatch, name):
+    real = builtins.__import__
+
+    def without(module, *args, **kwargs):
+        if module == name:
+            raise ImportError(module)
+        return real(module, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=rf"pip install 'podsmith\[{name}\]'"):
+        MetricsWriter(tmp_path, make_run((name,)), None)
+
+
+def test_tracker_that_does_not_start_is_a_user_error(tmp_path, monkeypatch):
+    def refuse(**kwargs):
+        raise RuntimeError("no api key")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse))
+    with pytest.raises(UserError, match=r"metrics\.trackers: wandb did not start: no api key"):
+        MetricsWriter(tmp_path, make_run(("tensorboard", "wandb")), None)
+
+
+def test_tracker_that_fails_later_is_left_out(tmp_path, monkeypatch):
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    with MetricsWriter(tmp_path, make_run(("trackio",)), None) as metrics:
+        metrics.log(1, loss=1.0)
+        fake.log = None
+        with pytest.warns(UserWarning, match="trackio failed at step 2"):
+            metrics.log(2, loss=2.0)
+        metrics.log(3, loss=3.0)
+    assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0, 2.0, 3.0]
