@@ -52,7 +52,7 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     out = Path(out)
     temp = out.with_name(out.name + ".tmp")
     try:
-        with open(temp, "w", encoding="utf-8") as file:
+        with open(temp, "w", encoding="utf-8", errors="replace") as file:
             file.write(page)
             file.flush()
             os.fsync(file.fileno())
