@@ -1,0 +1,30 @@
+"""Presets: plain functions that return ready values, one screen each.
+
+A run file names them: `recipe = "quickstart"` for a whole run, `[model] preset =
+"llama-5m"` for a section. The name is the function's, with dashes.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+SECTIONS = {"model": "podsmith.presets.models"}
+
+
+def recipes() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Every recipe by name; each returns a part of a run as nested dicts."""
+    return _functions(import_module("podsmith.presets.recipes"))
+
+
+def of_section(section: str) -> dict[str, Callable[[], Any]]:
+    """Every preset of a section by name; each returns the section's dataclass."""
+    return _functions(import_module(SECTIONS[section]))
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[[], Any]]:
+    return {
+        name.replace("_", "-"): value
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and value.__module__ == module.__name__
+    }

@@ -1,0 +1,113 @@
+"""What several sections of a run must agree on; single fields are checked by their types."""
+
+from typing import Any
+
+from podsmith.config_fields import default_of
+from podsmith.errors import UserError
+from podsmith.run import Run, Tokenizer
+
+
+def check_run(run: Run) -> None:
+    """Raises UserError for a run whose sections contradict each other, or that sets what has
+    no effect."""
+    _check_batch(run)
+    _check_schedule(run)
+    _check_lengths(run)
+    _check_mesh(run)
+    _check_checkpoint(run)
+    _check_tokenizer(run)
+    _check_sources(run)
+
+
+def _check_batch(run: Run) -> None:
+    size, pieces = run.train.global_batch_size, run.train.num_microbatches
+    if size % pieces:
+        raise UserError(
+            f"train.global_batch_size: {size} rows do not divide into train.num_microbatches = "
+            f"{pieces}; use a multiple of {pieces}"
+        )
+
+
+def _check_schedule(run: Run) -> None:
+    schedule: Any = getattr(run.optim, "schedule", None)
+    if schedule is None:
+        return
+    used = 0
+    for name in ("warmup_steps", "decay_steps"):
+        used += getattr(schedule, name, 0)
+        if used > run.train.steps:
+            what = "the run has" if name == "warmup_steps" else "with the warm-up are more than"
+            raise UserError(
+                f"optim.schedule.{name}: {getattr(schedule, name)} steps, {what} train.steps = "
+                f"{run.train.steps}; shorten them or train longer"
+            )
+
+
+def _check_lengths(run: Run) -> None:
+    context = getattr(run.model, "seq_len", None)
+    rows = run.data.pack.seq_len
+    if context and rows and rows > context:
+        raise UserError(
+            f"data.pack.seq_len: {rows} is longer than model.seq_len = {context}; shorten the "
+            f"rows or raise model.seq_len"
+        )
+
+
+def _check_mesh(run: Run) -> None:
+    rest = [name for name, size in vars(run.mesh).items() if size == "rest"]
+    if len(rest) > 1:
+        raise UserError(
+            f"mesh.{rest[0]}: {' and '.join(rest)} are both 'rest'; give all but one a number"
+        )
+
+
+def _check_checkpoint(run: Run) -> None:
+    kept, saved = run.checkpoint.keep_every_steps, run.checkpoint.save_every_steps
+    if kept and kept % saved:
+        raise UserError(
+            f"checkpoint.keep_every_steps: {kept} is not a multiple of "
+            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; make it one"
+        )
+
+
+def _check_tokenizer(run: Run) -> None:
+    said = run.data.tokenizer
+    if said.path is None:
+        size = getattr(run.model, "vocab_size", None)
+        if size and said.vocab_size > size:
+            raise UserError(
+                f"data.tokenizer.vocab_size: {said.vocab_size} is more than model.vocab_size = "
+                f"{size}; make them equal"
+            )
+        if len(set(said.special_tokens)) < max(1, len(said.special_tokens)):
+            raise UserError(
+                "data.tokenizer.special_tokens: at least one is needed, and none twice; the "
+                "first ends a document"
+            )
+        return
+    for name in ("train", "vocab_size", "special_tokens", "sample_bytes"):
+        field = Tokenizer.__dataclass_fields__[name]
+        if getattr(said, name) != default_of(field):
+            raise UserError(
+                f"data.tokenizer.{name}: has no effect beside data.tokenizer.path, which imports "
+                f"a tokenizer; remove one of them"
+            )
+
+
+def _check_sources(run: Run) -> None:
+    names: set[str] = set()
+    for place, source in enumerate(run.data.sources):
+        where = f"data.sources.{place}"
+        name = source.name
+        if name is not None and (name in names or not name):
+            raise UserError(f"{where}.name: {name!r} is taken or empty; sources need own names")
+        names.add(name or "")
+        if source.weight is not None and source.use == "eval":
+            raise UserError(
+                f"{where}.weight: has no effect on a source that is only evaluated; remove it"
+            )
+        if source.documents != "file" and source.format not in ("auto", "txt"):
+            raise UserError(
+                f"{where}.documents: has no effect on {source.format}, whose rows are the "
+                f"documents; remove it"
+            )
