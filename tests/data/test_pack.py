@@ -182,10 +182,9 @@ def test_wide_ids_and_facts(tmp_path):
     facts = manifest.facts
     assert facts["dtype"] == "uint32" and facts["eos_id"] == EOS and facts["vocab_size"] == 500
     assert manifest.fingerprint["inputs"] == {"tokenize": tokens.hash}
-    largest = max(
-        t for m in ("books", "web/news") for i, _, n, _ in records(manifest, "train", m) for t in i
-    )
-    assert manifest.counts["max_id"] >= largest > 400
+    sources = (("train", "books"), ("train", "web/news"), ("eval", "books"))
+    largest = max(max(ids) for s in sources for ids, *_ in records(manifest, *s))
+    assert manifest.counts["max_id"] == largest > 400
     assert facts["efficiency"]["train"]["books"] > 0.9
 
 

@@ -113,12 +113,8 @@ def add_counts(a: Any, b: Any) -> Any:
     Of numbers under a key that begins with `max_` the larger one stays.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        keys = [*a, *(k for k in b if k not in a)]
-        return {
-            k: add_counts(a[k], b[k]) if k in a and k in b else a.get(k, b.get(k)) for k in keys
-        }
-    if isinstance(a, list) and isinstance(b, list):
-        return a + b
+        both = a.keys() & b.keys()
+        return {**a, **b, **{k: _join(k, a[k], b[k]) for k in both}}
     return a + b
 
 

@@ -52,6 +52,7 @@ class Order:
         self._check()
         self.quotas = _quotas(self.rows_per_source, self.weights)
         self._ends = np.cumsum(self.rows_per_source)
+        self.first_rows = self._ends - self.rows_per_source
         # per instance, and safe under the loader's threads
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._make_block)
 
@@ -117,7 +118,7 @@ class Order:
     def _sequential(self, start: int, stop: int) -> np.ndarray:
         places = np.arange(start, stop)
         sources = np.searchsorted(self._ends, places, side="right")
-        return np.stack([sources, places - (self._ends - self.rows_per_source)[sources]])
+        return np.stack([sources, places - self.first_rows[sources]])
 
     def _make_block(self, epoch: int, number: int) -> np.ndarray:
         """Sources and rows of one block, int64 [2, rows]."""

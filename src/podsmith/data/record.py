@@ -6,6 +6,7 @@ A segment is a document or a piece of one. Ids and positions are not stored: the
 from the starts at about a nanosecond a token.
 """
 
+import functools
 from typing import Literal
 
 import numpy as np
@@ -44,8 +45,9 @@ def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str
         starts = np.unpackbits(rows["starts"], axis=1, count=T, bitorder="little")
         starts[:, 0] = 1  # also in rows that are all padding
         first = np.flatnonzero(starts.view(bool)).astype(np.int32)  # [segments]
-    sizes = np.diff(first, append=np.int32(B * T))
-    positions = np.arange(B * T, dtype=np.int32) - np.repeat(first, sizes)
+    sizes = np.diff(first, append=np.int32(B * T)).astype(np.int64)
+    positions = np.repeat(first, sizes)
+    np.subtract(_counting(B * T), positions, out=positions)
     number = np.arange(1, len(first) + 1, dtype=np.int32)
     number -= np.searchsorted(first, first - first % T).astype(np.int32)
     batch = {
@@ -60,6 +62,13 @@ def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str
         for name in ("segment_ids", "positions", "loss_weight"):
             batch[name][b, lengths[b] :] = 0
     return batch
+
+
+@functools.lru_cache(4)
+def _counting(size: int) -> np.ndarray:
+    numbers = np.arange(size, dtype=np.int32)
+    numbers.setflags(write=False)
+    return numbers
 
 
 def padding_rows(count: int, dtype: np.dtype) -> np.ndarray:

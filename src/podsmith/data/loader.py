@@ -1,0 +1,92 @@
+"""Loader: the batch of step k, prepared ahead by threads.
+
+    step k, batch of G rows --> global rows k G .. (k + 1) G - 1 --> host p of P takes the
+    p-th of P equal stretches
+
+Nothing else goes in: the seed is the store's, so resume is one integer, and any number of
+hosts sees the same data.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from podsmith.data.store import TokenStore
+from podsmith.errors import UserError
+
+THREADS = 2
+AHEAD = 4
+
+
+class Loader:
+    """Batches of one host; a context manager that ends its threads.
+
+    num_microbatches: shapes arrays [A, B, T] instead of [B, T].
+    input_wait_s: seconds that `batch` has waited so far for input that was not ready.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        global_batch_size: int,
+        *,
+        num_microbatches: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        start_step: int = 0,
+        ahead: int = AHEAD,
+    ):
+        store.check(global_batch_size=global_batch_size)
+        pieces = process_count * (num_microbatches or 1)
+        if global_batch_size % pieces:
+            raise UserError(
+                f"train.global_batch_size = {global_batch_size} does not divide over "
+                f"{process_count} hosts and {num_microbatches or 1} microbatches; "
+                f"use a multiple of {pieces}."
+            )
+        self.store, self.global_batch_size = store, global_batch_size
+        self.num_microbatches = num_microbatches
+        self.local_rows = global_batch_size // process_count
+        self.offset = process_index * self.local_rows
+        self.ahead = ahead
+        self.input_wait_s = 0.0
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="podsmith-loader")
+        self._coming: dict[int, Future] = {}
+        self._prefetch(start_step)
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, any time."""
+        self._prefetch(step)
+        future = self._coming.pop(step)
+        begun = time.perf_counter()
+        arrays = future.result()
+        self.input_wait_s += time.perf_counter() - begun
+        return arrays
+
+    def close(self) -> None:
+        """Ends the threads; batches that nobody asked for are dropped."""
+        self._pool.shutdown(cancel_futures=True)
+        self._coming.clear()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prefetch(self, step: int) -> None:
+        wanted = range(step, step + 1 + self.ahead)
+        for other in [s for s in self._coming if s not in wanted]:
+            self._coming.pop(other).cancel()
+        for s in wanted:
+            if s not in self._coming:
+                self._coming[s] = self._pool.submit(self._make, s)
+
+    def _make(self, step: int) -> dict[str, np.ndarray]:
+        start = step * self.global_batch_size + self.offset
+        arrays = self.store.batch(start, start + self.local_rows)
+        if self.num_microbatches is None:
+            return arrays
+        A = self.num_microbatches
+        return {k: v.reshape(A, -1, v.shape[-1]) for k, v in arrays.items()}

@@ -1,0 +1,89 @@
+"""The loader: a step's batch depends on the step alone, over any hosts and resumes."""
+
+import threading
+
+import numpy as np
+import pytest
+from test_store import prepared, same
+
+from podsmith.data.loader import Loader
+from podsmith.data.store import TokenStore
+from podsmith.errors import UserError
+
+G = 12
+
+
+@pytest.fixture(scope="module", params=["virtual", "written"])
+def store(request, tmp_path_factory):
+    return TokenStore.open(prepared(tmp_path_factory.mktemp("loader"), request.param))
+
+
+def steps_of(store):
+    """Enough steps to pass the ends of two epochs."""
+    return range(0, 3 * store.epoch_rows // G, 3)
+
+
+def test_a_step_is_its_rows(store):
+    with Loader(store, G) as loader:
+        for k in steps_of(store):
+            same(loader.batch(k), store.batch(k * G, (k + 1) * G))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_hosts_together_give_the_whole_batch(store, hosts):
+    whole = Loader(store, G)
+    parts = [Loader(store, G, process_index=p, process_count=hosts) for p in range(hosts)]
+    for k in steps_of(store):
+        slices = [loader.batch(k) for loader in parts]
+        assert slices[0]["tokens"].shape == (G // hosts, store.seq_len)
+        joined = {name: np.concatenate([s[name] for s in slices]) for name in slices[0]}
+        same(joined, whole.batch(k))
+    for loader in [whole, *parts]:
+        loader.close()
+
+
+def test_resume_equals_uninterrupted(store):
+    with Loader(store, G) as loader:
+        straight = [loader.batch(k) for k in range(30)]
+    with Loader(store, G, start_step=17) as resumed:
+        for k in range(17, 30):
+            same(resumed.batch(k), straight[k])
+        same(resumed.batch(2), straight[2])  # back, and forward again
+        same(resumed.batch(29), straight[29])
+
+
+def test_microbatches_are_the_same_rows(store):
+    with Loader(store, G, num_microbatches=3) as cut, Loader(store, G) as whole:
+        a, b = cut.batch(4), whole.batch(4)
+    assert a["tokens"].shape == (3, 4, store.seq_len)
+    same({k: v.reshape(b[k].shape) for k, v in a.items()}, b)
+
+
+def test_threads_end_and_waiting_is_counted(store):
+    before = threading.active_count()
+    with Loader(store, G) as loader:
+        for k in range(5):
+            loader.batch(k)
+        assert loader.input_wait_s > 0
+    assert threading.active_count() == before
+
+
+def test_an_error_reaches_the_caller(tmp_path):
+    folder = prepared(tmp_path, "written", epochs=1)
+    (folder / "pack/train/books/shard-00000.bin").unlink()
+    store = TokenStore.open(folder)
+    with Loader(store, G) as loader, pytest.raises(UserError, match="is missing"):
+        loader.batch(store.epoch_rows // G)
+
+
+@pytest.mark.parametrize(
+    "size, options, says",
+    [
+        (10**6, {}, "use a smaller batch"),
+        (G, {"process_count": 5}, "does not divide over 5 hosts"),
+        (G, {"process_count": 2, "num_microbatches": 4}, "use a multiple of 8"),
+    ],
+)
+def test_refusals(store, size, options, says):
+    with pytest.raises(UserError, match=says):
+        Loader(store, size, **options)
