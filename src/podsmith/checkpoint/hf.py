@@ -1,209 +1,137 @@
-"""Weights to and from the Hugging Face layout, and folders of it read.
+"""Hugging Face folders in and out: the front door.
 
-    our tree --model.hf.weights: names, the arrow: layout--> tensors by name
-    layers.q [L, D, N, H]                                    model.layers.0.self_attn.q_proj.weight
-                                                             [N * H, D], one for each layer
-
-A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everything without
-an arrow stay as they are, flattened. Every tensor is used exactly once.
+run directory --+                          +--> generate, eval
+                +--> load_model --weights--+
+HF folder ------+                          +--> export_hf --> HF folder
 """
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
-
-from podsmith.checkpoint.safetensors import TensorFiles, some
-from podsmith.core.param import Param, Tree, walk
+from podsmith.checkpoint.card import Facts, facts_of_run
+from podsmith.checkpoint.layout import from_hf, to_hf
+from podsmith.checkpoint.proof import Proof
+from podsmith.checkpoint.reader import import_hf, read_config
+from podsmith.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
+from podsmith.checkpoint.writer import MAX_SHARD_BYTES, export_hf
+from podsmith.core.param import Tree, count_params
+from podsmith.data.tokenizer import TextTokenizer, read_json
 from podsmith.errors import UserError
-from podsmith.models import KINDS
 
-IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
-TIED_HEAD = "lm_head.weight"
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+__all__ = [
+    "LoadedModel", "export_command", "export_hf", "from_hf", "import_command", "import_hf",
+    "load_model", "to_hf",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One tensor of the Hugging Face layout and where it lives in our tree."""
+class LoadedModel:
+    """A model ready to use, wherever it came from."""
 
-    name: str
-    path: str
-    layer: int | None
-    shape: tuple[int, ...]
-    """Shape over there."""
-    param: Param
-    """Its Param, stacked as in the spec."""
+    model: Any
+    weights: Tree
+    """float32; host arrays from an HF folder."""
+    tokenizer_dir: Path | None
+    facts: Facts
+    path: Path
+    prefix: tuple[int, ...] | None = None
+    """Ids that began each document in training; None leaves it to the tokenizer's file."""
+    end_ids: tuple[int, ...] = ()
+    """Ids that end a text, beside the tokenizer's own."""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer. Raises UserError where the model came without one."""
+        if self.tokenizer_dir is None:
+            raise UserError(f"{self.path}: has no tokenizer; copy its tokenizer.json there")
+        return open_tokenizer(self.tokenizer_dir)
 
     @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
-
-    def to_layout(self, leaf: Any, dtype: Any = np.float32) -> np.ndarray:
-        """The leaf's part for this tensor, on the host, in their layout and `dtype`."""
-        part = leaf if self.layer is None else leaf[self.layer]
-        array = np.asarray(part).astype(dtype, copy=False)
-        if _is_linear(self.param):
-            array = array.reshape(self.shape[::-1]).T
-        return np.ascontiguousarray(array.reshape(self.shape))
-
-    def from_layout(self, array: np.ndarray) -> np.ndarray:
-        """float32 in our layout, without the layers axis."""
-        if _is_linear(self.param):
-            array = array.T
-        ours = self.param.shape if self.layer is None else self.param.shape[1:]
-        return np.asarray(array, np.float32).reshape(ours)
+    def prompt_prefix(self) -> tuple[int, ...]:
+        """Ids that begin every prompt."""
+        return prompt_prefix(self.tokenizer) if self.prefix is None else self.prefix
 
 
-def _is_linear(param: Param) -> bool:
-    return param.is_matrix and param.inputs != ("vocab",)
+def load_model(path: str | Path) -> LoadedModel:
+    """The model in a run directory (its newest intact checkpoint) or an HF folder. Raises
+    UserError if it is neither."""
+    path = Path(path)
+    if (path / "run.toml").exists():
+        return _load_run(path)
+    if (path / "config.json").exists():
+        model, w, tokenizer_dir = import_hf(path)
+        facts = Facts(name=path.absolute().name, origin="Imported from a Hugging Face folder.")
+        return LoadedModel(model, w, tokenizer_dir, facts, path, end_ids=_end_ids(path))
+    what = "holds neither run.toml nor config.json" if path.is_dir() else "is not a folder"
+    raise UserError(f"{path}: {what}; give a run directory or a Hugging Face model folder")
 
 
-def slots(model: Any) -> list[Slot]:
-    """Every tensor of the model over there, once: what precedes the layers, then layer by
-    layer, then the rest."""
-    outer, layered = [], []
-    for path, param in walk(model.spec()):
-        template = model.hf.weights[path]
-        fan_in, fan_out = param.matrix_shape
-        stacked = "{i}" in template
-        if param.batch != (("layers",) if stacked else ()):
-            raise ValueError(f"{path}: {param.arrow!r} does not fit the name {template!r}")
-        flat = (fan_out,) if not param.is_matrix else (fan_in, fan_out)
-        shape = flat[::-1] if _is_linear(param) else flat
-        if stacked:
-            layered += [
-                Slot(template.format(i=i), path, i, shape, param) for i in range(param.shape[0])
-            ]
-        else:
-            outer.append(Slot(template, path, None, shape, param))
-    layered.sort(key=lambda slot: slot.layer)
-    tables = [slot for slot in outer if slot.param.inputs == ("vocab",)]
-    return tables + layered + [slot for slot in outer if slot not in tables]
+def _load_run(path: Path) -> LoadedModel:
+    from podsmith.checkpoint.store import load_run_weights
+
+    run, w = load_run_weights(path)
+    tokenizer_dir, prefix = _run_tokenizer(run, path), ()
+    if tokenizer_dir is not None and run.data.tokenize.prepend == "bos":
+        prefix = (open_tokenizer(tokenizer_dir).bos_id,)
+    return LoadedModel(run.model, w, tokenizer_dir, facts_of_run(path), path, prefix)
 
 
-def tensors(model: Any, w: Tree, dtype: Any = np.float32) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, host array) of every tensor in the order of `slots`, one on the host at a time."""
-    leaves = dict(walk(w))
-    for slot in slots(model):
-        yield slot.name, slot.to_layout(leaves[slot.path], dtype)
+def _end_ids(folder: Path) -> tuple[int, ...]:
+    """What generation_config.json (or config.json) says ends a text: one id or several."""
+    config = read_config(folder) | read_json(folder / "generation_config.json")
+    said = config.get("eos_token_id")
+    said = said if isinstance(said, list) else [said]
+    return tuple(each for each in said if isinstance(each, int))
 
 
-def to_hf(model: Any, w: Tree, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """All weights (or gradients) under their Hugging Face names, on the host."""
-    return dict(tensors(model, w, dtype))
+def _run_tokenizer(run: Any, path: Path) -> Path | None:
+    """The tokenizer kept in the run directory, else that of the prepared data."""
+    for folder in (path / "tokenizer", Path(run.data.dir) / "tokenizer"):
+        if has_tokenizer(folder):
+            return folder
+    return None
 
 
-def from_hf(model: Any, given: Mapping[str, Any], where: str = "weights") -> Tree:
-    """Our weights, float32 arrays on the host, from tensors by Hugging Face name.
-
-    Raises UserError, naming the tensors, where one is missing, unknown, of another shape or
-    not a float.
-    """
-    wanted = slots(model)
-    _check_names(wanted, given, where)
-    leaves = {path: np.empty(param.shape, np.float32) for path, param in walk(model.spec())}
-    for slot in wanted:
-        array = np.asarray(given[slot.name])
-        if array.dtype.name not in FLOATS:
-            raise UserError(
-                f"{where}: {slot.name} is {array.dtype.name}; quantized weights are not "
-                f"supported, so start from the unquantized model"
-            )
-        if array.shape != slot.shape:
-            raise UserError(
-                f"{where}: {slot.name} has shape {list(array.shape)}, config.json implies "
-                f"{list(slot.shape)}; they are not of one model"
-            )
-        at = ... if slot.layer is None else slot.layer
-        leaves[slot.path][at] = slot.from_layout(array)
-    return _nested(leaves)
-
-
-def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
-    names = {slot.name for slot in wanted}
-    missing = sorted(names - set(given))
-    if missing:
-        raise UserError(f"{where}: lacks {some(missing)}; the folder is not complete")
-    extra = [n for n in sorted(set(given) - names) if not n.endswith(IGNORED_ENDINGS)]
-    if TIED_HEAD in extra:
-        table = next(slot.name for slot in wanted if slot.param.inputs == ("vocab",))
-        if np.array_equal(np.asarray(given[TIED_HEAD]), np.asarray(given[table])):
-            extra.remove(TIED_HEAD)
-        else:
-            raise UserError(
-                f"{where}: {TIED_HEAD} differs from {table} although config.json ties them; "
-                f"set tie_word_embeddings to false if the head is its own"
-            )
-    if extra:
-        raise UserError(
-            f"{where}: holds {some(extra)}, which this architecture does not have; "
-            f"importing without them would be another model"
-        )
+def export_command(
+    path: str | Path,
+    out: str | Path,
+    *,
+    dtype: str = "fp32",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    overwrite: bool = False,
+) -> Proof:
+    """Writes the model at `path` as a Hugging Face folder `out`, and prints the proof."""
+    loaded = load_model(path)
+    proof = export_hf(
+        loaded.model,
+        loaded.weights,
+        loaded.tokenizer_dir,
+        out,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        facts=loaded.facts,
+        prefix=loaded.prefix,
+        overwrite=overwrite,
+    )
+    _say(loaded, out, proof)
+    return proof
 
 
-def _nested(leaves: dict[str, np.ndarray]) -> Tree:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split(".")
-        node = tree
-        for name in parents:
-            node = node.setdefault(name, {})
-        node[last] = leaf
-    return tree
+def import_command(path: str | Path, out: str | Path) -> Proof:
+    """Checks a Hugging Face folder tensor by tensor and writes it as podsmith keeps models:
+    float32 safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
+    the result, as they take the folder itself."""
+    path = Path(path)
+    if not (path / "config.json").exists():
+        raise UserError(f"{path}: has no config.json; give a Hugging Face model folder")
+    return export_command(path, out)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder. Raises UserError where there is none or it is not one."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; point at a Hugging Face model folder") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: is not a JSON object; download it again")
-    return config
-
-
-def model_from_config(config: dict[str, Any], where: str) -> Any:
-    """The model that a config.json describes, by its architecture. Raises UserError for an
-    architecture or a feature that podsmith does not compute."""
-    architecture = (config.get("architectures") or ["?"])[0]
-    known = {name: kind for kind in KINDS.values() for name in kind.hf.architectures}
-    if architecture not in known:
-        raise UserError(
-            f"{where}: architecture {architecture!r} is not supported; "
-            f"these are: {', '.join(known)}"
-        )
-    if config.get("quantization_config"):
-        raise UserError(
-            f"{where}: quantization_config is set; start from the unquantized model instead"
-        )
-    kind = known[architecture]
-    fields = kind.hf.fields(config, where)
-    try:
-        return TypeAdapter(kind).validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"{where}: {field} = {first['input']!r} does not fit ({first['msg']}); correct it"
-        ) from None
-
-
-def import_hf(folder: str | Path) -> tuple[Any, Tree, Path | None]:
-    """(model, float32 host weights, folder of the tokenizer or None) of an HF folder.
-
-    Raises UserError in one sentence for whatever keeps it from being exactly this model.
-    """
-    folder = Path(folder)
-    model = model_from_config(read_config(folder), str(folder / "config.json"))
-    w = from_hf(model, TensorFiles(folder), str(folder))
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
-    return model, w, folder if has_tokenizer else None
+def _say(loaded: LoadedModel, out: str | Path, proof: Proof) -> None:
+    print(f"{out}: {count_params(loaded.model.spec()):,} parameters in {proof.dtype}")
+    for line in proof.lines():
+        print(f"  {line}")
+    if loaded.tokenizer_dir is None:
+        print("  no tokenizer: none came with the model")

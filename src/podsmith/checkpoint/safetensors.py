@@ -8,6 +8,7 @@ Only this format is read: pickled `.bin` files run code when they are opened.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,7 @@ def write_shards(
     """Writes (name, array) pairs, which come in the order of `shards`, one shard in memory at
     a time; the index is written where there are several. `total` is in bytes."""
     stream = iter(tensors)
+    os.umask(umask := os.umask(0o022))
     weight_map = {}
     for number, names in enumerate(shards, 1):
         file = SINGLE
@@ -147,6 +149,7 @@ def write_shards(
             shard[name] = array
             weight_map[name] = file
         save_file(shard, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o666 & ~umask)  # the library makes it private
         del shard
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -1,0 +1,65 @@
+"""A Hugging Face model folder read: config.json to a model, safetensors to weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from podsmith.checkpoint.layout import from_hf
+from podsmith.checkpoint.safetensors import TensorFiles
+from podsmith.checkpoint.tokenizer_files import has_tokenizer
+from podsmith.core.param import Tree
+from podsmith.errors import UserError
+from podsmith.models import KINDS
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder. Raises UserError where there is none or it is not one."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; point at a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: is not a JSON object; download it again")
+    return config
+
+
+def model_from_config(config: dict[str, Any], where: str) -> Any:
+    """The model that a config.json describes, by its architecture. Raises UserError for an
+    architecture or a feature that podsmith does not compute."""
+    architecture = (config.get("architectures") or ["?"])[0]
+    known = {name: kind for kind in KINDS.values() for name in kind.hf.architectures}
+    if architecture not in known:
+        raise UserError(
+            f"{where}: architecture {architecture!r} is not supported; "
+            f"these are: {', '.join(known)}"
+        )
+    if config.get("quantization_config"):
+        raise UserError(
+            f"{where}: quantization_config is set; start from the unquantized model instead"
+        )
+    kind = known[architecture]
+    fields = kind.hf.fields(config, where)
+    try:
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"{where}: {field} = {first['input']!r} does not fit ({first['msg']}); correct it"
+        ) from None
+
+
+def import_hf(folder: str | Path) -> tuple[Any, Tree, Path | None]:
+    """(model, float32 host weights, folder of the tokenizer or None) of an HF folder.
+
+    Raises UserError in one sentence for whatever keeps it from being exactly this model.
+    """
+    folder = Path(folder)
+    model = model_from_config(read_config(folder), str(folder / "config.json"))
+    w = from_hf(model, TensorFiles(folder), str(folder))
+    return model, w, folder if has_tokenizer(folder) else None
