@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podsmith.presets.hardware import PEAKS, peak_of
-from podsmith.train.throughput import Throughput, memory_bytes, peak_flops
+from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
 class Clock:
@@ -36,43 +36,58 @@ durations = st.floats(1e-3, 50.0)
 def test_pauses_are_in_no_step(spans):
     """Each step waits w, works s, and is followed by a pause p that is nobody's time."""
     clock = Clock()
-    speed = Throughput(1000, devices=[FakeDevice("cpu", 1)], clock=clock)
+    timer = StepTimer(1000, clock=clock)
     for waited, worked, paused in spans:
-        clock.now += waited + worked
-        speed.step_done(input_wait_s=waited)
-        clock.now += paused
-        speed.pause(paused)
-    values = speed.read()
+        with timer.waiting():
+            clock.now += waited
+        clock.now += worked
+        timer.step()
+        with timer.paused():
+            clock.now += paused
+    values = timer.window()
     steps = np.array([w + s for w, s, _ in spans])
     assert values["tokens_per_s"] == pytest.approx(1000 * len(spans) / steps.sum())
     assert values["step_time_p50_s"] == pytest.approx(np.median(steps))
     assert values["step_time_p95_s"] == pytest.approx(np.quantile(steps, 0.95))
     assert values["input_wait_share"] == pytest.approx(sum(w for w, *_ in spans) / steps.sum())
-    assert "mfu" not in values and speed.read() == {}
+    assert "mfu" not in values and timer.window() == {}
 
 
 def test_windows_are_separate():
     clock = Clock()
-    speed = Throughput(10, devices=[FakeDevice("cpu", 1)], clock=clock)
-    for seconds in (2.0, 2.0):
-        clock.now += seconds
-        speed.step_done(input_wait_s=1.0)
-    assert speed.read()["input_wait_share"] == 0.5
+    timer = StepTimer(10, clock=clock)
+    for _ in range(2):
+        with timer.waiting():
+            clock.now += 1.0
+        clock.now += 1.0
+        timer.step()
+    assert timer.window()["input_wait_share"] == 0.5
     clock.now += 5.0
-    speed.step_done()
-    second = speed.read()
+    timer.step()
+    second = timer.window()
     assert second["tokens_per_s"] == 2.0 and second["input_wait_share"] == 0.0
+
+
+def test_an_interrupted_wait_is_counted():
+    clock = Clock()
+    timer = StepTimer(10, clock=clock)
+    with pytest.raises(KeyboardInterrupt), timer.paused():
+        clock.now += 7.0
+        raise KeyboardInterrupt
+    clock.now += 2.0
+    timer.step()
+    assert timer.window()["step_time_p50_s"] == 2.0
 
 
 def test_mfu_over_all_devices():
     clock = Clock()
     four = [FakeDevice("TPU v4", 5), FakeDevice("TPU v4", 9)] * 2
-    speed = Throughput(10, 275e12, devices=four, clock=clock)
+    timer = StepTimer(10, 275e12, peak_flops(four), clock=clock)
     clock.now += 0.5
-    speed.step_done()
-    values = speed.read()
-    assert values["mfu"] == pytest.approx(0.5)  # one device's second of work, in half a second of 4
-    assert values["peak_memory_bytes"] == 9
+    timer.step()
+    # One device's work of a second, done in half a second by four.
+    assert timer.window()["mfu"] == pytest.approx(0.5)
+    assert memory_bytes(four) == 9
 
 
 def test_no_peak_no_mfu():

@@ -1,6 +1,6 @@
 """The run directory: complete in itself, owned by one run, used by one process at a time.
 
-    run.toml plan.json env.json metrics.jsonl checkpoints/ report.html
+run.toml plan.json env.json metrics.jsonl checkpoints/ report.html
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from podsmith.config import dump_toml, load_run
 from podsmith.errors import UserError
 from podsmith.plan.resolve import Plan
 from podsmith.run import Run
-from podsmith.train.metrics import write_env
+from podsmith.train.environment import write_env
 
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.

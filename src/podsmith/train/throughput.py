@@ -1,13 +1,16 @@
-"""Throughput: how fast a run is, from the host's clock.
+"""StepTimer: how fast a run is, from the host's clock.
 
-    | wait |   step   | wait |   step   |  pause: eval, checkpoint  | wait |   step   | ...
-    '--- one step ----'--- one step ----'     (no step's time)      '--- one step ----'
+    | waiting |  step  | waiting |  step  |  paused: eval, checkpoint  | waiting | step | ...
+    '---- one step ----'---- one step ----'      (no step's time)      '--- one step ---'
 
-A step must be awaited before `step_done`, or the clock shows dispatch and not work.
+The accelerator runs behind the host. A step's time is right on average as long as the loop
+is held up each time by a finished step, for example by the one before; p95 is then what the
+host saw.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import jax
 import numpy as np
@@ -15,50 +18,61 @@ import numpy as np
 from podsmith.presets.hardware import peak_of
 
 
-class Throughput:
-    """Collects step times between two calls of `read`.
+class StepTimer:
+    """Collects step times between two calls of `window`; the first step starts at once.
 
-    `tokens_per_step` counts all hosts. `flops_per_step` is the model's FLOPs of one optimizer
-    step, recomputation not counted; with it and devices of known peak (all devices unless
-    given) MFU is reported, else it is left out.
+    `tokens_per_step` counts all hosts. `flops_per_step` (the model's FLOPs of one optimizer
+    step, recomputation not counted) and `peak_flops` (of all devices together) give MFU;
+    without either it is left out.
     """
 
     def __init__(
         self,
         tokens_per_step: int,
         flops_per_step: float | None = None,
+        peak_flops: float | None = None,
         *,
-        devices: Sequence[jax.Device] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._devices = jax.devices() if devices is None else devices
         self._tokens_per_step = tokens_per_step
         self._flops_per_step = flops_per_step
-        self._peak_flops = peak_flops(self._devices)
-        self._peak_memory_bytes = 0
+        self._peak_flops = peak_flops
         self._clock = clock
         self._step_times_s: list[float] = []
         self._waited_s = 0.0
         self._paused_s = 0.0
         self._last = clock()
 
-    def step_done(self, input_wait_s: float = 0.0) -> None:
-        """Ends a step, `input_wait_s` of which went to waiting for its batch."""
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time inside is part of the step, and counted as waiting for input."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._waited_s += self._clock() - start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside belongs to no step: evaluation, checkpoints, samples."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._paused_s += self._clock() - start
+
+    def step(self) -> None:
+        """Ends a step; the next one starts."""
         now = self._clock()
         self._step_times_s.append(max(now - self._last - self._paused_s, 0.0))
-        self._waited_s += input_wait_s
         self._paused_s = 0.0
         self._last = now
 
-    def pause(self, seconds: float) -> None:
-        """Takes seconds since the last step out of the next one: evaluation, checkpoints."""
-        self._paused_s += seconds
-
-    def read(self) -> dict[str, float]:
+    def window(self) -> dict[str, float]:
         """Figures of the steps since the last call, for `MetricsWriter.log`; {} if none.
 
         tokens_per_s, step_time_p50_s, step_time_p95_s, input_wait_share (of the steps' time,
-        0 to 1), mfu (0 to 1, where the peak is known), peak_memory_bytes.
+        0 to 1) and, where the peak is known, mfu (0 to 1).
         """
         times_s = self._step_times_s
         if not times_s:
@@ -73,8 +87,6 @@ class Throughput:
         }
         if self._flops_per_step and self._peak_flops:
             values["mfu"] = self._flops_per_step * len(times_s) / total_s / self._peak_flops
-        self._peak_memory_bytes = max(self._peak_memory_bytes, memory_bytes(self._devices))
-        values["peak_memory_bytes"] = float(self._peak_memory_bytes)
         self._step_times_s = []
         self._waited_s = 0.0
         return values
