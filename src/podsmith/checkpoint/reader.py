@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from podsmith.checkpoint.layout import from_hf
 from podsmith.checkpoint.safetensors import TensorFiles
 from podsmith.checkpoint.tokenizer_files import has_tokenizer
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
 from podsmith.models import KINDS
+from podsmith.models.validate import validated
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -44,14 +43,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         )
     kind = known[architecture]
     fields = kind.hf.fields(config, where)
-    try:
-        return TypeAdapter(kind).validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"{where}: {field} = {first['input']!r} does not fit ({first['msg']}); correct it"
-        ) from None
+    return validated(kind, fields, f"{where}: ")
 
 
 def import_hf(folder: str | Path) -> tuple[Any, Tree, Path | None]:

@@ -1,0 +1,133 @@
+"""Parameter counts by part, read off the arrows: no formula that could disagree with a model."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from podsmith.core.param import Param, count_params, walk
+from podsmith.errors import UserError
+from podsmith.models.validate import validated
+
+PARTS = ("embedding", "attention", "mlp", "norms", "biases", "head")
+
+
+@dataclass(frozen=True)
+class PartCount:
+    """Weights of one part: in one layer, and altogether. `layers` is 1 outside the stack."""
+
+    part: str
+    per_layer: int
+    layers: int
+
+    @property
+    def total(self) -> int:
+        return self.per_layer * self.layers
+
+
+def part_of(param: Param) -> str:
+    """The part a weight belongs to, by what its axes are called."""
+    if not param.is_matrix:
+        return "biases" if param.fill == 0 else "norms"
+    if "vocab" in param.inputs:
+        return "embedding"
+    if "vocab" in param.outputs:
+        return "head"
+    axes = param.inputs + param.outputs
+    return "attention" if {"heads", "kv_heads"} & set(axes) else "mlp"
+
+
+def count_by_part(model: Any) -> list[PartCount]:
+    """Counts in the order of PARTS, weights inside and outside the layers apart; their totals
+    sum to the model's count."""
+    sums: dict[tuple[str, int], int] = {}
+    for _, param in walk(model.spec()):
+        layers = param.shape[0] if param.batch[:1] == ("layers",) else 1
+        key = (part_of(param), layers)
+        sums[key] = sums.get(key, 0) + param.size // layers
+    order = sorted(sums, key=lambda key: (PARTS.index(key[0]), -key[1]))
+    return [PartCount(part, sums[part, layers], layers) for part, layers in order]
+
+
+def params_report(name: str, model: Any) -> str:
+    """The sum as a text table, with the tied and the untied total."""
+    rows = [("part", "each layer", "layers", "together")]
+    for count in count_by_part(model):
+        part, inside = count.part, count.layers > 1
+        if part in ("norms", "biases") and not inside:
+            part += " (last)"
+        rows.append(
+            (
+                part,
+                f"{count.per_layer:,}" if inside else "",
+                f"x {count.layers}" if inside else "",
+                f"{count.total:,}",
+            )
+        )
+    for head in ("tied", "untied"):
+        total = count_params(replace(model, head=head).spec())
+        here = "  <- this model" if model.head == head else ""
+        rows.append((f"total, {head}", "", "", f"{total:,}{here}"))
+    widths = [max(len(row[i].partition("  <-")[0]) for row in rows) for i in range(4)]
+    lines = [
+        f"{part:<{widths[0]}}  {each:>{widths[1]}}  {layers:>{widths[2]}}  "
+        f"{number:>{widths[3]}}{arrow}{note}".rstrip()
+        for part, each, layers, last in rows
+        for number, arrow, note in [last.partition("  <-")]
+    ]
+    rule = "-" * len(lines[0])
+    title = f"{name}: {_shape(model)}"
+    return "\n".join([title, "", lines[0], rule, *lines[1:-2], rule, *lines[-2:]])
+
+
+def _shape(model: Any) -> str:
+    return (
+        f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, mlp {model.mlp_dim} "
+        f"({model.mlp}), {model.num_heads} query and {model.num_kv_heads} kv heads of "
+        f"{model.head_dim}, vocab {model.vocab_size}"
+    )
+
+
+def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
+    """The model of a preset, a run file, a run directory or a Hugging Face folder, with
+    `model.field=value` overrides. Raises UserError where there is none of that name."""
+    path = Path(name)
+    if path.is_dir() and not (path / "run.toml").exists():
+        from podsmith.checkpoint.reader import model_from_config, read_config
+
+        if overrides:
+            raise UserError(f"{overrides[0]}: a Hugging Face folder is taken as it is; drop it")
+        return model_from_config(read_config(path), str(path / "config.json"))
+    if path.is_dir() or path.suffix == ".toml":
+        from podsmith.config import load_run
+
+        return load_run(path / "run.toml" if path.is_dir() else path, overrides).model
+    return _preset(name, overrides)
+
+
+def _preset(name: str, overrides: Sequence[str]) -> Any:
+    from podsmith import presets
+    from podsmith.config_errors import nearest
+    from podsmith.config_text import parse_override
+
+    known = presets.of_section("model")
+    if name not in known:
+        cure = nearest(name, list(known), what="there are")
+        raise UserError(f"{name}: neither a preset nor a run file; {cure}")
+    model = known[name]()
+    fields = [field.name for field in dataclasses.fields(model)]
+    changes = {}
+    for text in overrides:
+        keys, value = parse_override(text)
+        field = str(keys[-1])
+        if keys[:-1] not in ((), ("model",)) or field not in fields:
+            cure = nearest(field, fields, what="the model's fields are")
+            raise UserError(f"{text}: a preset has no such field; {cure}")
+        changes[field] = value
+    return validated(type(model), {f: getattr(model, f) for f in fields} | changes, "model.")
+
+
+def params_command(name: str, overrides: Sequence[str] = ()) -> None:
+    """Prints the count of a preset, run file, run directory or Hugging Face folder by part."""
+    print(params_report(name, find_model(name, overrides)))
