@@ -43,6 +43,7 @@ class TensorBoard:
         self._writer = SummaryWriter(
             str(run_dir / "tensorboard"),
             purge_step=purge_step,
+            max_queue=1000,  # a short queue makes the training loop wait for the disk
             # A file is named by the second: two starts within one would overwrite each other.
             filename_suffix=f".{os.getpid()}.{purge_step}",
         )
