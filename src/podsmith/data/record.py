@@ -45,7 +45,9 @@ def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str
         starts = np.unpackbits(rows["starts"], axis=1, count=T, bitorder="little")
         starts[:, 0] = 1  # also in rows that are all padding
         first = np.flatnonzero(starts.view(bool)).astype(np.int32)  # [segments]
-    sizes = np.diff(first, append=np.int32(B * T)).astype(np.int64)
+    sizes = np.full(len(first), B * T, np.int64)
+    sizes[:-1] = first[1:]
+    sizes -= first
     positions = np.repeat(first, sizes)
     np.subtract(_counting(B * T), positions, out=positions)
     number = np.arange(1, len(first) + 1, dtype=np.int32)
