@@ -6,6 +6,8 @@
 The arrow says which axes are in and out, and each matrix of a stack is treated by itself.
 """
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -30,32 +32,32 @@ def direction(
 ) -> tuple[Array, dict[str, Array]]:
     """The gradient over its root mean square, clipped and, if relative, scaled by the weight."""
     new = t**-optim.decay_exponent  # share of this step's squares
-    square = g * g + optim.eps
+    square = g * g
     if param.is_matrix:
-        step, kept = _factored(param, g, square, slots, new)
+        factors, kept = _factored(optim, param, square, slots, new)
     else:
-        nu = (1 - new) * slots["nu"] + new * square
-        step, kept = g / jnp.sqrt(nu), {"nu": nu}
-    step = step / jnp.maximum(1, _rms(param, step) / optim.update_rms)
+        nu = (1 - new) * slots["nu"] + new * (square + optim.eps)
+        factors, kept = (nu,), {"nu": nu}
+    # from squares, not from the step itself, which is then never held between two passes
+    rms = jnp.sqrt(_mean(param, math.prod((1 / f for f in factors), start=square)))
+    scale = 1 / jnp.maximum(1, rms / optim.update_rms)
     if optim.step_size == "relative":
-        step = step * jnp.maximum(_rms(param, w), optim.min_weight_rms)
-    return step, kept
+        scale = scale * jnp.maximum(jnp.sqrt(_mean(param, w * w)), optim.min_weight_rms)
+    return math.prod((f**-0.5 for f in factors), start=scale * g), kept
 
 
 def _factored(
-    param: Param, g: Array, square: Array, slots: Slots, new: Array
-) -> tuple[Array, dict[str, Array]]:
+    optim: Adafactor, param: Param, square: Array, slots: Slots, new: Array
+) -> tuple[tuple[Array, Array], dict[str, Array]]:
+    """Two arrays whose product, broadcast, is the second moment; and the new slots."""
     b, i, n = len(param.batch), len(param.inputs), len(param.shape)
     ins, outs = tuple(range(b, b + i)), tuple(range(b + i, n))
-    row = (1 - new) * slots["row"] + new * square.mean(outs)
-    col = (1 - new) * slots["col"] + new * square.mean(ins)
+    row = (1 - new) * slots["row"] + new * (square.mean(outs) + optim.eps)
+    col = (1 - new) * slots["col"] + new * (square.mean(ins) + optim.eps)
     relative = row / row.mean(ins, keepdims=True)  # in `row` the inputs are the same axes
-    # two roots, not the root of a product: squares of small gradients would underflow
-    step = g * jnp.expand_dims(relative, outs) ** -0.5 * jnp.expand_dims(col, ins) ** -0.5
-    return step, {"row": row, "col": col}
+    return (jnp.expand_dims(relative, outs), jnp.expand_dims(col, ins)), {"row": row, "col": col}
 
 
-def _rms(param: Param, x: Array) -> Array:
-    """Root mean square of each member of a stack, [batch, 1, ...]."""
-    axes = tuple(range(len(param.batch), x.ndim))
-    return jnp.sqrt(jnp.mean(x * x, axes, keepdims=True))
+def _mean(param: Param, x: Array) -> Array:
+    """Mean of each member of a stack, [batch, 1, ...]."""
+    return jnp.mean(x, tuple(range(len(param.batch), x.ndim)), keepdims=True)

@@ -4,8 +4,10 @@
 
 A block lies within the last axis, so the leading axes shard as the weight's do. The code is
 a power: code c stands for scale * (c / max)**4, finer towards zero like the paper's dynamic
-tree, but two multiplications or two square roots where that one looks up a table. As there,
-weights that are no matrices keep float32 moments. Rounding is to the nearest code.
+tree, but two multiplications or two square roots where that one looks up a table. A scale is
+the running mean of the block's greatest gradient (squared for the second moment): it bounds
+the moment, and is known before it, so that moments are never held in float32. As in the
+paper, weights that are no matrices keep float32 moments; rounding is to the nearest code.
 """
 
 import jax.numpy as jnp
@@ -51,42 +53,44 @@ def slots(optim: Adam8bit, param: Param) -> dict[str, Slot]:
 def direction(
     optim: Adam8bit, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """AdamW's step from moments that are decoded and encoded again."""
+    """AdamW's step from moments that are decoded, and encoded again after it."""
     if not param.is_matrix:
         return adamw.direction(optim, param, g, w, slots, t)
     moments = {name: decode(slots[f"{name}_codes"], slots[f"{name}_scale"]) for name in _CODES}
     step, moments = adamw.direction(optim, param, g, w, moments, t)
-    kept = {}
+    top = _split(jnp.abs(g)).max(-1)  # [..., blocks]
+    scales = {
+        "mu": optim.beta1 * slots["mu_scale"] + (1 - optim.beta1) * top,
+        "nu": optim.beta2 * slots["nu_scale"] + (1 - optim.beta2) * top * top,
+    }
+    kept = {f"{name}_scale": scale for name, scale in scales.items()}
     for name, dtype in _CODES.items():
-        kept[f"{name}_codes"], kept[f"{name}_scale"] = encode(moments[name], dtype)
+        kept[f"{name}_codes"] = encode(moments[name], scales[name], dtype)
     return step, kept
 
 
 _CODES = {"mu": jnp.int8, "nu": jnp.uint8}
 
 
-def encode(x: Array, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """Codes [..., n] (int8, or uint8 for values that are never negative) and scales
-    [..., blocks] (float32) of x [..., n].
+def encode(x: Array, scale: Array, dtype: jnp.dtype) -> Array:
+    """Codes [..., n] of x [..., n] float32, whose blocks are at most scale [..., blocks].
 
-    What is not zero never becomes code 0 of a uint8: a second moment that vanished would
-    turn its first moment into an endless step.
+    int8 has a sign; uint8 is for what is never negative, and has no code 0: a second moment
+    rounded to nothing would turn its first moment into an endless step.
     """
-    blocks = _split(x)  # [..., n/b, b]
-    size = jnp.abs(blocks)
-    scale = size.max(-1)
-    share = size / jnp.where(scale > 0, scale, 1)[..., None]
-    code = jnp.round(jnp.iinfo(dtype).max * jnp.sqrt(jnp.sqrt(share)))
+    blocks = _split(x)  # [..., blocks, b]
+    share = jnp.abs(blocks) * (1 / jnp.where(scale > 0, scale, 1))[..., None]
+    code = jnp.round(jnp.iinfo(dtype).max * jnp.sqrt(jnp.sqrt(jnp.minimum(share, 1))))
     if jnp.issubdtype(dtype, jnp.unsignedinteger):
         code = jnp.maximum(code, 1)
     else:
         code = jnp.where(blocks < 0, -code, code)
-    return _join(code, x.shape[-1]).astype(dtype), scale
+    return _join(code, x.shape[-1]).astype(dtype)
 
 
 def decode(codes: Array, scale: Array) -> Array:
     """float32 [..., n] of codes [..., n] and scales [..., blocks]."""
-    share = _split(codes.astype(jnp.float32) / jnp.iinfo(codes.dtype).max)
+    share = _split(codes.astype(jnp.float32) * (1 / jnp.iinfo(codes.dtype).max))
     square = share * share
     return _join(jnp.sign(share) * square * square * scale[..., None], codes.shape[-1])
 

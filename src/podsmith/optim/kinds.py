@@ -157,7 +157,7 @@ class Lion(Common):
     kind: Literal["lion"] = "lion"
     beta1: Fraction = 0.9
     """Share of the momentum in the mix whose sign is the update."""
-    beta2: Fraction = 0.99
+    beta2: Annotated[float, Field(gt=0, lt=1)] = 0.99
     """Decay of the momentum."""
 
 

@@ -16,7 +16,8 @@ def slots(optim: Lion, param: Param) -> dict[str, Slot]:
 def direction(
     optim: Lion, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """-1, 0 or 1 for each weight; the momentum is updated after it was used."""
-    mu = slots["mu"]
-    step = jnp.sign(optim.beta1 * mu + (1 - optim.beta1) * g)
-    return step, {"mu": optim.beta2 * mu + (1 - optim.beta2) * g}
+    """-1, 0 or 1 for each weight: sign(beta1 * mu + (1 - beta1) * g) of the momentum before
+    this step, written with the momentum after it, so that the old one is not kept beside."""
+    mu = optim.beta2 * slots["mu"] + (1 - optim.beta2) * g
+    ratio = optim.beta1 / optim.beta2
+    return jnp.sign(ratio * mu + (1 - ratio) * g), {"mu": mu}
