@@ -42,7 +42,12 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
             f"{where}: quantization_config is set; start from the unquantized model instead"
         )
     kind = known[architecture]
-    fields = kind.hf.fields(config, where)
+    try:
+        fields = kind.hf.fields(config, where)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{where}: a value has the wrong type ({error}); take config.json from the source again"
+        ) from None
     return validated(kind, fields, f"{where}: ")
 
 

@@ -97,20 +97,21 @@ class LlamaHf:
                 f"{where}: architecture {architecture!r} is not supported; "
                 f"these are: {', '.join(MODEL_TYPES)}"
             )
-        values = _defaults(config, architecture) | config
+        said = {k: v for k, v in config.items() if v is not None or k not in FIELDS.values()}
+        values = _defaults(said, architecture) | said
         missing = [name for name in FIELDS.values() if values.get(name) is None]
         if missing:
             raise UserError(f"{where}: lacks {', '.join(missing)}; add them as the model has them")
         _refuse_unknown_features(values, where)
         acts = PLAIN_ACT if architecture == "ArceeForCausalLM" else GATED_ACT
         kinds = {act: mlp for mlp, act in acts.items()}
-        act = config.get("hidden_act", "silu")
+        act = config.get("hidden_act", "relu2" if acts is PLAIN_ACT else "silu")
         if act not in kinds:
             raise UserError(
                 f"{where}: hidden_act {act!r} is not supported; these are: {', '.join(kinds)}"
             )
         return {ours: values[theirs] for ours, theirs in FIELDS.items()} | {
-            "rope_theta": float(_rope(config).get("rope_theta", 10_000.0)),
+            "rope_theta": _rope(config).get("rope_theta", 10_000.0),
             "mlp": kinds[act],
             "head": "tied" if config.get("tie_word_embeddings", False) else "untied",
             "qk_norm": "head" if architecture == "Qwen3ForCausalLM" else "none",
@@ -132,7 +133,8 @@ def _defaults(config: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 def _head_dim(config: dict[str, Any]) -> dict[str, Any]:
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    return {"head_dim": width // heads} if heads and width else {}
+    known = isinstance(heads, int) and isinstance(width, int) and heads > 0
+    return {"head_dim": width // heads} if known else {}
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
