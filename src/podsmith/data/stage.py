@@ -77,9 +77,7 @@ def run_stage(
     UserErrors of `work` pass through. Any failure leaves a state that a rerun takes up.
     """
     folder = Path(folder).absolute()
-    sources = {k: m.hash for k, m in sorted((inputs or {}).items())}
-    wanted = {"stage": name, "parts": len(parts), "fingerprint": dict(fingerprint)}
-    wanted = json.loads(dump_json({**wanted, "inputs": sources, "format": FORMAT}))
+    wanted = _wanted(name, len(parts), fingerprint, inputs)
     # before the lock: a finished stage may lie on a read-only disk
     if finished := _finished(folder, wanted):
         return finished
@@ -94,6 +92,26 @@ def run_stage(
         finally:
             progress.finish()
         return _write_manifest(folder, wanted, len(parts), dict(facts or {}), finish)
+
+
+def finished_stage(
+    name: str,
+    folder: str | os.PathLike,
+    parts: int,
+    *,
+    fingerprint: Mapping[str, Any],
+    inputs: Mapping[str, Manifest] | None = None,
+) -> Manifest | None:
+    """Manifest of the stage that `run_stage` would find finished, else None; nothing is run."""
+    return _finished(Path(folder).absolute(), _wanted(name, parts, fingerprint, inputs))
+
+
+def _wanted(
+    name: str, parts: int, fingerprint: Mapping[str, Any], inputs: Mapping[str, Manifest] | None
+) -> dict[str, Any]:
+    sources = {k: m.hash for k, m in sorted((inputs or {}).items())}
+    wanted = {"stage": name, "parts": parts, "fingerprint": dict(fingerprint)}
+    return json.loads(dump_json({**wanted, "inputs": sources, "format": FORMAT}))
 
 
 def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
