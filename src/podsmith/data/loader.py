@@ -15,8 +15,8 @@ import numpy as np
 from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
 
-THREADS = 2
 AHEAD = 4
+KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Loader:
@@ -51,7 +51,8 @@ class Loader:
         self.offset = process_index * self.local_rows
         self.ahead = ahead
         self.input_wait_s = 0.0
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="podsmith-loader")
+        _keep_freed_memory()
+        self._pool = ThreadPoolExecutor(store.place.readers, thread_name_prefix="podsmith-loader")
         self._coming: dict[int, Future] = {}
         self._prefetch(start_step)
 
@@ -90,3 +91,12 @@ class Loader:
             return arrays
         A = self.num_microbatches
         return {k: v.reshape(A, -1, v.shape[-1]) for k, v in arrays.items()}
+
+
+def _keep_freed_memory() -> None:
+    """Teaches glibc to keep what batches free; else each one's pages are faulted in anew.
+
+    A freed mapping of up to 32 MiB raises its limits for good (mallopt(3), dynamic mmap
+    threshold); that more than doubles the loader's speed. Other allocators ignore it.
+    """
+    np.empty(KEPT_BYTES, np.uint8)

@@ -142,7 +142,7 @@ def plan_shards(
         for number, start in enumerate(range(0, size, step)):
             stop = min(start + step, size)
             touched = tuple(f for f in files if f.start < stop and start < f.start + f.tokens)
-            pad_id = tokenized.facts["eos_id"]
+            pad_id = tokenized.facts["eos_id"] or 0  # padding is masked, whatever it is
             shape = (number, method, seq_len, dtype.name, pad_id, start, stop)
             shards.append(Shard(split, source, *shape, touched))
     return tuple(shards)

@@ -23,6 +23,9 @@ HASH_THREADS = 8
 class Place(Protocol):
     """A folder of files, local or not."""
 
+    readers: int
+    """Threads worth having: one computes, more wait for a network together."""
+
     def name(self, file: str) -> str:
         """How the file is called in messages."""
 
@@ -44,6 +47,8 @@ class Place(Protocol):
 
 class LocalPlace:
     """A folder on this machine; records are gathered from memory maps."""
+
+    readers = 1
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -79,6 +84,8 @@ class LocalPlace:
 
 class RemotePlace:
     """A folder at an fsspec URL; neighboring records are fetched as one range."""
+
+    readers = 4
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
