@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from podsmith import presets
 from podsmith.config_check import check_run
 from podsmith.config_errors import explain, nearest
-from podsmith.config_fields import field_types, section_class, to_plain, with_unset
+from podsmith.config_fields import names_in, to_plain, with_unset
 from podsmith.config_merge import COMMAND_LINE, Merged, Provenance
 from podsmith.config_text import Keys, dotted, is_tables, leaves, parse_override, read_toml
 from podsmith.errors import UserError
@@ -90,7 +90,7 @@ def _put_layer(
 
 
 def _recipe(name: Any, where: str) -> dict[str, Any]:
-    return to_plain(_named(name, presets.recipes(), "recipe", where)(), defaults="omit")
+    return to_plain(_named(name, presets.all_recipes(), "recipe", where)(), defaults="omit")
 
 
 def _preset(section: str, name: Any, where: str) -> dict[str, Any]:
@@ -116,10 +116,8 @@ def _validated(merged: Merged) -> Run:
 
 
 def _names(values: dict[str, Any], keys: Keys) -> list[str]:
-    """What the table at `keys` may hold."""
-    cls = section_class(values, keys)
     extra = ["recipe"] if not keys else ["preset"] if keys in _preset_sections() else []
-    return extra + (list(field_types(cls)) if cls else [])
+    return extra + names_in(values, keys)
 
 
 def _provenance(run: Run, origin: Provenance) -> Provenance:
@@ -173,7 +171,7 @@ def run_schema() -> dict[str, Any]:
     schema = _adapter().json_schema()
     for definition in [schema, *schema.get("$defs", {}).values()]:
         _relax(definition)
-    names = list(presets.recipes())
+    names = list(presets.all_recipes())
     recipe = {"enum": names, "description": "Starts from a whole run; all else changes it."}
     schema["properties"] = {"recipe": recipe, **schema["properties"]}
     for section in presets.SECTIONS:

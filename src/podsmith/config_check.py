@@ -36,10 +36,10 @@ def _check_schedule(run: Run) -> None:
     for name in ("warmup_steps", "decay_steps"):
         used += getattr(schedule, name, 0)
         if used > run.train.steps:
-            what = "the run has" if name == "warmup_steps" else "with the warm-up are more than"
+            beside = "" if name == "warmup_steps" else " after the warm-up"
             raise UserError(
-                f"optim.schedule.{name}: {getattr(schedule, name)} steps, {what} train.steps = "
-                f"{run.train.steps}; shorten them or train longer"
+                f"optim.schedule.{name}: {getattr(schedule, name)} steps{beside} do not fit into "
+                f"train.steps = {run.train.steps}; shorten them or train longer"
             )
 
 

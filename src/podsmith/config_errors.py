@@ -39,11 +39,12 @@ EXAMPLES = {
     "optim.learning_rate": "learning_rate = 3e-4",
     "data": '[data] with dir = "data"',
     "data.dir": 'dir = "data"',
+    "data.sources.path": 'path = "texts/*.jsonl"',
     "train": "[train] with steps = 1000 and global_batch_size = 32",
     "train.steps": "steps = 1000",
     "train.global_batch_size": "global_batch_size = 32",
 }
-SOURCE_EXAMPLE = 'path = "texts/*.jsonl"'
+MODEL_EXAMPLE = 'preset = "llama-5m"'
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
@@ -75,12 +76,12 @@ def explain(
     keys = min(by_path, key=lambda keys: _rank(by_path[keys]))
     found = by_path[keys]
     kind = found[0]["type"]
+    if kind in UNTAGGED or keys[-1:] == ("kind",):
+        return UserError(_kind(keys, found[0], where, fields))
     if kind in UNKNOWN:
         text = _unknown(keys, where, fields)
     elif kind in MISSING:
         text = _missing(keys, where)
-    elif kind in UNTAGGED or (keys and keys[-1] == "kind" and kind == "literal_error"):
-        text = _kind(keys, found[0], where)
     else:
         text = _wrong(keys, found, where)
     others = len(by_path) - 1
@@ -89,6 +90,8 @@ def explain(
 
 def _rank(errors: Errors) -> int:
     kind = errors[0]["type"]
+    if kind in UNTAGGED or (errors[0]["loc"] or ("",))[-1] == "kind":
+        return -1  # decides what the other fields of its section are
     return 0 if kind in UNKNOWN else 2 if kind in MISSING else 1
 
 
@@ -113,31 +116,30 @@ def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
 
 
 def _missing(keys: Keys, where: Callable[[Keys], str]) -> str:
-    name = dotted(keys)
-    example = EXAMPLES.get(name)
-    if keys[:2] == ("data", "sources"):
-        example = SOURCE_EXAMPLE
-    if example is None:
-        example = f"{keys[-1]} = ..." if len(keys) == 1 else f"{keys[-1]} = ... in [{keys[0]}]"
-    elif len(keys) > 1:
-        example += f" in [{dotted(key for key in keys[:-1] if isinstance(key, str))}]"
-    return f"{where(keys[:-1])}: {name} is missing; add for example {example}"
+    section = dotted([key for key in keys[:-1] if isinstance(key, str)])
+    name = f"{section}.{keys[-1]}" if section else str(keys[-1])
+    fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
+    inside = f" in [{section}]" if section else ""
+    example = EXAMPLES.get(name, fallback) + inside
+    return f"{where(keys[:-1])}: {dotted(keys)} is missing; add for example {example}"
 
 
-def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str]) -> str:
-    context = error.get("ctx", {})
-    kinds = _quoted(context.get("expected_tags") or context.get("expected", ""))
-    section = dotted(keys[:-1] if keys[-1:] == ("kind",) else keys)
-    if error["type"] == "union_tag_not_found":
-        return (
-            f"{where(keys)}: {section}.kind is missing; add kind = "
-            + " or ".join(f'"{kind}"' for kind in kinds)
-        )  # fmt: skip
-    given = context.get("tag", error.get("input"))
-    return (
-        f"{where((*keys, 'kind'))}: {section}.kind: no kind {given!r}; the kinds are "
-        f"{', '.join(kinds)}"
-    )
+def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], fields: Callable) -> str:
+    table = keys[:-1] if keys[-1:] == ("kind",) else keys
+    name = dotted((*table, "kind"))
+    kinds = fields((*table, "kind"))
+    if error["type"] in ("union_tag_not_found", *MISSING):
+        said = " or ".join(f'"{kind}"' for kind in kinds)
+        return f"{where(table)}: {name} is missing; add kind = {said} in [{dotted(table)}]"
+    given = error.get("ctx", {}).get("tag", error.get("input"))
+    return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {nearest_kind(given, kinds)}"
+
+
+def nearest_kind(given: Any, kinds: Sequence[str]) -> str:
+    """All kinds, with the nearest first if one is near."""
+    close = get_close_matches(str(given), kinds, n=1)
+    listed = f"the kinds are {', '.join(kinds)}"
+    return f"did you mean {close[0]!r}? {listed}" if close else listed
 
 
 def _wrong(keys: Keys, errors: Errors, where: Callable[[Keys], str]) -> str:

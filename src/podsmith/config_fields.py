@@ -49,8 +49,8 @@ def class_for(annotation: Any, values: Any) -> type | None:
     return classes[0] if len(classes) == 1 else None
 
 
-def section_class(values: dict[str, Any], keys: Keys) -> type | None:
-    """The dataclass of the table at `keys`; None where no field leads there."""
+def annotation_at(values: dict[str, Any], keys: Keys) -> Any:
+    """The annotation of the field at `keys`; None where no field leads there."""
     annotation: Any = Run
     inner: Any = values
     for key in keys:
@@ -60,7 +60,19 @@ def section_class(values: dict[str, Any], keys: Keys) -> type | None:
             inner = inner.get(key) if isinstance(inner, dict) else None
         else:
             inner = inner[key] if isinstance(inner, list) and key < len(inner) else None
-    return class_for(annotation, inner)
+    return annotation
+
+
+def names_in(values: dict[str, Any], keys: Keys) -> list[str]:
+    """What may be said at `keys`: the fields of a table, the kinds of a `kind`."""
+    if keys[-1:] == ("kind",):
+        classes = classes_in(annotation_at(values, keys[:-1]))
+        return [c.__dataclass_fields__["kind"].default for c in classes]
+    inner: Any = values
+    for key in keys:
+        inner = inner[key]
+    cls = class_for(annotation_at(values, keys), inner)
+    return list(field_types(cls)) if cls else []
 
 
 def all_sections(annotation: Any = Run) -> Iterator[type]:

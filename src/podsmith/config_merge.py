@@ -22,8 +22,9 @@ class Merged:
 
     def where(self, keys: Keys) -> str:
         """Who is to be told about a value or a table: a layer, or a line of the file."""
-        if keys in self.origin:
-            return self.origin[keys]
+        for end in range(len(keys), 0, -1):
+            if keys[:end] in self.origin:  # itself, or the list that it is an element of
+                return self.origin[keys[:end]]
         below = [label for known, label in self.origin.items() if known[: len(keys)] == keys]
         if keys and keys not in self.lines and below:
             return below[0]

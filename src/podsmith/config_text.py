@@ -14,6 +14,11 @@ from podsmith.errors import UserError
 
 Keys = tuple[str | int, ...]
 
+SYNTAX_CURES = {
+    "invalid value": "text needs quotes",
+    "cannot overwrite a value": "a name is given twice",
+}
+
 
 def dotted(keys: Sequence[str | int]) -> str:
     """("data", "sources", 0) as data.sources.0."""
@@ -49,7 +54,9 @@ def _syntax_error(path: Path, text: str, message: str) -> UserError:
     number = int(found[1]) if found and found[1] else text.count("\n") + 1
     said = message[: found.start()] if found else message
     said = said[:1].lower() + said[1:]
-    cure = "text needs quotes" if said == "invalid value" else "see https://toml.io"
+    cure = SYNTAX_CURES.get(said, "see https://toml.io")
+    if found and not found[1]:
+        cure = "a quote or a bracket is not closed"
     return UserError(f"{path}:{number}: not valid TOML, {said}; {cure}")
 
 

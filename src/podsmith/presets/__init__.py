@@ -12,7 +12,7 @@ from typing import Any
 SECTIONS = {"model": "podsmith.presets.models"}
 
 
-def recipes() -> dict[str, Callable[[], dict[str, Any]]]:
+def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
     """Every recipe by name; each returns a part of a run as nested dicts."""
     return _functions(import_module("podsmith.presets.recipes"))
 

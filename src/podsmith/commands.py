@@ -1,0 +1,340 @@
+"""The verbs: each parses its words and calls one function in one module, imported then.
+
+Nothing here imports jax, pydantic or rich, so that `podsmith --help` answers at once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from podsmith import __version__
+
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
+RUN = click.argument("run", metavar="RUN")
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class InOrder(click.Group):
+    """Lists its commands in the order in which they are used, not by alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def _load(path: str, overrides: Sequence[str]) -> Any:
+    from podsmith.config import load_run
+
+    return load_run(path, overrides)
+
+
+@click.group(cls=InOrder, context_settings=CONTEXT)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def podsmith() -> None:
+    """Prepare data, plan, train and ship language models: TPU, GPU or laptop.
+
+    RUN is a run file (TOML) or a run directory; words like train.steps=500 change single
+    fields of it.
+
+    \b
+    Start here:  podsmith quickstart
+    """
+
+
+@podsmith.command()
+@click.argument("folder", default="quickstart")
+def quickstart(folder: str) -> Any:
+    """Do everything once, on Python's own sources.
+
+    Text, tokenizer, training, evaluation, a sample, a report and a Hugging Face folder, in
+    a few minutes, all below FOLDER. Run again, it goes on where it stopped.
+
+    \b
+    Example:  podsmith quickstart
+    """
+    from podsmith.quickstart import main
+
+    return main(folder)
+
+
+@podsmith.command()
+@RUN
+@OVERRIDES
+@click.option(
+    "--stage",
+    "stages",
+    multiple=True,
+    type=click.Choice(["normalize", "tokenizer", "tokenize", "pack", "shuffle"]),
+    help="Only this stage; may be given again. All stages otherwise.",
+)
+def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
+    """Turn text into packed rows of tokens.
+
+    Stages that are finished and unchanged are not done again; a killed one goes on.
+
+    \b
+    Example:  podsmith prepare run.toml data.workers=2
+              podsmith prepare run.toml --stage normalize
+    """
+    from podsmith.data.prepare import prepare_command
+
+    return prepare_command(_load(run, overrides), tuple(stages))
+
+
+@podsmith.group(cls=InOrder)
+def data() -> None:
+    """Look at prepared data and check it."""
+
+
+@data.command("verify")
+@click.argument("folder")
+def data_verify(folder: str) -> Any:
+    """Compare every shard below FOLDER with its hash.
+
+    \b
+    Example:  podsmith data verify quickstart/data
+    """
+    from podsmith.data.store import verify_command
+
+    return verify_command(folder)
+
+
+@data.command("show")
+@RUN
+@OVERRIDES
+@click.option("-n", "rows", type=click.IntRange(min=1), default=3, help="Rows to show.")
+@click.option("--start", type=click.IntRange(min=0), default=0, help="First row, from 0.")
+def data_show(run: str, overrides: Sequence[str], rows: int, start: int) -> Any:
+    """Print rows as training sees them, as text.
+
+    In the order of training, document by document.
+
+    \b
+    Example:  podsmith data show quickstart/run.toml -n 3
+    """
+    from podsmith.data.show import show_command
+
+    return show_command(_load(run, overrides).data.dir, start, rows)
+
+
+@podsmith.group(cls=InOrder)
+def tokenizer() -> None:
+    """Train a tokenizer or import one."""
+
+
+@tokenizer.command("train")
+@RUN
+@OVERRIDES
+def tokenizer_train(run: str, overrides: Sequence[str]) -> Any:
+    """Train the tokenizer of RUN on its own sources.
+
+    These are the first two stages of prepare.
+
+    \b
+    Example:  podsmith tokenizer train run.toml data.tokenizer.vocab_size=16384
+    """
+    from podsmith.data.prepare import prepare_command
+
+    return prepare_command(_load(run, overrides), ("normalize", "tokenizer"))
+
+
+@tokenizer.command("import")
+@click.argument("path")
+@click.argument("out")
+def tokenizer_import(path: str, out: str) -> None:
+    """Read a tokenizer at PATH and write it to the folder OUT.
+
+    PATH is a tokenizer.json or its folder, a folder with vocab.json and merges.txt, a
+    tokenizer.model of sentencepiece or a .tiktoken file.
+
+    \b
+    Example:  podsmith tokenizer import downloads/gpt2 tokenizers/gpt2
+    """
+    from podsmith.data.tokenizer import save_tokenizer
+    from podsmith.data.tokenizer_formats import import_tokenizer
+
+    found = import_tokenizer(path)
+    save_tokenizer(found, out)
+    click.echo(f"{out}: {found.vocab_size:,} tokens, fingerprint {found.fingerprint}")
+
+
+@podsmith.group(cls=InOrder)
+def config() -> None:
+    """Show what a run resolves to, and what may be said."""
+
+
+@config.command("show")
+@RUN
+@OVERRIDES
+def config_show(run: str, overrides: Sequence[str]) -> None:
+    """Print the whole run, and where each value came from.
+
+    The output is itself a run file.
+
+    \b
+    Example:  podsmith config show run.toml model.preset=llama-15m
+    """
+    from podsmith.config import resolve_layers, show
+
+    click.echo(show(*resolve_layers(run, overrides)))
+
+
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of run files, for editors.
+
+    \b
+    Example:  podsmith config schema > run.schema.json
+    """
+    import json
+
+    from podsmith.config import run_schema
+
+    click.echo(json.dumps(run_schema(), indent=1))
+
+
+@config.command("presets")
+def config_presets() -> None:
+    """List the presets and recipes that a run file may name.
+
+    \b
+    Example:  podsmith config presets
+    """
+    from podsmith import presets
+
+    found = {section: presets.of_section(section) for section in presets.SECTIONS}
+    for section, functions in {"recipe": presets.all_recipes(), **found}.items():
+        click.echo(f"{section}:")
+        for name, function in functions.items():
+            click.echo(f"  {name:<12} {' '.join((function.__doc__ or '').split())}")
+
+
+@podsmith.command()
+@click.argument("name", metavar="PRESET_OR_RUN")
+@OVERRIDES
+def params(name: str, overrides: Sequence[str]) -> Any:
+    """Count parameters, part by part.
+
+    Of a model preset, or of the model in a run file.
+
+    \b
+    Example:  podsmith params kisoku-3b head=untied
+              podsmith params run.toml model.num_layers=8
+    """
+    from podsmith.models.params import params_command
+
+    return params_command(name, list(overrides))
+
+
+@podsmith.command()
+@RUN
+@OVERRIDES
+def train(run: str, overrides: Sequence[str]) -> Any:
+    """Train, or go on where the run directory stopped.
+
+    Ctrl-C saves and says how to continue; a second one stops at once.
+
+    \b
+    Example:  podsmith train run.toml train.steps=2000
+    """
+    loaded = _load(run, overrides)
+    from podsmith.train.loop import train_command
+
+    return train_command(loaded)
+
+
+@podsmith.command("eval")
+@click.argument("run_dir")
+@click.option("--max-rows", type=click.IntRange(min=1), help="Rows per source at most.")
+def evaluate(run_dir: str, max_rows: int | None) -> Any:
+    """Measure held-out loss, source by source.
+
+    Of the newest checkpoint in RUN_DIR, on the data that the run kept out of training.
+
+    \b
+    Example:  podsmith eval quickstart/run --max-rows 100
+    """
+    from podsmith.evals.loss import eval_command
+
+    return eval_command(run_dir, **_given(max_rows=max_rows))
+
+
+@podsmith.command()
+@click.argument("model", metavar="RUN_DIR_OR_HF")
+@click.option("--prompt", "prompts", multiple=True, required=True, help="May be given again.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length at most.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="0 takes the likeliest token.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Only the k likeliest tokens.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    help="Only the likeliest tokens that make up this share.",
+)
+@click.option("--stop", multiple=True, help="Ends a text; may be given again.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the random choices.")
+def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
+    """Continue prompts with a trained model.
+
+    Of a run directory, or of a Hugging Face folder.
+
+    \b
+    Example:  podsmith generate quickstart/run --prompt "import os" --temperature 0.8
+    """
+    from podsmith.evals.generate import generate_command
+
+    generate_command(model, list(prompts), **_given(**options))
+
+
+@podsmith.command()
+@click.argument("run_dir")
+@click.argument("out")
+@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), help="Of the written weights.")
+@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def export(run_dir: str, out: str, overwrite: bool, **options: Any) -> None:
+    """Write a model as a Hugging Face folder OUT.
+
+    Of the newest checkpoint in RUN_DIR.
+
+    \b
+    Example:  podsmith export quickstart/run my-model --dtype bf16 --overwrite
+    """
+    from podsmith.checkpoint.hf import export_command
+
+    export_command(run_dir, out, overwrite=overwrite, **_given(**options))
+
+
+@podsmith.command("import")
+@click.argument("hf_dir")
+@click.argument("out")
+def import_(hf_dir: str, out: str) -> None:
+    """Read a Hugging Face folder and write it to OUT.
+
+    Every tensor is checked; what is missing or left over is an error.
+
+    \b
+    Example:  podsmith import downloads/SmolLM2-135M smollm
+    """
+    from podsmith.checkpoint.hf import import_command
+
+    import_command(hf_dir, out)
+
+
+@podsmith.command()
+@click.argument("run_dirs", nargs=-1, required=True)
+@click.option("-o", "--out", help="HTML file; in the run directory if not given.")
+def report(run_dirs: Sequence[str], out: str | None) -> None:
+    """Write report.html of one run, or of several side by side.
+
+    \b
+    Example:  podsmith report quickstart/run
+              podsmith report runs/a runs/b -o compare.html
+    """
+    from podsmith.report.html import report_command
+
+    report_command(list(run_dirs), out)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Only what was said: each default stays where the function has it."""
+    return {name: value for name, value in options.items() if value not in (None, ())}

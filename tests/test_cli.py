@@ -1,0 +1,213 @@
+"""The command line: help that is quick and complete, exit codes, one line for bad input."""
+
+import errno
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+
+from podsmith import __version__, cli, commands
+from podsmith.cli import main
+from podsmith.config import load_run
+from podsmith.errors import UserError
+
+RUN_FILE = """\
+recipe = "quickstart"
+name = "tiny"
+dir = "runs/tiny"
+[data]
+dir = "data"
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE)
+    return str(path)
+
+
+def walk(group=commands.podsmith, path=()):
+    """(words, command) of every command that does something."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from walk(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+VERBS = dict(walk())
+
+
+def test_help_shows_the_verbs_in_the_order_of_use(capsys):
+    assert main(["--help"]) == 0
+    shown = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
+    verbs = "quickstart prepare data tokenizer config params train eval generate export import"
+    assert shown == [*verbs.split(), "report"]
+    assert main([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_no_summary_is_cut_off(capsys):
+    for words in ([], ["data"], ["tokenizer"], ["config"]):
+        main([*words, "--help"])
+        assert not re.search(r"[^\]]\.\.\.$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_each_verb_has_an_example_that_parses(words, capsys):
+    """The example's words go through the verb's own parser."""
+    assert main([*words, "--help"]) == 0
+    text = capsys.readouterr().out
+    examples = re.findall(r"^ +(?:Example:)? +(podsmith .*)$", text, re.M)
+    assert examples
+    for example in examples:
+        given = shlex.split(example.split(" > ")[0])[1:]
+        assert tuple(given[: len(words)]) == words
+        VERBS[words].make_context("x", given[len(words) :])
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"podsmith {__version__}\n"
+
+
+def test_config_show_prints_a_run_file(run_file, capsys, tmp_path):
+    assert main(["config", "show", run_file, "train.steps=55"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^steps = 55 +# command line$", text, re.M)
+    again = tmp_path / "again.toml"
+    again.write_text(text)
+    assert load_run(again) == load_run(run_file, ["train.steps=55"])
+
+
+def test_config_schema_is_json(capsys):
+    assert main(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["train"]
+
+
+def test_config_presets_names_them_all(capsys):
+    assert main(["config", "presets"]) == 0
+    text = capsys.readouterr().out
+    for name in ("quickstart", "pretrain", "llama-500k", "kisoku-3b", "llama-70b"):
+        assert f"  {name} " in text
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["config", "show", "RUN", "train.stpes=3"],
+        ["config", "show", "no-such-file.toml"],
+        ["config", "show"],
+        ["trian", "RUN"],
+        ["train", "RUN", "--train.steps=3"],
+        ["generate", "somewhere"],
+        ["generate", "somewhere", "--prompt", "x", "--top-p", "2"],
+        ["prepare", "RUN", "--stage", "tokenise"],
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, run_file, capsys):
+    assert main([run_file if word == "RUN" else word for word in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"podsmith: error: [^\n]+\n", err)
+
+
+def test_a_field_given_with_dashes_says_how_it_is_written(run_file, capsys):
+    main(["train", run_file, "--train.steps=3"])
+    assert "without dashes" in capsys.readouterr().err
+
+
+@pytest.fixture
+def verb(monkeypatch):
+    """Lets `podsmith train` end in the given way."""
+
+    def ends(with_):
+        def body(*_args, **_kwargs):
+            if isinstance(with_, BaseException):
+                raise with_
+            return with_
+
+        monkeypatch.setattr(commands, "_load", body)
+        monkeypatch.setattr(sys.modules["podsmith.train.loop"], "train_command", lambda run: run)
+
+    pytest.importorskip("podsmith.train.loop")
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("with_", "code", "err"),
+    [
+        (0, 0, ""),
+        (130, 130, ""),
+        (42, 42, ""),
+        (None, 0, ""),
+        (True, 0, ""),  # something that is no exit code
+        (UserError("run.toml:3: bad"), 2, "podsmith: error: run.toml:3: bad\n"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space left", "a/b"), 2, "error: a/b: the disk is full"),
+        (OSError(errno.EROFS, "Read-only", "a/b"), 2, "error: a/b: the file system is read-only"),
+        (PermissionError(errno.EACCES, "denied", "a/b"), 2, "error: a/b: no permission"),
+    ],
+)
+def test_how_a_verb_ends_is_the_exit_code(verb, capsys, with_, code, err):
+    verb(with_)
+    assert main(["train", "run.toml"]) == code
+    found = capsys.readouterr().err
+    assert err in found if err else found == ""
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), OSError(errno.EIO, "broken")])
+def test_our_own_mistakes_keep_their_traceback(verb, error):
+    verb(error)
+    with pytest.raises(type(error)):
+        main(["train", "run.toml"])
+
+
+def start(*argv, **more):
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, **more)
+
+
+def test_help_imports_nothing_heavy():
+    """What keeps `podsmith --help` quick."""
+    code = (
+        "import sys\nfrom podsmith.cli import main\nmain(['--help'])\nmain(['train', '--help'])\n"
+        "heavy = {'jax', 'numpy', 'torch', 'pydantic', 'rich', 'tomli_w', 'podsmith.run'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = start(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_installed_command_ends_with_the_exit_code(run_file):
+    done = start(sys.executable, "-m", "podsmith", "config", "show", run_file, "train.stpes=3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("podsmith: error: command line: train.stpes")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(run_file):
+    command = f"{sys.executable} -m podsmith config schema | head -c 10"
+    done = start("bash", "-o", "pipefail", "-c", command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_computing_verbs_restart_once_with_huge_pages(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cli.os, "execve", lambda *args: calls.append(args))
+    monkeypatch.setattr(cli, "huge_pages_on_request", lambda: True)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    cli.restart_with_environment(["config", "show"])
+    cli.restart_with_environment([])
+    assert not calls
+    cli.restart_with_environment(["train", "run.toml"])
+    (program, argv, env), = calls  # fmt: skip
+    assert argv[0] == program == sys.executable
+    assert env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv("GLIBC_TUNABLES", env["GLIBC_TUNABLES"])
+    cli.restart_with_environment(["train", "run.toml"])
+    assert len(calls) == 1

@@ -1,0 +1,207 @@
+"""Every way to get a run file wrong ends in one sentence: where, what, and the cure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+import podsmith.config as config
+from podsmith.config import load_run
+from podsmith.errors import UserError
+from podsmith.run import STRICT, PositiveInt
+
+RUN_FILE = """\
+recipe = "quickstart"
+name = "tiny"
+dir = "runs/tiny"
+[data]
+dir = "data"
+[[data.sources]]
+path = "a.txt"
+"""
+
+
+def said(tmp_path, text, *overrides):
+    """The message, with the file's folder taken out."""
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_run(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.replace(f"{tmp_path}/", "")
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("train.step=3", ["train.step is not a field", "'steps'"]),
+        ("trian.steps=3", ["trian is not a field", "'train'"]),
+        ("data.sources.0.pth=x", ["data.sources.0.pth", "'path'"]),
+        ("model.embeddim=3", ["model.embeddim is not", "'embed_dim'"]),
+        ("optim.schedule.warmup=3", ["optim.schedule.warmup is", "'warmup_steps'"]),
+        ("train.steps=3.5", ["train.steps must be an integer, not 3.5"]),
+        ("train.steps='3'", ["an integer, not '3'", "without quotes"]),
+        ("train.steps=true", ["train.steps must be an integer, not true"]),
+        ("train.steps=0", ["train.steps must be a number above 0, not 0"]),
+        ("seed=-1", ["seed must be a number of at least 0, not -1"]),
+        ("train.ema_decay=1.0", ["train.ema_decay must be a number below 1"]),
+        ("optim.learning_rate=nan", ["optim.learning_rate", "not nan"]),
+        ("optim.clip_norm=off", ["optim.clip_norm must be a number, not 'off'"]),
+        ("name=3", ["name must be text, not 3", "'\"3\"'"]),
+        ("train=3", ["train must be a table, not 3"]),
+        ("train.precision=bf32", ["one of fp32, bf16", "not 'bf32'", "did you mean"]),
+        ("mesh.fsdp=all", ["mesh.fsdp must be an integer or 'rest', not 'all'"]),
+        ("mesh.fsdp=0", ["mesh.fsdp must be a number above 0, not 0"]),
+        ("eval.prompts=x", ["eval.prompts must be a list, not 'x'"]),
+        ("eval.prompts=['a', 3]", ["eval.prompts.1 must be text, not 3"]),
+        ("optim.kind=lino", ["optim.kind: no kind 'lino'", "'lion'", "adamw, adam8bit"]),
+        ("optim.schedule.kind=cos", ["optim.schedule.kind", "'cosine'", "constant, linear"]),
+        ("optim.kind=lion", ["optim.learning_rate is missing", "learning_rate = 3e-4"]),
+        ("optim.schedule.kind=wsd", ["decay_steps is missing", "in [optim.schedule]"]),
+        ("model.preset=llama-5n", ["model.preset", "'llama-5n'", "'llama-5m'"]),
+        ("recipe=quick", ["recipe: there is no 'quick'", "'quickstart'"]),
+        ("recipe=3", ["recipe: there is no 3", "quickstart, pretrain"]),
+        ("data.sources.4.path=x", ["data.sources is a list of 1"]),
+        ("data.sources.path=x", ["as in data.sources.0"]),
+        ("train.steps.x=3", ["train.steps is a value without fields"]),
+        ("data.0.x=3", ["data is no list"]),
+    ],
+)
+def test_a_bad_override_is_named(tmp_path, override, parts):
+    message = said(tmp_path, RUN_FILE, override)
+    assert message.startswith("command line: ")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "text", ["train.steps", "--train.steps=3", "=3", "a b=3", "eval.prompts=[a"]
+)
+def test_what_is_no_override_says_how_to_write_one(tmp_path, text):
+    message = said(tmp_path, RUN_FILE, text)
+    assert message.startswith(repr(text)) and (
+        "section.field=value" in message or "['a'" in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "parts"),
+    [
+        (RUN_FILE + 'pth = "x"\n', "run.toml:8: ", ["data.sources.0.pth", "'path'"]),
+        (RUN_FILE + "[trian]\nsteps = 3\n", "run.toml:8: ", ["trian is not a field", "'train'"]),
+        (RUN_FILE + "[train]\n\nsteps = '3'\n", "run.toml:10: ", ["train.steps must be"]),
+        (RUN_FILE + "[mesh]\ndata = 1979-05-27\n", "run.toml:9: ", ["mesh.data is a date"]),
+        (RUN_FILE + "[[mesh]]\ndata = 1\n", "run.toml:9: ", ["mesh must be a table"]),
+        (RUN_FILE + "[[data.sources]]\n", "run.toml:8: ", ["data.sources.1.path is missing"]),
+        (RUN_FILE.replace('dir = "data"', ""), "run.toml:4: ", ["data.dir is missing"]),
+        (RUN_FILE.replace("quickstart", "quickstrat"), "run.toml:1: ", ["'quickstart'"]),
+        ('name = "x"\ndir = "y"\n', "run.toml: ", ["model is missing", "llama-5m"]),
+        ("name = foo\n", "run.toml:1: ", ["not valid TOML", "text needs quotes"]),
+        ("a = 1\na = 2\n", "run.toml:2: ", ["not valid TOML", "given twice"]),
+        ("a = 1\nb = [1,\n", "run.toml:3: ", ["not valid TOML", "not closed"]),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path, text, start, parts):
+    message = said(tmp_path, text)
+    assert message.startswith(start)
+    for part in parts:
+        assert part in message
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UserError, match="no such run file"):
+            load_run(path)
+    bad = tmp_path / "bad.toml"
+    bad.write_bytes(b"name = '\xff'\n")
+    with pytest.raises(UserError, match="byte 8 is not UTF-8"):
+        load_run(bad)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["train.num_microbatches=3"], "train.global_batch_size: 16 rows do not divide"),
+        (["train.steps=10"], "optim.schedule.warmup_steps: 30 steps do not fit"),
+        (["optim.schedule={kind='wsd', warmup_steps=200, decay_steps=200}"], "decay_steps: 200"),
+        (["data.pack.seq_len=513"], "data.pack.seq_len: 513 is longer than model.seq_len = 512"),
+        (["mesh.data=rest"], "are both 'rest'"),
+        (["checkpoint.keep_every_steps=75"], "checkpoint.keep_every_steps: 75 is not a multiple"),
+        (["model.preset=llama-1m"], "data.tokenizer.vocab_size: 8192 is more than"),
+        (["data.tokenizer.special_tokens=['a', 'a']"], "special_tokens"),
+        (["data.tokenizer={path='x', train='unigram'}"], "data.tokenizer.train: has no effect"),
+        (["data.sources.0={path='x', use='eval', weight=2}"], "weight: has no effect"),
+        (["data.sources=[{path='x', name='a'}, {path='y', name='a'}]"], "sources.1.name: 'a'"),
+        (["data.sources.0={path='x', format='csv', documents='line'}"], "documents: has no effect"),
+        (["model.num_kv_heads=3"], "not a multiple of model.num_kv_heads = 3"),
+    ],
+)
+def test_sections_that_contradict_each_other(tmp_path, overrides, part):
+    assert part in said(tmp_path, RUN_FILE, *overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.steps=30"],  # as long as the warm-up
+        ["optim.schedule={kind='wsd', warmup_steps=200, decay_steps=100}"],
+        ["data.pack.seq_len=512"],
+        ["mesh.data=rest", "mesh.fsdp=1"],
+        ["checkpoint.keep_every_steps=150"],
+        ["data.tokenizer.path=x"],
+        ["data.sources.0={path='x', format='txt', documents='line', weight=2}"],
+    ],
+)
+def test_the_edge_of_each_check_is_allowed(tmp_path, overrides):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE)
+    load_run(path, overrides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    __pydantic_config__ = STRICT
+    kind: Literal["square"] = "square"
+    side: PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    __pydantic_config__ = STRICT
+    kind: Literal["round"] = "round"
+    radius: PositiveInt
+    center: tuple[float, float] = (0.0, 0.0)
+
+
+@pytest.fixture
+def shapes(monkeypatch):
+    """Objectives of two made-up kinds, while the test runs."""
+    import podsmith.objectives
+
+    monkeypatch.setattr(podsmith.objectives, "KINDS", {"square": Square, "round": Round})
+    config._adapter.cache_clear()
+    yield
+    config._adapter.cache_clear()
+
+
+@pytest.mark.usefixtures("shapes")
+def test_several_kinds_of_any_registry(tmp_path):
+    text = RUN_FILE.replace('recipe = "quickstart"\n', "")
+    text += '[model]\npreset = "llama-5m"\n[optim]\nkind = "lion"\nlearning_rate = 1e-4\n'
+    text += "[train]\nsteps = 3\nglobal_batch_size = 2\n[objective]\n"
+    path = tmp_path / "run.toml"
+    path.write_text(text + 'kind = "round"\nradius = 3\ncenter = [1, 2.5]\n')
+    assert load_run(path).objective == Round(radius=3, center=(1.0, 2.5))
+    assert load_run(path, ["objective.kind=square", "objective.side=4"]).objective == Square(side=4)
+    assert 'add kind = "square" or "round" in [objective]' in said(tmp_path, text + "radius = 3\n")
+    assert "'radius'" in said(tmp_path, text + 'kind = "round"\nraduis = 3\n')
+    assert "objective.side is not a field" in said(
+        tmp_path, text + 'kind = "round"\nradius = 3\nside = 3\n'
+    )
+    assert "objective.center must be" in said(
+        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = 3\n'
+    )
+    assert "objective.center.1 is missing" in said(
+        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = [3]\n'
+    )
