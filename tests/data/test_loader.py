@@ -2,6 +2,7 @@
 
 import threading
 
+import fsspec
 import numpy as np
 import pytest
 from test_store import prepared, same
@@ -57,6 +58,17 @@ def test_microbatches_are_the_same_rows(store):
         a, b = cut.batch(4), whole.batch(4)
     assert a["tokens"].shape == (3, 4, store.seq_len)
     same({k: v.reshape(b[k].shape) for k, v in a.items()}, b)
+
+
+def test_a_bucket_gives_the_same_batches(tmp_path):
+    folder = prepared(tmp_path, "written", epochs=1)
+    fs = fsspec.filesystem("memory")
+    fs.put(str(folder), "/loader-bucket", recursive=True)
+    far, near = TokenStore.open("memory://loader-bucket"), TokenStore.open(folder)
+    with Loader(far, G, start_step=1) as a, Loader(near, G, start_step=1) as b:
+        for k in range(1, 2 * near.epoch_rows // G, 4):
+            same(a.batch(k), b.batch(k))
+    fs.rm("/loader-bucket", recursive=True)
 
 
 def test_threads_end_and_waiting_is_counted(store):
