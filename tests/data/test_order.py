@@ -15,6 +15,7 @@ from podsmith.errors import UserError
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 seeds = st.integers(0, 2**64 - 1)
 blocks = st.integers(1, 40)
+quick = settings(max_examples=50, deadline=None)
 
 
 @st.composite
@@ -29,6 +30,7 @@ def pairs(order, start, stop):
     return list(zip(*(x.tolist() for x in order.rows(start, stop)), strict=True))
 
 
+@quick
 @given(sizes, seeds, blocks, st.integers(0, 5))
 def test_each_epoch_of_unweighted_sources_is_a_permutation(rows, seed, block, epoch):
     order = Order(rows, seed=seed, block_rows=block)
@@ -37,6 +39,7 @@ def test_each_epoch_of_unweighted_sources_is_a_permutation(rows, seed, block, ep
     assert sorted(seen) == [(s, r) for s, n in enumerate(rows) for r in range(n)]
 
 
+@quick
 @given(weighted(), seeds, blocks)
 def test_weights_hold_within_a_row_and_walks_never_repeat(case, seed, block):
     rows, weights = case
@@ -58,6 +61,7 @@ def test_weights_hold_within_a_row_and_walks_never_repeat(case, seed, block):
         assert min(counts.get(r, 0) for r in range(n)) >= drawn // n
 
 
+@quick
 @given(weighted(), seeds, blocks, st.data())
 def test_chunks_join(case, seed, block, data):
     order = Order(*case, seed, block)
@@ -68,6 +72,7 @@ def test_chunks_join(case, seed, block, data):
     assert joined == whole
 
 
+@quick
 @given(weighted(), st.data())
 def test_sources_are_spread_evenly(case, data):
     """After any x rows of an epoch each source has its share, up to a fraction of a round."""
@@ -95,6 +100,7 @@ def brute_force_rows(order, epoch):
     ]
 
 
+@quick
 @given(weighted(), seeds, blocks)
 def test_blocks_hold_what_sorting_all_draws_gives(case, seed, block):
     order = Order(*case, seed, block)
@@ -106,6 +112,7 @@ def test_blocks_hold_what_sorting_all_draws_gives(case, seed, block):
         assert Counter(sources.tolist()) == counts
 
 
+@quick
 @given(seeds)
 def test_epochs_and_seeds_differ(seed):
     order = Order([40, 25], seed=seed, block_rows=16)
@@ -116,7 +123,7 @@ def test_epochs_and_seeds_differ(seed):
     assert len({frozenset(e[:16]) for e in epochs}) == 4
 
 
-@settings(max_examples=60)
+@quick
 @given(st.integers(1, 3000), seeds)
 def test_permute_is_a_bijection(n, key):
     out = permute(np.arange(n), np.full(n, n), np.full(n, key, np.uint64))

@@ -126,6 +126,7 @@ def slow_best_fit(lengths, capacity):
     return sorted(capacity - r for r in rooms)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 80).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c)))))
 def test_best_fit_decreasing_equals_its_definition(case):
     capacity, lengths = case
