@@ -1,0 +1,161 @@
+"""Prepare: all stages from any text to rows that training reads, each usable alone.
+
+    sources --normalize--> text --tokenizer--> tokenizer.json
+                           text --tokenize--> ids --pack--> rows --shuffle--> their order
+
+Every stage is off the accelerator, goes on where it was killed, and does nothing if its inputs
+are what they were.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podsmith.data.manifest import Manifest
+from podsmith.data.progress import Progress, console_progress
+from podsmith.errors import UserError
+from podsmith.run import Data, Run
+
+STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What each stage has made, by name."""
+
+    dir: str
+    stages: dict[str, Manifest]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record for each split and source: counts of every stage that was run."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for stage in ("normalize", "tokenize", "pack"):
+            if stage in self.stages:
+                for split, sources in self.stages[stage].counts["sources"].items():
+                    for source, counts in sources.items():
+                        record = found.setdefault((split, source), {})
+                        record |= counts
+        if "pack" in self.stages:
+            for split, sources in self.stages["pack"].facts["efficiency"].items():
+                for source, efficiency in sources.items():
+                    found[split, source]["efficiency"] = efficiency
+        order = sorted(found, key=lambda k: (k[0] != "train", k))
+        return [{"split": s, "source": n} | found[s, n] for s, n in order]
+
+    def input(self) -> dict[str, dict[str, int]]:
+        """Rows read, bad, empty and duplicate, per source; {} if normalize was not run."""
+        stage = self.stages.get("normalize")
+        return stage.counts["input"] if stage else {}
+
+
+def prepare(
+    data: Data,
+    seq_len: int,
+    *,
+    stages: Sequence[str] = (),
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Runs the named stages in their order, all of them if none is named.
+
+    seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
+    `data.workers` if None, else all cores. The output never depends on it. Raises UserError for
+    an unknown stage, bad input, and a stage whose predecessor is missing.
+    """
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
+    workers = workers or data.workers
+    run = _stages(data, data.pack.seq_len or seq_len, workers, progress)
+    return Summary(data.dir, {s: run[s]() for s in STAGES if not stages or s in stages})
+
+
+def _stages(
+    data: Data, seq_len: int, workers: int | None, progress: Progress | None
+) -> dict[str, Callable[[], Manifest]]:
+    # imported here, so that `--help` stays quick
+    from podsmith.data.normalize import normalize
+    from podsmith.data.pack import pack_tokens
+    from podsmith.data.shuffle import shuffle_rows
+    from podsmith.data.sources import source_names
+    from podsmith.data.tokenize import tokenize
+    from podsmith.data.tokenizer_stage import make_tokenizer
+
+    how = {"workers": workers, "progress": progress}
+    named = zip(source_names(data.sources), data.sources, strict=True)
+    weights = {name: source.weight for name, source in named if source.use == "train"}
+    return {
+        "normalize": lambda: normalize(data, **how),
+        "tokenizer": lambda: make_tokenizer(data.dir, data.tokenizer, progress=progress),
+        "tokenize": lambda: tokenize(data.dir, data.tokenize, **how),
+        "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **how),
+        "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **how),
+    }
+
+
+def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
+    """Prepares a run's data and prints progress and a summary table."""
+    from rich.console import Console
+
+    # a row is never longer than the model's context
+    seq_len = run.data.pack.seq_len or run.model.seq_len
+    if seq_len > run.model.seq_len:
+        raise UserError(
+            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
+            "make rows shorter or the context longer."
+        )
+    summary = prepare(run.data, seq_len, stages=stages, progress=console_progress())
+    print_summary(summary, Console(highlight=False))
+    return summary
+
+
+def print_summary(summary: Summary, console: Any) -> None:
+    """A table of splits and sources, then what was left out and where everything lies."""
+    from rich.table import Table
+
+    columns = (
+        ("docs", "documents", "{:,.0f}"),
+        ("bytes", "text MB", "{:,.1f}"),
+        ("tokens", "tokens", "{:,.0f}"),
+        ("ratio", "bytes/token", "{:.2f}"),
+        ("rows", "rows", "{:,.0f}"),
+        ("efficiency", "filled", "{:.1%}"),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("split")
+    table.add_column("source")
+    records = summary.rows()
+    shown = [c for c in columns if any(c[0] in _shown(r) for r in records)]
+    for _, title, _ in shown:
+        table.add_column(title, justify="right")
+    for record in records:
+        values = _shown(record)
+        cells = [f.format(values[k]) if k in values else "" for k, _, f in shown]
+        table.add_row(record["split"], record["source"], *cells)
+    if records:
+        console.print(table)
+    for name, count in summary.input().items():
+        for key, what in (
+            ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
+            ("empty", "rows without text"),
+            ("duplicates", "duplicates left out"),
+        ):
+            if count[key]:
+                console.print(f"{name}: {count[key]:,} {what}")
+    if tokenizer := summary.stages.get("tokenizer"):
+        facts = tokenizer.facts
+        console.print(
+            f"tokenizer: {facts['vocab_size']:,} ids, fingerprint "
+            f"{facts['tokenizer_fingerprint'][:12]}"
+        )
+    console.print(f"in {Path(summary.dir)}: {', '.join(summary.stages)}")
+
+
+def _shown(record: dict[str, Any]) -> dict[str, float]:
+    values = {k: v for k, v in record.items() if isinstance(v, int | float)}
+    if values.get("tokens"):
+        values["ratio"] = values.get("bytes", 0) / values["tokens"]
+    if "bytes" in values:
+        values["bytes"] /= 1e6
+    return values
