@@ -107,7 +107,7 @@ def test_config_presets_names_them_all(capsys):
         ["train", "RUN", "--train.steps=3"],
         ["generate", "somewhere"],
         ["generate", "somewhere", "--prompt", "x", "--top-p", "2"],
-        ["prepare", "RUN", "--stage", "tokenise"],
+        ["prepare", "RUN", "--stage", "tokens"],
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(argv, run_file, capsys):

@@ -101,6 +101,7 @@ class Param:
 
 
 def is_param(leaf: Any) -> bool:
+    """Where a walk over a spec stops: the `is_leaf` of jax.tree functions."""
     return isinstance(leaf, Param)
 
 

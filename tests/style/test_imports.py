@@ -1,0 +1,104 @@
+"""Imports point one way, and what must start quickly reaches no jax."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from sources import PACKAGE, name_of, parsed, python_files
+
+# Lowest first; a package imports from those before it, or from itself.
+ORDER = [
+    {"errors", "__init__"},
+    {"run"},
+    {"presets", "report"},
+    {"config"},
+    {"core", "data"},
+    {"nn", "optim"},
+    {"kernels"},
+    {"models"},
+    {"objectives", "adapters"},
+    {"plan"},
+    {"checkpoint"},
+    {"evals", "quantize", "publish"},
+    {"train"},
+    {"quickstart", "cloud"},
+    {"commands"},
+    {"cli"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+# Imports inside functions that look upwards, with the reason.
+UPWARD = {
+    ("checkpoint", "train"): "a run directory is read into the state that its training saved",
+    ("models", "checkpoint"): "`params` also counts the model of a folder",
+    ("presets", "models"): "a preset makes its model when it is asked for",
+}
+
+JAX_FREE = ("errors", "run", "config", "presets", "cli", "commands", "data", "report", "cloud")
+HEAVY = {"jax", "jaxlib", "torch", "tensorflow", "transformers", "datasets"}
+
+
+def package_of(path):
+    """config_merge.py as `config`, data/store.py as `data`."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "config" if first.startswith("config_") else first
+
+
+def imported(path):
+    """(package, whether at module level) of each import of our own."""
+    tree = parsed(path)
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = node.module == "podsmith"
+            modules = [f"podsmith.{a.name}" for a in node.names] if whole else [node.module]
+            modules = ["podsmith" if m == "podsmith.__version__" else m for m in modules]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        for module in modules:
+            parts = module.split(".")
+            if parts[0] == "podsmith":
+                name = parts[1] if len(parts) > 1 else "__init__"
+                yield ("config" if name.startswith("config_") else name), node in tree.body
+
+
+@pytest.mark.parametrize("path", python_files("src"), ids=name_of)
+def test_imports_point_one_way(path):
+    mine = package_of(path)
+    wrong = {
+        name
+        for name, top in imported(path)
+        if name != mine and RANK[name] >= RANK[mine] and (top or (mine, name) not in UPWARD)
+    }
+    assert not wrong, f"{mine} may import only what comes before it in ORDER"
+
+
+def test_no_exception_is_stale():
+    used = {(package_of(p), name) for p in python_files("src") for name, top in imported(p)}
+    assert set(UPWARD) <= used
+
+
+def test_the_package_alone_imports_nothing_else():
+    code = "import sys; old = set(sys.modules); import podsmith; print(*set(sys.modules) - old)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["podsmith"]
+
+
+def test_what_starts_quickly_reaches_no_jax():
+    """Imports the modules one by one, so that the first that brings jax is named."""
+    names = [
+        ".".join(("podsmith", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in python_files("src")
+        if package_of(path) in JAX_FREE
+    ]
+    names = [name.removesuffix(".__init__") for name in [*names, "podsmith.optim.kinds"]]
+    assert len(names) > 10
+    code = (
+        f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"
+        f"    found = {HEAVY} & set(sys.modules)\n"
+        "    if found: sys.exit(f'{name} imports {sorted(found)}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
