@@ -1,0 +1,231 @@
+"""Import: the real model equals transformers and its author's text; bad folders are refused
+with one sentence, and nothing is left behind."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from podsmith.checkpoint.hf import import_command, import_hf, load_model, to_hf
+from podsmith.checkpoint.proof import logits
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.errors import UserError
+from podsmith.evals.generate import Sampling, generate, generate_command
+from podsmith.models.llama import Llama
+from podsmith.objectives.clm import Clm
+
+TEXT = "Lily and Tom went to the park. They saw a big dog and a small bird."
+
+
+@pytest.fixture(scope="module")
+def stories(shared_data):
+    return shared_data / "models" / "stories260k"
+
+
+@pytest.fixture(scope="module")
+def loaded(stories):
+    return load_model(stories)
+
+
+def test_real_model_gives_its_authors_text(stories, capsys):
+    """Greedy from bos alone, 256 tokens, character for character."""
+    generate_command(stories, [""], max_new_tokens=256)
+    expected = (stories / "expected_greedy.txt").read_text()
+    assert capsys.readouterr().out.rstrip("\n") == expected.rstrip("\n")
+    assert len(expected) > 500
+
+
+def test_real_model_logits_and_gradients_equal_transformers(stories, loaded):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    ids = np.asarray([[1, *loaded.tokenizer.encode(TEXT)]], np.int32)
+    assert ids.shape[1] > 25
+    out = theirs(input_ids=torch.tensor(ids).long(), labels=torch.tensor(ids).long())
+    out.loss.backward()
+    ours = logits(loaded.model, loaded.weights, ids)
+    np.testing.assert_allclose(ours, out.logits.detach().numpy(), rtol=1e-4, atol=1e-4)
+
+    ones = jnp.ones(ids.shape)
+    positions = jnp.arange(ids.shape[1])[None]
+    batch = Batch(jnp.asarray(ids), ones.astype(jnp.int32), positions, ones)
+
+    def loss(w):
+        result = Clm().loss(loaded.model, w, batch, jax.random.key(0), Compute())
+        return result.total / result.weight
+
+    grads = to_hf(loaded.model, jax.jit(jax.grad(loss))(loaded.weights))
+    for name, parameter in theirs.named_parameters():
+        grad = parameter.grad.numpy()
+        atol = 2e-5 * np.abs(grad).max()
+        np.testing.assert_allclose(grads[name], grad, rtol=1e-3, atol=atol, err_msg=name)
+
+
+def test_imported_and_exported_model_gives_the_same_text_in_transformers(stories, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    proof = import_command(stories, tmp_path / "imported")
+    assert proof.source_to_folder.max_abs_diff == 0.0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "imported", dtype=torch.float32
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "imported")
+    inputs = tokenizer("Once upon a time", return_tensors="pt")
+    out = theirs.generate(input_ids=inputs["input_ids"], max_new_tokens=60, do_sample=False)
+    mine = load_model(tmp_path / "imported")
+    found = generate(
+        mine.model, mine.weights, mine.tokenizer, ["Once upon a time"], Sampling(60),
+        prefix=mine.prompt_prefix,
+    )  # fmt: skip
+    text = tokenizer.decode(out[0], skip_special_tokens=True)
+    assert "Once upon a time" + found[0].text == text and len(text) > 120
+
+
+# Bad folders, made from a small good one.
+
+MODEL = Llama(
+    vocab_size=40, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=3, num_kv_heads=1,
+    head_dim=4, seq_len=16,
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    w = jax.tree.map(
+        lambda p: rng.standard_normal(p.shape).astype("f4"),
+        MODEL.spec(),
+        is_leaf=lambda leaf: hasattr(leaf, "arrow"),
+    )
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(MODEL.hf.config(MODEL)))
+    save_file(to_hf(MODEL, w), path / "model.safetensors")
+    return path
+
+
+def set_config(**changes):
+    def spoil(path):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | changes))
+
+    return spoil
+
+
+def set_tensors(change):
+    def spoil(path):
+        tensors = load_file(path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, path / "model.safetensors")
+
+    return spoil
+
+
+def truncate(path):
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def only_pickle(path):
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def lost_shard(path):
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def index_that_lies(path):
+    index = {"weight_map": {"model.norm.weight": "model.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def index_that_escapes(path):
+    index = {"weight_map": {"model.norm.weight": "../model/model.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+NORM, Q = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
+BAD = {
+    "missing tensor": (set_tensors(lambda t: t.pop(NORM)), f"lacks {NORM}"),
+    "extra tensor": (
+        set_tensors(lambda t: t.update({Q + "_scale": t[NORM]})), f"holds {Q}_scale, which"),
+    "wrong shape": (set_tensors(lambda t: t.update({Q: t[Q][1:].copy()})), r"\[11, 12\]"),
+    "integers": (set_tensors(lambda t: t.update({Q: t[Q].astype("i1")})), "is int8"),
+    "tied head that differs": (
+        set_tensors(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1})),
+        "lm_head.weight differs"),
+    "untied without head": (set_config(tie_word_embeddings=False), "lacks lm_head.weight"),
+    "truncated": (truncate, "truncated or damaged"),
+    "pickle only": (only_pickle, r"pickled weights \(pytorch_model.bin\)"),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors"),
+    "lost shard": (lost_shard, "00001-of-00002.safetensors: missing"),
+    "index that lies": (index_that_lies, "does not agree"),
+    "index that escapes": (index_that_escapes, "not an index"),
+    "other architecture": (
+        set_config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
+    "rope scaling": (
+        set_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope scaling 'llama3'"),
+    "quantized": (set_config(quantization_config={"bits": 4}), "quantization_config"),
+    "other activation": (set_config(hidden_act="gelu_new"), "'gelu_new' is not supported"),
+    "sliding window": (
+        set_config(architectures=["MistralForCausalLM"], sliding_window=8), "sliding_window 8"),
+    "string for a number": (set_config(vocab_size="many"), "vocab_size: 'many'"),
+    "nonsense": (set_config(rope_parameters=3), "wrong type"),
+    "impossible heads": (set_config(num_key_value_heads=2), "multiple of"),
+    "not JSON": (lambda p: (p / "config.json").write_text("{"), "config.json: cannot be read"),
+    "no config": (lambda p: (p / "config.json").unlink(), "config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_folder_is_one_clear_error(case, folder, tmp_path):
+    spoil, says = BAD[case]
+    spoil(folder)
+    with pytest.raises(UserError, match=says) as caught:
+        import_command(folder, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_harmless_extras_are_tolerated(folder):
+    before = import_hf(folder)[1]
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, "f4")}
+    set_tensors(
+        lambda t: t.update(extra | {"lm_head.weight": t["model.embed_tokens.weight"].copy()})
+    )(folder)
+    jax.tree.map(np.testing.assert_array_equal, import_hf(folder)[1], before)
+
+
+def test_shards_equal_one_file(folder):
+    before = import_hf(folder)[1]
+    tensors = sorted(load_file(folder / "model.safetensors").items())
+    (folder / "model.safetensors").unlink()
+    weight_map = {}
+    for number, part in enumerate((tensors[:7], tensors[7:])):
+        file = f"part{number}.safetensors"
+        save_file(dict(part), folder / file)
+        weight_map |= {name: file for name, _ in part}
+    index = {"weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    jax.tree.map(np.testing.assert_array_equal, import_hf(folder)[1], before)
+
+
+def test_neither_run_nor_model(tmp_path):
+    with pytest.raises(UserError, match=r"neither run\.toml nor config\.json"):
+        load_model(tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_null_fields_take_their_defaults(folder):
+    model = import_hf(folder)[0]
+    copy = folder.parent / "copy"
+    shutil.copytree(folder, copy)
+    set_config(head_dim=None)(copy)
+    assert import_hf(copy)[0] == model

@@ -1,0 +1,64 @@
+"""Sampling filters equal transformers' warpers; draws follow the probabilities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.errors import UserError
+from podsmith.evals.sampling import Sampling, choose, filtered
+
+SETTINGS = (
+    (0.7, 5, 1.0), (1.0, 61, 0.8), (1.9, 12, 0.5), (0.3, 61, 0.001), (1.0, 1, 0.9), (1.0, 61, 1.0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature, top_k, top_p", SETTINGS)
+def test_filters_equal_transformers(temperature, top_k, top_p):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    rng = np.random.default_rng(0)
+    logits = (3 * rng.standard_normal((7, 61))).astype("f4")
+    logits[0, 10:20] = logits[0].max() + 1  # ten equal winners
+    logits[1] = 0.0  # all equal
+    if top_p < 1:
+        logits = logits[2:]  # which of equal tokens top-p keeps is arbitrary
+    scores = transformers.TemperatureLogitsWarper(temperature)(None, torch.tensor(logits))
+    scores = transformers.TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = transformers.TopPLogitsWarper(top_p)(None, scores)
+    knobs = np.float32(temperature), np.int32(top_k), np.float32(top_p)
+    found = np.asarray(filtered(jnp.asarray(logits), *knobs))
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(scores.numpy()))
+    np.testing.assert_allclose(found, scores.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["sampled", "filtered"])
+def test_draws_follow_the_probabilities(method):
+    logits = jnp.log(jnp.asarray([0.5, 0.3, 0.15, 0.05], jnp.float32))
+    count = 20_000
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(count))
+    knobs = np.float32(0.5), np.int32(3), np.float32(1.0)
+    drawn = choose(jnp.broadcast_to(logits, (count, 4)), keys, method, *knobs)
+    expected = np.array([0.5, 0.3, 0.15, 0.05]) ** 2  # temperature one half
+    if method == "filtered":
+        expected[3] = 0.0
+    expected /= expected.sum()
+    share = np.bincount(np.asarray(drawn), minlength=4) / count
+    deviation = np.sqrt(expected * (1 - expected) / count)
+    assert (np.abs(share - expected) <= 4.5 * deviation).all()
+
+
+def test_settings_are_checked():
+    for wrong, says in (
+        ({"max_new_tokens": 0}, "max_new_tokens: 0"),
+        ({"temperature": -0.1}, "temperature: -0.1"),
+        ({"temperature": float("nan")}, "temperature: nan"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k: 0"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p: 1.5"),
+        ({"stop": ("",)}, "stop"),
+        ({"seed": -1}, "seed: -1"),
+        ({"top_p": 0.9}, "no effect at temperature 0"),
+    ):
+        with pytest.raises(UserError, match=says):
+            Sampling(**wrong)
