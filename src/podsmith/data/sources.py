@@ -147,7 +147,8 @@ def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
 def _remote(source: Source) -> list[File]:
     fs, root = open_filesystem(source.path)
     protocol = source.path.split("://")[0]
-    globbed = bool(re.search(r"[*?\[]", root))
+    fixed = re.split(r"[*?\[]", root)[0]
+    globbed = fixed != root
     try:
         if globbed:
             paths = sorted(fs.glob(root))
@@ -155,15 +156,11 @@ def _remote(source: Source) -> list[File]:
             # an http server has no folders to tell from files
             paths = [root]
         else:
-            paths = sorted(p for p in fs.find(root) if "/." not in p)
-    except UserError:
-        raise
+            paths = sorted(p for p in fs.find(root) if "/." not in p.removeprefix(root))
     except Exception as e:  # each filesystem raises its own
         raise UserError(f"data.sources: {source.path} cannot be listed: {e}.") from None
-    fixed = re.split(r"[*?\[]", root)[0] if globbed else root
-    fixed = fixed if fixed.endswith("/") and globbed else fixed.rstrip("/") + "/"
     single = paths == [root]
-    base = (fixed.rstrip("/").rsplit("/", 1)[0] if single or globbed else fixed.rstrip("/")) + "/"
+    base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
     files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
     return [replace(f, path=fs.unstrip_protocol(f.path)) for f in files]
 
@@ -209,29 +206,24 @@ def _choose(
         size, stamp = _stamp(path, fs)
         files.append(File(path, path.removeprefix(base), format_, compression, size, stamp))
     if others and (single or not files):
-        _refuse(source, others)
+        _refuse(source, others, single)
     return files if single or matched else _one_split(source, files)
 
 
-def _refuse(source: Source, others: list[str]) -> None:
+def _refuse(source: Source, others: list[str], single: bool) -> None:
     endings = sorted({split_ending(p)[0] or "no ending" for p in others})
-    known = ", ".join(e for es in ENDINGS.values() for e in es)
-    if source.format == "auto":
-        what = (
-            f"data.sources: {source.path} is"
-            if len(others) == 1
-            else (f"data.sources: {source.path} holds only files")
-        )
-        hint = ""
-        if ".json" in endings:
-            hint = " (a .json with one object a line is format = 'jsonl')"
+    shown = ", ".join(endings[:8])
+    if source.format != "auto":
         raise UserError(
-            f"{what} of unknown format ({', '.join(endings[:8])}); known are {known}, each also "
-            f".gz and .zst; say data.sources.format, such as 'txt' for plain text{hint}."
+            f"data.sources: {source.path} holds no {source.format} file, only {shown}; "
+            "change data.sources.format."
         )
+    known = ", ".join(e for es in ENDINGS.values() for e in es)
+    hint = " (a .json with one object a line is format = 'jsonl')" if ".json" in endings else ""
     raise UserError(
-        f"data.sources: {source.path} holds no {source.format} file, only "
-        f"{', '.join(endings[:8])}; change data.sources.format."
+        f"data.sources: {source.path} {'is' if single else 'holds only files'} of unknown format "
+        f"({shown}); known are {known}, each also .gz and .zst; say data.sources.format, such as "
+        f"'txt' for plain text{hint}."
     )
 
 
