@@ -38,6 +38,9 @@ class Place(Protocol):
     def hash(self, file: str) -> str:
         """xxh3_128, hex."""
 
+    def release(self) -> None:
+        """Gives up memory that reading has taken."""
+
     def fetch(self, folder: str) -> str:
         """Local path of a small folder; a temporary copy if it lies elsewhere."""
 
@@ -68,6 +71,9 @@ class LocalPlace:
 
     def hash(self, file: str) -> str:
         return hash_file(self.folder / file)
+
+    def release(self) -> None:
+        self._map.cache_clear()  # unmapped pages no longer count as this process's
 
     def fetch(self, folder: str) -> str:
         if not (self.folder / folder).is_dir():
@@ -117,6 +123,8 @@ class RemotePlace:
             while piece := f.read(HASH_PIECE_BYTES):
                 h.update(piece)
         return h.hexdigest()
+
+    def release(self) -> None: ...
 
     def fetch(self, folder: str) -> str:
         copy = tempfile.TemporaryDirectory(prefix="podsmith-")

@@ -26,7 +26,7 @@ from podsmith.errors import UserError
 from podsmith.run import Shuffle
 
 SHARD_TOKENS = 1 << 26
-BUFFER_TOKENS = 1 << 23
+BUFFER_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ def write_stretch(stretch: Stretch, tmp_dir: Path) -> dict[str, Any]:
         for start in range(stretch.start, stretch.stop, step):
             stop = min(start + step, stretch.stop)
             records = shards.read(flat_rows(order, base + start, base + stop))
+            shards.place.release()
             records.tofile(f)
             tokens += int(records["length"].sum(dtype=np.int64))
     return {"rows": stretch.stop - stretch.start, "tokens": tokens}
