@@ -6,7 +6,7 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const state = { x: "step", smoothing: 0.8, log: false, hidden: new Set() };
+const state = { x: "step", smoothing: 0, log: false, hidden: new Set() };
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const SYMBOLS = ["circle", "diamond", "square", "cross", "x"];
 const X_TITLES = { step: "step", tokens: "tokens seen", hours: "hours running" };
@@ -222,7 +222,15 @@ function draw() {
   }
 }
 
+/* Few points are hardly noisier than their mean is late. */
+function defaultSmoothing() {
+  const points = Math.max(...data.runs.map((run) => (run.train.loss || { step: [] }).step.length));
+  return Math.round(50 * Math.min(Math.max(1 - 12 / points, 0), 0.9)) / 50;
+}
+
 function addControls() {
+  state.smoothing = defaultSmoothing();
+  document.getElementById("smoothing").value = state.smoothing;
   const on = (id, event, act) => document.getElementById(id).addEventListener(event, (e) => {
     act(e.target);
     draw();

@@ -66,7 +66,6 @@ class Display:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        self._marks.append((self._clock(), self._step))
         if self._active and self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self._panel(), console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
@@ -87,7 +86,8 @@ class Display:
         self._values.update(values)
         if "loss" in values:
             self._add_loss(values["loss"])
-        if now - self._marks[-1][0] >= REDRAW_S:
+        # The first step also holds the compilation, so speed is counted from its end.
+        if not self._marks or now - self._marks[-1][0] >= REDRAW_S:
             self._marks.append((now, step))
         if self._live is None:
             if values:
@@ -97,8 +97,9 @@ class Display:
             self._drawn = now
 
     def evaluated(self, step: int, losses: Mapping[str, float]) -> None:
-        """Keeps held-out losses, one for each source, in the panel."""
+        """Prints held-out losses, one for each source, and keeps them in the panel."""
         self._held_out = (step, dict(losses))
+        self.note(f"step {step}: held-out loss  {self._held_out_text()}")
 
     def saved(self, step: int) -> None:
         """Keeps the step of the newest checkpoint in the panel."""
