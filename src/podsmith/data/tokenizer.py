@@ -88,15 +88,16 @@ class TextTokenizer:
     @functools.cached_property
     def plain(self) -> tokenizers.Tokenizer:
         """Backend for data: a special token in the text is encoded as the text it is."""
-        spec = json.loads(json.dumps(self.spec))
-        if spec["model"]["type"] == "Unigram":
+        plain = self._copy
+        if isinstance(self.backend.model, models.Unigram):
             # Its search knows every string of the vocabulary, so the special ones get others.
+            spec = json.loads(plain.to_str())
             for i in self.special_tokens.values():
                 if i < len(spec["model"]["vocab"]):
                     spec["model"]["vocab"][i][0] = f"\0special\0{i}"
             spec["added_tokens"] = [t for t in spec["added_tokens"] if not t["special"]]
             spec["post_processor"] = None
-        plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
+            plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
         plain.encode_special_tokens = True
         return plain
 
@@ -116,8 +117,15 @@ class TextTokenizer:
 
     @functools.cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        # tokenizer.json may ask for padding, truncation and a prefix: none of ours.
-        return tokenizers.Tokenizer.from_str(json.dumps(self.spec))
+        return self._copy
+
+    @property
+    def _copy(self) -> tokenizers.Tokenizer:
+        # tokenizer.json may ask for padding and truncation: none of ours
+        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        return copy
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)

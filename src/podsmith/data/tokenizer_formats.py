@@ -268,14 +268,11 @@ def _add_at(backend: tokenizers.Tokenizer, special: dict[str, int], path: Path) 
     """Adds special tokens under exactly these ids; gaps are filled with unused tokens."""
     by_id = {i: token for token, i in special.items()}
     taken = set(backend.get_vocab().values())
-    for i in range(max(by_id) + 1):
-        if i not in taken:
-            token = by_id.get(i, f"<|unused_{i}|>")
-            backend.add_special_tokens(
-                [tokenizers.AddedToken(token, special=True, normalized=False)]
-            )
-            if backend.token_to_id(token) != i:
-                raise UserError(f"{path}: special token {token!r} cannot have the id {i}.")
+    names = {i: by_id.get(i, f"<|unused_{i}|>") for i in range(max(by_id) + 1) if i not in taken}
+    _mark_special(backend, names.values())
+    for i, token in by_id.items():
+        if backend.token_to_id(token) != i:
+            raise UserError(f"{path}: special token {token!r} cannot have the id {i}.")
 
 
 def _mark_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
