@@ -134,7 +134,7 @@ def datatrove_run(jsonl: Path, tokenizer: Path, folder: Path) -> None:
 
 def encoders(folder: Path, sample: Path) -> dict[str, Callable[[list[str]], int]]:
     """Ways to turn the same texts into the same ids; each returns how many, or raises."""
-    from podsmith.data.encode import TiktokenEncoder, choose_route
+    from podsmith.data.encode import TiktokenEncoder, choose_route, make_encoder
     from podsmith.data.tokenizer import load_tokenizer
 
     where = folder / "data" / "tokenizer"
@@ -144,7 +144,10 @@ def encoders(folder: Path, sample: Path) -> dict[str, Callable[[list[str]], int]
             len(e.ids) for e in tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         )
     }
-    if choose_route(tokenizer) == "tiktoken":
+    route = choose_route(tokenizer)
+    encoder = make_encoder(tokenizer, route)
+    ways["podsmith encoder"] = lambda texts: sum(map(len, encoder.encode_batch(texts)))
+    if route == "tiktoken":
         encoding = TiktokenEncoder(tokenizer)._encoding
         ways["tiktoken"] = lambda texts: sum(len(encoding.encode_ordinary(t)) for t in texts)
     if importlib.util.find_spec("datatrove"):
