@@ -38,9 +38,6 @@ class Place(Protocol):
     def hash(self, file: str) -> str:
         """xxh3_128, hex."""
 
-    def release(self) -> None:
-        """Gives up memory that reading has taken."""
-
     def fetch(self, folder: str) -> str:
         """Local path of a small folder; a temporary copy if it lies elsewhere."""
 
@@ -72,9 +69,6 @@ class LocalPlace:
     def hash(self, file: str) -> str:
         return hash_file(self.folder / file)
 
-    def release(self) -> None:
-        self._map.cache_clear()  # unmapped pages no longer count as this process's
-
     def fetch(self, folder: str) -> str:
         if not (self.folder / folder).is_dir():
             raise UserError(f"{self.name(folder)} is missing; run `podsmith prepare` to make it.")
@@ -86,6 +80,22 @@ class LocalPlace:
     def _open(self, file: str, itemsize: int) -> np.ndarray:
         # opaque items: numpy copies them whole, structured ones field by field
         return np.asarray(np.memmap(self.folder / file, f"V{itemsize}", mode="r"))
+
+
+class UnmappedPlace(LocalPlace):
+    """Like LocalPlace for a long job: no file's pages ever count as this process's memory."""
+
+    def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        width = dtype.itemsize
+        out = np.empty(len(rows), f"V{width}")
+        raw = memoryview(out.view(np.uint8))
+        first, last = _ranges(rows)
+        with open(self.folder / file, "rb", buffering=0) as f:
+            for a, b in zip(first.tolist(), (last + 1).tolist(), strict=True):
+                f.seek(int(rows[a]) * width)
+                if f.readinto(raw[a * width : b * width]) != (b - a) * width:
+                    raise UserError(f"{self.name(file)} was cut while it was read.")
+        return out
 
 
 class RemotePlace:
@@ -124,8 +134,6 @@ class RemotePlace:
                 h.update(piece)
         return h.hexdigest()
 
-    def release(self) -> None: ...
-
     def fetch(self, folder: str) -> str:
         copy = tempfile.TemporaryDirectory(prefix="podsmith-")
         self._copies.append(copy)  # removed with this object, or at exit
@@ -137,8 +145,7 @@ class RemotePlace:
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
         width = dtype.itemsize
-        first = np.flatnonzero(np.diff(rows, prepend=-2) != 1)  # where a range begins
-        last = np.append(first[1:], len(rows)) - 1
+        first, last = _ranges(rows)
         starts, ends = rows[first] * width, (rows[last] + 1) * width
         paths = [self._path(file)] * len(starts)
         found = self.fs.cat_ranges(paths, starts.tolist(), ends.tolist(), on_error="raise")
@@ -149,6 +156,12 @@ class RemotePlace:
 
     def _path(self, file: str) -> str:
         return f"{self.root}/{file}"
+
+
+def _ranges(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last index of each run of neighbors among ascending rows."""
+    first = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    return first, np.append(first[1:], len(rows)) - 1
 
 
 def open_place(path: str) -> Place:

@@ -20,13 +20,13 @@ from podsmith.data.manifest import Manifest, read_manifest
 from podsmith.data.order import Order
 from podsmith.data.progress import Progress
 from podsmith.data.record import row_dtype
-from podsmith.data.shards import LocalPlace, Shards
+from podsmith.data.shards import Shards, UnmappedPlace
 from podsmith.data.stage import run_stage
 from podsmith.errors import UserError
 from podsmith.run import Shuffle
 
 SHARD_TOKENS = 1 << 26
-BUFFER_TOKENS = 1 << 20
+BUFFER_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def flat_rows(order: Order, start: int, stop: int) -> np.ndarray:
 @functools.lru_cache(1)
 def _opened(data_dir: str, _pack_hash: str) -> Shards:
     packed = read_manifest(Path(data_dir) / "pack")
-    return train_shards(LocalPlace(data_dir), packed)
+    return train_shards(UnmappedPlace(data_dir), packed)
 
 
 def write_stretch(stretch: Stretch, tmp_dir: Path) -> dict[str, Any]:
@@ -145,7 +145,6 @@ def write_stretch(stretch: Stretch, tmp_dir: Path) -> dict[str, Any]:
         for start in range(stretch.start, stretch.stop, step):
             stop = min(start + step, stretch.stop)
             records = shards.read(flat_rows(order, base + start, base + stop))
-            shards.place.release()
             records.tofile(f)
             tokens += int(records["length"].sum(dtype=np.int64))
     return {"rows": stretch.stop - stretch.start, "tokens": tokens}
