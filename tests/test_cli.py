@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -196,18 +197,11 @@ def test_a_reader_that_leaves_early_is_no_error(run_file):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_computing_verbs_restart_once_with_huge_pages(monkeypatch):
-    calls = []
-    monkeypatch.setattr(cli.os, "execve", lambda *args: calls.append(args))
-    monkeypatch.setattr(cli, "huge_pages_on_request", lambda: True)
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    cli.restart_with_environment(["config", "show"])
-    cli.restart_with_environment([])
-    assert not calls
-    cli.restart_with_environment(["train", "run.toml"])
-    (program, argv, env), = calls  # fmt: skip
-    assert argv[0] == program == sys.executable
-    assert env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    monkeypatch.setenv("GLIBC_TUNABLES", env["GLIBC_TUNABLES"])
-    cli.restart_with_environment(["train", "run.toml"])
-    assert len(calls) == 1
+def test_the_users_environment_has_the_last_word(monkeypatch, capsys):
+    (name,) = cli.ENVIRONMENT
+    monkeypatch.delenv(name, raising=False)
+    main(["--version"])
+    assert os.environ[name] == cli.ENVIRONMENT[name]
+    monkeypatch.setenv(name, "0")
+    main(["--version"])
+    assert os.environ[name] == "0"

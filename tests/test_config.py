@@ -3,6 +3,7 @@
 import json
 import tomllib
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -250,3 +251,12 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         model = function()
         assert is_dataclass(model) and {f.name for f in fields(model)} >= {"kind"}
         assert function.__doc__ and name == name.lower()
+
+
+def test_the_example_of_the_docs_is_a_run(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "config.md"
+    path = tmp_path / "run.toml"
+    path.write_text(page.read_text().split("```toml\n")[1].split("```")[0])
+    run, origin = resolve_layers(path, ["train.steps=2000"])
+    assert origin["model", "qk_norm"] == f"{path}:13"  # as the page shows
+    assert run.train.steps == 2000

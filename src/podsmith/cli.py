@@ -8,17 +8,17 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+import click
+
+from podsmith.commands import podsmith
 from podsmith.errors import UserError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
-# Read by the C library and by jax before our code runs, hence a second start.
-ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-COMPUTING_VERBS = ("train", "eval", "generate", "quickstart")
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Read when jax is imported; whatever the user has set stays.
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # XLA's warnings would tear the live display
 
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -30,15 +30,10 @@ DISK_ERRORS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
-    if argv is None:
-        argv = sys.argv[1:]
-        restart_with_environment(argv)
-    import click
-
-    from podsmith.commands import podsmith
-
+    set_environment()
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        result = podsmith.main(args=list(argv), prog_name="podsmith", standalone_mode=False)
+        result = podsmith.main(args=words, prog_name="podsmith", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
         return _fail(str(error))
@@ -75,24 +70,10 @@ def usage_message(error: Exception) -> str:
     return f"{message} (see {context.command_path} --help)" if context else message
 
 
-def restart_with_environment(argv: Sequence[str]) -> None:
-    """Starts this process anew with what must be set before it begins, where that helps.
-
-    Huge pages make the training step on a CPU faster; glibc looks for the setting once, at
-    the start. Whatever the user has set stays.
-    """
-    missing = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    if argv[:1] and argv[0] in COMPUTING_VERBS and missing and huge_pages_on_request():
-        sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **missing})
-
-
-def huge_pages_on_request() -> bool:
-    """Whether this kernel gives huge pages to those who ask, and only to them."""
-    try:
-        return "[madvise]" in HUGE_PAGES.read_text()
-    except OSError:
-        return False
+def set_environment() -> None:
+    """Sets what must be there before jax is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 if __name__ == "__main__":
