@@ -240,6 +240,9 @@ def test_schema_describes_every_field(run_file):
     assert schema["properties"]["recipe"]["enum"] == list(presets.all_recipes())
     assert "llama-5m" in defined["Llama"]["properties"]["preset"]["enum"]
     steps = defined["Train"]["properties"]["steps"]
+    clip, workers = defined["AdamW"]["properties"]["clip_norm"], defined["Data"]["properties"]
+    assert {"const": "none"} in clip["anyOf"] and "null" not in json.dumps(schema)
+    assert workers["workers"]["anyOf"] == [{"exclusiveMinimum": 0, "type": "integer"}]
     assert steps["exclusiveMinimum"] == 0 and "Optimizer steps." in steps["description"]
 
 

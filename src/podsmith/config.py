@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from podsmith import presets
 from podsmith.config_check import check_run
 from podsmith.config_errors import explain, nearest
-from podsmith.config_fields import names_in, to_plain, with_unset
+from podsmith.config_fields import UNSET, names_in, to_plain, with_unset
 from podsmith.config_merge import COMMAND_LINE, Merged, Provenance
 from podsmith.config_text import Keys, dotted, is_tables, leaves, parse_override, read_toml
 from podsmith.errors import UserError
@@ -192,6 +192,13 @@ def _relax(definition: dict[str, Any]) -> None:
         if "oneOf" in about:
             about["anyOf"] = about.pop("oneOf")
             about.pop("discriminator", None)
+        if {"type": "null"} in about.get("anyOf", ()):  # which TOML does not have
+            branches = [branch for branch in about["anyOf"] if branch != {"type": "null"}]
+            if about.get("default", UNSET) is None:
+                del about["default"]
+            else:
+                branches.append({"const": UNSET})
+            about["anyOf"] = branches
 
 
 def _definitions(schema: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]]:
