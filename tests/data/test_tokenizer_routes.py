@@ -192,7 +192,10 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+SLOW = {"llama3/tokenizer.model.tiktoken": [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, [])) for n in REAL])
 def test_real_tokenizers(shared_data, name):
     folder = shared_data / "text"
     texts = [json.loads(line)["text"] for line in (folder / "python_docs.jsonl").open()][:4]
