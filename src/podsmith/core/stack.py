@@ -10,7 +10,9 @@ from typing import Any, Literal
 import jax
 from jax import Array
 
+from podsmith.core.cpu import unstacked
 from podsmith.core.param import Tree
+from podsmith.core.weight import MATMUL
 
 Remat = Literal["none", "dots", "block"]
 
@@ -21,7 +23,7 @@ def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any
         return block
     policies = jax.checkpoint_policies
     policy = {
-        "dots": policies.dots_with_no_batch_dims_saveable,
+        "dots": policies.save_only_these_names(MATMUL),
         "block": policies.nothing_saveable,
     }[remat]
     return jax.checkpoint(block, policy=policy, prevent_cse=False)
@@ -37,10 +39,10 @@ def run_stack(
 ) -> Array:
     """x after `block(layers[i], x)` for each i; leaves of `layers` are [L, ...]."""
     block = rematerialized(block, remat)
-    num_layers = jax.tree.leaves(layers)[0].shape[0]
     if unroll:
-        for i in range(num_layers):
-            x = block(jax.tree.map(lambda leaf, i=i: leaf[i], layers), x)
+        leaves, tree = jax.tree.flatten(layers)
+        for layer in zip(*map(unstacked, leaves), strict=True):
+            x = block(jax.tree.unflatten(tree, layer), x)
         return x
     x, _ = jax.lax.scan(lambda carry, w: (block(w, carry), None), x, layers)
     return x

@@ -1,15 +1,23 @@
 """dot: the one place where activations meet a weight.
 
 Sums run in float32 whatever the operands are, and the result has the activations' dtype
-(or `out_dtype`). How a platform likes its matmuls is decided here and nowhere else.
+(or `out_dtype`). How a platform likes its matmuls is decided here and nowhere else; the
+choice falls when a program is lowered, so that compiling for another machine is right.
 """
 
-import jax.numpy as jnp
-from jax import Array
+from functools import partial
 
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from podsmith.core import cpu
 from podsmith.core.param import Tree
 
 Weight = Array  # quantized and low-rank leaves join here
+
+MATMUL = "dot"  # what rematerialization policies know the results by
 
 
 def dot(eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None) -> Array:
@@ -17,8 +25,41 @@ def dot(eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None) ->
 
     The weight is cast to the dtype of `x`; letters are the package's legend.
     """
-    out = jnp.einsum(eqn, x, w.astype(x.dtype), preferred_element_type=jnp.float32)
-    return out.astype(out_dtype or x.dtype)
+    out = _dot(eqn, x, w.astype(x.dtype)).astype(out_dtype or x.dtype)
+    return checkpoint_name(out, MATMUL)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dot(eqn: str, x: Array, w: Array) -> Array:
+    if x.dtype == jnp.float32:
+        return _einsum(eqn, x, w)
+    return lax.platform_dependent(x, w, cpu=partial(cpu.einsum, eqn), default=partial(_einsum, eqn))
+
+
+def _dot_fwd(eqn: str, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _dot(eqn, x, w), (x, w)
+
+
+def _dot_bwd(eqn: str, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, w = kept
+    g = g.astype(x.dtype)
+    inputs, out = eqn.split("->")
+    x_letters, w_letters = inputs.split(",")
+    dx = _dot(f"{out},{w_letters}->{x_letters}", g, w)
+    dw = lax.platform_dependent(
+        x,
+        g,
+        cpu=partial(cpu.weight_gradient, eqn),
+        default=partial(_einsum, f"{x_letters},{out}->{w_letters}"),
+    )
+    return dx.astype(x.dtype), dw.astype(w.dtype)
+
+
+_dot.defvjp(_dot_fwd, _dot_bwd)
+
+
+def _einsum(eqn: str, x: Array, w: Array) -> Array:
+    return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
 
 
 def lookup(table: Weight, ids: Array, dtype: jnp.dtype) -> Array:
@@ -28,6 +69,4 @@ def lookup(table: Weight, ids: Array, dtype: jnp.dtype) -> Array:
 
 def nbytes(tree: Tree) -> int:
     """Bytes of all leaves, abstract or real."""
-    import jax
-
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

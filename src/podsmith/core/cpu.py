@@ -1,0 +1,85 @@
+"""Matmuls as XLA's CPU compiler likes them, and the options it needs; see docs/speed.md.
+
+Its own choices cost a third of a train step: it computes a value again inside every loop
+that reads it, runs the transposed product of a weight gradient at half speed, and has no
+fast bfloat16 product without AMX. All functions here work, slower, without the options.
+"""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+# Barriers survive until code is emitted, so that what is behind one is computed once.
+COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Whether this machine multiplies bfloat16 tiles in hardware."""
+    return CPUINFO.is_file() and "amx_bf16" in CPUINFO.read_text(errors="replace")
+
+
+def operands(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays as a matmul should read them: bfloat16 only where that is the faster one.
+
+    Widening is exact, and sums are float32 in both cases.
+    """
+    if has_amx():
+        return arrays
+    return tuple(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in arrays)
+
+
+def product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    """float32 matrix of two matrices contracted over one axis of each."""
+    dims = (((a_axis,), (b_axis,)), ((), ()))
+    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def einsum(eqn: str, x: Array, w: Array) -> Array:
+    """The float32 einsum of activations and a weight."""
+    return jnp.einsum(eqn, *operands(x, w), preferred_element_type=jnp.float32)
+
+
+def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
+    """float32 gradient of the weight of `eqn` ("rows inputs, weight -> rows outputs").
+
+    The narrower side is the one that is transposed, by itself, before the product.
+    """
+    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    rows = [a for a in x_letters if a not in w_letters]
+    inner = [a for a in x_letters if a in w_letters]
+    outer = [a for a in out if a in w_letters]
+    sizes = dict(zip(x_letters + out, x.shape + g.shape, strict=True))
+    fits = [*rows, *inner] == list(x_letters) and [*rows, *outer] == list(out)
+    if not fits or sorted(inner + outer) != sorted(w_letters):
+        return jnp.einsum(f"{x_letters},{out}->{w_letters}", *operands(x, g),
+                          preferred_element_type=jnp.float32)  # fmt: skip
+    num_rows = _product_of(rows, sizes)
+    x, g = operands(x.reshape(num_rows, -1), g.reshape(num_rows, -1))
+    if x.shape[1] <= g.shape[1]:
+        first, dw = inner + outer, product(x, g, 0, 0)
+    else:
+        # the result is transposed behind a barrier: folding it back into the product is
+        # slow, and for bfloat16 fails at run time
+        narrow = lax.optimization_barrier(g.T)
+        first, dw = outer + inner, lax.optimization_barrier(product(narrow, x, 1, 0))
+    dw = dw.reshape([sizes[a] for a in first])
+    return jnp.einsum(f"{''.join(first)}->{w_letters}", dw)
+
+
+def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
+    total = 1
+    for letter in letters:
+        total *= sizes[letter]
+    return total
+
+
+def unstacked(layers: jax.Array) -> list[Array]:
+    """Slices of axis 0; their gradients are put together by one concatenation instead of
+    a sum of padded arrays."""
+    return [a[0] for a in lax.split(layers, [1] * layers.shape[0], axis=0)]

@@ -1,0 +1,117 @@
+"""Causal attention for CPUs: one (row, kv head) at a time, so that scores stay in cache.
+
+    for each (b, k):  q [G, T, H], k v [T, H], segment ids [T]
+      for each chunk of C queries, ending at n:        keys after the chunk do not exist
+        scores [G C, n] -> probabilities -> out [G C, H]
+
+The backward pass keeps the log of the softmax sum and computes scores again, as in
+FlashAttention (https://arxiv.org/abs/2205.14135). Arithmetic is float32.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from podsmith.core.cpu import product
+from podsmith.nn.attention import MASKED
+
+MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin
+MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scale: float) -> Array:
+    """As `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids [B, T]."""
+    return _fwd(q, k, v, segment_ids, scale)[0]
+
+
+def _chunks(t: int) -> list[tuple[int, int]]:
+    """(start, end) of the query chunks of a row."""
+    size = max(MIN_CHUNK, -(-t // MAX_CHUNKS))
+    return [(start, min(start + size, t)) for start in range(0, t, size)]
+
+
+def _split(x: Array, kv_heads: int) -> Array:
+    """[B, T, K G, H] to float32 [B K, G, T, H]."""
+    b, t, n, h = x.shape
+    x = x.reshape(b, t, kv_heads, n // kv_heads, h).transpose(0, 2, 3, 1, 4)
+    return x.reshape(b * kv_heads, n // kv_heads, t, h).astype(jnp.float32)
+
+
+def _join(x: Array, kv_heads: int, like: Array) -> Array:
+    """The inverse of `_split`, in the dtype of `like`."""
+    _, g, t, h = x.shape
+    x = x.reshape(-1, kv_heads, g, t, h).transpose(0, 3, 1, 2, 4)
+    return x.reshape(-1, t, kv_heads * g, h).astype(like.dtype)
+
+
+def _hidden(ids: Array, start: int, end: int) -> Array:
+    """bool [C, n], True where a query of the chunk must not look."""
+    query = start + lax.broadcasted_iota(jnp.int32, (end - start, end), 0)
+    key = lax.broadcasted_iota(jnp.int32, (end - start, end), 1)
+    return (query < key) | (ids[start:end, None] != ids[None, :end])
+
+
+def _scores(q: Array, k: Array, ids: Array, scale: float, start: int, end: int):
+    """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk."""
+    g, _, h = q.shape
+    scaled = (q[:, start:end] * scale).reshape(-1, h)
+    scores = product(scaled, k[:end], 1, 1).reshape(g, end - start, end)
+    return scaled, jnp.where(_hidden(ids, start, end), MASKED, scores)
+
+
+def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scale: float):
+    kv_heads = k.shape[2]
+
+    def one(operands: tuple[Array, ...]) -> tuple[Array, Array]:
+        # the barrier ends the slicing of the loop's inputs here, not inside each fusion
+        q, k, v, ids = lax.optimization_barrier(operands)
+        k, v = k[0], v[0]
+        outs, sums = [], []
+        for start, end in _chunks(q.shape[1]):
+            _, scores = _scores(q, k, ids, scale, start, end)
+            top = jnp.max(scores, axis=-1, keepdims=True)
+            probs = jnp.exp(scores - top)
+            total = jnp.sum(probs, axis=-1, keepdims=True)
+            out = product(probs.reshape(-1, end), v[:end], 1, 0)  # [G C, H]
+            outs.append(out.reshape(*probs.shape[:2], -1) / total)
+            sums.append((top + jnp.log(total))[..., 0])
+        return jnp.concatenate(outs, axis=1), jnp.concatenate(sums, axis=1)
+
+    ids = jnp.repeat(segment_ids, kv_heads, axis=0)
+    out, log_sums = lax.map(one, (*(_split(a, kv_heads) for a in (q, k, v)), ids))
+    out = _join(out, kv_heads, q)
+    return out, (q, k, v, segment_ids, out, log_sums)
+
+
+def _bwd(scale: float, kept: tuple[Array, ...], g_out: Array):
+    q, k, v, segment_ids, out, log_sums = kept
+    kv_heads = k.shape[2]
+
+    def one(operands: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+        q, k, v, ids, log_sums, out, g_out = lax.optimization_barrier(operands)
+        k, v = k[0], v[0]
+        inner = jnp.sum(out * g_out, axis=-1)  # [G, T]
+        dq, dk, dv = [], jnp.zeros_like(k.T), jnp.zeros_like(v.T)  # [H, T]: matmuls like it
+        for start, end in _chunks(q.shape[1]):
+            scaled, scores = _scores(q, k, ids, scale, start, end)
+            probs = jnp.exp(scores - log_sums[:, start:end, None]).reshape(-1, end)
+            g = g_out[:, start:end].reshape(-1, q.shape[2])  # [G C, H]
+            dv = dv.at[:, :end].add(product(g, probs, 0, 0))
+            dprobs = product(g, v[:end], 1, 1)
+            dscores = probs * (dprobs - inner[:, start:end].reshape(-1, 1))
+            dk = dk.at[:, :end].add(product(scaled, dscores, 0, 0))
+            dq.append((product(dscores, k[:end], 1, 0) * scale).reshape(q.shape[0], -1, q.shape[2]))
+        return jnp.concatenate(dq, axis=1), dk.T[None], dv.T[None]
+
+    ids = jnp.repeat(segment_ids, kv_heads, axis=0)
+    split = partial(_split, kv_heads=kv_heads)
+    loop = (split(q), split(k), split(v), ids, log_sums, split(out), split(g_out))
+    dq, dk, dv = lax.map(one, loop)
+    grads = (_join(a, kv_heads, like) for a, like in ((dq, q), (dk, k), (dv, v)))
+    return *grads, None
+
+
+causal_attention.defvjp(_fwd, _bwd)
