@@ -64,13 +64,13 @@ def digest(folder):
 
 SCRIPT = """
 import sys
-sys.path[:0] = sys.argv[3:]
+sys.path[:0] = sys.argv[4:]
 import test_prepare
 from podsmith.run import Source
 if __name__ == "__main__":
     assert "jax" not in sys.modules
     sources = tuple(Source(path=p) for p in sys.argv[2].split(","))
-    test_prepare.make(sys.argv[1], sources, 2)
+    test_prepare.make(sys.argv[1], sources, int(sys.argv[3]))
     assert "jax" not in sys.modules
     print("done")
 """
@@ -86,18 +86,21 @@ def whole(tmp_path_factory):
 
 
 def test_killed_twice_the_bytes_are_the_same(tmp_path, whole):
-    """SIGKILL amid the first pass and amid tokenize, two workers; then to the end."""
+    """SIGKILL amid the first pass and amid tokenize, two workers; to the end with one."""
     sources, expected = whole
     assert len([n for n in expected if n.startswith("tokenize/parts/")]) > 20
     script = tmp_path / "make.py"
     script.write_text(SCRIPT)
     paths = ",".join(s.path for s in sources)
     here = [str(Path(__file__).parent), *filter(None, sys.path)]
-    command = [sys.executable, str(script), str(tmp_path / "data"), paths, *here]
+    command = [sys.executable, str(script), str(tmp_path / "data"), paths]
     kept = {}
     for stage, unfinished in (("read", "normalize"), ("tokenize", "tokenize"), (None, None)):
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+            [*command, "2" if stage else "1", *here],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         if stage is None:
             assert process.communicate()[0] == "done\n" and process.returncode == 0
