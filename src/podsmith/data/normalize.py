@@ -113,6 +113,11 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
     parts: list[Part] = []
     names = source_names(data.sources)
     for name, source in zip(names, data.sources, strict=True):
+        if source.use == "eval" and source.weight is not None:
+            raise UserError(
+                f"data.sources: {name!r} has a weight but use = 'eval'; a weight is a share of "
+                "training, so drop one of them."
+            )
         files = find_files(source, data.dir)
         source = replace(source, weight=None, name=name)
         for slices in cut_parts(files, source, part_bytes):

@@ -40,7 +40,10 @@ PLAIN = tuple(
 )
 COMPRESSION = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 EXTRA = {"gs": "podsmith[gcs]", "gcs": "podsmith[gcs]", "http": "aiohttp", "https": "aiohttp"}
-STAMPS = "ETag etag md5Hash Content-MD5 generation mtime LastModified Last-Modified created".split()
+STAMPS = (
+    *("ETag", "etag", "blob_id", "md5Hash", "Content-MD5", "generation"),
+    *("mtime", "LastModified", "Last-Modified", "created"),
+)
 SPLIT_NAME = re.compile(r"(train|training|validation|valid|val|dev|test|testing|eval)[-_.]")
 PART_BYTES = 64 << 20
 PART_FILES = 4096
