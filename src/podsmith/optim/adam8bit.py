@@ -18,21 +18,19 @@ from podsmith.optim import adamw
 from podsmith.optim.kinds import Adam8bit
 from podsmith.optim.rule import Slot, Slots, like, slot
 
-MIN_BLOCK, MAX_BLOCK, PADDED_BLOCK = 96, 256, 128
+LEAST_SPLIT, MOST = 1024, 2048  # elements; the paper's block has 2048
 
 
 def block_size(size: int) -> int:
-    """Elements of a block on an axis of `size`.
+    """Elements of a block on an axis of `size`: all of them up to 2048.
 
-    A divisor where there is one in range, the one that leaves the highest power of two as
-    number of blocks: then blocks end where shards of the axis do.
+    Of a longer axis a divisor, where one is in range: the one that leaves the highest power
+    of two as number of blocks, so that blocks end where shards of the axis do.
     """
-    if size < MIN_BLOCK:
+    if size <= MOST:
         return size
-    fits = [b for b in range(MIN_BLOCK, MAX_BLOCK + 1) if size % b == 0]
-    if fits:
-        return max(fits, key=lambda b: ((size // b) & -(size // b), b))
-    return size if size <= MAX_BLOCK else PADDED_BLOCK
+    fits = [b for b in range(LEAST_SPLIT, MOST + 1) if size % b == 0]
+    return max(fits, key=lambda b: ((size // b) & -(size // b), b), default=MOST)
 
 
 def slots(optim: Adam8bit, param: Param) -> dict[str, Slot]:
