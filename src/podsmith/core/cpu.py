@@ -64,12 +64,13 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     if x.shape[1] <= g.shape[1]:
         first, dw = inner + outer, product(x, g, 0, 0)
     else:
-        # the result is transposed behind a barrier: folding it back into the product is
-        # slow, and for bfloat16 fails at run time
-        narrow = lax.optimization_barrier(g.T)
-        first, dw = outer + inner, lax.optimization_barrier(product(narrow, x, 1, 0))
+        first, dw = outer + inner, product(lax.optimization_barrier(g.T), x, 1, 0)
     dw = dw.reshape([sizes[a] for a in first])
-    return jnp.einsum(f"{''.join(first)}->{w_letters}", dw)
+    if first != list(w_letters):
+        # behind a barrier: folded back into the product, the transpose makes it slow, and
+        # for bfloat16 fails at run time
+        dw = jnp.einsum(f"{''.join(first)}->{w_letters}", lax.optimization_barrier(dw))
+    return dw
 
 
 def _product_of(letters: list[str], sizes: dict[str, int]) -> int:

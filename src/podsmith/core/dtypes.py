@@ -1,10 +1,13 @@
 """Compute: how a model is evaluated, as opposed to what it is."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 
 from podsmith.core.stack import Remat
+
+Kernels = Literal["reference", "cpu"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -12,11 +15,13 @@ DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
-    recomputes, whether layers are unrolled, and tokens of a row whose logits exist at once."""
+    recomputes, whether layers are unrolled, the set of kernels, and tokens of a row whose
+    logits exist at once."""
 
     precision: str = "fp32"
     remat: Remat = "none"
     unroll: bool = False
+    kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
 
     @property

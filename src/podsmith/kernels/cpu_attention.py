@@ -1,6 +1,6 @@
-"""Causal attention for CPUs: one (row, kv head) at a time, so that scores stay in cache.
+"""Causal attention for CPUs: a few (row, kv head) at a time, so that scores stay in cache.
 
-    for each (b, k):  q [G, T, H], k v [T, H], segment ids [T]
+    for each (b, k):  q [G, T, H], k v [T, H], segment ids [T]    (vectorized over some k)
       for each chunk of C queries, ending at n:        keys after the chunk do not exist
         scores [G C, n] -> probabilities -> out [G C, H]
 
@@ -19,6 +19,7 @@ from podsmith.nn.attention import MASKED
 
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin
 MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
+CACHE_BYTES = 4 << 20  # scores that may exist at once
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -31,6 +32,15 @@ def _chunks(t: int) -> list[tuple[int, int]]:
     """(start, end) of the query chunks of a row."""
     size = max(MIN_CHUNK, -(-t // MAX_CHUNKS))
     return [(start, min(start + size, t)) for start in range(0, t, size)]
+
+
+def _together(q: Array, kv_heads: int) -> int:
+    """How many kv heads go through the loop at once: one alone leaves cores idle."""
+    _, t, n, _ = q.shape
+    start, end = _chunks(t)[0]
+    one = 4 * (n // kv_heads) * (end - start) * t
+    fitting = [p for p in range(1, kv_heads + 1) if kv_heads % p == 0 and p * one <= CACHE_BYTES]
+    return max(fitting, default=1)
 
 
 def _split(x: Array, kv_heads: int) -> Array:
@@ -81,7 +91,8 @@ def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scale: float):
         return jnp.concatenate(outs, axis=1), jnp.concatenate(sums, axis=1)
 
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
-    out, log_sums = lax.map(one, (*(_split(a, kv_heads) for a in (q, k, v)), ids))
+    loop = (*(_split(a, kv_heads) for a in (q, k, v)), ids)
+    out, log_sums = lax.map(one, loop, batch_size=_together(q, kv_heads))
     out = _join(out, kv_heads, q)
     return out, (q, k, v, segment_ids, out, log_sums)
 
@@ -109,7 +120,7 @@ def _bwd(scale: float, kept: tuple[Array, ...], g_out: Array):
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
     split = partial(_split, kv_heads=kv_heads)
     loop = (split(q), split(k), split(v), ids, log_sums, split(out), split(g_out))
-    dq, dk, dv = lax.map(one, loop)
+    dq, dk, dv = lax.map(one, loop, batch_size=_together(q, kv_heads))
     grads = (_join(a, kv_heads, like) for a, like in ((dq, q), (dk, k), (dv, v)))
     return *grads, None
 

@@ -4,12 +4,27 @@ from collections.abc import Callable
 
 from jax import Array
 
-from podsmith.core.dtypes import Compute
+from podsmith.core import cpu
+from podsmith.core.dtypes import Compute, Kernels
 from podsmith.nn import attention, xent
+
+
+def kernels_for(platform: str, num_devices: int) -> Kernels:
+    """The set of kernels for devices of a platform; those of the CPU are for one device."""
+    return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
+
+
+def compiler_options(how: Compute) -> dict[str, str] | None:
+    """What `jax.jit` should tell the compiler for these kernels."""
+    return cpu.COMPILER_OPTIONS if how.kernels == "cpu" else None
 
 
 def causal_attention(how: Compute) -> Callable[..., Array]:
     """Causal self-attention for this platform; signature of `nn.attention.causal_attention`."""
+    if how.kernels == "cpu":
+        from podsmith.kernels import cpu_attention
+
+        return cpu_attention.causal_attention
     return attention.causal_attention
 
 

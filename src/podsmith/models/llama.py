@@ -25,7 +25,7 @@ from podsmith.errors import UserError
 from podsmith.kernels import select
 from podsmith.models.llama_hf import LlamaHf
 from podsmith.nn.attention import masked_attention
-from podsmith.nn.mlp import GATED, Mlp, activate
+from podsmith.nn.mlp import GATED, Mlp, activate, gated
 from podsmith.nn.norm import rms_norm
 from podsmith.nn.rope import apply_rope, rope_tables
 from podsmith.run import STRICT, PositiveInt
@@ -200,7 +200,7 @@ class Llama:
         h = rms_norm(x, w["mlp_norm"], self.norm_eps)
         up = constrain(_with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
         if self.mlp in GATED:
-            h = activate(self.mlp, _with_bias(dot("btd,df->btf", h, w["gate"]), w, "gate")) * up
+            h = gated(self.mlp, _with_bias(dot("btd,df->btf", h, w["gate"]), w, "gate"), up)
         else:
             h = activate(self.mlp, up)
         return constrain(

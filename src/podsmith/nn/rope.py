@@ -2,14 +2,15 @@
 Hugging Face: pairs are (i, i + H/2)."""
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 def rope_tables(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
     """cos and sin, float32 [B, T, H/2], for int positions [B, T]."""
     exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     angles = positions[..., None].astype(jnp.float32) * (1.0 / theta**exponent)
-    return jnp.cos(angles), jnp.sin(angles)
+    # computed once: without the barrier, each layer's loop would take the cosines again
+    return lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
 def apply_rope(x: Array, tables: tuple[Array, Array]) -> Array:

@@ -31,13 +31,31 @@ class Xent(NamedTuple):
 
 
 def token_sums(logits: Array, targets: Array, weights: Array, z_loss: float) -> Xent:
-    """Sums for float32 logits [..., V], int targets and float32 weights [...]."""
-    log_z = jax.nn.logsumexp(logits, axis=-1)
+    """Sums for float32 logits [..., V], int targets and float32 weights [...].
+
+    A target counts as correct when no logit is larger.
+    """
+    return _sums(logits, targets, weights, z_loss)[0]
+
+
+def _sums(logits: Array, targets: Array, weights: Array, z_loss: float) -> tuple[Xent, Array]:
+    top = jnp.max(logits, axis=-1)
+    log_z = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     nll = jnp.sum((log_z - chosen) * weights)
     z = jnp.sum(jnp.square(log_z) * weights)
-    correct = jnp.sum((jnp.argmax(logits, axis=-1) == targets) * weights)
-    return Xent(nll + z_loss * z, nll, z, correct)
+    correct = jnp.sum((chosen >= top) * weights)
+    return Xent(nll + z_loss * z, nll, z, correct), log_z
+
+
+def logits_gradient(
+    logits: Array, log_z: Array, targets: Array, weights: Array, z_loss: float
+) -> Array:
+    """d total / d logits, float32 [..., V]: one elementwise pass, nothing scattered."""
+    probs = jnp.exp(logits - log_z[..., None])
+    pull = weights * (1.0 + 2.0 * z_loss * log_z)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return probs * pull[..., None] - jnp.where(ids == targets[..., None], weights[..., None], 0.0)
 
 
 def chunked_xent(
@@ -68,13 +86,6 @@ def _split(a: Array, chunk: int) -> Array:
     return jnp.moveaxis(a.reshape(b, t // chunk, chunk, *a.shape[2:]), 1, 0)
 
 
-def _one(
-    logits_fn: LogitsFn, z_loss: float, targets: Array, weights: Array, w: Tree, x: Array
-) -> tuple[Array, Xent]:
-    sums = token_sums(logits_fn(w, x).astype(jnp.float32), targets, weights, z_loss)
-    return sums.total, sums
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _xent(
     logits_fn: LogitsFn,
@@ -87,7 +98,7 @@ def _xent(
 ) -> Xent:
     def body(sums: Xent, piece: tuple[Array, Array, Array]) -> tuple[Xent, None]:
         xc, tc, wc = piece
-        _, new = _one(logits_fn, z_loss, tc, wc, w, xc)
+        new = token_sums(logits_fn(w, xc).astype(jnp.float32), tc, wc, z_loss)
         return jax.tree.map(jnp.add, sums, new), None
 
     pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
@@ -106,8 +117,12 @@ def _xent_fwd(
     def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
         sums, dw = carry
         xc, tc, wc = piece
-        fn = partial(_one, logits_fn, z_loss, tc, wc)
-        (_, new), (dwc, dxc) = jax.value_and_grad(fn, argnums=(0, 1), has_aux=True)(w, xc)
+        logits, pull_back = jax.vjp(logits_fn, w, xc)
+        wide = jax.lax.optimization_barrier(logits.astype(jnp.float32))
+        new, log_z = _sums(wide, tc, wc, z_loss)
+        dlogits = logits_gradient(wide, log_z, tc, wc, z_loss)
+        # behind a barrier, or each of the two products computes it anew
+        dwc, dxc = pull_back(jax.lax.optimization_barrier(dlogits.astype(logits.dtype)))
         return (jax.tree.map(jnp.add, sums, new), jax.tree.map(jnp.add, dw, dwc)), dxc
 
     zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), jax.tree.map(jnp.zeros_like, w))

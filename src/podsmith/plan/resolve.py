@@ -13,7 +13,10 @@ from podsmith.core.mesh import make_mesh, mesh_shape
 from podsmith.core.param import Tree, count_params, walk
 from podsmith.core.sharding import batch_ways, weight_shardings
 from podsmith.errors import UserError
+from podsmith.kernels import select
 from podsmith.run import Run
+
+MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,11 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
 
 def compute_of(run: Run, platform: str, num_devices: int = 1) -> Compute:
     """How the run's model is evaluated on a platform."""
+    kernels = select.kernels_for(platform, num_devices)
     return Compute(
         precision=run.train.precision,
         remat=run.train.remat,
-        unroll=False,
+        unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
+        kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,
     )

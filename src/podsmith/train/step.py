@@ -15,6 +15,7 @@ from jax import Array
 from podsmith.core.batch import Batch
 from podsmith.core.param import Tree
 from podsmith.core.sharding import batch_sharding
+from podsmith.kernels import select
 from podsmith.objectives.base import Loss
 from podsmith.optim.build import clip, make_schedule
 from podsmith.plan.resolve import Plan
@@ -35,6 +36,7 @@ def make_step(plan: Plan) -> Step:
         donate_argnums=0,
         in_shardings=(shardings, batch),
         out_shardings=(shardings, None),
+        compiler_options=select.compiler_options(plan.how),
     )
 
 
