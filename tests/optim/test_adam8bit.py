@@ -31,7 +31,7 @@ def test_blocks_of_real_axes(size, block):
     assert block_size(size) == block
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(size=st.sampled_from([5, 64, 3072, 2053]), seed=st.integers(0, 99), zeros=st.booleans())
 def test_codes_are_within_half_a_step(size, seed, zeros):
     """Neighboring codes c and c + 1 bound what is between them; the top is exact."""
@@ -102,7 +102,7 @@ def language_model():
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
 def test_training_follows_fp32(beta2):
-    """Bytes of a real file, 200 steps: the smoothed loss ends within 3 % of fp32 Adam's, and
+    """Bytes of a real file, 200 steps: the smoothed loss ends within 1 % of fp32 Adam's, and
     the weights moved in the same direction."""
     spec, rows, loss = language_model()
     start = init_weights(spec, jax.random.key(0))
@@ -124,9 +124,9 @@ def test_training_follows_fp32(beta2):
 
     (exact, want), (coded, got) = train(AdamW), train(Adam8bit)
     assert want[-30:].mean() < 0.6 * want[:5].mean(), "the problem is learned"
-    assert abs(got[-30:].mean() / want[-30:].mean() - 1) < 0.03
+    assert abs(got[-30:].mean() / want[-30:].mean() - 1) < 0.01
     first = dict(walk(start))
     for path in ("embed", "up", "head"):
         a, b = (np.ravel(w[path] - first[path]) for w in (exact, coded))
-        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.9, path
+        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.98, path
     assert not np.array_equal(exact["up"], coded["up"])

@@ -166,8 +166,7 @@ def test_adafactor_of_several_axes_in_numpy():
     np.testing.assert_allclose(got.reshape(15, 7), want, atol=2e-6)
 
 
-@pytest.mark.parametrize("form", ["nesterov", "plain"])
-@pytest.mark.parametrize("scale", ["rms", "width"])
+@pytest.mark.parametrize("form, scale", [("nesterov", "rms"), ("plain", "width")])
 def test_muon_is_torch_on_every_matrix_of_a_stack(
     spec, weights, gradients, form, scale, monkeypatch
 ):

@@ -121,7 +121,7 @@ schedules = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(schedule=schedules, total=st.integers(41, 60))
 def test_rises_to_the_peak_then_never_rises(schedule, total):
     rate = make_schedule(AdamW(learning_rate=PEAK, schedule=schedule), total)

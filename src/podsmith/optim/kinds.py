@@ -176,8 +176,8 @@ class Muon(Common):
     """`nesterov` mixes the newest gradient in once more."""
     newton_schulz_steps: Annotated[int, Field(gt=0, le=20)] = 5
     """Iterations that orthogonalize."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Operands of those matmuls; sums are fp32."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Operands of those matmuls; a TPU rounds fp32 operands to bf16 by itself."""
     scale: Literal["rms", "width"] = "rms"
     """`rms` gives updates the size of AdamW's (0.2 * sqrt(max(fan-in, fan-out))), so that one
     rate serves all weights; `width` is the original sqrt(max(1, fan-out / fan-in))."""
