@@ -51,7 +51,7 @@ def make_batch(run, seed=0):
     segments[::3, -5:] = 0
     starts = np.where(segments == 1, 0, ends[:, None])
     weights = (segments > 0) & (at != starts)
-    cut = lambda a, t: jnp.asarray(a.reshape(shape), t)  # noqa: E731
+    cut = lambda a, t: a.reshape(shape).astype(t)  # noqa: E731
     return Batch(
         tokens=cut(rng.integers(0, VOCAB, (rows, SEQ_LEN)), jnp.int32),
         segment_ids=cut(segments, jnp.int32),
@@ -78,6 +78,13 @@ def assert_close(a, b, rtol=2e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+def assert_close_to_largest(a, b, share=1e-5):
+    """Sums over hundreds of tokens cancel: each leaf is compared on its own scale."""
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=share * np.abs(y).max()), a, b
+    )
+
+
 @pytest.mark.parametrize(
     "change",
     [{"num_microbatches": 4}, {"remat": "block"}, {"remat": "dots"}, {"loss_chunk_tokens": 1000}],
@@ -88,7 +95,7 @@ def test_gradients_do_not_depend_on(change):
     other_grads, other_loss = gradients(other)
     assert float(loss.weight) == float(other_loss.weight)
     assert_close(loss.total, other_loss.total)
-    assert_close(grads, other_grads, atol=1e-4)
+    assert_close_to_largest(grads, other_grads)
 
 
 @pytest.mark.parametrize("remat", ["none", "block"])

@@ -27,6 +27,7 @@ WEIGHTS: dict[str, Entry] = {
     "head_dim": None,
     "norm": None,
     "layers": None,
+    "blocks": None,
 }
 
 ACTIVATIONS: dict[str, Entry] = {
@@ -69,6 +70,20 @@ def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
                     f"({param.arrow!r}); choose a divisor of {size}"
                 )
         return NamedSharding(mesh, parts)
+
+    return map_params(one, spec)
+
+
+def lenient_shardings(spec: Tree, mesh: Mesh) -> Tree:
+    """The same, with dimensions that do not divide left whole."""
+
+    def one(param: Param) -> NamedSharding:
+        entries = partition(param.axes, WEIGHTS)
+        fit = [
+            entry if size % _ways(mesh, entry) == 0 else None
+            for size, entry in zip(param.shape, entries, strict=True)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*fit))
 
     return map_params(one, spec)
 

@@ -5,15 +5,14 @@
 `abstract_state` serves init, checkpoint restore and ahead-of-time compilation.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from podsmith.core.param import Tree, init_weights
-from podsmith.optim.build import build_optimizer
+from podsmith.core.sharding import lenient_shardings
+from podsmith.optim.build import build_optimizer, state_spec
 from podsmith.plan.resolve import Plan
 
 
@@ -41,42 +40,28 @@ def abstract_state(plan: Plan) -> Tree:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        state_shardings(plan, shapes),
+        state_shardings(plan),
     )
 
 
-def state_shardings(plan: Plan, shapes: Tree) -> Tree:
-    """Shardings of a state: optimizer leaves follow the weight whose path they end in, in
-    every dimension that has the weight's size (scales and factors have fewer)."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(plan.shardings)
-    sizes = dict(jax.tree_util.tree_flatten_with_path(shapes["weights"])[0])
-    by_path = {tuple(map(str, path)): (sizes[path].shape, s.spec) for path, s in flat}
-
-    def one(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        names = tuple(map(str, path))
-        for start in range(len(names)):
-            if names[start:] in by_path:
-                shape, spec = by_path[names[start:]]
-                return NamedSharding(plan.mesh, _fit(leaf.shape, shape, spec))
-        return NamedSharding(plan.mesh, PartitionSpec())
-
-    return jax.tree_util.tree_map_with_path(one, shapes)
-
-
-def _fit(shape: tuple[int, ...], like: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
-    entries = list(spec) + [None] * (len(like) - len(spec))
-    kept = [
-        entry if i < len(like) and size == like[i] else None
-        for i, (size, entry) in enumerate(zip(shape, entries + [None] * len(shape), strict=False))
-    ]
-    return PartitionSpec(*kept)
+def state_shardings(plan: Plan) -> Tree:
+    """Shardings of a state: the optimizer's arrays follow the axes of their weights; a
+    dimension that does not divide (a few block scales, say) stays whole."""
+    whole = NamedSharding(plan.mesh, PartitionSpec())
+    shardings = {
+        "step": whole,
+        "weights": plan.shardings,
+        "optimizer": lenient_shardings(state_spec(plan.run.optim, plan.spec), plan.mesh),
+    }
+    if plan.run.train.ema_decay is not None:
+        shardings["ema"] = plan.shardings
+    return shardings
 
 
 def init_state(plan: Plan) -> Tree:
     """A fresh state, created in place on the plan's devices."""
-    shardings = state_shardings(plan, jax.eval_shape(lambda: fresh_state(plan)))
     with jax.set_mesh(plan.mesh):
-        return jax.jit(lambda: fresh_state(plan), out_shardings=shardings)()
+        return jax.jit(lambda: fresh_state(plan), out_shardings=state_shardings(plan))()
 
 
 def eval_weights(state: Tree) -> Tree:
