@@ -9,6 +9,7 @@ import jinja2
 
 import podsmith
 from podsmith.core.param import count_params
+from podsmith.errors import UserError
 
 if TYPE_CHECKING:
     from podsmith.checkpoint.proof import Proof
@@ -134,7 +135,11 @@ def facts_of_run(run_dir: Path) -> Facts:
     from podsmith.report.read import read_run
     from podsmith.report.summary import summarize
 
-    record = read_run(run_dir)
+    origin = "Trained from scratch with podsmith."
+    try:
+        record = read_run(run_dir)
+    except UserError as error:  # the weights are worth exporting all the same
+        return Facts(run_dir.absolute().name, origin, training={"not known": str(error)})
     results = tuple(
         {"source": source, **{name: series.values[-1] for name, series in curves.items()}}
         for source, curves in record.evals.items()
@@ -148,7 +153,7 @@ def facts_of_run(run_dir: Path) -> Facts:
     }
     return Facts(
         name=record.name,
-        origin="Trained from scratch with podsmith.",
+        origin=origin,
         sources=_sources(record.config.get("data.dir")),
         results=results,
         training={label: summary[label] for label in wanted if label in summary},
@@ -159,16 +164,13 @@ def facts_of_run(run_dir: Path) -> Facts:
 def _sources(data_dir: str | None) -> Rows:
     """Documents, tokens and bytes of each source of the prepared data, where it is at hand."""
     from podsmith.data.manifest import read_manifest
-    from podsmith.errors import UserError
 
     try:
-        counts = read_manifest(Path(data_dir or "") / "tokenize").counts
-    except UserError:
+        counts = read_manifest(Path(data_dir or "") / "tokenize").counts["sources"]
+    except (UserError, KeyError):
         return ()
     return tuple(
         {"source": source, "use": split, **numbers}
-        for split, sources in counts.items()
-        if isinstance(sources, dict)
+        for split, sources in sorted(counts.items(), reverse=True)
         for source, numbers in sources.items()
-        if isinstance(numbers, dict)
     )

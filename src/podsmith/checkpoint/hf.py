@@ -73,7 +73,7 @@ def _load_run(path: Path) -> LoadedModel:
 
     run, w = load_run_weights(path)
     tokenizer_dir, prefix = _run_tokenizer(run, path), ()
-    if tokenizer_dir is not None and run.data.tokenize.prepend == "bos":
+    if run.data.tokenize.prepend == "bos":
         prefix = (open_tokenizer(tokenizer_dir).bos_id,)
     return LoadedModel(run.model, w, tokenizer_dir, facts_of_run(path), path, prefix)
 
@@ -86,12 +86,20 @@ def _end_ids(folder: Path) -> tuple[int, ...]:
     return tuple(each for each in said if isinstance(each, int))
 
 
-def _run_tokenizer(run: Any, path: Path) -> Path | None:
+def _run_tokenizer(run: Any, path: Path) -> Path:
     """The tokenizer kept in the run directory, else that of the prepared data."""
-    for folder in (path / "tokenizer", Path(run.data.dir) / "tokenizer"):
+    data_dir = str(run.data.dir)
+    if "://" in data_dir and not has_tokenizer(path / "tokenizer"):
+        from podsmith.data.store import TokenStore
+
+        return Path(TokenStore.open(data_dir).tokenizer_dir)
+    for folder in (path / "tokenizer", Path(data_dir) / "tokenizer"):
         if has_tokenizer(folder):
             return folder
-    return None
+    raise UserError(
+        f"{data_dir}/tokenizer: the run's tokenizer is not there; work from the folder in which "
+        f"it was trained, or copy the tokenizer to {path / 'tokenizer'}"
+    )
 
 
 def export_command(
