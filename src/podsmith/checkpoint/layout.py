@@ -8,7 +8,7 @@ A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everyth
 an arrow stay as they are, flattened. Every tensor is used exactly once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,16 +82,10 @@ def slots(model: Any) -> list[Slot]:
     return tables + layered + [slot for slot in outer if slot not in tables]
 
 
-def tensors(model: Any, w: Tree, dtype: Any = np.float32) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, host array) of every tensor in the order of `slots`, one on the host at a time."""
+def to_hf(model: Any, w: Tree) -> dict[str, np.ndarray]:
+    """All weights (or gradients), float32 on the host, under their Hugging Face names."""
     leaves = dict(walk(w))
-    for slot in slots(model):
-        yield slot.name, slot.to_layout(leaves[slot.path], dtype)
-
-
-def to_hf(model: Any, w: Tree, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """All weights (or gradients) under their Hugging Face names, on the host."""
-    return dict(tensors(model, w, dtype))
+    return {slot.name: slot.to_layout(leaves[slot.path]) for slot in slots(model)}
 
 
 def from_hf(model: Any, given: Mapping[str, Any], where: str = "weights") -> Tree:

@@ -150,7 +150,7 @@ def write_shards(
             weight_map[name] = file
         save_file(shard, folder / file, metadata={"format": "pt"})
         (folder / file).chmod(0o666 & ~umask)  # the library makes it private
-        del shard
+        del shard, array
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

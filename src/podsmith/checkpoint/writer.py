@@ -17,11 +17,11 @@ import numpy as np
 from safetensors import SafetensorError
 
 from podsmith.checkpoint.card import Facts, model_card
-from podsmith.checkpoint.layout import slots, tensors
+from podsmith.checkpoint.layout import slots
 from podsmith.checkpoint.proof import Proof, compare_tensors, prove
 from podsmith.checkpoint.safetensors import DTYPES, plan_shards, write_shards
 from podsmith.checkpoint.tokenizer_files import open_tokenizer, write_tokenizer
-from podsmith.core.param import Tree
+from podsmith.core.param import Tree, walk
 from podsmith.errors import UserError
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -127,17 +127,21 @@ def _sync_one(path: Path) -> None:
 
 def _cast(model: Any, w: Tree, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """Tensors in the target dtype. Raises UserError where a value is not a finite number."""
-    for name, array in tensors(model, w):
+    leaves = dict(walk(w))
+    for slot in slots(model):
         with np.errstate(over="ignore"):
-            cast = array.astype(dtype, copy=False)
-        if not np.isfinite(cast.astype(np.float32, copy=False)).all():
-            if np.isfinite(array).all():
-                raise UserError(f"dtype: {name} has values too large for {dtype}; use bf16 or fp32")
+            cast = slot.to_layout(leaves[slot.path], dtype)
+        if not np.isfinite(cast).all():
+            if np.isfinite(slot.to_layout(leaves[slot.path])).all():
+                raise UserError(
+                    f"dtype: {slot.name} has values too large for {dtype}; use bf16 or fp32"
+                )
             raise UserError(
-                f"{name}: holds values that are not finite, so the training diverged; "
+                f"{slot.name}: holds values that are not finite, so the training diverged; "
                 f"export an earlier checkpoint"
             )
-        yield name, cast
+        yield slot.name, cast
+        del cast  # not beside the next one
 
 
 def _write_weights(folder: Path, model: Any, w: Tree, dtype: str, max_shard_bytes: int) -> None:
