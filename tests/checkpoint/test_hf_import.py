@@ -216,6 +216,18 @@ def test_shards_equal_one_file(folder):
     jax.tree.map(np.testing.assert_array_equal, import_hf(folder)[1], before)
 
 
+def test_an_older_tokenizer_and_its_terms_come_along(folder, tmp_path, monkeypatch):
+    """vocab.json and merges.txt become a tokenizer.json that says the same."""
+    monkeypatch.setattr("podsmith.checkpoint.proof.importlib.util.find_spec", lambda name: None)
+    vocab = {"a": 0, "b": 1, "ab": 2, "c": 3, "abc": 4, "<|endoftext|>": 5}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\nab c\n")
+    (folder / "LICENSE.txt").write_text("be kind")
+    import_command(folder, tmp_path / "out")
+    assert load_model(tmp_path / "out").tokenizer.encode("abcab") == [4, 2]
+    assert (tmp_path / "out" / "LICENSE.txt").read_text() == "be kind"
+
+
 def test_neither_run_nor_model(tmp_path):
     with pytest.raises(UserError, match=r"neither run\.toml nor config\.json"):
         load_model(tmp_path)

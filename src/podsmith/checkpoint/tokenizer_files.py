@@ -41,9 +41,13 @@ def prompt_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
 
 
 def write_tokenizer(source: Path, folder: Path, prefix: tuple[int, ...] | None) -> None:
-    """Copies the files, or writes tokenizer.json where there was none. A `prefix` makes the
-    file begin texts as the model's training did, whatever it said before."""
+    """Copies the files and the terms beside them, or writes tokenizer.json where there was
+    none. A `prefix` makes the file begin texts as the model's training did, whatever it said
+    before."""
     tokenizer = open_tokenizer(source)
+    for terms in (*source.glob("LICENSE*"), *source.glob("NOTICE*"), *source.glob("USE_POLICY*")):
+        if terms.is_file():
+            shutil.copyfile(terms, folder / terms.name)
     if (source / "tokenizer.json").exists():
         for name in FILES:
             if (source / name).exists():
