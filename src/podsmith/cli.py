@@ -17,8 +17,13 @@ from podsmith.errors import UserError
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+
 # Read when jax is imported; whatever the user has set stays.
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # XLA's warnings would tear the live display
+ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings would tear the live display
+    "JAX_COMPILATION_CACHE_DIR": os.path.join(CACHE, "podsmith", "compiled"),
+}
 
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",

@@ -254,7 +254,7 @@ def evaluate(run_dir: str, max_rows: int | None) -> Any:
     \b
     Example:  podsmith eval quickstart/run --max-rows 100
     """
-    from podsmith.evals.loss import eval_command
+    from podsmith.evals.held_out import eval_command
 
     return eval_command(run_dir, **_given(max_rows=max_rows))
 

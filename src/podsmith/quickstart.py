@@ -51,7 +51,7 @@ def finish(run_file: Path, run_dir: str, console: object, seconds: float) -> Non
     """Sample, export, and what to try next."""
     from podsmith.checkpoint.hf import export_command
     from podsmith.evals.generate import generate_command
-    from podsmith.evals.loss import eval_command
+    from podsmith.evals.held_out import eval_command
 
     console.rule("[bold]4 of 5  eval and generate")
     eval_command(run_dir)

@@ -135,10 +135,10 @@ def test_a_directory_of_another_run_is_refused(small_run, uninterrupted):
     run = in_dir(small_run, Path(uninterrupted[0].dir))
     other = replace(run, optim=replace(run.optim, learning_rate=1e-4))
     with pytest.raises(UserError, match=r"belongs to another run.*optim\.learning_rate"):
-        train(other)
+        train(other, jax.devices()[:1])
     model = replace(run.model, mlp_dim=56)
     with pytest.raises(UserError, match=r"belongs to another run.*model\.mlp_dim"):
-        train(replace(run, model=model))
+        train(replace(run, model=model), jax.devices()[:1])
 
 
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):

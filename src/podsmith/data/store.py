@@ -8,6 +8,7 @@ Rows are numbered over all epochs, so a step's batch is a range of numbers, on a
 """
 
 import functools
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from podsmith.data.manifest import MANIFEST, Manifest
+from podsmith.data.manifest import MANIFEST, Manifest, digest
 from podsmith.data.record import padding_rows, row_dtype, unpack_rows
 from podsmith.data.shards import Place, Shards, check_files, open_place
 from podsmith.data.shuffle import flat_rows, order_of, source_files, train_shards
@@ -73,6 +74,16 @@ class TokenStore:
     def tokenizer_dir(self) -> str:
         """Local folder of the store's tokenizer; fetched to a temporary one from a URL."""
         return self.place.fetch("tokenizer")
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the rows and their order: equal stores give equal batches at every step.
+
+        Written and virtual epochs of one order are the same data.
+        """
+        facts = {n: self.shuffled.facts[n] for n in ("rows_per_source", "weights", "seed")}
+        facts |= {"block_rows": self.order.block_rows, "kind": self.order.kind}
+        return digest(f"{self.packed.hash} {json.dumps(facts, sort_keys=True)}".encode())
 
     def check(
         self,

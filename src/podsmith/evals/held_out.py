@@ -1,16 +1,22 @@
 """HeldOut: what a run evaluates on while it trains, compiled once."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
+from podsmith.checkpoint.store import load_run_weights
 from podsmith.core.batch import Batch
 from podsmith.core.param import Tree
 from podsmith.core.sharding import batch_sharding, batch_ways
 from podsmith.data.store import TokenStore
-from podsmith.evals.loss import SourceLoss, evaluate_rows, padded
-from podsmith.plan.resolve import Plan
+from podsmith.errors import UserError
+from podsmith.evals.loss import SourceLoss, evaluate_rows
+from podsmith.plan.resolve import Plan, resolve
+from podsmith.run import Mesh
 
 
 class HeldOut:
@@ -31,7 +37,7 @@ class HeldOut:
                 self._plan.how,
                 weights,
                 source,
-                padded(self._store.eval_batches(source, self._rows, run.eval.max_rows), self._rows),
+                self._store.eval_batches(source, self._rows, run.eval.max_rows),
                 self._place,
             )
             for source in self._store.eval_sources
@@ -66,3 +72,39 @@ class HeldOut:
             {"prompt": prompt, "text": one.text}
             for prompt, one in zip(run.eval.prompts, found, strict=True)
         ]
+
+
+def eval_command(path: str, *, max_rows: int | None = None) -> int:
+    """Prints the held-out loss of a run directory's newest checkpoint; returns 0.
+
+    Raises UserError where there is no run, no checkpoint, or nothing is held out.
+    """
+    run, weights = load_run_weights(path)
+    run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
+    plan = resolve(run, jax.local_devices()[:1])
+    losses = HeldOut(plan, TokenStore.open(run.data.dir)).losses(weights)
+    if not losses:
+        raise UserError(
+            f"{run.data.dir}: nothing is held out; set data.holdout_fraction or a source with "
+            f'use = "eval" and prepare again'
+        )
+    Console().print(loss_table(losses))
+    return 0
+
+
+def loss_table(losses: list[SourceLoss]) -> Table:
+    """Losses per source, for the terminal."""
+    table = Table(box=None, pad_edge=False)
+    columns = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
+    for name in columns:
+        table.add_column(name, justify="left" if name == columns[0] else "right")
+    for loss in losses:
+        table.add_row(
+            loss.source,
+            f"{loss.tokens:,}",
+            f"{loss.loss:.4f}",
+            f"{loss.perplexity:,.2f}",
+            f"{loss.bits_per_byte:.4f}",
+            f"{loss.accuracy:.1%}",
+        )
+    return table

@@ -5,7 +5,7 @@ UTF-8 bytes of the text, so that tokenizers can be compared.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -68,16 +68,3 @@ def evaluate_rows(
         text_bytes += float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
     return SourceLoss(source, nll / count, correct / count, int(tokens), int(text_bytes))
-
-
-def padded(batches: Iterable[Rows], num_rows: int) -> Iterator[Rows]:
-    """Batches of exactly `num_rows` rows: the last one gets empty rows, so that one compiled
-    program serves all."""
-    for rows in batches:
-        missing = num_rows - len(rows["tokens"])
-        if missing:
-            rows = {
-                name: np.pad(a, ((0, missing),) + ((0, 0),) * (a.ndim - 1))
-                for name, a in rows.items()
-            }
-        yield rows

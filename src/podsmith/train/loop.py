@@ -52,7 +52,7 @@ def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
     plan = resolve(run, devices)
     with ExitStack() as stack:
         folder = stack.enter_context(claim(run, plan))
-        store = stack.enter_context(open_store(run, plan))
+        store = open_store(run, plan)
         stop = stack.enter_context(StopRequest())
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
         state, start = restore_or_init(plan, checkpoints, store)
@@ -160,15 +160,16 @@ class Session:
         for k in range(self.start, steps):
             values = self._step(k)
             done = k + 1
-            if done % run.metrics.log_every_steps == 0 or done in (self.start + 1, steps):
+            if done % run.metrics.log_every_steps == 0 or done in (1, steps):
                 self._log(done, values)
+            # Before the save: a run killed between the two evaluates this step again.
+            if done == steps or _due(done, run.eval.every_steps):
+                self._evaluate(done)
             stopping = self.stop.asked(done)
             if done == steps or stopping or _due(done, run.checkpoint.save_every_steps):
                 self._save(done)
             if stopping and done < steps:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
-            if done == steps or _due(done, run.eval.every_steps):
-                self._evaluate(done)
         return self._end(steps, 0)
 
     def _compile(self) -> None:
@@ -186,9 +187,9 @@ class Session:
         self.state, values = self._compiled(self.state, to_device(self.plan, rows))
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
+            self.timer.step()
         self._running = values["loss"]
-        self.timer.step()
-        self.display.update(k)
+        self.display.update(k + 1)
         return values
 
     def _log(self, step: int, values: dict[str, jax.Array]) -> None:
