@@ -139,7 +139,7 @@ def test_overwrite_replaces_only_an_export(tmp_path, without_transformers):
     out, mine = tmp_path / "out", tmp_path / "mine"
     found = export_hf(MODEL, weights_of(MODEL), None, out)
     assert found.transformers == "it is not installed"
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, match="--overwrite"):
         export_hf(MODEL, weights_of(MODEL, 1), None, out)
     export_hf(MODEL, weights_of(MODEL, 1), None, out, overwrite=True)
     jax.tree.map(np.testing.assert_array_equal, import_hf(out)[1], weights_of(MODEL, 1))

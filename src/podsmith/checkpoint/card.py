@@ -1,6 +1,7 @@
 """Model card: README.md of an export, with the facts of the run and no adjectives."""
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,25 +61,37 @@ inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_id
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 ```
 or `podsmith generate {{ facts.name }} --prompt "Once upon a time"`.
+
 {% if facts.results %}
 ## Held-out results
+
 {{ table(facts.results) }}
 {% endif %}
+
 {% if facts.sources %}
 ## Data
+
 {{ table(facts.sources) }}
 {% endif %}
+
 {% if facts.training %}
 ## Training
+
 {{ pairs(facts.training) }}
 {% endif %}
+
 ## Architecture
+
 {{ pairs(architecture) }}
+
 {% if facts.settings %}
 ## Settings
+
 {{ pairs(facts.settings) }}
 {% endif %}
+
 ## How the conversion was checked
+
 {% for line in proof.lines() %}
 - {{ line }}
 {% endfor %}
@@ -101,7 +114,7 @@ def model_card(facts: Facts, model: Any, proof: "Proof", dtype: str) -> str:
         table=_table,
         pairs=_pairs,
     )
-    return text.rstrip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
 def _table(rows: Rows) -> str:

@@ -94,10 +94,14 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
 def _refuse_existing(out: Path, overwrite: bool) -> None:
     if out.is_dir():
-        if not any(out.iterdir()) or (overwrite and (out / CONVERT).exists()):
+        exported = (out / CONVERT).exists()
+        if not any(out.iterdir()) or (overwrite and exported):
             return
-        cure = "it was not written by podsmith export" if overwrite else "it is not empty"
-        raise UserError(f"{out}: {cure}; choose another folder or remove this one")
+        if exported:
+            raise UserError(f"{out}: holds an earlier export; replace it with --overwrite")
+        raise UserError(
+            f"{out}: is not empty and was not written by podsmith export; choose another folder"
+        )
     if out.exists() or out.is_symlink():
         raise UserError(f"{out}: is not a folder; choose another name")
 
