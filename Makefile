@@ -34,4 +34,4 @@ test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check src tests benchmarks

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
+from rich.console import Console
 
 from podsmith.errors import UserError
 
@@ -22,8 +23,6 @@ PROMPTS = ("def read_file(path):\n", "class Queue:\n", "Return the number of")
 
 def main(folder: str = "quickstart") -> int:
     """Runs every step that is not done yet; returns the exit code."""
-    from rich.console import Console
-
     from podsmith.config import load_run
     from podsmith.data.prepare import prepare_command
     from podsmith.train.loop import train_command
@@ -43,11 +42,11 @@ def main(folder: str = "quickstart") -> int:
     if code:
         console.print("Run [bold]make quickstart[/] again to go on from here.")
         return code
-    finish(run_file, run.dir, console, time.monotonic() - began)
+    finish(run_file, run.dir, console, began)
     return 0
 
 
-def finish(run_file: Path, run_dir: str, console: object, seconds: float) -> None:
+def finish(run_file: Path, run_dir: str, console: Console, began: float) -> None:
     """Sample, export, and what to try next."""
     from podsmith.checkpoint.hf import export_command
     from podsmith.evals.generate import generate_command
@@ -59,7 +58,7 @@ def finish(run_file: Path, run_dir: str, console: object, seconds: float) -> Non
     console.rule("[bold]5 of 5  export")
     out = Path(run_dir).parent / "hf"
     export_command(run_dir, out, overwrite=True)
-    console.rule(f"[bold]done in {seconds / 60:.1f} minutes")
+    console.rule(f"[bold]done in {(time.monotonic() - began) / 60:.1f} minutes")
     console.print(
         f"""
   the model, for transformers and others   {out}
@@ -68,10 +67,11 @@ def finish(run_file: Path, run_dir: str, console: object, seconds: float) -> Non
 Next, with [bold]source .venv/bin/activate[/]:
   podsmith generate {run_dir} --prompt "import os" --temperature 0.8
   podsmith config show {run_file}
-  podsmith train {run_file} train.steps=2000           # go on where this stopped
-  podsmith prepare RUN.toml && podsmith train RUN.toml   # your own text: see docs/prepare.md
+  podsmith train {run_file} train.steps=2000
+  podsmith prepare RUN.toml && podsmith train RUN.toml     # your own text: docs/prepare.md
 """,
         highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -28,7 +28,9 @@ class Kind:
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
         kinds = tuple(import_module(self.module).KINDS.values())
-        union = Annotated[Union[kinds], Field(discriminator="kind")] if len(kinds) > 1 else kinds[0]
+        union = kinds[0]
+        if len(kinds) > 1:
+            union = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
         return handler.generate_schema(union)
 
 

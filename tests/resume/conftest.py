@@ -84,7 +84,8 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
         from podsmith.train.loop import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    fast = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags = f"{fast} --xla_force_host_platform_device_count={devices}"
     return subprocess.run(
         [sys.executable, "-c", code],
         env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PATH": "/usr/bin:/bin"},

@@ -65,8 +65,15 @@ class HeldOut:
 
         settings = Sampling(max_new_tokens=run.eval.sample_tokens, temperature=0.0)
         tokenizer = load_tokenizer(self._store.tokenizer_dir)
+        starts = run.data.tokenize.prepend == "bos" and tokenizer.bos_id is not None
         found = generate(
-            run.model, weights, tokenizer, list(run.eval.prompts), settings, self._plan.how
+            run.model,
+            weights,
+            tokenizer,
+            list(run.eval.prompts),
+            settings,
+            self._plan.how,
+            prefix=(tokenizer.bos_id,) if starts else (),
         )
         return [
             {"prompt": prompt, "text": one.text}

@@ -30,7 +30,7 @@ from podsmith.plan.resolve import Plan, resolve
 from podsmith.run import Run
 from podsmith.train.display import Display
 from podsmith.train.metrics import MetricsWriter
-from podsmith.train.rundir import claim
+from podsmith.train.rundir import claim, keep_tokenizer
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
 from podsmith.train.state import abstract_state, eval_weights, init_state
 from podsmith.train.step import make_step
@@ -53,6 +53,7 @@ def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
     with ExitStack() as stack:
         folder = stack.enter_context(claim(run, plan))
         store = open_store(run, plan)
+        keep_tokenizer(folder, store)
         stop = stack.enter_context(StopRequest())
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
         state, start = restore_or_init(plan, checkpoints, store)

@@ -5,9 +5,10 @@ run.toml plan.json env.json metrics.jsonl checkpoints/ report.html
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 
 from podsmith.checkpoint.store import write_atomically
 from podsmith.config import dump_toml, load_run
+from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
 from podsmith.plan.resolve import Plan
 from podsmith.run import Run
@@ -102,6 +104,12 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def with_dir(run: Run, folder: Path) -> Run:
-    """The run as if it had been given this directory."""
-    return replace(run, dir=str(folder))
+def keep_tokenizer(folder: Path, store: TokenStore) -> None:
+    """A copy of the data's tokenizer, so that the directory can be moved and used alone."""
+    kept = folder / "tokenizer"
+    if jax.process_index() != 0 or kept.exists():
+        return
+    temporary = folder / ".tokenizer.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(store.tokenizer_dir, temporary)
+    os.replace(temporary, kept)
