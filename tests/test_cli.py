@@ -197,8 +197,8 @@ def test_a_reader_that_leaves_early_is_no_error(run_file):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_users_environment_has_the_last_word(monkeypatch, capsys):
-    (name,) = cli.ENVIRONMENT
+@pytest.mark.parametrize("name", cli.ENVIRONMENT)
+def test_the_users_environment_has_the_last_word(monkeypatch, capsys, name):
     monkeypatch.delenv(name, raising=False)
     main(["--version"])
     assert os.environ[name] == cli.ENVIRONMENT[name]

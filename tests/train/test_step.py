@@ -102,7 +102,7 @@ def test_gradients_do_not_depend_on(change):
 @pytest.mark.parametrize("head", ["tied", "untied"])
 @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"tensor": 2}])
 def test_meshes_equal_one_device(axes, head, remat):
-    run = make_run({"head": head}, num_microbatches=2, remat=remat)
+    run = make_run({"head": head}, global_batch_size=16, num_microbatches=2, remat=remat)
     run = replace(run, optim=replace(run.optim, eps=1e-4))  # Adam amplifies rounding near zero
     alone, metrics = one_step(run)
     count = int(np.prod(list(axes.values())))
