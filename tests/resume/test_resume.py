@@ -173,3 +173,11 @@ def test_policies_of_keeping(small_run, tmp_path):
     assert kept == [4, 8, 12]
     for step in kept:
         assert json.loads((Path(run.dir) / f"checkpoints/{step}/hashes.json").read_text())
+
+
+def test_a_refused_run_leaves_no_folder(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    huge = replace(run, train=replace(run.train, global_batch_size=4096))
+    with pytest.raises(UserError, match=r"global_batch_size = 4096.*rows for training"):
+        train(huge, jax.devices()[:1])
+    assert not (tmp_path / "run").exists()

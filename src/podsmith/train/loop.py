@@ -51,8 +51,8 @@ def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
     checkpoint. Raises UserError for anything a user can cure."""
     plan = resolve(run, devices)
     with ExitStack() as stack:
+        store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
         folder = stack.enter_context(claim(run, plan))
-        store = open_store(run, plan)
         keep_tokenizer(folder, store)
         stop = stack.enter_context(StopRequest())
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
@@ -85,6 +85,7 @@ def open_store(run: Run, plan: Plan) -> TokenStore:
             f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
             f"of the tokenizer in {run.data.dir}; raise it"
         )
+    store.check(global_batch_size=run.train.global_batch_size)
     return store
 
 
