@@ -5,9 +5,8 @@
 
 Same model, same tokens per step, AdamW with clipping at 1.0 on both sides. Each contestant
 lives in its own process with its own environment; rounds are interleaved and one process
-works at a time. Torch keeps its default threads; `--torch-huge-pages` gives it the memory
-setting that `podsmith train` uses. Wall time is what counts; CPU seconds are printed beside
-it because they suffer less from other work on the machine.
+works at a time; nobody gets thread or memory settings that the others lack. Wall time is what
+counts; CPU seconds are printed beside it because they suffer less from other work on the machine.
 """
 
 import argparse
@@ -138,13 +137,9 @@ def work(name: str, shape: str) -> None:
         print(json.dumps(result), file=out, flush=True)
 
 
-def start(name: str, shape: str, torch_huge_pages: bool) -> subprocess.Popen:
+def start(name: str, shape: str) -> subprocess.Popen:
     """A contestant, warm: compiled and two steps in."""
-    from podsmith.cli import ENVIRONMENT
-
     env = dict(os.environ, JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false")
-    if name.startswith("podsmith") or torch_huge_pages:
-        env |= ENVIRONMENT
     command = [sys.executable, os.path.abspath(__file__), "--worker", name, "--shape", shape]
     worker = subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -163,12 +158,12 @@ def ask(worker: subprocess.Popen, line: str | None = None) -> dict:
     return json.loads(answer)
 
 
-def compare(shape: str, names: list[str], rounds: int, steps: int, torch_huge_pages: bool) -> dict:
+def compare(shape: str, names: list[str], rounds: int, steps: int) -> dict:
     """Results by contestant: lists over rounds."""
     workers, results = {}, {}
     try:
         for name in names:
-            workers[name] = start(name, shape, torch_huge_pages)
+            workers[name] = start(name, shape)
             ready = ask(workers[name])
             results[name] = {"start_s": ready["start_s"], "rounds": []}
             print(f"{shape} {name}: ready after {ready['start_s']:.0f} s", flush=True)
@@ -216,7 +211,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps a round (8 tiny, 3 135m)")
     parser.add_argument("--quick", action="store_true", help="2 rounds, fp32 only")
     parser.add_argument("--only", help="comma-separated contestants: " + ", ".join(CONTESTANTS))
-    parser.add_argument("--torch-huge-pages", action="store_true")
     parser.add_argument("--json", help="file for the raw results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -230,7 +224,7 @@ def main() -> None:
     for shape in SHAPES if args.shape == "all" else [args.shape]:
         steps = args.steps or {"tiny": 8, "135m": 3}[shape]
         rounds = 2 if args.quick else args.rounds
-        every[shape] = compare(shape, names, rounds, steps, args.torch_huge_pages)
+        every[shape] = compare(shape, names, rounds, steps)
         show(shape, every[shape])
     if args.json:
         with open(args.json, "w") as file:

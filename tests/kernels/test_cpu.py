@@ -12,7 +12,7 @@ from podsmith.core import cpu
 from podsmith.core.dtypes import Compute
 from podsmith.core.stack import run_stack
 from podsmith.core.weight import dot
-from podsmith.kernels import cpu_attention, select
+from podsmith.kernels import cpu_attention, cpu_xent, select
 from podsmith.nn import attention, xent
 from podsmith.nn.mlp import activate, gated
 
@@ -164,6 +164,24 @@ def test_cross_entropy_gradient_equals_automatic_differentiation(chunk, z_loss):
     near(got, want, share=1e-5)
 
 
+def test_cross_entropy_takes_fewer_tokens_at_once_and_sums_the_same():
+    rng = np.random.default_rng(8)
+    x, w = normal(rng, 6, 23, 4), normal(rng, 4, 50)
+    targets, weights = jnp.asarray(rng.integers(0, 50, (6, 23))), jnp.ones((6, 23))
+    seen = []
+
+    def logits(w, x):
+        seen.append(x.shape[1])
+        return x @ w
+
+    def run(fn):
+        total = lambda w, x: fn(logits, w, x, targets, weights, chunk=1000).total  # noqa: E731
+        return jax.value_and_grad(total, argnums=(0, 1))(w, x)
+
+    near(run(cpu_xent.chunked_xent), run(xent.chunked_xent), share=1e-5)
+    assert min(seen) == cpu_xent.TOKENS_PER_DIM * 4 // 6 and max(seen) == 23
+
+
 @pytest.mark.parametrize("kind", ["swiglu", "geglu", "reglu"])
 def test_gated(kind):
     rng = np.random.default_rng(6)
@@ -198,4 +216,6 @@ def test_select():
     assert select.compiler_options(how) is None
     fast = replace(how, kernels="cpu")
     assert select.causal_attention(fast) is cpu_attention.causal_attention
+    assert select.cross_entropy(fast) is cpu_xent.chunked_xent
+    assert select.cross_entropy(how) is xent.chunked_xent
     assert select.compiler_options(fast) == cpu.COMPILER_OPTIONS

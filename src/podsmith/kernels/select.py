@@ -30,4 +30,8 @@ def causal_attention(how: Compute) -> Callable[..., Array]:
 
 def cross_entropy(how: Compute) -> Callable[..., xent.Xent]:
     """Chunked cross-entropy for this platform; signature of `nn.xent.chunked_xent`."""
+    if how.kernels == "cpu":
+        from podsmith.kernels import cpu_xent
+
+        return cpu_xent.chunked_xent
     return xent.chunked_xent

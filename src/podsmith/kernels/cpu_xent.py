@@ -1,0 +1,30 @@
+"""Chunked cross-entropy for CPUs: chunks of few tokens, because fresh memory is slow there.
+
+Each chunk's logits are pages that the kernel has to hand out and clear; each chunk also
+reads and writes the whole gradient of the head. Both are small beside the matmuls at a few
+times embed_dim tokens.
+"""
+
+from typing import Any
+
+from jax import Array
+
+from podsmith.nn import xent
+
+TOKENS_PER_DIM = 4
+
+
+def chunked_xent(
+    logits_fn: xent.LogitsFn,
+    w: Any,
+    x: Array,
+    targets: Array,
+    weights: Array,
+    *,
+    chunk: int,
+    z_loss: float = 0.0,
+) -> xent.Xent:
+    """As `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T, D]."""
+    b, _, d = x.shape
+    chunk = min(chunk, max(1, TOKENS_PER_DIM * d // b))
+    return xent.chunked_xent(logits_fn, w, x, targets, weights, chunk=chunk, z_loss=z_loss)
