@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-COMPILER_OPTIONS = {
+OPTIONS = {
     # barriers survive until code is emitted, so that what is behind one is computed once
     "xla_disable_hlo_passes": "cse_barrier_expander",
     # each step's temporary memory is new to the process: less of it is less time, too
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
 }
+
+WIDE = 8  # times the other side
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -26,6 +28,14 @@ CPUINFO = Path("/proc/cpuinfo")
 def has_amx() -> bool:
     """Whether this machine multiplies bfloat16 tiles in hardware."""
     return CPUINFO.is_file() and "amx_bf16" in CPUINFO.read_text(errors="replace")
+
+
+def compiler_options() -> dict[str, str]:
+    """What `jax.jit` should tell the compiler on this machine."""
+    if has_amx():
+        return OPTIONS
+    # float32 products of its newer library (YNN) take up to twice Eigen's time
+    return OPTIONS | {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 def operands(*arrays: Array) -> tuple[Array, ...]:
@@ -45,8 +55,20 @@ def product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 def einsum(eqn: str, x: Array, w: Array) -> Array:
-    """The float32 einsum of activations and a weight."""
-    return jnp.einsum(eqn, *operands(x, w), preferred_element_type=jnp.float32)
+    """The float32 einsum of activations and a weight.
+
+    A wide weight that is contracted over its last axis, such as a tied head, stands on the
+    left of its product: the other way round it would be transposed piece by piece.
+    """
+    x, w = operands(x, w)
+    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    rows, shared = x_letters[:-1], x_letters[-1]
+    plain = w_letters[1:] == shared and out == rows + w_letters[0]
+    if not plain or w.shape[0] < WIDE * w.shape[1]:
+        return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
+    columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
+    transposed = lax.optimization_barrier(product(w, columns, 1, 0))
+    return transposed.T.reshape(*x.shape[:-1], w.shape[0])
 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
@@ -65,7 +87,9 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
                           preferred_element_type=jnp.float32)  # fmt: skip
     num_rows = _product_of(rows, sizes)
     x, g = operands(x.reshape(num_rows, -1), g.reshape(num_rows, -1))
-    if x.shape[1] <= g.shape[1]:
+    if [*outer, *inner] == list(w_letters) and g.shape[1] >= WIDE * x.shape[1]:
+        first, dw = outer + inner, product(g, x, 0, 0)
+    elif x.shape[1] <= g.shape[1]:
         first, dw = inner + outer, product(x, g, 0, 0)
     else:
         first, dw = outer + inner, product(lax.optimization_barrier(g.T), x, 1, 0)

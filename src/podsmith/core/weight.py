@@ -31,8 +31,6 @@ def dot(eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None) ->
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dot(eqn: str, x: Array, w: Array) -> Array:
-    if x.dtype == jnp.float32:
-        return _einsum(eqn, x, w)
     return lax.platform_dependent(x, w, cpu=partial(cpu.einsum, eqn), default=partial(_einsum, eqn))
 
 

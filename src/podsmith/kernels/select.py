@@ -16,7 +16,7 @@ def kernels_for(platform: str, num_devices: int) -> Kernels:
 
 def compiler_options(how: Compute) -> dict[str, str] | None:
     """What `jax.jit` should tell the compiler for these kernels."""
-    return cpu.COMPILER_OPTIONS if how.kernels == "cpu" else None
+    return cpu.compiler_options() if how.kernels == "cpu" else None
 
 
 def causal_attention(how: Compute) -> Callable[..., Array]:
