@@ -33,6 +33,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 UPWARD = {
     ("checkpoint", "train"): "a run directory is read into the state that its training saved",
     ("models", "checkpoint"): "`params` also counts the model of a folder",
+    ("plan", "train"): "plan compiles the very step that training runs",
     ("presets", "models"): "a preset makes its model when it is asked for",
 }
 

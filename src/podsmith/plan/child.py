@@ -1,0 +1,106 @@
+"""The child process of `plan.compile`: one train step, one slice, one answer as JSON.
+
+It is a process of its own because the TPU compiler can take gigabytes, hang or abort.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from podsmith.config import load_run
+from podsmith.core.batch import Batch
+from podsmith.core.sharding import batch_sharding
+from podsmith.errors import UserError
+from podsmith.plan.resolve import Plan, resolve
+from podsmith.plan.topology import parse_slice, topology_request
+
+
+def abstract_batch(plan: Plan) -> Batch:
+    """The batch of one step, [A, B, T], as ShapeDtypeStructs with shardings."""
+    train = plan.run.train
+    rows = train.global_batch_size // train.num_microbatches
+    shape = (train.num_microbatches, rows, plan.seq_len)
+    sharding = batch_sharding(plan.mesh, leading=1)
+    leaf = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
+    return Batch(
+        tokens=leaf(jnp.int32),
+        segment_ids=leaf(jnp.int32),
+        positions=leaf(jnp.int32),
+        loss_weight=leaf(jnp.float32),
+    )
+
+
+def shard_bytes(tree: Any) -> int:
+    """Bytes that one device holds of a tree of abstract arrays with shardings."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        size = leaf.dtype.itemsize
+        for side in leaf.sharding.shard_shape(leaf.shape):
+            size *= side
+        total += size
+    return total
+
+
+def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]:
+    """Compiles the step and writes `step.hlo`; what the compiler said, in bytes and seconds."""
+    from podsmith.train.state import abstract_state
+    from podsmith.train.step import make_step
+
+    where = parse_slice(slice_name)
+    try:
+        devices = topologies.get_topology_desc(**topology_request(where)).devices
+    except Exception as error:
+        raise UserError(
+            f"--on {slice_name}: the TPU compiler refuses this topology: {error}"
+        ) from None
+    plan = resolve(load_run(run_file), devices)
+    state = abstract_state(plan)
+    with jax.set_mesh(plan.mesh):
+        started = time.perf_counter()
+        lowered = make_step(plan).lower(state, abstract_batch(plan))
+        lower_s = time.perf_counter() - started
+        answer = {
+            "slice": where.name,
+            "mesh": dict(plan.mesh.shape),
+            "num_params": plan.num_params,
+            "tokens_per_step": plan.tokens_per_step,
+            "flops_per_step": plan.flops_per_step,
+            "weights_bytes": shard_bytes(state["weights"]),
+            "optimizer_bytes": shard_bytes(state["optimizer"]) + shard_bytes(state.get("ema", {})),
+            "lower_s": lower_s,
+        }
+        started = time.perf_counter()
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            return answer | {"error": str(error), "compile_s": time.perf_counter() - started}
+    memory = compiled.memory_analysis()
+    folder.joinpath("step.hlo").write_text(compiled.as_text())
+    return answer | {
+        "compile_s": time.perf_counter() - started,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+    }
+
+
+def main() -> None:
+    """`python -m podsmith.plan.child RUN_FILE SLICE FOLDER`; writes FOLDER/answer.json."""
+    run_file, slice_name, folder = sys.argv[1:]
+    try:
+        answer = compile_step(run_file, slice_name, Path(folder))
+    except UserError as error:
+        answer = {"user_error": str(error)}
+    Path(folder, "answer.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The train step compiled by the TPU compiler itself, for slices that are not here."""
+
+import importlib.util
+import re
+
+import pytest
+
+from podsmith.config import load_run
+from podsmith.errors import UserError
+from podsmith.plan import compile as aot
+from podsmith.plan.topology import parse_slice
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
+)
+
+RUN = """
+name = "aot"
+recipe = "pretrain"
+[model]
+preset = "{preset}"
+[data]
+dir = "data"
+tokenizer.vocab_size = 1024
+sources = [{{path = "text"}}]
+[train]
+steps = 1000
+global_batch_size = {batch}
+"""
+
+
+def run_of(folder, *overrides, preset="llama-15m", batch=64):
+    path = folder / "run.toml"
+    path.write_text(RUN.format(preset=preset, batch=batch))
+    return load_run(path, overrides)
+
+
+def collectives(hlo):
+    return set(re.findall(r"\b(all-gather|all-reduce|reduce-scatter|all-to-all)\b", hlo))
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    "slice_name, mesh, kinds",
+    [
+        ("v5e-8", (), {"all-gather", "all-reduce"}),
+        ("v4-32", ("mesh.tensor=2",), {"all-gather", "all-reduce"}),
+        ("v6e:1x1", (), set()),
+    ],
+)
+def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
+    found = aot.compile_for(run_of(tmp_path, *mesh), parse_slice(slice_name))
+    shards = found.mesh["fsdp"] * found.mesh["tensor"]
+    assert found.fits and shards == parse_slice(slice_name).num_devices
+    assert kinds <= collectives(found.hlo) if kinds else not collectives(found.hlo)
+    # fp32 weights and AdamW's two fp32 moments; a few norms are whole on every device
+    assert found.weights_bytes == pytest.approx(4 * found.num_params / shards, rel=0.02)
+    assert found.optimizer_bytes == pytest.approx(2 * found.weights_bytes, rel=0.001)
+    assert found.argument_bytes >= found.weights_bytes + found.optimizer_bytes
+    assert found.peak_bytes < 16 * 2**30
+
+
+@needs_libtpu
+def test_what_does_not_fit_is_told_by_the_compiler(tmp_path):
+    run = run_of(tmp_path, preset="llama-7b", batch=8)
+    found = aot.compile_for(run, parse_slice("v5e-8"))
+    assert not found.fits
+    assert found.peak_bytes > found.limit_bytes > 15 * 2**30
+
+
+@needs_libtpu
+def test_a_run_that_the_slice_cannot_hold_is_refused_in_one_line(tmp_path):
+    run = run_of(tmp_path, batch=12)
+    with pytest.raises(UserError, match=r"train.global_batch_size: 12 rows"):
+        aot.compile_for(run, parse_slice("v5e-8"))
+
+
+def test_without_the_compiler_the_cure_is_named(monkeypatch):
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"podsmith\[tpu\]"):
+        aot.require_libtpu()
+
+
+def test_sizes_in_the_compilers_messages():
+    said = "total memory required for HLO temporaries (32.61G) exceeds available HBM (31.24G)"
+    assert aot.memory_of_error(said) == (int(32.61 * 2**30), int(31.24 * 2**30))
+    said = "Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm ..."
+    assert aot.memory_of_error(said) == (int(20.5 * 2**30), int(15.75 * 2**30))
+    with pytest.raises(RuntimeError, match="something else"):
+        aot.memory_of_error("INTERNAL: something else")
