@@ -229,6 +229,27 @@ def params(name: str, overrides: Sequence[str]) -> Any:
 @podsmith.command()
 @RUN
 @OVERRIDES
+@click.option("--on", required=True, metavar="SLICE", help="v4-32, v5e-8, 2xv5e-256, v4:2x2x4 ...")
+@click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
+def plan(run: str, overrides: Sequence[str], on: str, out: str | None) -> Any:
+    """Compile the train step for a TPU slice, without one.
+
+    The TPU's own compiler says whether the run fits (exit code 0) or not (1), and by how
+    much. Needs podsmith[tpu]; no accelerator, account or network.
+
+    \b
+    Example:  podsmith plan run.toml --on v4-32
+              podsmith plan run.toml train.remat=block --on v5e-8 --out plans/v5e-8
+    """
+    loaded = _load(run, overrides)
+    from podsmith.plan.command import plan_command
+
+    return plan_command(loaded, on, out)
+
+
+@podsmith.command()
+@RUN
+@OVERRIDES
 def train(run: str, overrides: Sequence[str]) -> Any:
     """Train, or go on where the run directory stopped.
 

@@ -16,6 +16,7 @@ needs_libtpu = pytest.mark.skipif(
 
 RUN = """
 name = "aot"
+dir = "run"
 recipe = "pretrain"
 [model]
 preset = "{preset}"

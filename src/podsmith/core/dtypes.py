@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from podsmith.core.stack import Remat
 
-Kernels = Literal["reference", "cpu"]
+Kernels = Literal["reference", "cpu", "tpu"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 

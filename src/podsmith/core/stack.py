@@ -14,6 +14,8 @@ from podsmith.core.cpu import unstacked
 from podsmith.core.param import Tree
 from podsmith.core.weight import MATMUL
 
+ATTENTION = "attention"  # what a kernel keeps of its forward pass
+
 Remat = Literal["none", "dots", "block"]
 
 
@@ -23,7 +25,7 @@ def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any
         return block
     policies = jax.checkpoint_policies
     policy = {
-        "dots": policies.save_only_these_names(MATMUL),
+        "dots": policies.save_only_these_names(MATMUL, ATTENTION),
         "block": policies.nothing_saveable,
     }[remat]
     return jax.checkpoint(block, policy=policy, prevent_cse=False)

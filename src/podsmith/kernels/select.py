@@ -11,6 +11,8 @@ from podsmith.nn import attention, xent
 
 def kernels_for(platform: str, num_devices: int) -> Kernels:
     """The set of kernels for devices of a platform; those of the CPU are for one device."""
+    if platform == "tpu":
+        return "tpu"
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
@@ -25,6 +27,10 @@ def causal_attention(how: Compute) -> Callable[..., Array]:
         from podsmith.kernels import cpu_attention
 
         return cpu_attention.causal_attention
+    if how.kernels == "tpu":
+        from podsmith.kernels import tpu_attention
+
+        return tpu_attention.causal_attention
     return attention.causal_attention
 
 

@@ -1,0 +1,53 @@
+"""Splash attention, interpreted on CPU, against the reference; values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from podsmith.core.sharding import AXES
+from podsmith.kernels import tpu_attention
+from podsmith.nn import attention
+
+
+def problem(b, t, n, k, h, seed=0):
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    ids = jnp.asarray(np.sort(rng.integers(1, 4, (b, t)), axis=1), jnp.int32)
+    ids = ids.at[0, -t // 5 :].set(0)  # padding
+    return normal(b, t, n, h), normal(b, t, k, h), normal(b, t, k, h), ids, normal(b, t, n, h)
+
+
+def both(fn, q, k, v, ids, g):
+    def run(q, k, v, g):
+        out, back = jax.vjp(lambda *a: fn(*a, ids, 0.3), q, k, v)
+        return out, *back(g)
+
+    return jax.jit(run)(q, k, v, g)
+
+
+def interpreted(q, k, v, ids, scale):
+    return tpu_attention.causal_attention(q, k, v, ids, scale, interpret=True)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 256, 4, 2, 64), (1, 384, 3, 3, 96), (1, 128, 4, 1, 128), (2, 100, 2, 1, 16)]
+)
+def test_equal_to_the_reference(shape):
+    args = problem(*shape)
+    got, want = both(interpreted, *args), both(attention.causal_attention, *args)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()))
+
+
+def test_equal_on_a_mesh():
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    devices = np.array(jax.devices()).reshape([sizes.get(axis, 1) for axis in AXES])
+    mesh = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    args = problem(4, 128, 4, 2, 64)
+    want = both(attention.causal_attention, *args)
+    with jax.set_mesh(mesh):
+        got = both(interpreted, *args)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()))
