@@ -47,7 +47,7 @@ VERBS = dict(walk())
 def test_help_shows_the_verbs_in_the_order_of_use(capsys):
     assert main(["--help"]) == 0
     shown = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
-    verbs = "quickstart prepare data tokenizer config params train eval generate export import"
+    verbs = "quickstart prepare data tokenizer config params plan train eval generate export import"
     assert shown == [*verbs.split(), "report"]
     assert main([]) == 0
     assert "Commands:" in capsys.readouterr().out
@@ -205,3 +205,13 @@ def test_the_users_environment_has_the_last_word(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "0")
     main(["--version"])
     assert os.environ[name] == "0"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_tpu_compiler_without_a_tpu_is_not_asked_for_one(monkeypatch, tmp_path, there):
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(cli, "find_spec", lambda name: object())
+    monkeypatch.setattr(cli, "ACCELERATORS", (str(tmp_path / ("accel*" if there else "none*")),))
+    monkeypatch.delenv("JAX_PLATFORMS")
+    cli.set_environment()
+    assert os.environ.get("JAX_PLATFORMS") == (None if there else "cpu")

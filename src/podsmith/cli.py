@@ -5,9 +5,11 @@ that is raised is our mistake and keeps its traceback.
 """
 
 import errno
+import glob
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import click
 
@@ -24,6 +26,9 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings would tear the live display
     "JAX_COMPILATION_CACHE_DIR": os.path.join(CACHE, "podsmith", "compiled"),
 }
+
+# Where none of these is, a TPU compiler that is installed must not look for a TPU.
+ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dri/render*")
 
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -79,6 +84,8 @@ def set_environment() -> None:
     """Sets what must be there before jax is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 if __name__ == "__main__":

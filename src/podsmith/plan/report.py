@@ -22,7 +22,8 @@ class Report:
     @property
     def limit_bytes(self) -> int:
         """HBM of one device that a program may use."""
-        return self.compiled.limit_bytes or peak_of(self.where.family.device_kind).usable_bytes
+        peak = peak_of(self.where.family.device_kind)
+        return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
 
     @cached_property
     def parts(self) -> dict[str, int]:

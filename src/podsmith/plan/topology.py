@@ -156,7 +156,7 @@ def topology_request(where: Slice) -> dict:
     request = {
         "platform": "tpu",
         "topology_name": f"{where.family.compiler_name}:{'x'.join(map(str, where.shape))}",
-        "chips_per_host_bounds": tuple(min(side, 2) for side in sides[:2]) + (1,),
+        "chips_per_host_bounds": (*(min(side, 2) for side in sides[:2]), 1),
     }
     if where.family.chip_config:
         request["chip_config_name"] = where.family.chip_config

@@ -20,22 +20,26 @@ class Peak:
     hbm_bytes: int
     """Memory on the device."""
 
+    usable_bytes: int = 0
+    """What the TPU compiler lets a program use, as its out-of-memory message says; 0 where
+    that is not known."""
 
-_V5E = Peak(bf16_flops=197e12, hbm_bytes=16 * GIB)
-_V5P = Peak(bf16_flops=459e12, hbm_bytes=95 * GIB)
-_V6E = Peak(bf16_flops=918e12, hbm_bytes=32 * GIB)
+
+_V5E = Peak(bf16_flops=197e12, hbm_bytes=16 * GIB, usable_bytes=16_911_433_728)
+_V5P = Peak(bf16_flops=459e12, hbm_bytes=95 * GIB, usable_bytes=102_800_042_229)
+_V6E = Peak(bf16_flops=918e12, hbm_bytes=32 * GIB, usable_bytes=33_554_432_000)
 
 PEAKS = {
     "TPU v2": Peak(bf16_flops=46e12 / 2, hbm_bytes=8 * GIB),
-    "TPU v3": Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB),
-    "TPU v4": Peak(bf16_flops=275e12, hbm_bytes=32 * GIB),
+    "TPU v3": Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB, usable_bytes=16_621_523_435),
+    "TPU v4": Peak(bf16_flops=275e12, hbm_bytes=32 * GIB, usable_bytes=33_017_561_088),
     "TPU v5 lite": _V5E,
     "TPU v5e": _V5E,
     "TPU v5": _V5P,
     "TPU v5p": _V5P,
     "TPU v6 lite": _V6E,
     "TPU v6e": _V6E,
-    "TPU7x": Peak(bf16_flops=2307e12 / 2, hbm_bytes=96 * GIB),
+    "TPU7x": Peak(bf16_flops=2307e12 / 2, hbm_bytes=96 * GIB, usable_bytes=101_737_037_824),
     "NVIDIA A100-SXM4-40GB": Peak(bf16_flops=312e12, hbm_bytes=40 * GIB),
     "NVIDIA A100-SXM4-80GB": Peak(bf16_flops=312e12, hbm_bytes=80 * GIB),
     "NVIDIA L4": Peak(bf16_flops=121e12, hbm_bytes=24 * GIB),

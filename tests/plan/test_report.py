@@ -1,0 +1,65 @@
+"""What plan says: parts that add up, bounds by arithmetic, cures that fit the cause."""
+
+import json
+
+import pytest
+
+from podsmith.config import load_run
+from podsmith.plan.compile import Compiled
+from podsmith.plan.report import Report, write_report
+from podsmith.plan.topology import parse_slice
+
+GIB = 2**30
+
+RUN = """
+name = "r"
+dir = "runs/r"
+recipe = "pretrain"
+[model]
+preset = "kisoku-3b"
+[data]
+dir = "data"
+sources = [{path = "text"}]
+[train]
+steps = 1000
+global_batch_size = 128
+"""
+
+
+def report_of(tmp_path, *overrides, **answer):
+    (tmp_path / "run.toml").write_text(RUN)
+    known = {
+        "slice": "v4-32", "mesh": {"fsdp": 16, "tensor": 1}, "num_params": 3_325_627_392,
+        "tokens_per_step": 262_144, "flops_per_step": 4.4e15, "weights_bytes": GIB,
+        "optimizer_bytes": 2 * GIB, "lower_s": 1.0, "compile_s": 40.0, "fits": True,
+        "peak_bytes": 13 * GIB,
+    }  # fmt: skip
+    run = load_run(tmp_path / "run.toml", overrides)
+    return Report(run, parse_slice("v4-32"), Compiled(**(known | answer)))
+
+
+def test_parts_add_up_and_the_bound_is_peak_arithmetic(tmp_path):
+    report = report_of(tmp_path)
+    assert sum(report.parts.values()) == 13 * GIB
+    # 16 chips of 275 TFLOP/s
+    assert report.least_step_s == pytest.approx(1.0)
+    text = "\n".join(report.lines())
+    assert "FITS: 13.00 of 30.75 GiB" in text
+    assert "at least 0.278 hours, 4.44 chip-hours" in text
+    plan = json.loads(write_report(report, tmp_path / "out").read_text())
+    assert plan["tokens"] == 262_144_000 and plan["chips"] == 16 and "hlo" not in plan
+
+
+@pytest.mark.parametrize(
+    "overrides, answer, cure",
+    [
+        (["train.remat=none"], {}, 'train.remat = "block"'),
+        ([], {}, "train.num_microbatches=2"),
+        (["train.global_batch_size=16"], {}, "fewer tokens a row"),
+        ([], {"weights_bytes": 40 * GIB}, "more chips, or optim.kind = adam8bit"),
+    ],
+)
+def test_the_cure_follows_the_cause(tmp_path, overrides, answer, cure):
+    answer = {"fits": False, "peak_bytes": 45 * GIB, "limit_bytes": 30 * GIB} | answer
+    text = "\n".join(report_of(tmp_path, *overrides, **answer).lines())
+    assert "DOES NOT FIT: 45.00 of 30.00 GiB, 15.00 GiB too much" in text and cure in text
