@@ -8,6 +8,7 @@ import pytest
 from podsmith.config import load_run
 from podsmith.errors import UserError
 from podsmith.plan import compile as aot
+from podsmith.plan import cost, hlo
 from podsmith.plan.topology import parse_slice
 
 needs_libtpu = pytest.mark.skipif(
@@ -59,6 +60,19 @@ def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
     assert found.optimizer_bytes == pytest.approx(2 * found.weights_bytes, rel=0.001)
     assert found.argument_bytes >= found.weights_bytes + found.optimizer_bytes
     assert found.peak_bytes < 16 * 2**30
+    check_estimate(found, parse_slice(slice_name))
+
+
+def check_estimate(found, where):
+    """The matmuls in the program, loops counted as they turn, are those of the model: six
+    FLOPs a weight and token, up to eight with what `remat = "block"` computes again."""
+    got = cost.estimate(hlo.parse(found.hlo), where)
+    assert got.unknown_loops == 0
+    whole = got.matmul_flops * where.num_devices / (found.num_params * found.tokens_per_step)
+    assert 5.9 < whole < 8.6, whole
+    assert sum(got.by_kind.values()) == pytest.approx(got.step_s)
+    assert got.step_s > found.flops_per_step / where.num_devices / 1e15
+    assert bool(got.collectives) == (where.num_devices > 1)
 
 
 @needs_libtpu

@@ -8,6 +8,10 @@ from podsmith.core import cpu
 from podsmith.core.dtypes import Compute, Kernels
 from podsmith.nn import attention, xent
 
+# A gathered weight is put together before its product, not in a loop of small products that
+# keeps a float32 sum of the whole result: docs/plan.md has what it brings.
+TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+
 
 def kernels_for(platform: str, num_devices: int) -> Kernels:
     """The set of kernels for devices of a platform; those of the CPU are for one device."""
@@ -18,6 +22,8 @@ def kernels_for(platform: str, num_devices: int) -> Kernels:
 
 def compiler_options(how: Compute) -> dict[str, str] | None:
     """What `jax.jit` should tell the compiler for these kernels."""
+    if how.kernels == "tpu":
+        return TPU_OPTIONS
     return cpu.compiler_options() if how.kernels == "cpu" else None
 
 
