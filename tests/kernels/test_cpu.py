@@ -12,7 +12,7 @@ from podsmith.core import cpu
 from podsmith.core.dtypes import Compute
 from podsmith.core.stack import run_stack
 from podsmith.core.weight import dot
-from podsmith.kernels import cpu_attention, cpu_xent, select
+from podsmith.kernels import cpu_attention, cpu_xent, select, tpu_attention
 from podsmith.nn import attention, xent
 from podsmith.nn.mlp import activate, gated
 
@@ -214,7 +214,8 @@ def test_unrolled_stack_equals_scan(remat):
 def test_select():
     how = Compute()
     assert select.kernels_for("cpu", 1) == "cpu"
-    assert select.kernels_for("cpu", 8) == select.kernels_for("tpu", 1) == "reference"
+    assert select.kernels_for("cpu", 8) == select.kernels_for("gpu", 1) == "reference"
+    assert select.kernels_for("tpu", 8) == "tpu"
     assert select.causal_attention(how) is attention.causal_attention
     assert select.compiler_options(how) is None
     fast = replace(how, kernels="cpu")
@@ -222,3 +223,6 @@ def test_select():
     assert select.cross_entropy(fast) is cpu_xent.chunked_xent
     assert select.cross_entropy(how) is xent.chunked_xent
     assert select.compiler_options(fast) == cpu.compiler_options()
+    tpu = replace(how, kernels="tpu")
+    assert select.causal_attention(tpu) is tpu_attention.causal_attention
+    assert select.compiler_options(tpu) == select.TPU_OPTIONS

@@ -8,6 +8,7 @@ estimate of a fusion's cycles.
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -150,17 +151,14 @@ def parse(text: str) -> Program:
     return Program(computations, entry)
 
 
-def _joined(text: str):
+def _joined(text: str) -> Iterator[str]:
     """Lines; a kernel's metadata, which spans several, is put back on its own line."""
     kept = ""
     for line in text.splitlines():
-        kept = kept + " " + line if kept else line
-        if kept.count("={\n") or kept.rstrip().endswith("kernel_metadata={"):
-            continue
-        if "kernel_metadata={" in kept and "}}" not in kept.split("kernel_metadata={")[1]:
-            continue
-        yield kept
-        kept = ""
+        kept = f"{kept} {line}" if kept else line
+        if "}}" in kept.rpartition("kernel_metadata={")[2] or "kernel_metadata={" not in kept:
+            yield kept
+            kept = ""
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -170,7 +168,7 @@ def _instruction(line: str) -> Instruction | None:
     rest = line[head.end() :]
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     shape, rest = rest[:end], rest[end:].lstrip()
-    opcode, _, tail = rest.partition("(")
+    opcode = rest.partition("(")[0]
     close = _closing(rest, len(opcode))
     argument = rest[len(opcode) + 1 : close]
     return Instruction(
