@@ -101,5 +101,7 @@ def test_sizes_in_the_compilers_messages():
     assert aot.memory_of_error(said) == (int(32.61 * 2**30), int(31.24 * 2**30))
     said = "Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm ..."
     assert aot.memory_of_error(said) == (int(20.5 * 2**30), int(15.75 * 2**30))
+    with pytest.raises(UserError, match=r"^train.compiler_options.xla_foo: .* no such option"):
+        aot.memory_of_error("INVALID_ARGUMENT: No such compile option: 'xla_foo'")
     with pytest.raises(RuntimeError, match="something else"):
         aot.memory_of_error("INTERNAL: something else")

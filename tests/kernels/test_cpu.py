@@ -194,7 +194,7 @@ def test_gated(kind):
     near((ours[0], ours[1](g)), (plain[0], plain[1](g)))
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "block"])
+@pytest.mark.parametrize("remat", ["none", "dots", "mlp", "block"])
 def test_unrolled_stack_equals_scan(remat):
     rng = np.random.default_rng(7)
     layers, x = {"w": normal(rng, 5, 6, 6), "s": normal(rng, 5, 6)}, normal(rng, 2, 3, 6)
@@ -217,7 +217,7 @@ def test_select():
     assert select.kernels_for("cpu", 8) == select.kernels_for("gpu", 1) == "reference"
     assert select.kernels_for("tpu", 8) == "tpu"
     assert select.causal_attention(how) is attention.causal_attention
-    assert select.compiler_options(how) is None
+    assert select.compiler_options(how) == {}
     fast = replace(how, kernels="cpu")
     assert select.causal_attention(fast) is cpu_attention.causal_attention
     assert select.cross_entropy(fast) is cpu_xent.chunked_xent

@@ -87,7 +87,13 @@ def assert_close_to_largest(a, b, share=1e-5):
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_microbatches": 4}, {"remat": "block"}, {"remat": "dots"}, {"loss_chunk_tokens": 1000}],
+    [
+        {"num_microbatches": 4},
+        {"remat": "block"},
+        {"remat": "dots"},
+        {"remat": "mlp"},
+        {"loss_chunk_tokens": 1000},
+    ],
 )
 def test_gradients_do_not_depend_on(change):
     base, other = make_run(), make_run(**change)

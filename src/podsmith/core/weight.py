@@ -17,7 +17,9 @@ from podsmith.core.param import Tree
 
 Weight = Array  # quantized and low-rank leaves join here
 
-MATMUL = "dot"  # what rematerialization policies know the results by
+# what rematerialization policies know the results by
+MATMUL = "dot"
+WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
 
 
 def dot(eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None) -> Array:
@@ -26,7 +28,7 @@ def dot(eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None) ->
     The weight is cast to the dtype of `x`; letters are the package's legend.
     """
     out = _dot(eqn, x, w.astype(x.dtype)).astype(out_dtype or x.dtype)
-    return checkpoint_name(out, MATMUL)
+    return checkpoint_name(out, WIDE_MATMUL if eqn.endswith("f") else MATMUL)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -8,9 +8,16 @@ from podsmith.core import cpu
 from podsmith.core.dtypes import Compute, Kernels
 from podsmith.nn import attention, xent
 
-# A gathered weight is put together before its product, not in a loop of small products that
-# keeps a float32 sum of the whole result: docs/plan.md has what it brings.
-TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+# docs/plan.md has what each of them brings
+TPU_OPTIONS = {
+    # a gathered weight is put together before its product, not in a loop of small products
+    # that keeps a float32 sum of the whole result
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    # collectives run behind arithmetic
+    "xla_enable_async_all_gather": "true",
+    "xla_enable_async_all_reduce": "true",
+    "xla_tpu_enable_latency_hiding_scheduler": "true",
+}
 
 
 def kernels_for(platform: str, num_devices: int) -> Kernels:
@@ -20,11 +27,11 @@ def kernels_for(platform: str, num_devices: int) -> Kernels:
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
-def compiler_options(how: Compute) -> dict[str, str] | None:
+def compiler_options(how: Compute) -> dict[str, str]:
     """What `jax.jit` should tell the compiler for these kernels."""
     if how.kernels == "tpu":
         return TPU_OPTIONS
-    return cpu.compiler_options() if how.kernels == "cpu" else None
+    return cpu.compiler_options() if how.kernels == "cpu" else {}
 
 
 def causal_attention(how: Compute) -> Callable[..., Array]:

@@ -129,8 +129,13 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
 def memory_of_error(text: str) -> tuple[int, int]:
     """(asked, available) bytes in the compiler's out-of-memory message.
 
-    Raises RuntimeError with the text where it is another error.
+    Raises UserError for a compiler option that does not exist, RuntimeError with the text
+    where it is another error.
     """
+    if unknown := re.search(r"No such compile option: '([^']*)'", text):
+        raise UserError(
+            f"train.compiler_options.{unknown[1]}: the TPU compiler has no such option; remove it"
+        )
     match = _USED.search(text) or _USED_OF.search(text)
     if match is None:
         raise RuntimeError(f"the TPU compiler failed: {text}")

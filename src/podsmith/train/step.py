@@ -31,12 +31,13 @@ def make_step(plan: Plan) -> Step:
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan))
     batch = batch_sharding(plan.mesh, leading=1)
+    options = select.compiler_options(plan.how) | plan.run.train.compiler_options
     return jax.jit(
         partial(train_step, plan),
         donate_argnums=0,
         in_shardings=(shardings, batch),
         out_shardings=(shardings, None),
-        compiler_options=select.compiler_options(plan.how),
+        compiler_options=options or None,
     )
 
 

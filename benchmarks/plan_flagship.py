@@ -1,0 +1,70 @@
+"""What each choice brings to kisoku-3b on a v4-32: memory and predicted step time.
+
+    python benchmarks/plan_flagship.py          # some 40 s a row on two cores; needs libtpu
+
+262,144 tokens a step, rows of 2,048. Every row is compiled by the TPU compiler and costed by
+the same estimator; only the ratio between rows is claimed, not the seconds.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from podsmith.config import load_run
+from podsmith.plan.compile import compile_for
+from podsmith.plan.report import Report
+from podsmith.plan.topology import parse_slice
+
+RUN = """
+name = "flagship"
+dir = "unused"
+recipe = "pretrain"
+model.preset = "kisoku-3b"
+data.dir = "unused"
+[train]
+steps = 20000
+global_batch_size = 128
+"""
+
+WINDOWED = 'train.compiler_options.xla_jf_spmd_threshold_for_windowed_einsum_mib="0"'
+SYNCHRONOUS = (
+    'train.compiler_options.xla_enable_async_all_gather="false"',
+    'train.compiler_options.xla_enable_async_all_reduce="false"',
+)
+
+VARIANTS = {
+    "remat block, products in windows": ("train.remat=block", WINDOWED, *SYNCHRONOUS),
+    "remat block, weights gathered first": ("train.remat=block", *SYNCHRONOUS),
+    "remat block, collectives asynchronous": ("train.remat=block",),
+    "remat mlp": ("train.remat=mlp",),
+    "remat dots": ("train.remat=dots",),
+    "remat dots, two microbatches": ("train.remat=dots", "train.num_microbatches=2"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--on", default="v4-32")
+    where = parse_slice(parser.parse_args().on)
+    first = None
+    print(f"{'':<40} {'peak GiB':>9} {'step s':>7} {'x first':>7} {'MFU':>5} {'compile s':>9}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run.toml")
+        path.write_text(RUN)
+        for name, overrides in VARIANTS.items():
+            run = load_run(path, overrides)
+            report = Report(run, where, compile_for(run, where))
+            peak, found = report.compiled.peak_bytes / 2**30, report.estimate
+            if found is None:
+                print(f"{name:<40} {peak:9.1f}    does not fit", flush=True)
+                continue
+            first = first or found.step_s
+            print(
+                f"{name:<40} {peak:9.1f} {found.step_s:7.3f} {first / found.step_s:7.2f} "
+                f"{report.mfu:5.0%} {report.compiled.compile_s:9.0f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
