@@ -13,7 +13,6 @@ import jax
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.sharding import PartitionSpec
 
 from podsmith.core.sharding import ACTIVATIONS, partition
 from podsmith.core.stack import ATTENTION
@@ -42,7 +41,7 @@ def causal_attention(
     if not mesh.empty and mesh.size > 1:
         spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
         heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
-        specs = heads, kv_heads, kv_heads, PartitionSpec(ACTIVATIONS["batch"], None)
+        specs = heads, kv_heads, kv_heads, spec("batch seq")
         local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
     return local(q * scale, k, v, segment_ids)
 

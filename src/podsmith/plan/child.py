@@ -10,30 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import topologies
 
 from podsmith.config import load_run
-from podsmith.core.batch import Batch
-from podsmith.core.sharding import batch_sharding
 from podsmith.errors import UserError
-from podsmith.plan.resolve import Plan, resolve
+from podsmith.plan.resolve import resolve
 from podsmith.plan.topology import parse_slice, topology_request
-
-
-def abstract_batch(plan: Plan) -> Batch:
-    """The batch of one step, [A, B, T], as ShapeDtypeStructs with shardings."""
-    train = plan.run.train
-    rows = train.global_batch_size // train.num_microbatches
-    shape = (train.num_microbatches, rows, plan.seq_len)
-    sharding = batch_sharding(plan.mesh, leading=1)
-    leaf = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
-    return Batch(
-        tokens=leaf(jnp.int32),
-        segment_ids=leaf(jnp.int32),
-        positions=leaf(jnp.int32),
-        loss_weight=leaf(jnp.float32),
-    )
 
 
 def shard_bytes(tree: Any) -> int:
@@ -49,7 +31,7 @@ def shard_bytes(tree: Any) -> int:
 
 def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]:
     """Compiles the step and writes `step.hlo`; what the compiler said, in bytes and seconds."""
-    from podsmith.train.state import abstract_state
+    from podsmith.train.state import abstract_batch, abstract_state
     from podsmith.train.step import make_step
 
     where = parse_slice(slice_name)

@@ -94,7 +94,7 @@ def compile_for(run: Run, where: Slice, *, timeout_s: float = TIMEOUT_S) -> Comp
         except subprocess.TimeoutExpired:
             raise UserError(
                 f"{where.name}: the compiler took longer than {timeout_s:.0f} s and was stopped; "
-                f"try fewer layers unrolled or a longer limit"
+                f"run it again when the host is less busy"
             ) from None
         answer_file = Path(folder, "answer.json")
         if not answer_file.exists():

@@ -93,7 +93,7 @@ class _Walk:
         trips = self.program.trip_count(step, holder)
         if trips is None:
             found.unknown_loops += 1
-        body = self.program.computations[step.attribute("body").lstrip("%")]
+        body = self.program.computations[step.callee("body")]
         _add(found, self.run(body), 1 if trips is None else trips)
 
     def _spend(self, found: Estimate, kind: str, seconds: float) -> None:

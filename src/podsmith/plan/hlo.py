@@ -77,6 +77,10 @@ class Instruction:
         match = re.search(rf"\b{key}=(\{{[^}}]*\}}|\[[^\]]*\]|[^,\s]+)", self.rest)
         return match[1] if match else None
 
+    def callee(self, key: str) -> str:
+        """Name of the computation that `key=%name` says."""
+        return self.attribute(key).lstrip("%")
+
 
 @dataclass(frozen=True)
 class Computation:
@@ -107,8 +111,8 @@ class Program:
         Understood is the loop that counts: an element of its tuple that starts as a
         constant, grows by a constant, and is compared with a constant.
         """
-        condition = self.computations[_callee(loop, "condition")]
-        body = self.computations[_callee(loop, "body")]
+        condition = self.computations[loop.callee("condition")]
+        body = self.computations[loop.callee("body")]
         test = condition.root
         if test.opcode != "compare" or test.attribute("direction") != "LT":
             return None
@@ -185,10 +189,6 @@ def _closing(text: str, start: int) -> int:
         if depth == 0:
             return place
     raise ValueError(f"unbalanced parentheses: {text[:80]}")
-
-
-def _callee(instruction: Instruction, key: str) -> str:
-    return instruction.attribute(key).lstrip("%")
 
 
 def _element(holder: Computation, name: str, index: int) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from podsmith.data.manifest import write_atomic
 from podsmith.plan.compile import Compiled
 from podsmith.plan.cost import Estimate, estimate
 from podsmith.plan.hlo import parse
@@ -121,7 +122,7 @@ class Report:
         if self.compiled.fits:
             return f"FITS: {used:.2f} of {limit:.2f} GiB"
         text = f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
-        return f"{text}; {self._cure()}" if self._cure() else text
+        return f"{text}; {self._cure()}"
 
     def _cure(self) -> str:
         state = self.compiled.weights_bytes + self.compiled.optimizer_bytes
@@ -142,5 +143,5 @@ def write_report(report: Report, folder: Path) -> Path:
     """Writes plan.json below `folder`; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
-    path.write_text(report.to_json())
+    write_atomic(path, report.to_json().encode())
     return path

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podsmith.checkpoint.store import Checkpoints
@@ -32,7 +31,7 @@ from podsmith.train.display import Display
 from podsmith.train.metrics import MetricsWriter
 from podsmith.train.rundir import claim, keep_tokenizer
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
-from podsmith.train.state import abstract_state, eval_weights, init_state
+from podsmith.train.state import abstract_batch, abstract_state, eval_weights, init_state
 from podsmith.train.step import make_step
 from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
 
@@ -245,14 +244,6 @@ class Session:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def abstract_batch(plan: Plan) -> Batch:
-    """Shapes of the step's batch, [A, B, T]."""
-    num = plan.run.train.num_microbatches
-    shape = (num, plan.run.train.global_batch_size // num, plan.seq_len)
-    ints = jax.ShapeDtypeStruct(shape, jnp.int32)
-    return Batch(ints, ints, ints, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def train_command(run: Run) -> int:

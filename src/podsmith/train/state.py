@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from podsmith.core.batch import Batch
 from podsmith.core.param import Tree, init_weights
-from podsmith.core.sharding import lenient_shardings
+from podsmith.core.sharding import batch_sharding, lenient_shardings
 from podsmith.optim.build import build_optimizer, state_spec
 from podsmith.plan.resolve import Plan
 
@@ -41,6 +42,21 @@ def abstract_state(plan: Plan) -> Tree:
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         state_shardings(plan),
+    )
+
+
+def abstract_batch(plan: Plan) -> Batch:
+    """The batch of one step, [A, B, T], as ShapeDtypeStructs with shardings."""
+    train = plan.run.train
+    rows = train.global_batch_size // train.num_microbatches
+    shape = (train.num_microbatches, rows, plan.seq_len)
+    sharding = batch_sharding(plan.mesh, leading=1)
+    leaf = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
+    return Batch(
+        tokens=leaf(jnp.int32),
+        segment_ids=leaf(jnp.int32),
+        positions=leaf(jnp.int32),
+        loss_weight=leaf(jnp.float32),
     )
 
 
