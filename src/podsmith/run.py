@@ -182,9 +182,9 @@ class Train:
     """Pieces a batch is cut into; gradients are summed over them."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Activations and matmuls; weights and optimizer stay in fp32."""
-    remat: Literal["none", "dots", "mlp", "block"] = "none"
-    """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's wide
-    matmuls, whole blocks."""
+    remat: Literal["none", "dots", "gate", "mlp", "block"] = "none"
+    """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
+    these and all the mlp's wide matmuls, whole blocks."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
     compiler_options: dict[str, str] = field(default_factory=dict)

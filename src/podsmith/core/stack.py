@@ -12,11 +12,11 @@ from jax import Array
 
 from podsmith.core.cpu import unstacked
 from podsmith.core.param import Tree
-from podsmith.core.weight import MATMUL, WIDE_MATMUL
+from podsmith.core.weight import GATE, MATMUL, WIDE_MATMUL
 
 ATTENTION = "attention"  # what a kernel keeps of its forward pass
 
-Remat = Literal["none", "dots", "mlp", "block"]
+Remat = Literal["none", "dots", "gate", "mlp", "block"]
 
 
 def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
@@ -25,7 +25,8 @@ def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any
         return block
     policies = jax.checkpoint_policies
     policy = {
-        "dots": policies.save_only_these_names(MATMUL, WIDE_MATMUL, ATTENTION),
+        "dots": policies.save_only_these_names(MATMUL, WIDE_MATMUL, GATE, ATTENTION),
+        "gate": policies.save_only_these_names(MATMUL, WIDE_MATMUL, ATTENTION),
         "mlp": policies.save_only_these_names(MATMUL, ATTENTION),
         "block": policies.nothing_saveable,
     }[remat]

@@ -11,24 +11,36 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from podsmith.core import cpu
 from podsmith.core.param import Tree
+from podsmith.core.sharding import batch_ways
 
 Weight = Array  # quantized and low-rank leaves join here
 
 # what rematerialization policies know the results by
 MATMUL = "dot"
 WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
+MOST_SCATTERED = 16  # devices
+GATE = "gate"  # as wide as they are
 
 
-def dot(eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None) -> Array:
+def kept(x: Array, name: str = MATMUL) -> Array:
+    """`x`, named for rematerialization policies."""
+    return checkpoint_name(x, name)
+
+
+def dot(
+    eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None, name: str | None = None
+) -> Array:
     """einsum of activations with a weight, e.g. `dot("btd,dnh->btnh", x, w)`.
 
-    The weight is cast to the dtype of `x`; letters are the package's legend.
+    The weight is cast to the dtype of `x`; letters are the package's legend. `name` is what
+    rematerialization policies know the result by, if not by its width.
     """
     out = _dot(eqn, x, w.astype(x.dtype)).astype(out_dtype or x.dtype)
-    return checkpoint_name(out, WIDE_MATMUL if eqn.endswith("f") else MATMUL)
+    return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -50,7 +62,7 @@ def _dot_bwd(eqn: str, kept: tuple[Array, Array], g: Array) -> tuple[Array, Arra
         x,
         g,
         cpu=partial(cpu.weight_gradient, eqn),
-        default=partial(_einsum, f"{x_letters},{out}->{w_letters}"),
+        default=partial(scattered_gradient, eqn),
     )
     return dx.astype(x.dtype), dw.astype(w.dtype)
 
@@ -60,6 +72,30 @@ _dot.defvjp(_dot_fwd, _dot_bwd)
 
 def _einsum(eqn: str, x: Array, w: Array) -> Array:
     return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
+
+
+def scattered_gradient(eqn: str, x: Array, g: Array) -> Array:
+    """Gradient of the weight of `eqn` for activations whose rows are cut over `fsdp` alone.
+
+    Each device's part of the sum goes to the devices that hold the shards (all-to-all), which
+    add up in float32. An all-reduce, which is what TPU compilers make of it, moves twice the
+    bytes and stops the arithmetic meanwhile. Between many devices the way of an all-to-all is
+    too long; there it is left to the compiler.
+    """
+    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    mesh = jax.sharding.get_abstract_mesh()
+    ways = 1 if mesh.empty else mesh.shape["fsdp"]
+    alone = not mesh.empty and ways == batch_ways(mesh)
+    if not alone or not 1 < ways <= MOST_SCATTERED or x_letters[0] != "b" or "d" not in w_letters:
+        return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
+    pin, rest = jax.lax.with_sharding_constraint, PartitionSpec.UNCONSTRAINED
+    parts = [a.reshape(ways, -1, *a.shape[1:]) for a in (x, g)]  # [ways, B/ways, T, ...]
+    parts = [pin(a, PartitionSpec("fsdp", *[rest] * (a.ndim - 1))) for a in parts]
+    sums = _einsum(f"y{x_letters},y{out}->y{w_letters}", *parts).astype(x.dtype)
+    sums = pin(sums, PartitionSpec("fsdp", *[rest] * len(w_letters)))
+    held = ["fsdp" if letter == "d" else rest for letter in w_letters]
+    sums = pin(sums, PartitionSpec(None, *held))
+    return jnp.sum(sums.astype(jnp.float32), axis=0)
 
 
 def lookup(table: Weight, ids: Array, dtype: jnp.dtype) -> Array:

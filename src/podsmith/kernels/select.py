@@ -16,6 +16,7 @@ TPU_OPTIONS = {
     # collectives run behind arithmetic
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
+    "xla_tpu_enable_async_all_to_all": "true",
     "xla_tpu_enable_latency_hiding_scheduler": "true",
 }
 

@@ -2,9 +2,10 @@
 
     q [B, T, N, H], k v [B, T, K, H] --shard_map: batch, heads--> one Pallas kernel per row
 
-Scores never leave the chip's vector memory, forward or backward; blocks above the diagonal
+Scores never leave the chip's vector memory, forward or backward; blocks that the mask hides
 are skipped. The kernel is `jax.experimental.pallas.ops.tpu.splash_attention`; it keeps the
-output and the log of the softmax sum, named ATTENTION, for the backward pass.
+output and the log of the softmax sum, named ATTENTION, for the backward pass. It reads q, k
+and v with the sequence in the vector lanes: heads of 64 or 96 would leave lanes empty.
 """
 
 from functools import partial
@@ -19,7 +20,8 @@ from podsmith.core.stack import ATTENTION
 from podsmith.nn import attention
 
 LANES = 128  # blocks are multiples of it
-BLOCKS = (1024, 512, 256, 128)
+MAX_HEAD_DIM = 256  # of which the larger blocks fit every generation's vector memory
+FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
 
 
 def fits(seq_len: int) -> bool:
@@ -28,15 +30,25 @@ def fits(seq_len: int) -> bool:
 
 
 def causal_attention(
-    q: Array, k: Array, v: Array, segment_ids: Array, scale: float, *, interpret: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    interpret: bool = False,
 ) -> Array:
     """As `nn.attention.causal_attention`, which also takes rows that are no multiple of 128.
 
     `interpret` runs the kernel step by step on any platform, for tests.
     """
     if not fits(q.shape[1]):
-        return attention.causal_attention(q, k, v, segment_ids, scale)
-    local = partial(_local, interpret=interpret)
+        return attention.causal_attention(
+            q, k, v, segment_ids, scale, window=window, soft_cap=soft_cap
+        )
+    local = partial(_local, window=window, soft_cap=soft_cap, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
@@ -46,9 +58,29 @@ def causal_attention(
     return local(q * scale, k, v, segment_ids)
 
 
-def _local(q: Array, k: Array, v: Array, segment_ids: Array, *, interpret: bool) -> Array:
-    _, t, n, _ = q.shape
-    kernel = _kernel(t, n, interpret)
+def _local(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: bool,
+) -> Array:
+    _, t, n, h = q.shape
+    seen = masks.CausalMask((t, t))
+    if window is not None and window < t:
+        seen = masks.LocalMask((t, t), (window - 1, 0), 0)
+    kernel = splash.make_splash_mha(
+        masks.MultiHeadMask([seen] * n),
+        block_sizes=block_sizes(t, h),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=soft_cap,
+        residual_checkpoint_name=ATTENTION,
+        interpret=interpret,
+    )
 
     def row(q: Array, k: Array, v: Array, ids: Array) -> Array:
         by_heads = (a.swapaxes(0, 1) for a in (q, k, v))  # [N, T, H]
@@ -58,23 +90,30 @@ def _local(q: Array, k: Array, v: Array, segment_ids: Array, *, interpret: bool)
     return jax.vmap(row)(q, k, v, segment_ids)
 
 
-def _kernel(seq_len: int, num_heads: int, interpret: bool):
-    block = next(size for size in BLOCKS if seq_len % size == 0)
-    sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=min(block, 512),
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=min(block, 512),
-        block_q_dq=block,
-        block_kv_dq=block,
+def block_sizes(seq_len: int, head_dim: int) -> splash.BlockSizes:
+    """Blocks for rows of `seq_len` tokens: the largest that every generation compiles."""
+
+    def block(most: int) -> int:
+        most = most if head_dim <= MAX_HEAD_DIM else min(most, 2 * LANES)
+        return next(size for size in range(most, 0, -LANES) if seq_len % size == 0)
+
+    fused = seq_len <= FUSED_LEN
+    minor = splash.QKVLayout.SEQ_MINOR
+    return splash.BlockSizes(
+        block_q=block(1024),
+        block_kv=block(1024),
+        block_kv_compute=_divisor(block(1024), 512),
+        block_q_dkv=block(512),
+        block_kv_dkv=block(2048),
+        block_kv_dkv_compute=_divisor(block(2048), 512),
+        block_q_dq=None if fused else block(1024),
+        block_kv_dq=None if fused else block(1024),
+        use_fused_bwd_kernel=fused,
+        q_layout=minor,
+        k_layout=minor,
+        v_layout=minor,
     )
-    return splash.make_splash_mha(
-        masks.MultiHeadMask([masks.CausalMask((seq_len, seq_len))] * num_heads),
-        block_sizes=sizes,
-        head_shards=1,
-        q_seq_shards=1,
-        residual_checkpoint_name=ATTENTION,
-        interpret=interpret,
-    )
+
+
+def _divisor(block: int, most: int) -> int:
+    return next(size for size in range(most, 0, -LANES) if block % size == 0)

@@ -20,7 +20,7 @@ from podsmith.core.dtypes import Compute
 from podsmith.core.param import Param, Tree, stack
 from podsmith.core.sharding import constrain
 from podsmith.core.stack import run_stack, run_stack_cached
-from podsmith.core.weight import dot, lookup
+from podsmith.core.weight import GATE, dot, kept, lookup
 from podsmith.errors import UserError
 from podsmith.kernels import select
 from podsmith.models.llama_hf import LlamaHf
@@ -192,7 +192,7 @@ class Llama:
         if self.qk_norm == "head":
             q = rms_norm(q, w["q_norm"], self.norm_eps)
             k = rms_norm(k, w["k_norm"], self.norm_eps)
-        return apply_rope(q, tables), apply_rope(k, tables), v
+        return kept(apply_rope(q, tables)), kept(apply_rope(k, tables)), v
 
     def _finish(self, w: Tree, x: Array, h: Array) -> Array:
         """Attention's output h [B, T, N, H] and the MLP added to the residual stream."""
@@ -200,7 +200,8 @@ class Llama:
         h = rms_norm(x, w["mlp_norm"], self.norm_eps)
         up = constrain(_with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
         if self.mlp in GATED:
-            h = gated(self.mlp, _with_bias(dot("btd,df->btf", h, w["gate"]), w, "gate"), up)
+            gate = _with_bias(dot("btd,df->btf", h, w["gate"], name=GATE), w, "gate")
+            h = gated(self.mlp, gate, up)
         else:
             h = activate(self.mlp, up)
         return constrain(

@@ -7,8 +7,12 @@ from jax import Array
 MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight is zero
 
 
-def masked_attention(q: Array, k: Array, v: Array, mask: Array, scale: float) -> Array:
+def masked_attention(
+    q: Array, k: Array, v: Array, mask: Array, scale: float, *, soft_cap: float | None = None
+) -> Array:
     """softmax(q k^T scale) v in float32 where mask [B, T, S] is True.
+
+    With a soft cap c, scores s become c tanh(s / c) (https://arxiv.org/abs/2408.00118).
 
     q [B, T, N, H]; k, v [B, S, K, H] with N a multiple of K; returns [B, T, N, H].
     """
@@ -16,19 +20,35 @@ def masked_attention(q: Array, k: Array, v: Array, mask: Array, scale: float) ->
     kv_heads = k.shape[2]
     grouped = q.reshape(b, t, kv_heads, n // kv_heads, h)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores * scale, MASKED)
+    scores = scores * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(mask[:, None, None], scores, MASKED)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)  # [B, K, G, T, S]
     out = jnp.einsum("bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32)
     return out.reshape(b, t, n, h).astype(q.dtype)
 
 
-def causal_mask(segment_ids: Array) -> Array:
-    """bool [B, T, T]: not later than the query, and of the same segment [B, T]."""
+def causal_mask(segment_ids: Array, window: int | None = None) -> Array:
+    """bool [B, T, T]: not later than the query, of the same segment [B, T] and, if there is a
+    window, among the query and the window - 1 tokens before it."""
     t = segment_ids.shape[-1]
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return same & jnp.tril(jnp.ones((t, t), bool))
+    seen = jnp.tril(jnp.ones((t, t), bool))
+    if window is not None:
+        seen &= ~jnp.tril(seen, -window)
+    return same & seen
 
 
-def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scale: float) -> Array:
+def causal_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
     """Causal self-attention inside segments; shapes as in `masked_attention`, S = T."""
-    return masked_attention(q, k, v, causal_mask(segment_ids), scale)
+    return masked_attention(q, k, v, causal_mask(segment_ids, window), scale, soft_cap=soft_cap)

@@ -1,7 +1,9 @@
 """Rotary position embedding (https://arxiv.org/abs/2104.09864), halves rotated as in
 Hugging Face: pairs are (i, i + H/2)."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 
@@ -13,9 +15,39 @@ def rope_tables(positions: Array, head_dim: int, theta: float) -> tuple[Array, A
     return lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
+@jax.custom_vjp
 def apply_rope(x: Array, tables: tuple[Array, Array]) -> Array:
-    """Rotates x [B, T, N, H] by the tables; the arithmetic is float32."""
+    """Rotates x [B, T, N, H] by the tables; the arithmetic is float32.
+
+    Its gradient is the rotation back, which needs nothing of the forward pass.
+    """
     cos, sin = (table[:, :, None, :] for table in tables)  # [B, T, 1, H/2]
+    return lax.platform_dependent(x, cos, sin, tpu=_by_product, default=_by_halves)
+
+
+def _by_halves(x: Array, cos: Array, sin: Array) -> Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)
+
+
+def _by_product(x: Array, cos: Array, sin: Array) -> Array:
+    """The same with the halves swapped by a permutation matrix, which is exact: half a head
+    leaves most of a TPU's vector lanes empty."""
+    head_dim = x.shape[-1]
+    swap = jnp.asarray(np.roll(np.eye(head_dim), head_dim // 2, axis=0), x.dtype)
+    swapped = jnp.einsum("btnh,hg->btng", x, swap, preferred_element_type=jnp.float32)
+    both = lambda a, b: jnp.concatenate([a, b], axis=-1)  # noqa: E731
+    return (x.astype(jnp.float32) * both(cos, cos) + swapped * both(-sin, sin)).astype(x.dtype)
+
+
+def _rope_fwd(x: Array, tables: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+    return apply_rope(x, tables), tables
+
+
+def _rope_bwd(tables: tuple[Array, Array], g: Array) -> tuple[Array, None]:
+    cos, sin = tables
+    return apply_rope(g, (cos, -sin)), None  # positions are integers: tables have no gradient
+
+
+apply_rope.defvjp(_rope_fwd, _rope_bwd)

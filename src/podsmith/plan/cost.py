@@ -190,7 +190,9 @@ def attention_flops(step: Instruction, holder: Computation) -> float:
     if not queries or "splash" not in step.name + step.op_name:
         return 0.0
     b, n, t, h = max(queries, key=math.prod)
-    matmuls = 2 if "fwd" in step.name else 4 if "dkv" in step.name else 3
+    t, h = max(t, h), min(t, h)  # either may be the minor one
+    fused = any(len(dims) == 5 for _, dims in arrays(step.shape))
+    matmuls = 2 if "fwd" in step.name else 5 if fused else 4 if "dkv" in step.name else 3
     return matmuls * 2 * b * n * t * t * h / 2
 
 

@@ -1,0 +1,56 @@
+"""The attention kernel compiled for every TPU generation, forward and backward."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from podsmith.plan.compile import COMPILER_ENVIRONMENT
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
+)
+
+CHILD = """
+import json, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from podsmith.kernels import tpu_attention
+from podsmith.plan.topology import parse_slice, topology_request
+
+def kernels_of(slice_name, b, t, n, k, h, choices):
+    where = topology_request(parse_slice(slice_name))
+    place = SingleDeviceSharding(topologies.get_topology_desc(**where).devices[0])
+    array = lambda *s, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(s, dtype, sharding=place)
+    def loss(q, k, v, ids):
+        out = tpu_attention.causal_attention(q, k, v, ids, 0.1, **choices)
+        return jnp.sum(out.astype(jnp.float32) ** 2)
+    args = array(b, t, n, h), array(b, t, k, h), array(b, t, k, h), array(b, t, dtype=jnp.int32)
+    text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*args).compile().as_text()
+    return text.count('custom_call_target="tpu_custom_call"')
+
+print(json.dumps([kernels_of(*case) for case in json.loads(sys.argv[1])]))
+"""
+
+FUSED = [(1, 2048, 4, 2, 64), (1, 2048, 4, 1, 96), (1, 1024, 2, 1, 256)]
+LONG = [(1, 8192, 2, 1, 128)]
+
+
+@pytest.mark.parametrize("slice_name", ["v3-8", "v4-8", "v5e-4", "v5p-8", "v6e-4", "7x-8"])
+def test_every_generation_compiles_the_kernel(slice_name):
+    plain = [(slice_name, *shape, {}) for shape in FUSED + LONG]
+    local = [(slice_name, *FUSED[2], {"window": 512, "soft_cap": 50.0})]
+    answer = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(plain + local)],
+        env=os.environ | COMPILER_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    # forward and one fused backward; long rows have two backward kernels
+    assert json.loads(answer.stdout) == [2] * len(FUSED) + [3] * len(LONG) + [2]
