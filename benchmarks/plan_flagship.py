@@ -37,6 +37,7 @@ VARIANTS = {
     "remat block, weights gathered first": ("train.remat=block", *SYNCHRONOUS),
     "remat block, collectives asynchronous": ("train.remat=block",),
     "remat mlp": ("train.remat=mlp",),
+    "remat gate, logits of 512 tokens": ("train.remat=gate", "train.loss_chunk_tokens=512"),
     "remat dots": ("train.remat=dots",),
     "remat dots, two microbatches": ("train.remat=dots", "train.num_microbatches=2"),
 }

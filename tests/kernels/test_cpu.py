@@ -215,7 +215,8 @@ def test_select():
     how = Compute()
     assert select.kernels_for("cpu", 1) == "cpu"
     assert select.kernels_for("cpu", 8) == select.kernels_for("gpu", 1) == "reference"
-    assert select.kernels_for("tpu", 8) == "tpu"
+    assert select.kernels_for("tpu", 8, "TPU v4") == "tpu"
+    assert select.kernels_for("tpu", 8, "TPU v3") == "early tpu"
     assert select.causal_attention(how) is attention.causal_attention
     assert select.compiler_options(how) == {}
     fast = replace(how, kernels="cpu")

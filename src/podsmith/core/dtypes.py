@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from podsmith.core.stack import Remat
 
-Kernels = Literal["reference", "cpu", "tpu"]
+Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 

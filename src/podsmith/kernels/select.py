@@ -1,6 +1,7 @@
 """Which implementation runs where. Every kernel equals its `nn/` twin."""
 
 from collections.abc import Callable
+from functools import partial
 
 from jax import Array
 
@@ -21,16 +22,19 @@ TPU_OPTIONS = {
 }
 
 
-def kernels_for(platform: str, num_devices: int) -> Kernels:
+EARLY_TPUS = ("TPU v2", "TPU v3")
+
+
+def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kernels:
     """The set of kernels for devices of a platform; those of the CPU are for one device."""
     if platform == "tpu":
-        return "tpu"
+        return "early tpu" if device_kind in EARLY_TPUS else "tpu"
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
 def compiler_options(how: Compute) -> dict[str, str]:
     """What `jax.jit` should tell the compiler for these kernels."""
-    if how.kernels == "tpu":
+    if how.kernels in ("tpu", "early tpu"):
         return TPU_OPTIONS
     return cpu.compiler_options() if how.kernels == "cpu" else {}
 
@@ -41,10 +45,11 @@ def causal_attention(how: Compute) -> Callable[..., Array]:
         from podsmith.kernels import cpu_attention
 
         return cpu_attention.causal_attention
-    if how.kernels == "tpu":
+    if how.kernels in ("tpu", "early tpu"):
         from podsmith.kernels import tpu_attention
 
-        return tpu_attention.causal_attention
+        attend = tpu_attention.causal_attention
+        return partial(attend, early=True) if how.kernels == "early tpu" else attend
     return attention.causal_attention
 
 

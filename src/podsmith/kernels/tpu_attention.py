@@ -11,6 +11,7 @@ and v with the sequence in the vector lanes: heads of 64 or 96 would leave lanes
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -38,17 +39,19 @@ def causal_attention(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    early: bool = False,
     interpret: bool = False,
 ) -> Array:
     """As `nn.attention.causal_attention`, which also takes rows that are no multiple of 128.
 
-    `interpret` runs the kernel step by step on any platform, for tests.
+    `early` is for v2 and v3, whose kernels cannot multiply bfloat16 and have half the vector
+    memory. `interpret` runs the kernel step by step on any platform, for tests.
     """
     if not fits(q.shape[1]):
         return attention.causal_attention(
             q, k, v, segment_ids, scale, window=window, soft_cap=soft_cap
         )
-    local = partial(_local, window=window, soft_cap=soft_cap, interpret=interpret)
+    local = partial(_local, window=window, soft_cap=soft_cap, early=early, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
@@ -66,15 +69,18 @@ def _local(
     *,
     window: int | None,
     soft_cap: float | None,
+    early: bool,
     interpret: bool,
 ) -> Array:
-    _, t, n, h = q.shape
+    dtype, (_, t, n, h) = q.dtype, q.shape
+    if early:
+        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
     seen = masks.CausalMask((t, t))
     if window is not None and window < t:
         seen = masks.LocalMask((t, t), (window - 1, 0), 0)
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([seen] * n),
-        block_sizes=block_sizes(t, h),
+        block_sizes=block_sizes(t, h, early),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=soft_cap,
@@ -87,14 +93,15 @@ def _local(
         out = kernel(*by_heads, segment_ids=splash.SegmentIds(ids, ids))
         return out.swapaxes(0, 1)
 
-    return jax.vmap(row)(q, k, v, segment_ids)
+    return jax.vmap(row)(q, k, v, segment_ids).astype(dtype)
 
 
-def block_sizes(seq_len: int, head_dim: int) -> splash.BlockSizes:
-    """Blocks for rows of `seq_len` tokens: the largest that every generation compiles."""
+def block_sizes(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+    """Blocks for rows of `seq_len` tokens: large ones that the generations still compile."""
+    share = 4 if early or head_dim > MAX_HEAD_DIM else 1
 
     def block(most: int) -> int:
-        most = most if head_dim <= MAX_HEAD_DIM else min(most, 2 * LANES)
+        most //= share
         return next(size for size in range(most, 0, -LANES) if seq_len % size == 0)
 
     fused = seq_len <= FUSED_LEN

@@ -104,15 +104,15 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
             f"{train.num_microbatches} microbatches over {batch_ways(mesh)} batch shards; use a "
             f"multiple of {train.num_microbatches * batch_ways(mesh)}"
         )
-    how = compute_of(run, devices[0].platform, len(devices))
+    how = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
     plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
     _ = plan.shardings  # refuses what does not divide, before anything starts
     return plan
 
 
-def compute_of(run: Run, platform: str, num_devices: int = 1) -> Compute:
+def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:
     """How the run's model is evaluated on a platform."""
-    kernels = select.kernels_for(platform, num_devices)
+    kernels = select.kernels_for(platform, num_devices, device_kind)
     return Compute(
         precision=run.train.precision,
         remat=run.train.remat,
