@@ -1,6 +1,7 @@
 """Every test sees eight CPU devices; JAX reads the flag at its first import."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILE} --xla_force_host_platform_device_count=8"
 )
+_cache = tempfile.TemporaryDirectory(prefix="podsmith-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name  # no answer from before, nothing left in the home
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -14,6 +14,7 @@ from jax.experimental import topologies
 
 from podsmith.config import load_run
 from podsmith.errors import UserError
+from podsmith.plan import cache
 from podsmith.plan.resolve import resolve
 from podsmith.plan.topology import parse_slice, topology_request
 
@@ -32,7 +33,7 @@ def shard_bytes(tree: Any) -> int:
 def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]:
     """Compiles the step and writes `step.hlo`; what the compiler said, in bytes and seconds."""
     from podsmith.train.state import abstract_batch, abstract_state
-    from podsmith.train.step import make_step
+    from podsmith.train.step import make_step, step_options
 
     where = parse_slice(slice_name)
     try:
@@ -57,14 +58,26 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
             "optimizer_bytes": shard_bytes(state["optimizer"]) + shard_bytes(state.get("ema", {})),
             "lower_s": lower_s,
         }
-        started = time.perf_counter()
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            return answer | {"error": str(error), "compile_s": time.perf_counter() - started}
+        key = cache.key_of(lowered.as_text(), where.name, step_options(plan))
+        if found := cache.load(key):
+            said, hlo = found
+        else:
+            said, hlo = ask_compiler(lowered)
+            cache.save(key, said, hlo)
+    if hlo:
+        folder.joinpath("step.hlo").write_text(hlo)
+    return answer | said | {"from_cache": bool(found)}
+
+
+def ask_compiler(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
+    """What the compiler says of a program, and the program that it makes of it."""
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return {"error": str(error), "compile_s": time.perf_counter() - started}, ""
     memory = compiled.memory_analysis()
-    folder.joinpath("step.hlo").write_text(compiled.as_text())
-    return answer | {
+    said = {
         "compile_s": time.perf_counter() - started,
         "argument_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
@@ -72,6 +85,7 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
         "temp_bytes": memory.temp_size_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
     }
+    return said, compiled.as_text()
 
 
 def main() -> None:

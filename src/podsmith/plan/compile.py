@@ -62,6 +62,8 @@ class Compiled:
     limit_bytes: int | None = None
     """What the compiler may use; it says so only where a program does not fit."""
     error: str | None = None
+    from_cache: bool = False
+    """Whether an earlier plan had asked the compiler for the same program."""
     hlo: str = field(default="", repr=False)
     """The optimized, scheduled program."""
 

@@ -31,14 +31,18 @@ def make_step(plan: Plan) -> Step:
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan))
     batch = batch_sharding(plan.mesh, leading=1)
-    options = select.compiler_options(plan.how) | plan.run.train.compiler_options
     return jax.jit(
         partial(train_step, plan),
         donate_argnums=0,
         in_shardings=(shardings, batch),
         out_shardings=(shardings, None),
-        compiler_options=options or None,
+        compiler_options=step_options(plan) or None,
     )
+
+
+def step_options(plan: Plan) -> dict[str, str]:
+    """XLA's options for the step: those of the platform and those of the run."""
+    return select.compiler_options(plan.how) | plan.run.train.compiler_options
 
 
 def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, Array]]:
