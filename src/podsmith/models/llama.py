@@ -181,7 +181,7 @@ class Llama:
         return rms_norm(x, w["norm"], self.norm_eps), cache
 
     def _embed(self, w: Tree, tokens: Array, how: Compute) -> Array:
-        return constrain(lookup(w["embed"], tokens, how.dtype), "batch seq embed")
+        return constrain(lookup(w["embed"], tokens, how.dtype), "batch stream embed")
 
     def _qkv(self, w: Tree, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         h = rms_norm(x, w["attention_norm"], self.norm_eps)
@@ -196,7 +196,7 @@ class Llama:
 
     def _finish(self, w: Tree, x: Array, h: Array) -> Array:
         """Attention's output h [B, T, N, H] and the MLP added to the residual stream."""
-        x = constrain(x + _with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o"), "batch seq embed")
+        x = constrain(x + _with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o"), "batch stream embed")
         h = rms_norm(x, w["mlp_norm"], self.norm_eps)
         up = constrain(_with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
         if self.mlp in GATED:
@@ -204,7 +204,7 @@ class Llama:
         else:
             h = activate(self.mlp, up)
         return constrain(
-            x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"), "batch seq embed"
+            x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"), "batch stream embed"
         )
 
 

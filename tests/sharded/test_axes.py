@@ -1,0 +1,89 @@
+"""Every mesh gives the single device's loss and gradients."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from problem import alone, assert_same, gradients, make_batch, make_run, plan_of
+
+from podsmith.core.sharding import AXES
+from podsmith.train.state import init_state
+from podsmith.train.step import make_step
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("axis", ["data", "fsdp", "expert", "context", "tensor"])
+def test_an_axis_alone(axis, num_microbatches):
+    run = make_run({axis: 8}, num_microbatches=num_microbatches)
+    assert_same(gradients(run), alone())
+
+
+@pytest.mark.parametrize(
+    ("axes", "train"),
+    [
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {"remat": "block"}),
+        ({"expert": 2, "context": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
+        ({"data": 2, "context": 4}, {"context_attention": "all_to_all"}),
+        (
+            {"fsdp": 2, "context": 2, "tensor": 2},
+            {"context_attention": "all_to_all", "num_microbatches": 2, "remat": "block"},
+        ),
+        ({"fsdp": 2, "context": 3}, {"loss_chunk_tokens": 1000}),
+        ({"fsdp": 2, "context": 2}, {"loss_chunk_tokens": 11}),  # chunks that do not divide
+    ],
+)
+def test_products(axes, train):
+    assert_same(gradients(make_run(axes, **train)), alone())
+
+
+def test_a_tied_head():
+    axes = {"fsdp": 2, "context": 2, "tensor": 2}
+    assert_same(gradients(make_run(axes, {"head": "tied"})), alone(head="tied"))
+
+
+def factorizations(total):
+    """All ways to write `total` devices as a product over the axes."""
+    sizes = [d for d in range(1, total + 1) if total % d == 0]
+    for picked in itertools.product(sizes, repeat=len(AXES)):
+        if np.prod(picked) == total:
+            yield dict(zip(AXES, picked, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("attention", ["ring", "all_to_all"])
+@pytest.mark.parametrize(
+    "axes",
+    [axes for axes in factorizations(8) if axes["stage"] == 1],
+    ids=lambda axes: "-".join(f"{a}{n}" for a, n in axes.items() if n > 1),
+)
+def test_every_mesh_of_eight(axes, attention, num_microbatches):
+    run = make_run(axes, num_microbatches=num_microbatches, context_attention=attention)
+    assert_same(gradients(run), alone())
+
+
+@pytest.mark.parametrize(
+    "axes", [{"fsdp": 2, "expert": 2, "tensor": 2}, {"data": 2, "context": 2, "tensor": 2}]
+)
+def test_a_whole_step_and_where_its_state_lies(axes):
+    def step(run):
+        plan = plan_of(run)
+        with jax.set_mesh(plan.mesh):
+            state, metrics = make_step(plan)(init_state(plan), make_batch(1))
+        return state, metrics
+
+    (state, metrics), (want, want_metrics) = step(make_run(axes)), step(make_run())
+    for name, value in want_metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        jax.tree.map(np.asarray, state["weights"]), jax.tree.map(np.asarray, want["weights"]),
+    )  # fmt: skip
+    up = state["weights"]["layers"]["up"]
+    cut = np.prod([axes.get(a, 1) for a in ("fsdp", "expert", "context")])
+    shard = (4, 24 // cut, 40 // axes["tensor"])
+    moments = [a for a in jax.tree.leaves(state["optimizer"]) if a.shape == up.shape]
+    assert len(moments) == 2 * 2, "two moments each of up and gate"
+    for leaf in [up, *moments]:
+        assert {piece.data.shape for piece in leaf.addressable_shards} == {shard}
