@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from podsmith.core.batch import Batch
+from podsmith.core.param import init_weights
 from podsmith.models.llama import Llama
 from podsmith.objectives.clm import Clm
 from podsmith.optim import KINDS
 from podsmith.plan.resolve import resolve
 from podsmith.run import Data, Mesh, Run, Train
-from podsmith.train.state import init_state
 from podsmith.train.step import summed_gradients
 
 SEQ_LEN, VOCAB, ROWS = 48, 56, 32
@@ -56,6 +56,12 @@ def make_batch(num_microbatches, seed=0):
     )
 
 
+@cache
+def fresh_weights(model):
+    """The same weights for every mesh, as numpy arrays."""
+    return jax.tree.map(np.asarray, init_weights(model.spec(), jax.random.key(0)))
+
+
 def plan_of(run):
     """Its plan on as many of the simulated devices as its mesh has."""
     count = np.prod([size for size in vars(run.mesh).values()])
@@ -67,7 +73,7 @@ def gradients(run):
     plan = plan_of(run)
     batch = make_batch(run.train.num_microbatches)
     with jax.set_mesh(plan.mesh):
-        weights = init_state(plan)["weights"]
+        weights = jax.device_put(fresh_weights(run.model), plan.shardings)
         fn = jax.jit(lambda w, b: summed_gradients(plan, w, b, jax.random.key(0)))
         return jax.tree.map(np.asarray, fn(weights, batch))
 

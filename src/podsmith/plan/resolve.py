@@ -129,7 +129,7 @@ def refuse_impossible(plan: Plan) -> None:
             mesh,
             ("context", "tensor"),
             model.num_kv_heads,
-            f'{model.num_kv_heads} of model.num_kv_heads, which train.context_attention = '
+            f"{model.num_kv_heads} of model.num_kv_heads, which train.context_attention = "
             f'"all_to_all" trades for tokens ("ring" does not)',
         )
 
