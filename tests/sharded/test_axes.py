@@ -28,6 +28,9 @@ def test_an_axis_alone(axis):
             {"context_attention": "all_to_all", "num_microbatches": 2, "remat": "block"},
         ),
         ({"context": 3}, {"loss_chunk_tokens": 11}),  # chunks that do not divide
+        ({"stage": 4}, {"num_microbatches": 8}),
+        ({"stage": 2, "fsdp": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
+        ({"stage": 2, "context": 2, "data": 2}, {"num_microbatches": 4, "remat": "block"}),
     ],
 )
 def test_products(axes, train):
@@ -52,7 +55,7 @@ def factorizations(total):
 @pytest.mark.parametrize("attention", ["ring", "all_to_all"])
 @pytest.mark.parametrize(
     "axes",
-    [axes for axes in factorizations(8) if axes["stage"] == 1],
+    [axes for axes in factorizations(8) if axes["stage"] < 8],  # it has four layers
     ids=lambda axes: "-".join(f"{a}{n}" for a, n in axes.items() if n > 1),
 )
 def test_every_mesh_of_eight(axes, attention, num_microbatches):

@@ -17,7 +17,8 @@ DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
     recomputes, whether layers are unrolled, the set of kernels, tokens of a row whose logits
-    exist at once, and how attention sees rows that are cut over devices."""
+    exist at once, how attention sees rows that are cut over devices, and the pieces in which
+    rows pass through the stages of a pipeline."""
 
     precision: str = "fp32"
     remat: Remat = "none"
@@ -25,6 +26,7 @@ class Compute:
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
     context_attention: ContextAttention = "ring"
+    num_microbatches: int = 1
 
     @property
     def dtype(self) -> jnp.dtype:

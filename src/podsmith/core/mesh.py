@@ -13,17 +13,10 @@ from podsmith.core.sharding import AXES
 from podsmith.errors import UserError
 from podsmith.run import Mesh
 
-READY = ("data", "fsdp", "expert", "context", "tensor")
-
 
 def mesh_shape(mesh: Mesh, num_devices: int) -> dict[str, int]:
     """Sizes of all axes for `num_devices`. Raises UserError where no such mesh exists."""
     said = {axis: getattr(mesh, axis) for axis in AXES}
-    for axis, size in said.items():
-        if axis not in READY and size != 1:
-            raise UserError(
-                f"mesh.{axis}: {size} is not available yet; use {', '.join(READY)} and leave it 1"
-            )
     open_axes = [axis for axis, size in said.items() if size == "rest"]
     if len(open_axes) > 1:
         raise UserError(f'mesh: only one axis can be "rest", not {", ".join(open_axes)}')

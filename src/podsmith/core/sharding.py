@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from podsmith.core.param import Param, Tree, map_params
 from podsmith.errors import UserError
@@ -39,6 +39,7 @@ WEIGHTS: dict[str, Entry] = {
 }
 
 ACTIVATIONS: dict[str, Entry] = {
+    "stages": "stage",
     "batch": ("data", "fsdp", "expert"),
     "seq": "context",
     "stream": ("context", "tensor"),
@@ -97,7 +98,7 @@ def axes_of(entry: Entry) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
-def _ways(mesh: Mesh, entry: Entry) -> int:
+def _ways(mesh: Mesh | AbstractMesh, entry: Entry) -> int:
     return math.prod(mesh.shape[name] for name in axes_of(entry))
 
 
@@ -123,7 +124,7 @@ def context_ways() -> int:
     return 1 if mesh.empty else mesh.shape["context"]
 
 
-def batch_ways(mesh: Mesh) -> int:
+def batch_ways(mesh: Mesh | AbstractMesh) -> int:
     """How many pieces the batch is cut into."""
     return _ways(mesh, ACTIVATIONS["batch"])
 

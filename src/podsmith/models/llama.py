@@ -122,12 +122,15 @@ class Llama:
         tables = rope_tables(batch.positions, self.head_dim, self.rope_theta)
         attend = select.causal_attention(how)
 
-        def block(layer: Tree, x: Array) -> Array:
+        def block(layer: Tree, x: Array, tables: tuple[Array, Array], segment_ids: Array) -> Array:
             q, k, v = self._qkv(layer, x, tables)
-            h = attend(q, k, v, batch.segment_ids, self.head_dim**-0.5)
+            h = attend(q, k, v, segment_ids, self.head_dim**-0.5)
             return self._finish(layer, x, h)
 
-        x = run_stack(block, w["layers"], x, remat=how.remat, unroll=how.unroll)
+        x = run_stack(
+            block, w["layers"], x, tables, batch.segment_ids,
+            remat=how.remat, unroll=how.unroll, num_microbatches=how.num_microbatches,
+        )  # fmt: skip
         return rms_norm(x, w["norm"], self.norm_eps), {}
 
     def head_weights(self, w: Tree) -> Tree:

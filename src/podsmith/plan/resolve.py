@@ -144,4 +144,5 @@ def compute_of(run: Run, platform: str, num_devices: int = 1) -> Compute:
         kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,
         context_attention=run.train.context_attention,
+        num_microbatches=run.train.num_microbatches,
     )
