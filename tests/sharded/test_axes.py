@@ -5,11 +5,20 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from problem import alone, assert_same, gradients, make_batch, make_run, plan_of
+from problem import (
+    ROWS,
+    SEQ_LEN,
+    alone,
+    assert_same,
+    gradients,
+    make_batch,
+    make_run,
+    plan_of,
+)
 
 from podsmith.core.sharding import AXES
-from podsmith.train.state import init_state
-from podsmith.train.step import make_step
+from podsmith.train.state import abstract_batch, abstract_state, init_state
+from podsmith.train.step import make_step, summed_gradients
 
 
 @pytest.mark.parametrize("axis", ["data", "fsdp", "expert", "context", "tensor"])
@@ -20,7 +29,6 @@ def test_an_axis_alone(axis):
 @pytest.mark.parametrize(
     ("axes", "train"),
     [
-        ({"data": 2, "fsdp": 2, "tensor": 2}, {"remat": "block"}),
         ({"expert": 2, "context": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
         ({"data": 2, "context": 4}, {"context_attention": "all_to_all"}),
         (
@@ -38,7 +46,7 @@ def test_products(axes, train):
 
 
 def test_a_tied_head():
-    axes = {"fsdp": 2, "context": 2, "tensor": 2}
+    axes = {"context": 2, "tensor": 2}
     assert_same(gradients(make_run(axes, {"head": "tied"})), alone(head="tied"))
 
 
@@ -91,3 +99,15 @@ def test_a_whole_step_and_where_its_state_lies(axes):
     assert len(moments) == 2 * 2, "two moments each of up and gate"
     for leaf in [up, *moments]:
         assert {piece.data.shape for piece in leaf.addressable_shards} == {shard}
+
+
+def test_the_residual_stream_is_cut_along_tokens():
+    run = make_run({"tensor": 2})
+    plan = plan_of(run)
+    with jax.set_mesh(plan.mesh):
+        fn = jax.jit(lambda w, b: summed_gradients(plan, w, b, jax.random.key(0)))
+        weights = abstract_state(plan)["weights"]
+        text = fn.lower(weights, abstract_batch(plan)).compile().as_text()
+    layers, embed = run.model.num_layers, run.model.embed_dim
+    assert f"f32[{layers},{ROWS},{SEQ_LEN // 2},{embed}]" in text, "what the layers keep of it"
+    assert f"f32[{layers},{ROWS},{SEQ_LEN},{embed}]" not in text
