@@ -263,7 +263,7 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     loaded = _load(run, overrides)
     from podsmith.train.loop import train_command
 
-    return train_command(loaded, pod=pod)
+    return train_command(loaded, **_given(pod=pod or None))
 
 
 @podsmith.command("eval")

@@ -45,6 +45,7 @@ def test_products(axes, train):
     assert_same(gradients(make_run(axes, **train)), alone())
 
 
+@pytest.mark.slow
 def test_a_tied_head():
     axes = {"context": 2, "tensor": 2}
     assert_same(gradients(make_run(axes, {"head": "tied"})), alone(head="tied"))

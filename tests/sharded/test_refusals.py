@@ -31,6 +31,11 @@ from podsmith.plan.resolve import resolve
             "mesh.context x mesh.tensor: 8 does not divide the 60 tokens of a row",
         ),
         (
+            {"context": 4, "data": 2},
+            {"model": {"seq_len": 60}},
+            "mesh.context: 4 does not divide the 30 pairs of tokens of a row, which ring attention",
+        ),
+        (
             {"stage": 8},
             {},
             "mesh.stage: 8 does not divide the 4 of axis 'layers'",

@@ -5,11 +5,16 @@
     step 0   d0: kv 0   d1: kv 1   d2: kv 2      own keys
     step 1   d0: kv 2   d1: kv 0   d2: kv 1      the neighbor's, and so on
 
-Under a causal mask the first tokens see little and the last see all, so rows are cut into
-twice as many chunks as devices and device d works on the d-th from either end (striped as
-in https://arxiv.org/abs/2311.09431): every step is the same work everywhere. Pairs of chunks
-above the diagonal are skipped. The softmax is taken online in float32; the backward pass goes
-around once more with the gradients of keys and values, so memory is linear in the tokens.
+Under a causal mask the first tokens see little and the last see all, so a row is cut into
+twice as many chunks as devices, and device d works on the d-th from either end, `low` and
+`high` (striped as in https://arxiv.org/abs/2311.09431). Every later step is then two full
+pairs of chunks on every device, and nothing above the diagonal is computed:
+
+    high queries x low keys, and    low x low where the keys' owner comes before
+                                    high x high where it comes after
+
+The softmax is taken online in float32; the backward pass goes around once more with the
+gradients of keys and values, so memory is linear in the tokens.
 """
 
 from functools import partial
@@ -19,6 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from podsmith.core.param import Tree
 from podsmith.core.sharding import ACTIVATIONS, partition
 from podsmith.core.stack import ATTENTION
 from podsmith.nn.attention import MASKED
@@ -47,7 +53,7 @@ def _local(ways: int, scale: float, q: Array, k: Array, v: Array, ids: Array) ->
     q = q.reshape(b, t, k.shape[2], -1, h)
     q, k, v, ids = (_striped(ways, a) for a in (q, k, v, ids))
     out = _ring(ways, scale, jnp.moveaxis(q, 2, 4), k, v, ids)
-    return _unstriped(ways, jnp.moveaxis(out, 4, 2), t).reshape(b, t, n, h)
+    return _unstriped(ways, jnp.moveaxis(out, 4, 2)).reshape(b, t, n, h)
 
 
 def _moves(ways: int, half: int) -> list[tuple[int, int]]:
@@ -56,35 +62,43 @@ def _moves(ways: int, half: int) -> list[tuple[int, int]]:
     return [(i, min(c, 2 * ways - 1 - c)) for i, c in enumerate(chunks)]
 
 
+def _low_first(a: Array) -> Array:
+    """Even chunks come with one exchange and odd ones with the other: on odd devices the
+    odd chunk is the low one. Its own inverse."""
+    return jnp.where(lax.axis_index(AXIS) % 2 == 0, a, a[::-1])
+
+
 def _striped(ways: int, a: Array) -> Array:
-    """[B, t, ...] in order to [2, B, t / 2, ...]: chunk `_chunks(...)` of the row each.
-    An odd t stays one chunk, [1, B, t, ...]."""
-    if a.shape[1] % 2:
-        return a[None]
+    """[B, t, ...] in order to (low, high), [2, B, t / 2, ...]."""
     halves = jnp.split(a, 2, axis=1)
-    return jnp.stack([lax.ppermute(x, AXIS, _moves(ways, i)) for i, x in enumerate(halves)])
+    moved = [lax.ppermute(x, AXIS, _moves(ways, i)) for i, x in enumerate(halves)]
+    return _low_first(jnp.stack(moved))
 
 
-def _unstriped(ways: int, a: Array, t: int) -> Array:
+def _unstriped(ways: int, a: Array) -> Array:
     """The inverse of `_striped`."""
-    if t % 2:
-        return a[0]
     back = [[(to, here) for here, to in _moves(ways, i)] for i in range(2)]
-    return jnp.concatenate([lax.ppermute(a[i], AXIS, back[i]) for i in range(2)], axis=1)
+    halves = zip(_low_first(a), back, strict=True)
+    return jnp.concatenate([lax.ppermute(x, AXIS, moves) for x, moves in halves], axis=1)
 
 
-def _chunks(ways: int, rank: Array, count: int) -> list[Array]:
-    """Which chunks of the row a device works on; the even one comes first."""
-    if count == 1:
-        return [rank]
-    other = 2 * ways - 1 - rank
-    even = rank % 2 == 0
-    return [jnp.where(even, rank, other), jnp.where(even, other, rank)]
+def _starts(ways: int, rank: Array, size: int) -> Array:
+    """Places in the row of a device's low and high chunk, int [2]."""
+    return jnp.stack([rank, 2 * ways - 1 - rank]) * size
 
 
-def _rotated(ways: int, tree):
+def _rotated(ways: int, tree: Tree) -> Tree:
     around = [(i, (i + 1) % ways) for i in range(ways)]
     return jax.tree.map(lambda a: lax.ppermute(a, AXIS, around), tree)
+
+
+def _at(i: int, tree: Tree) -> Tree:
+    return jax.tree.map(lambda a: a[i], tree)
+
+
+def _pick(low: Array, tree: Tree) -> Tree:
+    """The low chunks of (low, high) arrays where `low`, else the high ones."""
+    return jax.tree.map(lambda a: jnp.where(low, a[0], a[1]), tree)
 
 
 def _scores(q: Array, k: Array, q_ids: Array, k_ids: Array, q_start: Array, k_start: Array):
@@ -124,9 +138,10 @@ def _in_pieces(fn, queries: tuple[Array, ...], ids: Array, start: Array):
     return joined, *sums
 
 
-def _add_block(q: Array, ids: Array, start: Array, kv, sums):
-    """Online softmax: (out, top, total) of the queries after one more chunk of keys."""
-    k, v, k_ids, k_start = kv
+def _seen(queries: tuple, keys: tuple, sums: tuple) -> tuple:
+    """Online softmax: (out, top, total) after one more chunk (k, v, ids, start) of keys."""
+    q, ids, start = queries
+    k, v, k_ids, k_start = keys
 
     def some(queries, ids, start):
         q, out, top, total = queries
@@ -144,46 +159,48 @@ def _add_block(q: Array, ids: Array, start: Array, kv, sums):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(ways: int, scale: float, q: Array, k: Array, v: Array, ids: Array) -> Array:
-    """q [C, B, K, G, t, H]; k, v [C, B, t, K, H]; ids [C, B, t], with C chunks a device."""
+    """q [2, B, K, G, t, H]; k, v [2, B, t, K, H]; ids [2, B, t]: low and high chunk."""
     return _forward(ways, scale, q, k, v, ids)[0]
 
 
 def _forward(ways: int, scale: float, q: Array, k: Array, v: Array, ids: Array):
-    count, t = ids.shape[0], ids.shape[2]
-    rank = lax.axis_index(AXIS)
-    mine = _chunks(ways, rank, count)
-    scaled = q * scale
-
-    def visit(step: Array | int, kv, sums):
-        theirs = _chunks(ways, (rank - step) % ways, count)
-        for i in range(count):
-            for j in range(count):
-                block = (*(a[j] for a in kv), theirs[j] * t)
-                add = partial(_add_block, scaled[i], ids[i], mine[i] * t, block)
-                sums[i] = lax.cond(mine[i] >= theirs[j], add, lambda s: s, sums[i])
-        return sums
-
-    def body(carry, step: Array):
-        kv, sums = carry
-        return (_rotated(ways, kv), visit(step, kv, sums)), None
+    rank, size = lax.axis_index(AXIS), ids.shape[2]
+    queries = (q * scale, ids, _starts(ways, rank, size))
+    mine = (k, v, ids, queries[2])
 
     shape = q.shape[1:-1]
     zeros = jnp.zeros((*shape, q.shape[-1]), jnp.float32)
-    start = [(zeros, jnp.full(shape, MASKED, jnp.float32), zeros[..., 0])] * count
-    (kv, sums), _ = lax.scan(body, ((k, v, ids), start), jnp.arange(ways - 1))
-    sums = visit(ways - 1, kv, sums)
-    out = jnp.stack([o / total[..., None] for o, _, total in sums]).astype(q.dtype)
+    none = (zeros, jnp.full(shape, MASKED, jnp.float32), zeros[..., 0])
+    low = _seen(_at(0, queries), _at(0, mine), none)
+    high = _seen(_at(1, queries), _at(0, mine), none)
+    high = _seen(_at(1, queries), _at(1, mine), high)
+
+    def body(carry, step: Array):
+        kv, low, high = carry
+        owner = (rank - step) % ways
+        keys, before = (*kv, _starts(ways, owner, size)), owner < rank
+        high = _seen(_at(1, queries), _at(0, keys), high)
+        sums = jax.tree.map(partial(jnp.where, before), low, high)
+        new = _seen(_pick(before, queries), _pick(before, keys), sums)
+        low = jax.tree.map(partial(jnp.where, before), new, low)
+        high = jax.tree.map(partial(jnp.where, before), high, new)
+        return (_rotated(ways, kv), low, high), None
+
+    start = (_rotated(ways, (k, v, ids)), low, high)
+    (_, *sums), _ = lax.scan(body, start, jnp.arange(1, ways))
+    out = jnp.stack([out / total[..., None] for out, _, total in sums]).astype(q.dtype)
     log_sums = jnp.stack([top + jnp.log(total) for _, top, total in sums])
     out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
     return out, (q, k, v, ids, out, log_sums)
 
 
-def _block_gradients(scale: float, queries, ids: Array, start: Array, kv):
+def _gradients(scale: float, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
     """(dq, dk, dv) in float32 of one pair of chunks."""
-    k, v, k_ids, k_start = kv
+    *arrays, ids, start = queries
+    k, v, k_ids, k_start = keys
 
-    def some(queries, ids, start):
-        q, g, inner, log_sums = queries
+    def some(arrays, ids, start):
+        q, g, inner, log_sums = arrays
         scores = _scores(q * scale, k, ids, k_ids, start, k_start)
         probs = jnp.exp(scores - log_sums[..., None])
         wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -193,39 +210,46 @@ def _block_gradients(scale: float, queries, ids: Array, start: Array, kv):
         dq = wide("bkgts,bskh->bkgth", dscores, k)
         return (dq,), wide("bkgts,bkgth->bskh", dscores, q), dv
 
-    (dq,), dk, dv = _in_pieces(some, queries, ids, start)
+    (dq,), dk, dv = _in_pieces(some, tuple(arrays), ids, start)
     return dq, dk, dv
 
 
 def _backward(ways: int, scale: float, kept: tuple[Array, ...], g: Array):
     q, k, v, ids, out, log_sums = kept
-    count, t = ids.shape[0], ids.shape[2]
-    rank = lax.axis_index(AXIS)
-    mine = _chunks(ways, rank, count)
+    rank, size = lax.axis_index(AXIS), ids.shape[2]
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-    queries = (q, g.astype(q.dtype), inner, log_sums)
+    queries = (q, g.astype(q.dtype), inner, log_sums, ids, _starts(ways, rank, size))
+    mine = (k, v, ids, queries[-1])
+
+    pair = lambda i, j: _gradients(scale, _at(i, queries), _at(j, mine))  # noqa: E731
+    (dq_low, *dkv_low), (dq_high, *dkv_both), (dq_last, *dkv_high) = (
+        pair(0, 0),
+        pair(1, 0),
+        pair(1, 1),
+    )
+    dq = jnp.stack([dq_low, dq_high + dq_last])
+    dkv = [jnp.stack([a + b, c]) for a, b, c in zip(dkv_low, dkv_both, dkv_high, strict=True)]
 
     def body(carry, step: Array):
-        kv, dq, dk, dv = carry
-        theirs = _chunks(ways, (rank - step) % ways, count)
-        for i in range(count):
-            for j in range(count):
-                block = (*(a[j] for a in kv), theirs[j] * t)
-                pair = tuple(a[i] for a in queries)
+        kv, dq, dkv = carry
+        owner = (rank - step) % ways
+        keys, before = (*kv, _starts(ways, owner, size)), owner < rank
+        dq_high, *dkv_low = _gradients(scale, _at(1, queries), _at(0, keys))
+        new_dq, *new_dkv = _gradients(scale, _pick(before, queries), _pick(before, keys))
+        chunk = jnp.where(before, 0, 1)
+        dq = dq.at[1].add(dq_high).at[chunk].add(new_dq)
+        dkv = [
+            d.at[0].add(a).at[chunk].add(b) for d, a, b in zip(dkv, dkv_low, new_dkv, strict=True)
+        ]
+        return (_rotated(ways, kv), dq, _rotated(ways, dkv)), None
 
-                def add(sums, pair=pair, i=i, block=block):
-                    new = _block_gradients(scale, pair, ids[i], mine[i] * t, block)
-                    return tuple(map(jnp.add, sums, new))
-
-                sums = (dq[i], dk[j], dv[j])
-                dq[i], dk[j], dv[j] = lax.cond(mine[i] >= theirs[j], add, lambda s: s, sums)
-        return (_rotated(ways, kv), dq, *_rotated(ways, (dk, dv))), None
-
-    zeros = lambda a: [jnp.zeros(a.shape[1:], jnp.float32)] * count  # noqa: E731
-    start = ((k, v, ids), zeros(q), zeros(k), zeros(v))
-    (_, dq, dk, dv), _ = lax.scan(body, start, jnp.arange(ways))
-    grads = (jnp.stack(d).astype(like.dtype) for d, like in ((dq, q), (dk, k), (dv, v)))
-    return *grads, None
+    start = (_rotated(ways, (k, v, ids)), dq, _rotated(ways, dkv))
+    (_, dq, dkv), _ = lax.scan(body, start, jnp.arange(1, ways))
+    return (
+        dq.astype(q.dtype),
+        *(d.astype(like.dtype) for d, like in zip(dkv, (k, v), strict=True)),
+        None,
+    )
 
 
 _ring.defvjp(_forward, _backward)

@@ -124,7 +124,10 @@ def refuse_impossible(plan: Plan) -> None:
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
     _ = plan.shardings  # heads, layers and every other dimension of a weight
-    if train.context_attention == "all_to_all" and mesh.shape["context"] > 1:
+    if train.context_attention == "ring":
+        pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
+        refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)
+    elif mesh.shape["context"] > 1:
         refuse_uneven(
             mesh,
             ("context", "tensor"),
