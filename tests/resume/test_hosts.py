@@ -66,7 +66,7 @@ def train_in_two(run, timeout_s=240):
 @pytest.mark.parametrize(
     "axes",
     [
-        {"data": 2, "fsdp": 2, "tensor": 2},  # each process has rows of its own
+        {"data": 2, "stage": 2, "fsdp": 2},  # each process has rows of its own
         pytest.param(
             {"fsdp": 1, "context": 4, "tensor": 2}, marks=pytest.mark.slow
         ),  # both need all rows

@@ -21,25 +21,33 @@ from podsmith.train.state import abstract_batch, abstract_state, init_state
 from podsmith.train.step import make_step, summed_gradients
 
 
-@pytest.mark.parametrize("axis", ["data", "fsdp", "expert", "context", "tensor"])
+@pytest.mark.parametrize("axis", ["data", "expert", "context", "tensor"])
 def test_an_axis_alone(axis):
     assert_same(gradients(make_run({axis: 8}, num_microbatches=2)), alone())
 
 
+def test_a_pipeline_alone():
+    assert_same(gradients(make_run({"stage": 4}, num_microbatches=8)), alone())
+
+
+PRODUCTS = [
+    ({"expert": 2, "context": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
+    ({"data": 2, "context": 4}, {"context_attention": "all_to_all", "remat": "block"}),
+    ({"stage": 2, "context": 2, "data": 2}, {"num_microbatches": 4, "remat": "block"}),
+]
+MORE_PRODUCTS = [
+    (
+        {"fsdp": 2, "context": 2, "tensor": 2},
+        {"context_attention": "all_to_all", "num_microbatches": 2, "remat": "block"},
+    ),
+    ({"context": 3}, {"loss_chunk_tokens": 11}),  # chunks that do not divide
+    ({"stage": 2, "fsdp": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
+]
+
+
 @pytest.mark.parametrize(
     ("axes", "train"),
-    [
-        ({"expert": 2, "context": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
-        ({"data": 2, "context": 4}, {"context_attention": "all_to_all"}),
-        (
-            {"fsdp": 2, "context": 2, "tensor": 2},
-            {"context_attention": "all_to_all", "num_microbatches": 2, "remat": "block"},
-        ),
-        ({"context": 3}, {"loss_chunk_tokens": 11}),  # chunks that do not divide
-        ({"stage": 4}, {"num_microbatches": 8}),
-        ({"stage": 2, "fsdp": 2, "tensor": 2}, {"num_microbatches": 2, "remat": "dots"}),
-        ({"stage": 2, "context": 2, "data": 2}, {"num_microbatches": 4, "remat": "block"}),
-    ],
+    [*PRODUCTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_PRODUCTS)],
 )
 def test_products(axes, train):
     assert_same(gradients(make_run(axes, **train)), alone())
@@ -59,16 +67,24 @@ def factorizations(total):
             yield dict(zip(AXES, picked, strict=True))
 
 
+EIGHT = [axes for axes in factorizations(8) if axes["stage"] < 8]  # it has four layers
+
+
+def name_of(axes):
+    return "-".join(f"{axis}{size}" for axis, size in axes.items() if size > 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_microbatches", [1, 2])
-@pytest.mark.parametrize("attention", ["ring", "all_to_all"])
-@pytest.mark.parametrize(
-    "axes",
-    [axes for axes in factorizations(8) if axes["stage"] < 8],  # it has four layers
-    ids=lambda axes: "-".join(f"{a}{n}" for a, n in axes.items() if n > 1),
-)
-def test_every_mesh_of_eight(axes, attention, num_microbatches):
-    run = make_run(axes, num_microbatches=num_microbatches, context_attention=attention)
+@pytest.mark.parametrize("axes", EIGHT, ids=name_of)
+def test_every_mesh_of_eight(axes, num_microbatches):
+    assert_same(gradients(make_run(axes, num_microbatches=num_microbatches)), alone())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [axes for axes in EIGHT if axes["context"] > 1], ids=name_of)
+def test_every_mesh_of_eight_with_all_to_all(axes):
+    run = make_run(axes, num_microbatches=2, context_attention="all_to_all")
     assert_same(gradients(run), alone())
 
 
