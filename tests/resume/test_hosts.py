@@ -1,10 +1,13 @@
 """Two processes of four devices train as one process of eight does."""
 
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,12 +33,12 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def train_in_two(run, timeout_s=240):
-    """Trains in two processes joined on loopback; both must end well."""
+def start_two(run):
+    """Two processes that train together, joined on loopback."""
     run_file = Path(run.dir).with_suffix(".toml")
     run_file.write_text(dump_toml(run))
     port = free_port()
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, "-m", "podsmith", "train", str(run_file)],
             env={
@@ -54,12 +57,16 @@ def train_in_two(run, timeout_s=240):
         )
         for index in range(2)
     ]
+
+
+def outputs(processes, codes, timeout_s=240):
+    """What they print until they end, which must be with these exit codes."""
     try:
         said = [process.communicate(timeout=timeout_s)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    assert [process.returncode for process in processes] == codes, "\n".join(said)
     return said
 
 
@@ -77,7 +84,7 @@ def test_two_processes_equal_one(small_run, axes, tmp_path):
     run = replace(run, train=replace(run.train, global_batch_size=8))
     whole, two = in_dir(run, tmp_path / "whole"), in_dir(run, tmp_path / "two")
     assert train(whole).step == 12
-    said = train_in_two(two)
+    said = outputs(start_two(two), [0, 0])
     assert "done: 12 steps" in said[0] and "done" not in said[1]
     expected = losses(whole)
     assert len(expected) == 12
@@ -88,6 +95,22 @@ def test_two_processes_equal_one(small_run, axes, tmp_path):
     events = (Path(two.dir) / "metrics.jsonl").read_text()
     assert '"resume"' in events
     np.testing.assert_allclose(list(losses(two).values()), list(expected.values()), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_stops_both_at_the_same_step(small_run, tmp_path):
+    run = in_dir(replace(small_run, mesh=Mesh(data=2, fsdp=4)), tmp_path / "run")
+    run = replace(run, train=replace(run.train, steps=100_000, global_batch_size=16))
+    processes = start_two(run)
+    metrics = Path(run.dir) / "metrics.jsonl"
+    began = time.monotonic()
+    while not (metrics.exists() and '"train"' in metrics.read_text()):
+        assert time.monotonic() - began < 200
+        time.sleep(0.5)
+    processes[1].send_signal(signal.SIGTERM)
+    said = outputs(processes, [42, 42])
+    step = int(re.search(r"stopped after step (\d+) of", said[0])[1])
+    assert (Path(run.dir) / "checkpoints" / str(step)).is_dir()
 
 
 @pytest.mark.parametrize(
