@@ -250,10 +250,12 @@ def plan(run: str, overrides: Sequence[str], on: str, out: str | None) -> Any:
 @podsmith.command()
 @RUN
 @OVERRIDES
-def train(run: str, overrides: Sequence[str]) -> Any:
+@click.option("--pod", is_flag=True, help="One of several hosts; JAX finds the others.")
+def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     """Train, or go on where the run directory stopped.
 
-    Ctrl-C saves and says how to continue; a second one stops at once.
+    Ctrl-C saves and says how to continue; a second one stops at once. On a TPU pod, start it
+    on every host with --pod and one run directory that all of them see.
 
     \b
     Example:  podsmith train run.toml train.steps=2000
@@ -261,7 +263,7 @@ def train(run: str, overrides: Sequence[str]) -> Any:
     loaded = _load(run, overrides)
     from podsmith.train.loop import train_command
 
-    return train_command(loaded)
+    return train_command(loaded, **_given(pod=pod or None))
 
 
 @podsmith.command("eval")

@@ -187,6 +187,8 @@ class Train:
     these and all the mlp's wide matmuls, whole blocks."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
+    context_attention: Literal["ring", "all_to_all"] = "ring"
+    """Over `mesh.context`: keys and values go around, or heads are traded for tokens."""
     compiler_options: dict[str, str] = field(default_factory=dict)
     """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
     ema_decay: Fraction | None = None

@@ -63,6 +63,36 @@ def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
     check_estimate(found, parse_slice(slice_name))
 
 
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize(
+    "slice_name, changes, kind, splash",
+    [
+        ("2xv5e-8", ("mesh.data=2",), "send", True),
+        ("2xv5e-8", ("mesh.stage=2", "train.num_microbatches=4"), "send", True),
+        ("v5e-8", ("mesh.stage=2", "train.num_microbatches=4"), "collective-permute", True),
+        ("v5e-8", ("mesh.context=4",), "collective-permute", False),
+        (
+            "v5e-8",
+            ("mesh.context=2", "train.context_attention=all_to_all"),
+            "all-to-all",
+            True,
+        ),
+    ],
+)
+def test_every_axis_compiles(slice_name, changes, kind, splash, tmp_path):
+    found = aot.compile_for(run_of(tmp_path, *changes), parse_slice(slice_name))
+    assert found.fits
+    assert re.search(rf" {kind}(-start)?\(", found.hlo)
+    assert ("splash" in found.hlo) == splash
+
+
+@needs_libtpu
+def test_a_mesh_that_would_cross_slices_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"over 2 slices.*mesh.data=2$"):
+        aot.compile_for(run_of(tmp_path), parse_slice("2xv5e-8"))
+
+
 def check_estimate(found, where):
     """The matmuls in the program, loops counted as they turn, are those of the model: six
     FLOPs a weight and token, up to eight with what `remat = "block"` computes again."""

@@ -33,7 +33,8 @@ def test_a_step_is_its_rows(store):
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_hosts_together_give_the_whole_batch(store, hosts):
     whole = Loader(store, G)
-    parts = [Loader(store, G, process_index=p, process_count=hosts) for p in range(hosts)]
+    size = G // hosts
+    parts = [Loader(store, G, stretches=[(p * size, (p + 1) * size)]) for p in range(hosts)]
     for k in steps_of(store):
         slices = [loader.batch(k) for loader in parts]
         assert slices[0]["tokens"].shape == (G // hosts, store.seq_len)
@@ -41,6 +42,13 @@ def test_hosts_together_give_the_whole_batch(store, hosts):
         same(joined, whole.batch(k))
     for loader in [whole, *parts]:
         loader.close()
+
+
+def test_a_host_reads_only_its_stretches(store):
+    with Loader(store, G, stretches=[(1, 3), (7, 8)]) as loader:
+        for k in steps_of(store):
+            whole = store.batch(k * G, (k + 1) * G)
+            same(loader.batch(k), {name: a[[1, 2, 7]] for name, a in whole.items()})
 
 
 def test_resume_equals_uninterrupted(store):
@@ -92,8 +100,8 @@ def test_an_error_reaches_the_caller(tmp_path):
     "size, options, says",
     [
         (10**6, {}, "use a smaller batch"),
-        (G, {"process_count": 5}, "does not divide over 5 hosts"),
-        (G, {"process_count": 2, "num_microbatches": 4}, "use a multiple of 8"),
+        (G, {"num_microbatches": 5}, "12 rows of a host do not divide into 5 microbatches"),
+        (G, {"stretches": [(0, 6)], "num_microbatches": 4}, "use a multiple of 4"),
     ],
 )
 def test_refusals(store, size, options, says):

@@ -1,6 +1,7 @@
 """A tiny prepared store and a run over it, shared by the resume tests."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -88,7 +89,12 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
     flags = f"{fast} --xla_force_host_platform_device_count={devices}"
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PATH": "/usr/bin:/bin"},
+        env={
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": flags,
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.pathsep.join(sys.path),  # the checkout under test
+        },
         capture_output=True,
         text=True,
         timeout=300,

@@ -189,7 +189,7 @@ def test_ema_follows_the_weights():
         ({"tensor": 3}, {}, "mesh: 3 devices asked for, 8 are there"),
         ({"fsdp": 2, "tensor": 2}, {}, "mesh: 4 devices"),
         ({"data": "rest"}, {}, "only one axis can be"),
-        ({"stage": 2}, {}, "mesh.stage: 2 is not available yet"),
+        ({"stage": 2}, {}, "mesh.stage: 2 does not divide the 3 of axis 'layers'"),
         ({"fsdp": 1, "tensor": 8}, {}, "does not divide"),
         ({}, {"global_batch_size": 12}, "train.global_batch_size: 12 rows"),
         ({}, {"num_microbatches": 3}, "train.global_batch_size: 8 rows"),

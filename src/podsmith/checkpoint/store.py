@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import xxhash
+from jax.experimental import multihost_utils
 
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
@@ -95,7 +97,7 @@ class Checkpoints:
         """
         steps = self.steps()
         for step in reversed(steps):
-            problem = damage(self.root / str(step))
+            problem = self._damage(step)
             if problem is None:
                 try:
                     return self._restore_step(step, abstract)
@@ -119,13 +121,23 @@ class Checkpoints:
         restored = self._manager.restore(step, args=args)
         return restored.state, restored.meta
 
+    def _damage(self, step: int) -> str | None:
+        """What is wrong with a checkpoint, the same on all hosts: process 0 looks."""
+        problem = damage(self.root / str(step)) if jax.process_index() == 0 else None
+        if jax.process_count() == 1:
+            return problem
+        found = multihost_utils.broadcast_one_to_all(np.bool_(problem is not None))
+        return (problem or "its files are not what was saved") if found else None
+
     def _set_aside(self, step: int, problem: str) -> None:
-        self.warn(f"checkpoint {step} is damaged: {problem}; using the one before")
         aside = self.run_dir / "checkpoints.damaged"
         if jax.process_index() == 0:
+            self.warn(f"checkpoint {step} is damaged: {problem}; using the one before")
             aside.mkdir(exist_ok=True)
             shutil.rmtree(aside / str(step), ignore_errors=True)
             os.replace(self.root / str(step), aside / str(step))
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"checkpoint {step} is set aside")
         self._manager.reload()
 
     def _write_hashes(self) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from podsmith.core.stack import Remat
 
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
+ContextAttention = Literal["ring", "all_to_all"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -15,14 +16,17 @@ DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
-    recomputes, whether layers are unrolled, the set of kernels, and tokens of a row whose
-    logits exist at once."""
+    recomputes, whether layers are unrolled, the set of kernels, tokens of a row whose logits
+    exist at once, how attention sees rows that are cut over devices, and the pieces in which
+    rows pass through the stages of a pipeline."""
 
     precision: str = "fp32"
     remat: Remat = "none"
     unroll: bool = False
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
+    context_attention: ContextAttention = "ring"
+    num_microbatches: int = 1
 
     @property
     def dtype(self) -> jnp.dtype:

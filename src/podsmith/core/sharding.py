@@ -2,13 +2,21 @@
 
 A weight's axes come from its arrow; an activation's from `constrain(x, "batch seq embed")`.
 A name that is in no table is an error, not silent replication.
+
+    data     rows                            crosses slices; weights are whole on each copy
+    stage    layers
+    fsdp     rows; weights along `embed`     gathered for use
+    expert   as fsdp, but experts stay apart: no gather
+    context  tokens of a row; weights as fsdp
+    tensor   heads, mlp, vocab; the residual stream (`stream`) is cut along tokens in between
 """
 
+import math
 from typing import Any
 
 import jax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from podsmith.core.param import Param, Tree, map_params
 from podsmith.errors import UserError
@@ -18,7 +26,7 @@ AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # outermost fir
 Entry = None | str | tuple[str, ...]
 
 WEIGHTS: dict[str, Entry] = {
-    "embed": "fsdp",
+    "embed": ("fsdp", "expert", "context"),
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -26,13 +34,15 @@ WEIGHTS: dict[str, Entry] = {
     "experts": "expert",
     "head_dim": None,
     "norm": None,
-    "layers": None,
+    "layers": "stage",
     "blocks": None,
 }
 
 ACTIVATIONS: dict[str, Entry] = {
+    "stages": "stage",
     "batch": ("data", "fsdp", "expert"),
     "seq": "context",
+    "stream": ("context", "tensor"),
     "embed": None,
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -63,12 +73,7 @@ def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
     def one(param: Param) -> NamedSharding:
         parts = partition(param.axes, WEIGHTS)
         for name, size, entry in zip(param.axes, param.shape, parts, strict=True):
-            ways = _ways(mesh, entry)
-            if size % ways:
-                raise UserError(
-                    f"mesh.{entry}: {ways} does not divide the {size} of axis {name!r} "
-                    f"({param.arrow!r}); choose a divisor of {size}"
-                )
+            refuse_uneven(mesh, entry, size, f"{size} of axis {name!r} ({param.arrow!r})")
         return NamedSharding(mesh, parts)
 
     return map_params(one, spec)
@@ -88,22 +93,46 @@ def lenient_shardings(spec: Tree, mesh: Mesh) -> Tree:
     return map_params(one, spec)
 
 
-def _ways(mesh: Mesh, entry: Entry) -> int:
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    ways = 1
-    for name in names:
-        ways *= mesh.shape[name]
-    return ways
+def axes_of(entry: Entry) -> tuple[str, ...]:
+    """The mesh axes of an entry of the tables."""
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
-def batch_ways(mesh: Mesh) -> int:
+def _ways(mesh: Mesh | AbstractMesh, entry: Entry) -> int:
+    return math.prod(mesh.shape[name] for name in axes_of(entry))
+
+
+def refuse_uneven(mesh: Mesh, entry: Entry, size: int, what: str) -> None:
+    """Raises UserError, with the nearest counts that are possible, where the axes of an entry
+    together do not divide `size`."""
+    ways = _ways(mesh, entry)
+    if size % ways == 0:
+        return
+    cut = [name for name in axes_of(entry) if mesh.shape[name] > 1]
+    fit = [d for d in range(1, min(size, mesh.size) + 1) if size % d == 0 and mesh.size % d == 0]
+    nearest = sorted(sorted(fit, key=lambda d: abs(d - ways))[:2])
+    raise UserError(
+        f"mesh.{' x mesh.'.join(cut)}: {ways} does not divide the {what}; on {mesh.size} "
+        f"devices the nearest that {'does' if len(nearest) == 1 else 'do'}: "
+        f"{', '.join(map(str, nearest))}"
+    )
+
+
+def context_ways() -> int:
+    """How many pieces the rows of the program being traced are cut into."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["context"]
+
+
+def batch_ways(mesh: Mesh | AbstractMesh) -> int:
     """How many pieces the batch is cut into."""
     return _ways(mesh, ACTIVATIONS["batch"])
 
 
 def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
     """Sharding of [*leading, B, T] token arrays."""
-    return NamedSharding(mesh, PartitionSpec(*[None] * leading, ACTIVATIONS["batch"], None))
+    tokens = partition(("batch", "seq"), ACTIVATIONS)
+    return NamedSharding(mesh, PartitionSpec(*[None] * leading, *tokens))
 
 
 def constrain(x: Array, axes: str) -> Array:

@@ -1,7 +1,7 @@
 """Stack: one block applied to layers that are stacked on axis 0.
 
-Scanned, or unrolled where the platform's compiler prefers it; the weights are stored the
-same way in both cases.
+Scanned, unrolled where the platform's compiler prefers it, or cut into stages; the weights
+are stored the same way in all cases.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from jax import Array
 
 from podsmith.core.cpu import unstacked
 from podsmith.core.param import Tree
+from podsmith.core.pipeline import num_stages, pipelined
 from podsmith.core.weight import GATE, MATMUL, WIDE_MATMUL
 
 ATTENTION = "attention"  # what a kernel keeps of its forward pass
@@ -34,21 +35,25 @@ def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any
 
 
 def run_stack(
-    block: Callable[[Tree, Array], Array],
+    block: Callable[..., Array],
     layers: Tree,
     x: Array,
-    *,
+    *side: Any,
     remat: Remat = "none",
     unroll: bool = False,
+    num_microbatches: int = 1,
 ) -> Array:
-    """x after `block(layers[i], x)` for each i; leaves of `layers` are [L, ...]."""
+    """x [B, ...] after `block(layers[i], x, *side)` for each i; leaves of `layers` are
+    [L, ...], those of `side` [B, ...]. Over stages, rows go in `num_microbatches` pieces."""
     block = rematerialized(block, remat)
+    if num_stages() > 1:
+        return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     if unroll:
         leaves, tree = jax.tree.flatten(layers)
         for layer in zip(*map(unstacked, leaves), strict=True):
-            x = block(jax.tree.unflatten(tree, layer), x)
+            x = block(jax.tree.unflatten(tree, layer), x, *side)
         return x
-    x, _ = jax.lax.scan(lambda carry, w: (block(w, carry), None), x, layers)
+    x, _ = jax.lax.scan(lambda carry, w: (block(w, carry, *side), None), x, layers)
     return x
 
 

@@ -1,13 +1,14 @@
 """Loader: the batch of step k, prepared ahead by threads.
 
-    step k, batch of G rows --> global rows k G .. (k + 1) G - 1 --> host p of P takes the
-    p-th of P equal stretches
+    step k, batch of G rows --> global rows k G .. (k + 1) G - 1 --> each host reads the
+    stretches of it that its devices need
 
 Nothing else goes in: the seed is the store's, so resume is one integer, and any number of
 hosts sees the same data.
 """
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -22,6 +23,7 @@ KEPT_BYTES = (32 << 20) - (64 << 10)
 class Loader:
     """Batches of one host; a context manager that ends its threads.
 
+    stretches: (start, stop) of the rows of each batch that are read here; all if unset.
     num_microbatches: shapes arrays [A, B, T] instead of [B, T].
     input_wait_s: seconds that `batch` has waited so far for input that was not ready.
     """
@@ -31,24 +33,21 @@ class Loader:
         store: TokenStore,
         global_batch_size: int,
         *,
+        stretches: Sequence[tuple[int, int]] | None = None,
         num_microbatches: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
         start_step: int = 0,
         ahead: int = AHEAD,
     ):
         store.check(global_batch_size=global_batch_size)
-        pieces = process_count * (num_microbatches or 1)
-        if global_batch_size % pieces:
+        self.stretches = tuple(stretches or [(0, global_batch_size)])
+        rows = sum(stop - start for start, stop in self.stretches)
+        if num_microbatches and rows % num_microbatches:
             raise UserError(
-                f"train.global_batch_size = {global_batch_size} does not divide over "
-                f"{process_count} hosts and {num_microbatches or 1} microbatches; "
-                f"use a multiple of {pieces}."
+                f"train.global_batch_size: the {rows} rows of a host do not divide into "
+                f"{num_microbatches} microbatches; use a multiple of {num_microbatches}"
             )
         self.store, self.global_batch_size = store, global_batch_size
         self.num_microbatches = num_microbatches
-        self.local_rows = global_batch_size // process_count
-        self.offset = process_index * self.local_rows
         self.ahead = ahead
         self.input_wait_s = 0.0
         _keep_freed_memory()
@@ -85,8 +84,11 @@ class Loader:
                 self._coming[s] = self._pool.submit(self._make, s)
 
     def _make(self, step: int) -> dict[str, np.ndarray]:
-        start = step * self.global_batch_size + self.offset
-        arrays = self.store.batch(start, start + self.local_rows)
+        first = step * self.global_batch_size
+        parts = [self.store.batch(first + start, first + stop) for start, stop in self.stretches]
+        arrays = parts[0]
+        if len(parts) > 1:
+            arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
         if self.num_microbatches is None:
             return arrays
         A = self.num_microbatches

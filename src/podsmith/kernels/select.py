@@ -7,6 +7,7 @@ from jax import Array
 
 from podsmith.core import cpu
 from podsmith.core.dtypes import Compute, Kernels
+from podsmith.core.sharding import context_ways
 from podsmith.nn import attention, xent
 
 # docs/plan.md has what each of them brings
@@ -41,6 +42,16 @@ def compiler_options(how: Compute) -> dict[str, str]:
 
 def causal_attention(how: Compute) -> Callable[..., Array]:
     """Causal self-attention for this platform; signature of `nn.attention.causal_attention`."""
+    if context_ways() == 1:
+        return _whole_rows(how)
+    from podsmith.kernels import all_to_all_attention, ring_attention
+
+    if how.context_attention == "ring":
+        return ring_attention.causal_attention
+    return partial(all_to_all_attention.causal_attention, _whole_rows(how))
+
+
+def _whole_rows(how: Compute) -> Callable[..., Array]:
     if how.kernels == "cpu":
         from podsmith.kernels import cpu_attention
 

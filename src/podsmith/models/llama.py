@@ -122,12 +122,15 @@ class Llama:
         tables = rope_tables(batch.positions, self.head_dim, self.rope_theta)
         attend = select.causal_attention(how)
 
-        def block(layer: Tree, x: Array) -> Array:
+        def block(layer: Tree, x: Array, tables: tuple[Array, Array], segment_ids: Array) -> Array:
             q, k, v = self._qkv(layer, x, tables)
-            h = attend(q, k, v, batch.segment_ids, self.head_dim**-0.5)
+            h = attend(q, k, v, segment_ids, self.head_dim**-0.5)
             return self._finish(layer, x, h)
 
-        x = run_stack(block, w["layers"], x, remat=how.remat, unroll=how.unroll)
+        x = run_stack(
+            block, w["layers"], x, tables, batch.segment_ids,
+            remat=how.remat, unroll=how.unroll, num_microbatches=how.num_microbatches,
+        )  # fmt: skip
         return rms_norm(x, w["norm"], self.norm_eps), {}
 
     def head_weights(self, w: Tree) -> Tree:
@@ -181,7 +184,7 @@ class Llama:
         return rms_norm(x, w["norm"], self.norm_eps), cache
 
     def _embed(self, w: Tree, tokens: Array, how: Compute) -> Array:
-        return constrain(lookup(w["embed"], tokens, how.dtype), "batch seq embed")
+        return constrain(lookup(w["embed"], tokens, how.dtype), "batch stream embed")
 
     def _qkv(self, w: Tree, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         h = rms_norm(x, w["attention_norm"], self.norm_eps)
@@ -196,7 +199,7 @@ class Llama:
 
     def _finish(self, w: Tree, x: Array, h: Array) -> Array:
         """Attention's output h [B, T, N, H] and the MLP added to the residual stream."""
-        x = constrain(x + _with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o"), "batch seq embed")
+        x = constrain(x + _with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o"), "batch stream embed")
         h = rms_norm(x, w["mlp_norm"], self.norm_eps)
         up = constrain(_with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
         if self.mlp in GATED:
@@ -205,7 +208,7 @@ class Llama:
         else:
             h = activate(self.mlp, up)
         return constrain(
-            x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"), "batch seq embed"
+            x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"), "batch stream embed"
         )
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from podsmith.core.param import Tree
+from podsmith.core.sharding import constrain, context_ways
 
 LogitsFn = Callable[[Tree, Array], Array]
 
@@ -72,18 +73,38 @@ def chunked_xent(
 
     `logits_fn(w, x)` gives [..., V]; targets int32 and weights float32 are [B, T].
     """
-    t = x.shape[1]
-    chunk = min(chunk, t)
-    pad = -t % chunk
-    if pad:
-        x = jnp.pad(x, ((0, 0), (0, pad), (0, 0)))
-        targets, weights = (jnp.pad(a, ((0, 0), (0, pad))) for a in (targets, weights))
-    return _xent(logits_fn, chunk, z_loss, w, x, targets, weights)
+    x = constrain(x, "batch seq embed")
+    ways = context_ways()
+    local = x.shape[1] // ways
+    chunk = min(-(-chunk // ways), local)
+    padded = partial(_padded, ways=ways, size=-(-local // chunk) * chunk)
+    x, targets, weights = (padded(a) for a in (x, targets, weights))
+    return _xent(logits_fn, chunk * ways, z_loss, w, x, targets, weights)
+
+
+def _padded(a: Array, ways: int, size: int) -> Array:
+    """[B, T, ...] with each of its pieces along T filled up with zeros to `size`."""
+    local = a.shape[1] // ways
+    if local == size:
+        return a
+    pieces = a.reshape(a.shape[0], ways, local, *a.shape[2:])
+    pieces = jnp.pad(pieces, [(0, size - local) if i == 2 else (0, 0) for i in range(pieces.ndim)])
+    return pieces.reshape(a.shape[0], ways * size, *a.shape[2:])
 
 
 def _split(a: Array, chunk: int) -> Array:
-    b, t = a.shape[:2]
-    return jnp.moveaxis(a.reshape(b, t // chunk, chunk, *a.shape[2:]), 1, 0)
+    """[B, T, ...] to [T/C, B, C, ...]; where rows are cut over devices, a chunk has an equal
+    part of each device's tokens."""
+    (b, t), ways = a.shape[:2], context_ways()
+    pieces = a.reshape(b, ways, t // chunk, chunk // ways, *a.shape[2:])
+    return jnp.moveaxis(pieces, 2, 0).reshape(t // chunk, b, chunk, *a.shape[2:])
+
+
+def _join(a: Array) -> Array:
+    """The inverse of `_split`."""
+    (num, b, chunk), ways = a.shape[:3], context_ways()
+    pieces = a.reshape(num, b, ways, chunk // ways, *a.shape[3:])
+    return jnp.moveaxis(pieces, 0, 2).reshape(b, num * chunk, *a.shape[3:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -128,8 +149,7 @@ def _xent_fwd(
     zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), jax.tree.map(jnp.zeros_like, w))
     pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
     (sums, dw), dx = jax.lax.scan(body, zeros, pieces)
-    dx = jnp.moveaxis(dx, 0, 1).reshape(x.shape)
-    return sums, (dw, dx, targets, weights)
+    return sums, (dw, _join(dx), targets, weights)
 
 
 def _xent_bwd(logits_fn, chunk, z_loss, kept, cotangent: Xent):

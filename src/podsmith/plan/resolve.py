@@ -11,7 +11,12 @@ from jax.sharding import Mesh
 from podsmith.core.dtypes import Compute
 from podsmith.core.mesh import make_mesh, mesh_shape
 from podsmith.core.param import Tree, count_params, walk
-from podsmith.core.sharding import batch_ways, weight_shardings
+from podsmith.core.sharding import (
+    ACTIVATIONS,
+    batch_ways,
+    refuse_uneven,
+    weight_shardings,
+)
 from podsmith.errors import UserError
 from podsmith.kernels import select
 from podsmith.run import Run
@@ -96,18 +101,40 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
     cannot be laid out on them."""
     devices = list(devices) if devices is not None else jax.devices()
     mesh = make_mesh(mesh_shape(run.mesh, len(devices)), devices)
-    train = run.train
-    rows = train.global_batch_size // train.num_microbatches
-    if train.global_batch_size % train.num_microbatches or rows % batch_ways(mesh):
-        raise UserError(
-            f"train.global_batch_size: {train.global_batch_size} rows do not divide into "
-            f"{train.num_microbatches} microbatches over {batch_ways(mesh)} batch shards; use a "
-            f"multiple of {train.num_microbatches * batch_ways(mesh)}"
-        )
     how = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
     plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
-    _ = plan.shardings  # refuses what does not divide, before anything starts
+    refuse_impossible(plan)
     return plan
+
+
+def refuse_impossible(plan: Plan) -> None:
+    """Raises UserError where rows, tokens, heads or a weight do not divide over the mesh."""
+    train, model, mesh = plan.run.train, plan.run.model, plan.mesh
+    rows, ways = train.global_batch_size // train.num_microbatches, batch_ways(mesh)
+    if train.global_batch_size % train.num_microbatches or rows % ways:
+        size = train.num_microbatches * ways
+        below = train.global_batch_size // size * size
+        nearest = f"{below} or {below + size}" if below else f"{size}"
+        raise UserError(
+            f"train.global_batch_size: {train.global_batch_size} rows do not divide into "
+            f"{train.num_microbatches} microbatches over {ways} batch shards; use a "
+            f"multiple of {size} (nearest: {nearest})"
+        )
+    tokens = f"{plan.seq_len} tokens of a row (data.pack.seq_len)"
+    refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
+    refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
+    _ = plan.shardings  # heads, layers and every other dimension of a weight
+    if train.context_attention == "ring":
+        pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
+        refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)
+    elif mesh.shape["context"] > 1:
+        refuse_uneven(
+            mesh,
+            ("context", "tensor"),
+            model.num_kv_heads,
+            f"{model.num_kv_heads} of model.num_kv_heads, which train.context_attention = "
+            f'"all_to_all" trades for tokens ("ring" does not)',
+        )
 
 
 def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:
@@ -119,4 +146,6 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
         kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,
+        context_attention=run.train.context_attention,
+        num_microbatches=run.train.num_microbatches,
     )

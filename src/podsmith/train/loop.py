@@ -19,7 +19,6 @@ from podsmith.checkpoint.store import Checkpoints
 from podsmith.config import dump_toml
 from podsmith.core.batch import Batch
 from podsmith.core.param import Tree
-from podsmith.core.sharding import batch_sharding
 from podsmith.data.loader import Loader
 from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
@@ -28,6 +27,7 @@ from podsmith.evals.loss import SourceLoss
 from podsmith.plan.resolve import Plan, resolve
 from podsmith.run import Run
 from podsmith.train.display import Display
+from podsmith.train.hosts import HostRows, join
 from podsmith.train.metrics import MetricsWriter
 from podsmith.train.rundir import claim, keep_tokenizer
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
@@ -93,8 +93,7 @@ def make_loader(plan: Plan, store: TokenStore, start: int) -> Loader:
     return Loader(
         store,
         global_batch_size=plan.run.train.global_batch_size,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        stretches=HostRows.of(plan).of_batch,
         start_step=start,
     )
 
@@ -115,16 +114,8 @@ def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> 
 
 def to_device(plan: Plan, rows: dict[str, np.ndarray]) -> Batch:
     """Host rows [b, T] as a global batch [A, B, T]; each host gives its own rows."""
-    num = plan.run.train.num_microbatches
-    sharding = batch_sharding(plan.mesh, leading=1)
-
-    def one(name: str) -> jax.Array:
-        a = rows[name]
-        # Rows of a microbatch are taken at stride A, so that each host holds a share of each.
-        pieces = np.ascontiguousarray(a.reshape(-1, num, a.shape[1]).swapaxes(0, 1))
-        return jax.make_array_from_process_local_data(sharding, pieces)
-
-    return Batch(**{name: one(name) for name in Batch.__dataclass_fields__})
+    host = HostRows.of(plan)
+    return Batch(**{name: host.place(plan, rows[name]) for name in Batch.__dataclass_fields__})
 
 
 @dataclass
@@ -246,13 +237,15 @@ def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def train_command(run: Run) -> int:
-    """Trains, then says where things are and what to do next; returns the exit code."""
+def train_command(run: Run, *, pod: bool = False) -> int:
+    """Trains, then says where things are and what to do next; returns the exit code. With
+    `pod`, or the variables of `train.hosts`, together with other processes."""
     from rich.console import Console
 
     from podsmith.report.html import write_report
 
     console = Console(highlight=False)
+    join(pod=pod)
     outcome = train(run)
     if jax.process_index() == 0:
         report = write_report([Path(run.dir)], Path(run.dir) / "report.html")

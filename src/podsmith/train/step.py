@@ -14,6 +14,7 @@ from jax import Array
 
 from podsmith.core.batch import Batch
 from podsmith.core.param import Tree
+from podsmith.core.pipeline import interleaved, num_stages
 from podsmith.core.sharding import batch_sharding
 from podsmith.kernels import select
 from podsmith.objectives.base import Loss
@@ -77,7 +78,8 @@ def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, A
 
 
 def summed_gradients(plan: Plan, weights: Tree, batch: Batch, key: Array) -> tuple[Tree, Loss]:
-    """Gradient of the summed loss and the sums themselves, over all A microbatches."""
+    """Gradient of the summed loss and the sums themselves, over all A microbatches: one after
+    the other, or following each other through the stages of a pipeline."""
     objective, model, how = plan.run.objective, plan.run.model, plan.how
 
     def one(rows: Batch, index: Array | int) -> tuple[Tree, Loss]:
@@ -89,8 +91,8 @@ def summed_gradients(plan: Plan, weights: Tree, batch: Batch, key: Array) -> tup
         return grads, loss
 
     num = batch.tokens.shape[0]
-    if num == 1:
-        return one(jax.tree.map(lambda a: a[0], batch), 0)
+    if num == 1 or num_stages() > 1:  # a pipeline takes all of them at once
+        return one(jax.tree.map(interleaved, batch), 0)
 
     def body(sums: tuple[Tree, Loss], piece: tuple[Batch, Array]):
         return jax.tree.map(jnp.add, sums, one(*piece)), None

@@ -1,0 +1,46 @@
+"""Attention over `context` by trading heads for tokens (https://arxiv.org/abs/2309.14509).
+
+    q [B, T/n, N, H] --all-to-all--> [B, T, N/n, H] --any kernel--> --all-to-all--> [B, T/n, N, H]
+
+Each device sees whole rows of a few heads, so the kernel of a single device does the work;
+the kv heads must divide over context and tensor together.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+from jax import Array, lax
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+from podsmith.core.sharding import ACTIVATIONS, partition
+
+AXIS = "context"
+NO_MESH = AbstractMesh((), ())
+
+
+def causal_attention(
+    inner: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scale: float
+) -> Array:
+    """As `nn.attention.causal_attention`; `inner` has its signature and sees one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
+    heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
+    return jax.shard_map(
+        partial(_local, inner, scale),
+        mesh=mesh,
+        in_specs=(heads, kv_heads, kv_heads, spec("batch seq")),
+        out_specs=heads,
+        check_vma=False,
+    )(q, k, v, segment_ids)
+
+
+def _local(
+    inner: Callable[..., Array], scale: float, q: Array, k: Array, v: Array, ids: Array
+) -> Array:
+    trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
+    q, k, v = (trade(a, split_axis=2, concat_axis=1) for a in (q, k, v))
+    ids = lax.all_gather(ids, AXIS, axis=1, tiled=True)
+    with use_abstract_mesh(NO_MESH):  # what follows is one device's own
+        out = inner(q, k, v, ids, scale)
+    return trade(out, split_axis=1, concat_axis=2)
