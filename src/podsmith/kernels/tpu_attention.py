@@ -47,8 +47,8 @@ def causal_attention(
 
 
 def _local(q: Array, k: Array, v: Array, segment_ids: Array, *, interpret: bool) -> Array:
-    _, t, n, _ = q.shape
-    kernel = _kernel(t, n, interpret)
+    _, t, n, h = q.shape
+    kernel = _kernel(t, n, h, interpret)
 
     def row(q: Array, k: Array, v: Array, ids: Array) -> Array:
         by_heads = (a.swapaxes(0, 1) for a in (q, k, v))  # [N, T, H]
@@ -58,8 +58,9 @@ def _local(q: Array, k: Array, v: Array, segment_ids: Array, *, interpret: bool)
     return jax.vmap(row)(q, k, v, segment_ids)
 
 
-def _kernel(seq_len: int, num_heads: int, interpret: bool):
-    block = next(size for size in BLOCKS if seq_len % size == 0)
+def _kernel(seq_len: int, num_heads: int, head_dim: int, interpret: bool):
+    fits_vmem = lambda size: size * head_dim <= BLOCKS[0] * LANES  # noqa: E731
+    block = next(size for size in BLOCKS if seq_len % size == 0 and fits_vmem(size))
     sizes = splash.BlockSizes(
         block_q=block,
         block_kv=block,
