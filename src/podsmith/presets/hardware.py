@@ -65,8 +65,8 @@ class Rates:
     matmul_efficiency: float
     """Share of the peak that a large model's matmuls reach; solved from one published run a
     generation, assumed where there is none (v2, v3, 7x)."""
-    attention_efficiency: float = 0.5
-    """The same of the attention kernel; assumed, 0.4 to 0.6 moves known runs by under 2 %."""
+    cores: int = 1
+    """TensorCores of the device."""
 
 
 # HBM and link rates: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
@@ -76,11 +76,11 @@ RATES = {
     "v3": Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
                 matmul_efficiency=0.8),
     "v4": Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
-                matmul_efficiency=0.807),
+                cores=2, matmul_efficiency=0.807),
     "v5e": Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
                  matmul_efficiency=0.889),
     "v5p": Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
-                 matmul_efficiency=0.907),
+                 cores=2, matmul_efficiency=0.907),
     "v6e": Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
                  matmul_efficiency=0.649),
     "7x": Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
