@@ -13,6 +13,8 @@ import argparse
 import gzip
 import hashlib
 import json
+import math
+import statistics
 import tempfile
 import tomllib
 from dataclasses import asdict, dataclass, replace
@@ -24,8 +26,10 @@ import podsmith
 from podsmith.config import dump_toml, load_run
 from podsmith.errors import UserError
 from podsmith.plan.compile import Compiled, compile_for
+from podsmith.plan.cost import Estimate, estimate
+from podsmith.plan.hlo import Program, parse
 from podsmith.plan.topology import Slice, parse_slice
-from podsmith.presets.hardware import peak_of
+from podsmith.presets.hardware import RATES, peak_of
 from podsmith.run import Run
 
 ROWS = Path(__file__).with_name("published_tpu.toml")
@@ -147,13 +151,160 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def compiled(row: Row, layers: int, cache: Path) -> Compiled:
-    """The compiler's answer, from the cache where it has been asked before."""
+def compiled(row: Row, layers: int, cache: Path, *, cached: bool = False) -> Compiled:
+    """The compiler's answer, from the cache where it has been asked before; with `cached`, a
+    UserError where it has not."""
     run = row.run(layers)
     key = hashlib.sha256(f"{source_hash()} {row.where.name} {dump_toml(run)}".encode()).hexdigest()
     path = cache / f"{key[:24]}.json.gz"
     if not path.exists():
+        if cached:
+            raise UserError("not compiled yet")
         answer = compile_for(run, row.where, timeout_s=TIMEOUT_S)
         cache.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(json.dumps(asdict(answer)).encode()))
     return Compiled(**json.loads(gzip.decompress(path.read_bytes())))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row and the programs that stand for it, by depth."""
+
+    row: Row
+    programs: dict[int, Program]
+
+    def predicted_s(self, share: float | None = None) -> float:
+        """The step by `plan.cost`, with another `cycles_share` than the known one."""
+        return self._at_depth([found.step_s for found in self.estimates(share)])
+
+    def estimates(self, share: float | None = None) -> list[Estimate]:
+        """Of each depth."""
+        where = self.row.where
+        rates = RATES[where.generation]
+        rates = rates if share is None else replace(rates, cycles_share=share)
+        return [estimate(program, where, rates) for program in self.programs.values()]
+
+    def by_kind(self) -> dict[str, float]:
+        """Seconds of the prediction by kind."""
+        found = self.estimates()
+        kinds = sorted({kind for one in found for kind in one.by_kind})
+        return {k: self._at_depth([one.by_kind.get(k, 0.0) for one in found]) for k in kinds}
+
+    def _at_depth(self, seconds: list[float]) -> float:
+        if len(seconds) == 1:
+            return seconds[0]
+        (low, high), (first, second) = self.programs, seconds
+        return first + (second - first) * (self.row.num_layers - low) / (high - low)
+
+
+def measured(rows: list[Row], cache: Path, cached: bool) -> list[Measured]:
+    """Rows with their programs; those that cannot be compiled are named and left out."""
+    found = []
+    for row in rows:
+        programs = {}
+        for layers in row.depths:
+            try:
+                answer = compiled(row, layers, cache, cached=cached)
+            except (UserError, RuntimeError) as error:
+                print(f"left out: {row.name}: {str(error).splitlines()[0]}")
+                break
+            if not answer.hlo:
+                print(f"left out: {row.name}: does not fit ({answer.peak_bytes / 2**30:.1f} GiB)")
+                break
+            programs[layers] = parse(answer.hlo)
+        else:
+            found.append(Measured(row, programs))
+    return found
+
+
+def fitted_share(rows: list[Measured]) -> float:
+    """The `cycles_share` at which the mean log of predicted over published is zero."""
+    low, high = 0.5, 1.5
+    for _ in range(20):
+        middle = (low + high) / 2
+        logs = [math.log(m.predicted_s(middle) / m.row.published_s) for m in rows]
+        low, high = (middle, high) if statistics.mean(logs) > 0 else (low, middle)
+    return middle
+
+
+def rooflines(rows: list[Measured]) -> dict[str, float]:
+    """Share of the peak by generation, of the calibrating rows; their mean under ""."""
+    by_name: dict[str, list[float]] = {}
+    for m in rows:
+        share = m.row.least_s / m.row.published_s
+        by_name.setdefault(m.row.where.generation, []).append(share)
+    means = {name: statistics.mean(shares) for name, shares in by_name.items()}
+    return means | {"": statistics.mean(means.values())}
+
+
+def summary(name: str, errors: list[float]) -> str:
+    """Median and 90th percentile (nearest rank) of the sizes of errors."""
+    sizes = sorted(map(abs, errors))
+    tenth = sizes[math.ceil(0.9 * len(sizes)) - 1]
+    return f"{name}: median {statistics.median(sizes):.1%}, 90th percentile {tenth:.1%}"
+
+
+def print_table(rows: list[Measured]) -> None:
+    """Predicted beside published, and how far off the rows are that do not calibrate."""
+    shares = rooflines([m for m in rows if m.row.calibrates])
+    ours, theirs = [], []
+    print("| run | published s | predicted s | error | roofline s | error |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for m in rows:
+        row, seconds = m.row, m.predicted_s()
+        share = shares.get(row.where.generation, shares[""])
+        line = row.least_s / share
+        off, line_off = seconds / row.published_s - 1, line / row.published_s - 1
+        mark = " (calibrates)" if row.calibrates else ""
+        print(
+            f"| {row.name}{mark} | {row.published_s:.3f} | {seconds:.3f} | {off:+.1%} | "
+            f"{line:.3f} | {line_off:+.1%} |"
+        )
+        if not row.calibrates:
+            ours.append(off)
+            theirs.append(line_off)
+    print(summary(f"\n{len(ours)} rows that do not calibrate, plan", ours))
+    print(summary("the same, roofline", theirs))
+
+
+def print_fit(rows: list[Measured]) -> None:
+    """The shared constant, that of each calibrating row alone, and of the others without it."""
+    calibrating = [m for m in rows if m.row.calibrates]
+    print(f"cycles_share of all calibrating rows: {fitted_share(calibrating):.3f}")
+    for m in calibrating:
+        others = [other for other in calibrating if other is not m]
+        share = fitted_share(others)
+        off = m.predicted_s(share) / m.row.published_s - 1
+        print(
+            f"{m.row.name}: alone {fitted_share([m]):.3f}, of the others {share:.3f}, "
+            f"which is off by {off:+.1%} here"
+        )
+
+
+def print_kinds(rows: list[Measured]) -> None:
+    """Where the seconds go, row by row."""
+    for m in rows:
+        kinds = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in m.by_kind().items())
+        print(f"{m.row.name}: {kinds}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--cached", action="store_true", help="leave out what is to be compiled")
+    parser.add_argument("--fit", action="store_true", help="print constants, not the table")
+    parser.add_argument("--kinds", action="store_true", help="print where the seconds go")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    said = parser.parse_args()
+    chosen = [row for row in read_rows() if said.only in row.name]
+    rows = measured(chosen, said.cache, said.cached)
+    if said.fit:
+        print_fit(rows)
+    elif said.kinds:
+        print_kinds(rows)
+    else:
+        print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -47,8 +47,8 @@ def largest_buffers(program: Program, count: int = 8) -> list[Buffer]:
         for step in computation.instructions:
             if step.opcode in _SHARED or "output_to_operand_aliasing" in step.rest:
                 continue
-            if step.opcode.endswith(("-done", "-start")):
-                continue
+            if step.opcode.endswith(("-done", "-start")) or "dynamic-update-slice" in step.name:
+                continue  # in place
             part = stacks.get(step.name) or part_of(step, frames)
             for text in _ARRAY.findall(step.shape):
                 if not _ELSEWHERE.search(text):

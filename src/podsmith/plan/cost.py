@@ -14,7 +14,7 @@ Rates are in `presets.hardware.RATES`; the estimate is as good as they.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 
 from podsmith.plan.hlo import Computation, Instruction, Program, arrays
@@ -37,13 +37,13 @@ class Estimate:
     """Seconds of one step on one device, and where they go."""
 
     step_s: float = 0.0
-    by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    by_kind: dict[str, float] = field(default_factory=dict)
     """matmul, attention, vector, memory, exposed collectives; they add up to `step_s`."""
     by_part: dict[str, dict[str, float]] = field(default_factory=dict)
     """Part of the model to kind to seconds; they add up to `step_s` as well."""
     hidden_s: float = 0.0
     """Collectives behind arithmetic."""
-    collectives: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    collectives: dict[str, int] = field(default_factory=dict)
     """How often each kind runs in a step."""
     matmul_flops: float = 0.0
     """Of all matmul fusions, rematerialized ones too."""
@@ -53,9 +53,12 @@ class Estimate:
     def spend(self, part: str, kind: str, seconds: float) -> None:
         """Moves the core's clock on."""
         self.step_s += seconds
-        self.by_kind[kind] += seconds
-        kinds = self.by_part.setdefault(part, defaultdict(float))
-        kinds[kind] += seconds
+        for kinds in (self.by_kind, self.by_part.setdefault(part, {})):
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+
+    def count(self, kind: str, times: int) -> None:
+        """Counts collectives."""
+        self.collectives[kind] = self.collectives.get(kind, 0) + times
 
     def add(self, other: "Estimate", times: int) -> None:
         """Counts another estimate in, that many times."""
@@ -66,7 +69,7 @@ class Estimate:
         self.matmul_flops += times * other.matmul_flops
         self.unknown_loops += other.unknown_loops
         for kind, count in other.collectives.items():
-            self.collectives[kind] += times * count
+            self.count(kind, times * count)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class _Walk:
             bandwidth = self.rates.link_bytes_per_s
             cost = transfer_s(kind, inner, inner_holder, self.where, bandwidth)
             transfer = clocks.begin(self.part(step), cost)
-            clocks.found.collectives[kind] += 1
+            clocks.found.count(kind, 1)
         if carries or self.matmul_flops(step, holder):
             self._compute(clocks.found, step, holder)
         if carries or "start" in step.name:
@@ -201,14 +204,12 @@ class _Walk:
         found.matmul_flops += flops
         found.spend(self.part(step), *self.compute_s(step, holder, flops))
 
-    def compute_s(
-        self, step: Instruction, holder: Computation, flops: float
-    ) -> tuple[str, float]:
+    def compute_s(self, step: Instruction, holder: Computation, flops: float) -> tuple[str, float]:
         """(kind, seconds) of an instruction that the core runs."""
         if flops:
             ideal = flops / self.peak
             by_cycles = (step.cycles or 0) / self.rates.clock_hz
-            return "matmul", max(ideal, by_cycles) / self.rates.matmul_efficiency
+            return "matmul", max(ideal, by_cycles) / self.rates.cycles_share
         if "tpu_custom_call" in step.rest:
             return "attention", attention_s(step, holder, self.peak, self.rates)
         if step.cycles is not None:
