@@ -27,7 +27,7 @@ from podsmith.config import dump_toml, load_run
 from podsmith.errors import UserError
 from podsmith.plan.compile import Compiled, compile_for
 from podsmith.plan.cost import Estimate, estimate
-from podsmith.plan.hlo import Program, parse
+from podsmith.plan.hlo import Computation, Instruction, Program, parse
 from podsmith.plan.topology import Slice, parse_slice
 from podsmith.presets.hardware import RATES, peak_of
 from podsmith.run import Run
@@ -72,9 +72,9 @@ class Row:
         return self.said["model"]["num_layers"]
 
     @property
-    def depths(self) -> list[int]:
-        """Layers of the models that are compiled: the real one, or two shallow ones."""
-        return self.said.get("compiled_layers", [self.num_layers])
+    def compiled_layers(self) -> int:
+        """Layers of the model that is compiled."""
+        return self.said.get("compiled_layers", self.num_layers)
 
     def flops_per_chip(self, counts: str) -> float:
         """Of one step, by a convention of published_tpu.toml."""
@@ -105,12 +105,12 @@ class Row:
         peak = peak_of(family.device_kind).bf16_flops * family.devices_per_chip
         return self.flops_per_chip("causal_attention") / peak
 
-    def run(self, layers: int) -> Run:
-        """The podsmith run of this row at a depth."""
+    def run(self) -> Run:
+        """The podsmith run that is compiled for this row."""
         said = self.said
         model = {"kind": "llama", "seq_len": said["seq_len"]} | said["model"]
         sections = {
-            "model": model | {"num_layers": layers},
+            "model": model | {"num_layers": self.compiled_layers},
             "train": {
                 "global_batch_size": said["rows_per_chip"] * self.where.num_chips,
                 "remat": said["remat"],
@@ -151,10 +151,10 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def compiled(row: Row, layers: int, cache: Path, *, cached: bool = False) -> Compiled:
+def compiled(row: Row, cache: Path, *, cached: bool = False) -> Compiled:
     """The compiler's answer, from the cache where it has been asked before; with `cached`, a
     UserError where it has not."""
-    run = row.run(layers)
+    run = row.run()
     key = hashlib.sha256(f"{source_hash()} {row.where.name} {dump_toml(run)}".encode()).hexdigest()
     path = cache / f"{key[:24]}.json.gz"
     if not path.exists():
@@ -167,53 +167,52 @@ def compiled(row: Row, layers: int, cache: Path, *, cached: bool = False) -> Com
 
 
 @dataclass(frozen=True)
+class Deeper(Program):
+    """A program whose loops over `shallow` layers turn as if there were `real` ones (the
+    compiler may have taken a turn out of the loop)."""
+
+    shallow: int = 0
+    real: int = 0
+
+    def trip_count(self, loop: Instruction, holder: Computation) -> int | None:
+        turns = super().trip_count(loop, holder)
+        if turns in (self.shallow, self.shallow - 1):
+            return turns + self.real - self.shallow
+        return turns
+
+
+@dataclass(frozen=True)
 class Measured:
-    """A row and the programs that stand for it, by depth."""
+    """A row and the program that stands for it."""
 
     row: Row
-    programs: dict[int, Program]
+    program: Program
 
-    def predicted_s(self, share: float | None = None) -> float:
-        """The step by `plan.cost`, with another `cycles_share` than the known one."""
-        return self._at_depth([found.step_s for found in self.estimates(share)])
-
-    def estimates(self, share: float | None = None) -> list[Estimate]:
-        """Of each depth."""
+    def estimate(self, share: float | None = None) -> Estimate:
+        """By `plan.cost`, with another `cycles_share` than the known one if it is given."""
         where = self.row.where
         rates = RATES[where.generation]
         rates = rates if share is None else replace(rates, cycles_share=share)
-        return [estimate(program, where, rates) for program in self.programs.values()]
-
-    def by_kind(self) -> dict[str, float]:
-        """Seconds of the prediction by kind."""
-        found = self.estimates()
-        kinds = sorted({kind for one in found for kind in one.by_kind})
-        return {k: self._at_depth([one.by_kind.get(k, 0.0) for one in found]) for k in kinds}
-
-    def _at_depth(self, seconds: list[float]) -> float:
-        if len(seconds) == 1:
-            return seconds[0]
-        (low, high), (first, second) = self.programs, seconds
-        return first + (second - first) * (self.row.num_layers - low) / (high - low)
+        return estimate(self.program, where, rates)
 
 
 def measured(rows: list[Row], cache: Path, cached: bool) -> list[Measured]:
     """Rows with their programs; those that cannot be compiled are named and left out."""
     found = []
     for row in rows:
-        programs = {}
-        for layers in row.depths:
-            try:
-                answer = compiled(row, layers, cache, cached=cached)
-            except (UserError, RuntimeError) as error:
-                print(f"left out: {row.name}: {str(error).splitlines()[0]}")
-                break
-            if not answer.hlo:
-                print(f"left out: {row.name}: does not fit ({answer.peak_bytes / 2**30:.1f} GiB)")
-                break
-            programs[layers] = parse(answer.hlo)
-        else:
-            found.append(Measured(row, programs))
+        try:
+            answer = compiled(row, cache, cached=cached)
+        except (UserError, RuntimeError) as error:
+            print(f"left out: {row.name}: {str(error).splitlines()[0]}")
+            continue
+        if not answer.hlo:
+            print(f"left out: {row.name}: does not fit ({answer.peak_bytes / 2**30:.1f} GiB)")
+            continue
+        program = parse(answer.hlo)
+        if row.compiled_layers != row.num_layers:
+            depth = {"shallow": row.compiled_layers, "real": row.num_layers}
+            program = Deeper(program.computations, program.entry, program.text, **depth)
+        found.append(Measured(row, program))
     return found
 
 
@@ -222,7 +221,7 @@ def fitted_share(rows: list[Measured]) -> float:
     low, high = 0.5, 1.5
     for _ in range(20):
         middle = (low + high) / 2
-        logs = [math.log(m.predicted_s(middle) / m.row.published_s) for m in rows]
+        logs = [math.log(m.estimate(middle).step_s / m.row.published_s) for m in rows]
         low, high = (middle, high) if statistics.mean(logs) > 0 else (low, middle)
     return middle
 
@@ -251,7 +250,7 @@ def print_table(rows: list[Measured]) -> None:
     print("| run | published s | predicted s | error | roofline s | error |")
     print("|---|---:|---:|---:|---:|---:|")
     for m in rows:
-        row, seconds = m.row, m.predicted_s()
+        row, seconds = m.row, m.estimate().step_s
         share = shares.get(row.where.generation, shares[""])
         line = row.least_s / share
         off, line_off = seconds / row.published_s - 1, line / row.published_s - 1
@@ -274,7 +273,7 @@ def print_fit(rows: list[Measured]) -> None:
     for m in calibrating:
         others = [other for other in calibrating if other is not m]
         share = fitted_share(others)
-        off = m.predicted_s(share) / m.row.published_s - 1
+        off = m.estimate(share).step_s / m.row.published_s - 1
         print(
             f"{m.row.name}: alone {fitted_share([m]):.3f}, of the others {share:.3f}, "
             f"which is off by {off:+.1%} here"
@@ -284,7 +283,7 @@ def print_fit(rows: list[Measured]) -> None:
 def print_kinds(rows: list[Measured]) -> None:
     """Where the seconds go, row by row."""
     for m in rows:
-        kinds = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in m.by_kind().items())
+        kinds = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in m.estimate().by_kind.items())
         print(f"{m.row.name}: {kinds}")
 
 
