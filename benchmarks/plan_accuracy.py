@@ -117,8 +117,6 @@ class Row:
             },
             "mesh": {"tensor": said.get("tensor", 1)},
         }
-        options = said.get("compiler_options", {})
-        sections["train"] |= {f"compiler_options.{k}": v for k, v in options.items()}
         lines = [
             f"{section}.{key} = {json.dumps(value)}"
             for section, fields in sections.items()
