@@ -216,8 +216,8 @@ def measured(rows: list[Row], cache: Path, cached: bool) -> list[Measured]:
 
 def fitted_share(rows: list[Measured]) -> float:
     """The `cycles_share` at which the mean log of predicted over published is zero."""
-    low, high = 0.5, 1.5
-    for _ in range(20):
+    low, high = 0.5, 3.0
+    for _ in range(12):
         middle = (low + high) / 2
         logs = [math.log(m.estimate(middle).step_s / m.row.published_s) for m in rows]
         low, high = (middle, high) if statistics.mean(logs) > 0 else (low, middle)
@@ -265,17 +265,21 @@ def print_table(rows: list[Measured]) -> None:
 
 
 def print_fit(rows: list[Measured]) -> None:
-    """The shared constant, that of each calibrating row alone, and of the others without it."""
+    """`cycles_share` of each generation that calibrates, and how far off it would be with the
+    share of the others."""
     calibrating = [m for m in rows if m.row.calibrates]
-    print(f"cycles_share of all calibrating rows: {fitted_share(calibrating):.3f}")
-    for m in calibrating:
-        others = [other for other in calibrating if other is not m]
-        share = fitted_share(others)
-        off = m.estimate(share).step_s / m.row.published_s - 1
-        print(
-            f"{m.row.name}: alone {fitted_share([m]):.3f}, of the others {share:.3f}, "
-            f"which is off by {off:+.1%} here"
-        )
+    generations = sorted({m.row.where.generation for m in calibrating})
+    for name in generations:
+        own = [m for m in calibrating if m.row.where.generation == name]
+        others = [m for m in calibrating if m not in own]
+        print(f"{name}: cycles_share {fitted_share(own):.3f}, of {len(own)} rows", end="")
+        if others:
+            share = fitted_share(others)
+            off = [m.estimate(share).step_s / m.row.published_s - 1 for m in rows
+                   if m.row.where.generation == name]  # fmt: skip
+            print(f"; with the {share:.3f} of the others, {summary('all its rows', off)}", end="")
+        print()
+    print(f"one for all: {fitted_share(calibrating):.3f}")
 
 
 def print_kinds(rows: list[Measured]) -> None:
