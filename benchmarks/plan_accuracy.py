@@ -17,6 +17,7 @@ import math
 import statistics
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -234,7 +235,7 @@ def rooflines(rows: list[Measured]) -> dict[str, float]:
     return means | {"": statistics.mean(means.values())}
 
 
-def summary(name: str, errors: list[float]) -> str:
+def summary(name: str, errors: Sequence[float]) -> str:
     """Median and 90th percentile (nearest rank) of the sizes of errors."""
     sizes = sorted(map(abs, errors))
     tenth = sizes[math.ceil(0.9 * len(sizes)) - 1]
@@ -244,7 +245,7 @@ def summary(name: str, errors: list[float]) -> str:
 def print_table(rows: list[Measured]) -> None:
     """Predicted beside published, and how far off the rows are that do not calibrate."""
     shares = rooflines([m for m in rows if m.row.calibrates])
-    ours, theirs = [], []
+    errors: dict[str, list[tuple[float, float]]] = {}
     print("| run | published s | predicted s | error | roofline s | error |")
     print("|---|---:|---:|---:|---:|---:|")
     for m in rows:
@@ -252,16 +253,19 @@ def print_table(rows: list[Measured]) -> None:
         share = shares.get(row.where.generation, shares[""])
         line = row.least_s / share
         off, line_off = seconds / row.published_s - 1, line / row.published_s - 1
-        mark = " (calibrates)" if row.calibrates else ""
+        mark = {"calibrate": " (calibrates)", "shown": " (not counted)"}.get(row.said["use"], "")
         print(
             f"| {row.name}{mark} | {row.published_s:.3f} | {seconds:.3f} | {off:+.1%} | "
             f"{line:.3f} | {line_off:+.1%} |"
         )
-        if not row.calibrates:
-            ours.append(off)
-            theirs.append(line_off)
-    print(summary(f"\n{len(ours)} rows that do not calibrate, plan", ours))
-    print(summary("the same, roofline", theirs))
+        errors.setdefault(row.said["use"], []).append((off, line_off))
+    test = errors.get("test", [])
+    every = test + errors.get("shown", [])
+    for name, chosen in (("rows of test", test), ("rows with those not counted", every)):
+        if chosen:
+            ours, theirs = zip(*chosen, strict=True)
+            print(summary(f"\n{len(chosen)} {name}, plan", ours))
+            print(summary("the same, roofline", theirs))
 
 
 def print_fit(rows: list[Measured]) -> None:
