@@ -15,9 +15,10 @@ from podsmith.plan.topology import Slice
 from podsmith.presets.hardware import GIB, peak_of
 from podsmith.run import Run
 
-ERROR_SHARE = 0.35
-"""Half the width of the interval around a predicted step: what uncalibrated compiler cycles
-were off by on published runs. It narrows when predictions are tested row by row."""
+ERROR_SHARE = 0.25
+"""Half the width of the interval around a predicted step: the 90th percentile of the errors on
+published runs that were not used to calibrate (docs/plan.md), which are few. Runs over `tensor`
+were off by up to twice that."""
 
 
 @dataclass(frozen=True)
