@@ -85,7 +85,7 @@ def scattered_gradient(eqn: str, x: Array, g: Array) -> Array:
     (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
     mesh = jax.sharding.get_abstract_mesh()
     ways = 1 if mesh.empty else mesh.shape["fsdp"]
-    alone = not mesh.empty and ways == batch_ways(mesh)
+    alone = not mesh.empty and ways == batch_ways(mesh) and mesh.shape["context"] == 1
     if not alone or not 1 < ways <= MOST_SCATTERED or x_letters[0] != "b" or "d" not in w_letters:
         return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
     pin, rest = jax.lax.with_sharding_constraint, PartitionSpec.UNCONSTRAINED

@@ -4,29 +4,32 @@ The program is walked in its order with two clocks: the TensorCore's, and that o
 links, on which a `-start` puts its bytes and a `-done` waits for them. Loops count as often
 as they turn. Costs of one instruction:
 
-    matmul fusion       FLOPs / (peak x efficiency)
+    matmul fusion       the compiler's cycles / clock / efficiency
     other fusion        the compiler's cycles / clock
-    splash attention    causal FLOPs / (peak x attention efficiency)
-    collective          bytes a device receives / (links x bandwidth)
+    attention kernel    blocks x (matmul cycles + vector cycles), see `plan.kernel_cost`
+    collective          bytes a device receives / (links x bandwidth), see `plan.links`
     what has no cycles  bytes / HBM bandwidth
 
-Efficiencies and bandwidths are in `presets.hardware.RATES`; the estimate is as good as they.
+Rates are in `presets.hardware.RATES`; the estimate is as good as they.
 """
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 
 from podsmith.plan.hlo import Computation, Instruction, Program, arrays
+from podsmith.plan.kernel_cost import attention_s
+from podsmith.plan.links import transfer_s
+from podsmith.plan.parts import OTHER, part_of, read_frames
 from podsmith.plan.topology import Slice
-from podsmith.presets.hardware import RATES, peak_of
+from podsmith.presets.hardware import RATES, Rates, peak_of
 
 MATMULS = {"convolution", "dot"}
 COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
         "partition-id", "replica-id", "opt-barrier"}  # fmt: skip
 SCALAR_BYTES = 4096  # below, an instruction is bookkeeping
+EXPOSED = "exposed collectives"
 
 
 @dataclass
@@ -34,82 +37,181 @@ class Estimate:
     """Seconds of one step on one device, and where they go."""
 
     step_s: float = 0.0
-    by_kind: Counter = field(default_factory=Counter)
+    by_kind: dict[str, float] = field(default_factory=dict)
     """matmul, attention, vector, memory, exposed collectives; they add up to `step_s`."""
+    by_part: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Part of the model to kind to seconds; they add up to `step_s` as well."""
     hidden_s: float = 0.0
     """Collectives behind arithmetic."""
-    collectives: Counter = field(default_factory=Counter)
+    collectives: dict[str, int] = field(default_factory=dict)
     """How often each kind runs in a step."""
     matmul_flops: float = 0.0
     """Of all matmul fusions, rematerialized ones too."""
     unknown_loops: int = 0
     """Loops whose turns could not be told; each was counted once."""
 
+    def spend(self, part: str, kind: str, seconds: float) -> None:
+        """Moves the core's clock on."""
+        self.step_s += seconds
+        for kinds in (self.by_kind, self.by_part.setdefault(part, {})):
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+
+    def count(self, kind: str, times: int) -> None:
+        """Counts collectives."""
+        self.collectives[kind] = self.collectives.get(kind, 0) + times
+
+    def add(self, other: "Estimate", times: int) -> None:
+        """Counts another estimate in, that many times."""
+        for part, kinds in other.by_part.items():
+            for kind, seconds in kinds.items():
+                self.spend(part, kind, times * seconds)
+        self.hidden_s += times * other.hidden_s
+        self.matmul_flops += times * other.matmul_flops
+        self.unknown_loops += other.unknown_loops
+        for kind, count in other.collectives.items():
+            self.count(kind, times * count)
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """A collective under way."""
+
+    part: str
+    cost_s: float
+    end_s: float
+
+
+@dataclass
+class _Clocks:
+    """Where a walk through one computation stands; the core's clock is `found.step_s`."""
+
+    found: Estimate = field(default_factory=Estimate)
+    links_free_s: float = 0.0
+    under_way: dict[str, _Transfer] = field(default_factory=dict)
+    """By the name of the instruction that handed it on last."""
+
+    def source(self, step: Instruction, holder: Computation) -> _Transfer | None:
+        """The transfer that an instruction takes over, seen through parts of tuples."""
+        for name in step.operands:
+            one = holder.by_name.get(name)
+            while one is not None and one.opcode == "get-tuple-element":
+                one = holder.by_name.get(one.operands[0])
+            if one is not None and one.name in self.under_way:
+                return self.under_way[one.name]
+        return None
+
+    def begin(self, part: str, cost_s: float) -> _Transfer:
+        """Puts a transfer on the links, after those before it."""
+        self.links_free_s = max(self.links_free_s, self.found.step_s) + cost_s
+        return _Transfer(part, cost_s, self.links_free_s)
+
+    def wait(self, transfer: _Transfer) -> None:
+        """Moves the core's clock to the end of the transfer."""
+        wait = min(transfer.cost_s, max(0.0, transfer.end_s - self.found.step_s))
+        self.found.spend(transfer.part, EXPOSED, wait)
+        self.found.hidden_s += transfer.cost_s - wait
+
 
 class _Walk:
     """One pass over a program."""
 
-    def __init__(self, program: Program, where: Slice):
-        self.program, self.where = program, where
-        self.rates = RATES[where.generation]
+    def __init__(self, program: Program, where: Slice, rates: Rates):
+        self.program, self.where, self.rates = program, where, rates
         self.peak = peak_of(where.family.device_kind).bf16_flops
-        self.inside: dict[str, float] = {}
+        self.frames = read_frames(program.text)
+        self.flops_inside: dict[str, float] = {}
 
     def run(self, computation: Computation) -> Estimate:
         """The estimate of one execution, starting with idle links."""
-        found = Estimate()
-        links_free, pending = 0.0, {}
+        clocks = _Clocks()
+        found = clocks.found
         for step in computation.instructions:
-            opcode = step.opcode
-            kind = opcode.removesuffix("-start").removesuffix("-done")
-            if opcode in FREE:
+            if step.opcode in FREE:
                 continue
-            if opcode == "while":
+            if step.opcode == "while":
                 self._loop(found, step, computation)
-            elif opcode in ("call", "conditional"):
+            elif step.opcode in ("call", "conditional"):
                 branches = [self.run(self.program.computations[c]) for c in step.called]
-                _add(found, max(branches, key=lambda b: b.step_s), 1)
-            elif kind in COLLECTIVES and opcode.endswith("-done"):
-                end, cost = pending.pop(step.operands[0], (0.0, 0.0))
-                wait = min(cost, max(0.0, end - found.step_s))
-                self._spend(found, "exposed collectives", wait)
-                found.hidden_s += cost - wait
-            elif kind in COLLECTIVES:
-                cost = self.transfer_s(step, kind, computation)
-                found.collectives[kind] += 1
-                links_free = max(links_free, found.step_s) + cost
-                if opcode.endswith("-start"):
-                    pending[step.name] = links_free, cost
-                else:
-                    self._spend(found, "exposed collectives", links_free - found.step_s)
-            elif opcode.endswith(("-start", "-done")):
-                continue  # copies to and from vector memory, behind arithmetic
-            else:
-                name, seconds = self.compute_s(step, computation, found)
-                self._spend(found, name, seconds)
+                found.add(max(branches, key=lambda b: b.step_s), 1)
+            elif (moved := self.collective(step, computation)) is not None:
+                self._move(clocks, step, computation, *moved)
+            elif step.opcode.endswith("-done"):
+                if transfer := clocks.source(step, computation):
+                    clocks.wait(transfer)
+            elif not step.opcode.endswith(("-start", "-update")):
+                # those left are copies to and from vector memory, behind arithmetic
+                self._compute(found, step, computation)
         return found
+
+    def _move(self, clocks: _Clocks, step, holder, kind, inner, inner_holder) -> None:
+        """A collective, or a fusion that starts one, computes while it runs, or ends it."""
+        transfer = clocks.source(step, holder)
+        carries = transfer is not None and "done" not in step.name
+        if transfer is None:
+            bandwidth = self.rates.link_bytes_per_s
+            cost = transfer_s(kind, inner, inner_holder, self.where, bandwidth)
+            transfer = clocks.begin(self.part(step), cost)
+            clocks.found.count(kind, 1)
+        if carries or self.matmul_flops(step, holder):
+            self._compute(clocks.found, step, holder)
+        if carries or "start" in step.name:
+            clocks.under_way[step.name] = transfer
+        else:
+            clocks.wait(transfer)
 
     def _loop(self, found: Estimate, step: Instruction, holder: Computation) -> None:
         trips = self.program.trip_count(step, holder)
         if trips is None:
             found.unknown_loops += 1
         body = self.program.computations[step.callee("body")]
-        _add(found, self.run(body), 1 if trips is None else trips)
+        found.add(self.run(body), 1 if trips is None else trips)
 
-    def _spend(self, found: Estimate, kind: str, seconds: float) -> None:
-        found.step_s += seconds
-        found.by_kind[kind] += seconds
+    def collective(
+        self, step: Instruction, holder: Computation
+    ) -> tuple[str, Instruction, Computation] | None:
+        """(kind, instruction, its computation) where `step` moves data between chips: itself,
+        or a fusion or `async-start` around it. An all-reduce of which a fusion keeps only a
+        slice is a reduce-scatter."""
+        kind = step.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            return kind, step, holder
+        if step.opcode not in ("fusion", "async-start"):
+            return None
+        for name in step.called:
+            inner = self.program.computations[name]
+            for one in inner.instructions:
+                kind = one.opcode.removesuffix("-start")
+                if kind in COLLECTIVES:
+                    sliced = kind == "all-reduce" and step.nbytes < one.nbytes
+                    return ("reduce-scatter" if sliced else kind), one, inner
+        return None
 
-    def compute_s(self, step: Instruction, holder: Computation, found: Estimate):
-        """(kind, seconds) of an instruction that the core runs."""
+    def part(self, step: Instruction) -> str:
+        """Part of the model; that of most instructions inside where a fusion has no name."""
+        part = part_of(step, self.frames)
+        if part != OTHER or step.opcode != "fusion":
+            return part
+        inside = Counter(
+            part_of(one, self.frames)
+            for name in step.called
+            for one in self.program.computations[name].instructions
+        )
+        del inside[OTHER]
+        return inside.most_common(1)[0][0] if inside else OTHER
+
+    def _compute(self, found: Estimate, step: Instruction, holder: Computation) -> None:
         flops = self.matmul_flops(step, holder)
+        found.matmul_flops += flops
+        found.spend(self.part(step), *self.compute_s(step, holder, flops))
+
+    def compute_s(self, step: Instruction, holder: Computation, flops: float) -> tuple[str, float]:
+        """(kind, seconds) of an instruction that the core runs."""
         if flops:
-            found.matmul_flops += flops
-            return "matmul", flops / (self.peak * self.rates.matmul_efficiency)
+            ideal = flops / self.peak
+            by_cycles = (step.cycles or 0) / self.rates.clock_hz
+            return "matmul", max(ideal, by_cycles) / self.rates.cycles_share
         if "tpu_custom_call" in step.rest:
-            return "attention", attention_flops(step, holder) / (
-                self.peak * self.rates.attention_efficiency
-            )
+            return "attention", attention_s(step, holder, self.peak, self.rates)
         if step.cycles is not None:
             return "vector", step.cycles / self.rates.clock_hz
         read = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
@@ -126,49 +228,19 @@ class _Walk:
             return 0.0
         total = 0.0
         for name in step.called:
-            if name not in self.inside:
+            if name not in self.flops_inside:
                 inner = self.program.computations[name]
-                self.inside[name] = sum(self.matmul_flops(i, inner) for i in inner.instructions)
-            total += self.inside[name]
+                self.flops_inside[name] = sum(
+                    self.matmul_flops(i, inner) for i in inner.instructions
+                )
+            total += self.flops_inside[name]
         return total
 
-    def transfer_s(self, step: Instruction, kind: str, holder: Computation) -> float:
-        """Seconds that a collective's bytes need on the links of one device."""
-        given = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
-        if kind == "collective-permute":
-            return given / self.rates.link_bytes_per_s
-        group = group_size(step, self.where.num_devices)
-        share = (group - 1) / max(group, 1)
-        received = {
-            "all-gather": step.nbytes * share if step.opcode == kind else given * (group - 1),
-            "reduce-scatter": given * share,
-            "all-reduce": 2 * given * share,
-            "all-to-all": given * share / 2,
-        }[kind]
-        return received / (self.links(group) * self.rates.link_bytes_per_s)
 
-    def links(self, group: int) -> int:
-        """Links a device of a group of this size receives on: both ways along each torus
-        axis, of which a group smaller than the slice is taken to span one."""
-        sides = [side for side in self.where.shape if side > 1]
-        if group < math.prod(self.where.shape):
-            return 2
-        return max(1, sum(2 if side > 2 else 1 for side in sides))
-
-
-def estimate(program: Program, where: Slice) -> Estimate:
-    """The estimate of one step of the program on the slice."""
-    return _Walk(program, where).run(program.computations[program.entry])
-
-
-def _add(found: Estimate, other: Estimate, times: int) -> None:
-    found.step_s += times * other.step_s
-    found.hidden_s += times * other.hidden_s
-    found.matmul_flops += times * other.matmul_flops
-    found.unknown_loops += other.unknown_loops
-    for name in ("by_kind", "collectives"):
-        for key, value in getattr(other, name).items():
-            getattr(found, name)[key] += times * value
+def estimate(program: Program, where: Slice, rates: Rates | None = None) -> Estimate:
+    """The estimate of one step of the program on the slice; `rates` instead of the known."""
+    walk = _Walk(program, where, rates or RATES[where.generation])
+    return walk.run(program.computations[program.entry])
 
 
 def matmul_flops(step: Instruction, holder: Computation) -> float:
@@ -176,38 +248,6 @@ def matmul_flops(step: Instruction, holder: Computation) -> float:
     operands and its result."""
     sizes = [_elements(holder.by_name[name].shape) for name in step.operands[:2]]
     return 2 * math.sqrt(math.prod(sizes) * _elements(step.shape))
-
-
-def attention_flops(step: Instruction, holder: Computation) -> float:
-    """Causal FLOPs of a splash kernel, from its queries [B, N, T, H] and its name."""
-    queries = [
-        dims
-        for name in step.operands
-        if name in holder.by_name
-        for _, dims in arrays(holder.by_name[name].shape)
-        if len(dims) == 4
-    ]
-    if not queries or "splash" not in step.name + step.op_name:
-        return 0.0
-    b, n, t, h = max(queries, key=math.prod)
-    t, h = max(t, h), min(t, h)  # either may be the minor one
-    fused = any(len(dims) == 5 for _, dims in arrays(step.shape))
-    matmuls = 2 if "fwd" in step.name else 5 if fused else 4 if "dkv" in step.name else 3
-    return matmuls * 2 * b * n * t * t * h / 2
-
-
-def group_size(step: Instruction, devices: int) -> int:
-    """Devices that take part in a collective together; all of them if it does not say."""
-    text = step.rest.split("replica_groups=")[-1] if "replica_groups=" in step.rest else ""
-    if text.startswith("mesh["):  # mesh['a'=2,'b'=8] {'b'}: the named axes
-        sizes = {k: int(v) for k, v in re.findall(r"'(\w+)'=(\d+)", text.split("]")[0])}
-        named = re.findall(r"'(\w+)'", text.split("]")[1].split("}")[0])
-        return math.prod(sizes[name] for name in named)
-    if match := re.match(r"\[(\d+),(\d+)\]", text):  # [groups, members]<=[...]
-        return int(match[2])
-    if match := re.match(r"\{\{([\d,]+)\}", text):
-        return len(match[1].split(","))
-    return devices
 
 
 def _elements(shape: str) -> int:

@@ -104,6 +104,8 @@ class Program:
 
     computations: dict[str, Computation]
     entry: str
+    text: str = field(default="", repr=False)
+    """All of it; tables at its top say where instructions come from."""
 
     def trip_count(self, loop: Instruction, holder: Computation) -> int | None:
         """How often the body of a `while` in `holder` runs; None where it cannot be told.
@@ -152,7 +154,7 @@ def parse(text: str) -> Program:
             lines.append(found)
     if entry is None:
         raise ValueError("the text has no ENTRY computation: is it an HLO module?")
-    return Program(computations, entry)
+    return Program(computations, entry, text)
 
 
 def _joined(text: str) -> Iterator[str]:

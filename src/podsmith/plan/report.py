@@ -6,16 +6,19 @@ from functools import cached_property
 from pathlib import Path
 
 from podsmith.data.manifest import write_atomic
+from podsmith.plan.breakdown import buffer_lines, part_lines
+from podsmith.plan.buffers import Buffer, largest_buffers
 from podsmith.plan.compile import Compiled
 from podsmith.plan.cost import Estimate, estimate
-from podsmith.plan.hlo import parse
+from podsmith.plan.hlo import Program, parse
 from podsmith.plan.topology import Slice
 from podsmith.presets.hardware import GIB, peak_of
 from podsmith.run import Run
 
-ERROR_SHARE = 0.35
-"""Half the width of the interval around a predicted step: what uncalibrated compiler cycles
-were off by on published runs. It narrows when predictions are tested row by row."""
+ERROR_SHARE = 0.25
+"""Half the width of the interval around a predicted step: the 90th percentile of the errors on
+published runs that were not used to calibrate (docs/plan.md), which are few. Runs over `tensor`
+were off by up to twice that."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,17 @@ class Report:
     @cached_property
     def estimate(self) -> Estimate | None:
         """Where the step's time goes; None where nothing was compiled."""
-        return estimate(parse(self.compiled.hlo), self.where) if self.compiled.hlo else None
+        return estimate(self.program, self.where) if self.program else None
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The compiled program; None where nothing was compiled."""
+        return parse(self.compiled.hlo) if self.compiled.hlo else None
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """The program's largest arrays."""
+        return largest_buffers(self.program) if self.program else []
 
     @property
     def mfu(self) -> float | None:
@@ -69,6 +82,7 @@ class Report:
                 "least_step_s": self.least_step_s,
                 "mfu": self.mfu,
                 "estimate": asdict(self.estimate) if self.estimate else None,
+                "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,
                 "tokens": tokens,
             },
@@ -91,6 +105,7 @@ class Report:
         lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in self.parts.items()]
         per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
         lines += [f"  {c.peak_bytes / GIB:8.2f} GiB  {per_device}, by the TPU compiler", ""]
+        lines += buffer_lines(self.buffers)
         lines += self._time() if self.estimate else []
         least = self.least_step_s
         lines += [
@@ -110,6 +125,7 @@ class Report:
         for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
             lines.append(f"  {seconds:8.3f} s  {kind}")
         lines.append(f"  {found.hidden_s:8.3f} s  collectives hidden behind arithmetic, not added")
+        lines += part_lines(found)
         return [
             *lines,
             f"{steps:,} steps: {c.tokens_per_step * steps:,} tokens, about {hours:.3g} hours, "

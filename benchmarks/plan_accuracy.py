@@ -1,0 +1,315 @@
+"""How good plan's step time is: predictions against published measurements.
+
+    python benchmarks/plan_accuracy.py            # the table; needs libtpu
+    python benchmarks/plan_accuracy.py --fit      # the constants that the calibration rows give
+
+The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a podsmith
+run, compiled for its slice by the TPU compiler (a minute or two, then kept in --cache) and
+costed by `plan.cost`. Beside it stands the roofline: the model's FLOPs over one share of the
+peak for each generation, set on the same calibration rows.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import math
+import statistics
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+import podsmith
+from podsmith.config import dump_toml, load_run
+from podsmith.errors import UserError
+from podsmith.plan.compile import Compiled, compile_for
+from podsmith.plan.cost import Estimate, estimate
+from podsmith.plan.hlo import Computation, Instruction, Program, parse
+from podsmith.plan.topology import Slice, parse_slice
+from podsmith.presets.hardware import RATES, peak_of
+from podsmith.run import Run
+
+ROWS = Path(__file__).with_name("published_tpu.toml")
+CACHE = Path("~/.cache/podsmith/plan_accuracy").expanduser()
+TIMEOUT_S = 900.0
+
+# source that decides what is compiled
+PARTS = ("core", "kernels", "models", "nn", "objectives", "optim", "train")
+FILES = ("plan/resolve.py", "plan/child.py")
+
+RUN = """
+name = "accuracy"
+dir = "unused"
+recipe = "pretrain"
+data.dir = "unused"
+train.steps = 1000
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement."""
+
+    said: dict
+
+    @property
+    def name(self) -> str:
+        return self.said["name"]
+
+    @property
+    def calibrates(self) -> bool:
+        return self.said["use"] == "calibrate"
+
+    @cached_property
+    def where(self) -> Slice:
+        return parse_slice(self.said["on"])
+
+    @property
+    def num_layers(self) -> int:
+        return self.said["model"]["num_layers"]
+
+    @property
+    def compiled_layers(self) -> int:
+        """Layers of the model that is compiled."""
+        return self.said.get("compiled_layers", self.num_layers)
+
+    def flops_per_chip(self, counts: str) -> float:
+        """Of one step, by a convention of published_tpu.toml."""
+        m = self.said["model"]
+        heads = 2 * (m["num_heads"] + m["num_kv_heads"]) * m["head_dim"]
+        mlp = (2 if m.get("mlp") == "relu" else 3) * m["mlp_dim"]
+        weights = m["embed_dim"] * (self.num_layers * (heads + mlp) + m["vocab_size"])
+        share = {"params": 0.0, "causal_attention": 0.5, "full_attention": 1.0}[counts]
+        scores = self.num_layers * self.said["seq_len"] * m["num_heads"] * m["head_dim"]
+        tokens = self.said["rows_per_chip"] * self.said["seq_len"]
+        return tokens * (6.0 * weights + 12.0 * scores * share)
+
+    @property
+    def counted_s(self) -> float | None:
+        """Seconds that follow from the published FLOP rate."""
+        if "tflops" not in self.said:
+            return None
+        return self.flops_per_chip(self.said["counts"]) / (self.said["tflops"] * 1e12)
+
+    @property
+    def published_s(self) -> float:
+        return self.said.get("step_s") or self.counted_s
+
+    @property
+    def least_s(self) -> float:
+        """The step at the chip's peak, attention counted causally."""
+        family = self.where.family
+        peak = peak_of(family.device_kind).bf16_flops * family.devices_per_chip
+        return self.flops_per_chip("causal_attention") / peak
+
+    def run(self) -> Run:
+        """The podsmith run that is compiled for this row."""
+        said = self.said
+        model = {"kind": "llama", "seq_len": said["seq_len"]} | said["model"]
+        sections = {
+            "model": model | {"num_layers": self.compiled_layers},
+            "train": {
+                "global_batch_size": said["rows_per_chip"] * self.where.num_chips,
+                "remat": said["remat"],
+            },
+            "mesh": {"tensor": said.get("tensor", 1)},
+        }
+        lines = [
+            f"{section}.{key} = {json.dumps(value)}"
+            for section, fields in sections.items()
+            for key, value in fields.items()
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "run.toml")
+            path.write_text(RUN + "\n".join(lines) + "\n")
+            return load_run(path)
+
+
+def read_rows() -> list[Row]:
+    """All rows. Raises ValueError where a row's FLOP rate and its time disagree."""
+    rows = [Row(said) for said in tomllib.loads(ROWS.read_text())["row"]]
+    for row in rows:
+        if "step_s" in row.said and row.counted_s is not None:
+            off = row.counted_s / row.said["step_s"] - 1
+            if abs(off) > 0.01:
+                raise ValueError(f"{row.name}: FLOP rate and time disagree by {off:.1%}")
+    return rows
+
+
+def source_hash() -> str:
+    """Of everything but the run that decides what is compiled."""
+    root = Path(podsmith.__file__).parent
+    digest = hashlib.sha256(f"{version('libtpu')} {version('jax')}".encode())
+    paths = [path for part in PARTS for path in sorted((root / part).rglob("*.py"))]
+    for path in [*paths, *(root / name for name in FILES)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compiled(row: Row, cache: Path, *, cached: bool = False) -> Compiled:
+    """The compiler's answer, from the cache where it has been asked before; with `cached`, a
+    UserError where it has not."""
+    run = row.run()
+    key = hashlib.sha256(f"{source_hash()} {row.where.name} {dump_toml(run)}".encode()).hexdigest()
+    path = cache / f"{key[:24]}.json.gz"
+    if not path.exists():
+        if cached:
+            raise UserError("not compiled yet")
+        answer = compile_for(run, row.where, timeout_s=TIMEOUT_S)
+        cache.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(json.dumps(asdict(answer)).encode()))
+    return Compiled(**json.loads(gzip.decompress(path.read_bytes())))
+
+
+@dataclass(frozen=True)
+class Deeper(Program):
+    """A program whose loops over `shallow` layers turn as if there were `real` ones (the
+    compiler may have taken a turn out of the loop)."""
+
+    shallow: int = 0
+    real: int = 0
+
+    def trip_count(self, loop: Instruction, holder: Computation) -> int | None:
+        turns = super().trip_count(loop, holder)
+        if turns in (self.shallow, self.shallow - 1):
+            return turns + self.real - self.shallow
+        return turns
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row and the program that stands for it."""
+
+    row: Row
+    program: Program
+
+    def estimate(self, share: float | None = None) -> Estimate:
+        """By `plan.cost`, with another `cycles_share` than the known one if it is given."""
+        where = self.row.where
+        rates = RATES[where.generation]
+        rates = rates if share is None else replace(rates, cycles_share=share)
+        return estimate(self.program, where, rates)
+
+
+def measured(rows: list[Row], cache: Path, cached: bool) -> list[Measured]:
+    """Rows with their programs; those that cannot be compiled are named and left out."""
+    found = []
+    for row in rows:
+        try:
+            answer = compiled(row, cache, cached=cached)
+        except (UserError, RuntimeError) as error:
+            print(f"left out: {row.name}: {str(error).splitlines()[0]}")
+            continue
+        if not answer.hlo:
+            print(f"left out: {row.name}: does not fit ({answer.peak_bytes / 2**30:.1f} GiB)")
+            continue
+        program = parse(answer.hlo)
+        if row.compiled_layers != row.num_layers:
+            depth = {"shallow": row.compiled_layers, "real": row.num_layers}
+            program = Deeper(program.computations, program.entry, program.text, **depth)
+        found.append(Measured(row, program))
+    return found
+
+
+def fitted_share(rows: list[Measured]) -> float:
+    """The `cycles_share` at which the mean log of predicted over published is zero."""
+    low, high = 0.5, 3.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        logs = [math.log(m.estimate(middle).step_s / m.row.published_s) for m in rows]
+        low, high = (middle, high) if statistics.mean(logs) > 0 else (low, middle)
+    return middle
+
+
+def rooflines(rows: list[Measured]) -> dict[str, float]:
+    """Share of the peak by generation, of the calibrating rows; their mean under ""."""
+    by_name: dict[str, list[float]] = {}
+    for m in rows:
+        share = m.row.least_s / m.row.published_s
+        by_name.setdefault(m.row.where.generation, []).append(share)
+    means = {name: statistics.mean(shares) for name, shares in by_name.items()}
+    return means | {"": statistics.mean(means.values())}
+
+
+def summary(name: str, errors: Sequence[float]) -> str:
+    """Median and 90th percentile (nearest rank) of the sizes of errors."""
+    sizes = sorted(map(abs, errors))
+    tenth = sizes[math.ceil(0.9 * len(sizes)) - 1]
+    return f"{name}: median {statistics.median(sizes):.1%}, 90th percentile {tenth:.1%}"
+
+
+def print_table(rows: list[Measured]) -> None:
+    """Predicted beside published, and how far off the rows are that do not calibrate."""
+    shares = rooflines([m for m in rows if m.row.calibrates])
+    errors: dict[str, list[tuple[float, float]]] = {}
+    print("| run | published s | predicted s | error | roofline s | error |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for m in rows:
+        row, seconds = m.row, m.estimate().step_s
+        share = shares.get(row.where.generation, shares[""])
+        line = row.least_s / share
+        off, line_off = seconds / row.published_s - 1, line / row.published_s - 1
+        mark = {"calibrate": " (calibrates)", "shown": " (not counted)"}.get(row.said["use"], "")
+        print(
+            f"| {row.name}{mark} | {row.published_s:.3f} | {seconds:.3f} | {off:+.1%} | "
+            f"{line:.3f} | {line_off:+.1%} |"
+        )
+        errors.setdefault(row.said["use"], []).append((off, line_off))
+    test = errors.get("test", [])
+    every = test + errors.get("shown", [])
+    for name, chosen in (("rows of test", test), ("rows with those not counted", every)):
+        if chosen:
+            ours, theirs = zip(*chosen, strict=True)
+            print(summary(f"\n{len(chosen)} {name}, plan", ours))
+            print(summary("the same, roofline", theirs))
+
+
+def print_fit(rows: list[Measured]) -> None:
+    """`cycles_share` of each generation that calibrates, and how far off it would be with the
+    share of the others."""
+    calibrating = [m for m in rows if m.row.calibrates]
+    generations = sorted({m.row.where.generation for m in calibrating})
+    for name in generations:
+        own = [m for m in calibrating if m.row.where.generation == name]
+        others = [m for m in calibrating if m not in own]
+        print(f"{name}: cycles_share {fitted_share(own):.3f}, of {len(own)} rows", end="")
+        if others:
+            share = fitted_share(others)
+            off = [m.estimate(share).step_s / m.row.published_s - 1 for m in rows
+                   if m.row.where.generation == name]  # fmt: skip
+            print(f"; with the {share:.3f} of the others, {summary('all its rows', off)}", end="")
+        print()
+    print(f"one for all: {fitted_share(calibrating):.3f}")
+
+
+def print_kinds(rows: list[Measured]) -> None:
+    """Where the seconds go, row by row."""
+    for m in rows:
+        kinds = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in m.estimate().by_kind.items())
+        print(f"{m.row.name}: {kinds}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--cached", action="store_true", help="leave out what is to be compiled")
+    parser.add_argument("--fit", action="store_true", help="print constants, not the table")
+    parser.add_argument("--kinds", action="store_true", help="print where the seconds go")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    said = parser.parse_args()
+    chosen = [row for row in read_rows() if said.only in row.name]
+    rows = measured(chosen, said.cache, said.cached)
+    if said.fit:
+        print_fit(rows)
+    elif said.kinds:
+        print_kinds(rows)
+    else:
+        print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Cost of the attention kernels, which the compiler does not know: blocks by blocks.
+
+A splash kernel visits the blocks of the score matrix that the causal mask touches, those on
+the diagonal in full:
+
+    # . .
+    # # .      3 x 3 blocks: 6 of 9 are visited
+    # # #
+
+In a block every score passes through a few matmuls (2 forward; 7 backward in two kernels, or
+5 in one) and, for each of them, some vector work. Both run on one TensorCore, and what they
+take adds up: libtpu 0.0.42.1's static profile (`--xla_jf_dump_static_llo_profile_to`, which
+knows v5p and v6e and counts one turn of the grid) has for blocks of 1024 x 1024, head size 128
+
+    v5p   dq 11,878   dkv 16,737 cycles, of which the matrix units need  6,144 and 8,192
+    v6e   dq  6,247   dkv  9,081                                         1,536 and 2,048
+
+so about 1.8 cycles are left for each matmul and 1,000 scores on either.
+"""
+
+import math
+import re
+
+from podsmith.plan.hlo import Computation, Instruction, arrays
+from podsmith.presets.hardware import Rates
+
+VECTOR_CYCLES = 1.8e-3
+"""Per score and matmul, of one core: the mean of the four above."""
+LANES = 128
+
+_BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
+_MATMULS = {"fwd": 2, "dkv": 4, "dq": 3}
+_SUFFIX = {"fwd": "", "dkv": "_dkv", "dq": "_dq"}
+FUSED_MATMULS = 5
+
+
+def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rates) -> float:
+    """Seconds of a splash kernel on a device of `peak` FLOP/s, from its queries [B, N, T, H],
+    its name and its blocks; 0 for other kernels."""
+    which = next((w for w in _MATMULS if f"splash_mha_{w}" in step.name + step.op_name), None)
+    queries = [
+        dims
+        for name in step.operands
+        if name in holder.by_name
+        for _, dims in arrays(holder.by_name[name].shape)
+        if len(dims) == 4
+    ]
+    if which is None or not queries:
+        return 0.0
+    b, n, *sides = max(queries, key=math.prod)
+    t, h = max(sides), min(sides)  # either may be the minor one
+    blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
+    suffix = _SUFFIX[which]
+    q, kv = blocks.get(("q", suffix), t), blocks.get(("kv", suffix), t)
+    scores = b * n * visited(t, q, kv)
+    fused = which == "dkv" and '"use_fused_bwd_kernel\\": true' in step.rest
+    matmuls = FUSED_MATMULS if fused else _MATMULS[which]
+    padded = math.ceil(h / LANES) * LANES
+    per_score = 2 * padded / peak + VECTOR_CYCLES / (rates.clock_hz * rates.cores)
+    return scores * matmuls * per_score
+
+
+def visited(length: int, q: int, kv: int) -> int:
+    """Scores of one head in blocks of q x kv that the causal mask touches."""
+    rows = math.ceil(length / q)
+    blocks = sum(math.ceil(min((row + 1) * q, length) / kv) for row in range(rows))
+    return blocks * q * kv
