@@ -96,7 +96,15 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
     cannot be laid out on them."""
     devices = list(devices) if devices is not None else jax.devices()
     mesh = make_mesh(mesh_shape(run.mesh, len(devices)), devices)
-    train = run.train
+    how = compute_of(run, devices[0].platform, len(devices))
+    plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
+    refuse_impossible(plan)
+    return plan
+
+
+def refuse_impossible(plan: Plan) -> None:
+    """Raises UserError where rows or weights do not divide over the mesh."""
+    train, mesh = plan.run.train, plan.mesh
     rows = train.global_batch_size // train.num_microbatches
     if train.global_batch_size % train.num_microbatches or rows % batch_ways(mesh):
         raise UserError(
@@ -104,10 +112,7 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
             f"{train.num_microbatches} microbatches over {batch_ways(mesh)} batch shards; use a "
             f"multiple of {train.num_microbatches * batch_ways(mesh)}"
         )
-    how = compute_of(run, devices[0].platform, len(devices))
-    plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
     _ = plan.shardings  # refuses what does not divide, before anything starts
-    return plan
 
 
 def compute_of(run: Run, platform: str, num_devices: int = 1) -> Compute:

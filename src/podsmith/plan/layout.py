@@ -1,0 +1,204 @@
+"""Layout: a run on a mesh that exists on paper only, and what one device holds of it.
+
+    Run, sizes of the axes --on_paper--> Plan (abstract mesh) --Layout--> elements, bytes, ways
+
+Everything is read off the arrows and the sharding tables, so that a new model, optimizer or
+table entry is reckoned with as it is.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from podsmith.core.mesh import mesh_shape
+from podsmith.core.param import Param, walk
+from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, partition
+from podsmith.models.params import part_of
+from podsmith.optim.build import state_slots
+from podsmith.optim.kinds import Optim
+from podsmith.plan.machine import Machine
+from podsmith.plan.resolve import Plan, compute_of, refuse_impossible, seq_len_of
+from podsmith.run import Run
+
+RESIDUAL = "stream" if "stream" in ACTIVATIONS else "seq"  # tokens between attention and mlp
+WEIGHT_BYTES = 4  # weights and their gradients are float32
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One Param of a model, with what is asked of it over and over."""
+
+    path: str
+    param: Param
+    part: str
+    """embedding, attention, mlp, norms, biases or head."""
+    axes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    stacked: bool
+    """Whether it is one of a stack of layers."""
+
+    @property
+    def layers(self) -> int:
+        return self.param.shape[0] if self.stacked else 1
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return self.param.shape[len(self.param.shape) - len(self.outputs) :]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether `remat = "mlp"` computes its product again, as `core.weight.dot` names it."""
+        return self.outputs == ("mlp",)
+
+
+@cache
+def weights_of(model: Any) -> tuple[Weight, ...]:
+    """The weights of a model, by path."""
+    return tuple(
+        Weight(path, p, part_of(p), p.axes, p.inputs, p.outputs, p.batch[:1] == ("layers",))
+        for path, p in walk(model.spec())
+    )
+
+
+@cache
+def optimizer_arrays(optim: Optim, model: Any) -> tuple[tuple[tuple[str, ...], tuple, int], ...]:
+    """(axes, shape, bytes of an element) of each array of the optimizer's state."""
+    return tuple(
+        (slot.param.axes, slot.param.shape, np.dtype(slot.dtype).itemsize)
+        for _, slot in walk(state_slots(optim, model.spec()))
+    )
+
+
+def on_paper(run: Run, machine: Machine) -> Plan:
+    """The plan of a run on devices that are not there. Raises UserError where the run cannot
+    be laid out on them."""
+    sizes = mesh_shape(run.mesh, machine.num_devices)
+    plan = Plan(
+        run=run,
+        mesh=AbstractMesh(tuple(sizes.values()), tuple(sizes)),
+        how=compute_of(run, machine.platform, machine.num_devices),
+        seq_len=seq_len_of(run),
+    )
+    refuse_impossible(plan)
+    return plan
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one device holds and computes of a run, in elements, tokens and ways."""
+
+    run: Run
+    sizes: Mapping[str, int]
+    """Devices along each mesh axis."""
+    seq_len: int
+    kernels: str = "tpu"
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Layout":
+        """The layout of a plan, whose mesh may be abstract."""
+        return cls(plan.run, dict(plan.mesh.shape), plan.seq_len, plan.how.kernels)
+
+    @property
+    def model(self) -> Any:
+        return self.run.model
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        return weights_of(self.model)
+
+    def _axes(self, entry: Any) -> tuple[str, ...]:
+        return (entry,) if isinstance(entry, str) else entry or ()
+
+    def ways(self, axes: tuple[str, ...], table: Mapping[str, Any]) -> int:
+        """Pieces into which an array with these axes is cut."""
+        entries = partition(axes, table)
+        return math.prod(self.sizes[a] for entry in entries for a in self._axes(entry))
+
+    def elements(self, axes: tuple[str, ...], shape: tuple[int, ...]) -> float:
+        """Elements that a device holds of an array with weights' axes; a dimension that does
+        not divide stays whole."""
+        held = 1.0
+        for size, entry in zip(shape, partition(axes, WEIGHTS), strict=True):
+            ways = math.prod(self.sizes[a] for a in self._axes(entry))
+            held *= size if size % ways else size // ways
+        return held
+
+    @cached_property
+    def rows(self) -> float:
+        """Rows of one microbatch on one device."""
+        train = self.run.train
+        return train.global_batch_size / train.num_microbatches / self.batch_ways
+
+    @cached_property
+    def batch_ways(self) -> int:
+        return self.ways(("batch",), ACTIVATIONS)
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens of one microbatch on one device."""
+        return self.rows * self.seq_len / self.ways(("seq",), ACTIVATIONS)
+
+    @property
+    def stages(self) -> int:
+        return self.sizes["stage"]
+
+    @property
+    def layers(self) -> float:
+        """Layers of one device."""
+        return self.model.num_layers / self.stages
+
+    @cached_property
+    def token_axes(self) -> frozenset[str]:
+        """Mesh axes over which tokens are cut: weights are whole for the product, whatever
+        these axes cut of them in between."""
+        named = (*self._axes(ACTIVATIONS["batch"]), *self._axes(ACTIVATIONS["seq"]))
+        return frozenset(named)
+
+    def product_ways(self, weight: Weight) -> int:
+        """Devices that share the product of one token with a weight."""
+        entries = partition(weight.axes, WEIGHTS)
+        axes = {a for entry in entries for a in self._axes(entry)} - self.token_axes
+        return math.prod(self.sizes[a] for a in axes)
+
+    def gathered_ways(self, weight: Weight) -> int:
+        """Devices from which a weight is gathered for its product."""
+        entries = partition(weight.axes, WEIGHTS)
+        axes = {a for entry in entries for a in self._axes(entry)} & self.token_axes
+        return math.prod(self.sizes[a] for a in axes)
+
+    def copies(self, weight: Weight) -> int:
+        """Devices with other tokens that hold the same piece of a weight."""
+        return math.prod(self.sizes[a] for a in self.token_axes) // self.gathered_ways(weight)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of one element."""
+        return 2 if self.run.train.precision == "bf16" else 4
+
+    def stream_bytes(self) -> float:
+        """The residual stream of one microbatch, [B, T, D], on one device."""
+        ways = self.ways((RESIDUAL,), ACTIVATIONS) // self.ways(("seq",), ACTIVATIONS)
+        return self.tokens * self.model.embed_dim * self.activation_bytes / ways
+
+    def output_bytes(self, weight: Weight) -> float:
+        """What the product with one layer's weight leaves on one device; a product back into
+        the residual stream is cut as that is."""
+        if weight.outputs == ("embed",):
+            return self.stream_bytes()
+        ways = self.ways(("batch", *weight.outputs), ACTIVATIONS) // self.batch_ways
+        return self.tokens * math.prod(weight.output_shape) * self.activation_bytes / ways
+
+    @property
+    def attention_bytes(self) -> float:
+        """What attention keeps of its forward pass: its output and, for each query and head,
+        the float32 log of its sum."""
+        m = self.model
+        ways = self.ways(("batch", "heads"), ACTIVATIONS) // self.batch_ways
+        width = m.num_heads * m.head_dim * self.activation_bytes
+        return self.tokens * (width + 4 * m.num_heads) / ways

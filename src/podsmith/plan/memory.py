@@ -1,0 +1,124 @@
+"""Memory: what one device holds during a step, reckoned without a compiler.
+
+    state          weights, optimizer, moving average: exact, from the shardings
+    gradients      of the weights, once more where microbatches are summed
+    saved          what the backward pass keeps of the forward pass, layer by layer
+    temporaries    the larger of two moments: a chunk of logits with its gradient, or one
+                   layer's backward pass
+
+How many arrays are alive at once in the two moments is what the TPU compiler was seen to need
+(`benchmarks/plan_quick.py`); it changes with the compiler.
+"""
+
+from dataclasses import dataclass
+
+from podsmith.core.sharding import ACTIVATIONS
+from podsmith.plan.layout import WEIGHT_BYTES, Layout, optimizer_arrays
+
+LOGITS_ALIVE = 2.5  # float32 logits, their gradient, and that in bfloat16
+HEAD_ALIVE = 3  # the head in bfloat16, its float32 gradient and the sum of such
+WIDE_ALIVE = 6  # arrays of an mlp's width in a layer's backward pass
+STREAM_ALIVE = 8  # and of the residual stream's
+SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
+KEPT_WITHOUT_REMAT = 1.0  # beyond the products: norms, gates, rotated heads, over the products
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device at the peak of a step."""
+
+    weights: float
+    optimizer: float
+    gradients: float
+    saved: float
+    temporaries: float
+
+    @property
+    def state(self) -> float:
+        """What is there before the first step."""
+        return self.weights + self.optimizer
+
+    @property
+    def peak(self) -> float:
+        return self.state + self.gradients + self.saved + self.temporaries
+
+    def parts(self) -> dict[str, float]:
+        """By what they are for, adding up to the peak."""
+        return {
+            "weights": self.weights,
+            "optimizer": self.optimizer,
+            "gradients": self.gradients,
+            "saved activations": self.saved,
+            "temporaries": self.temporaries,
+        }
+
+
+def memory(layout: Layout) -> Memory:
+    """The peak of a step of this layout."""
+    run = layout.run
+    weights = sum(layout.elements(w.axes, w.param.shape) for w in layout.weights) * WEIGHT_BYTES
+    optimizer = sum(
+        layout.elements(axes, shape) * size
+        for axes, shape, size in optimizer_arrays(run.optim, run.model)
+    )
+    if run.train.ema_decay is not None:
+        optimizer += weights
+    summed = run.train.num_microbatches > 1
+    return Memory(
+        weights=weights,
+        optimizer=optimizer,
+        gradients=weights * (2 if summed else 1),
+        saved=saved_bytes(layout),
+        temporaries=max(logits_bytes(layout), layer_bytes(layout)),
+    )
+
+
+def saved_bytes(layout: Layout) -> float:
+    """What the backward pass keeps, by `train.remat`; with pipeline stages, that of all
+    microbatches under way."""
+    remat = layout.run.train.remat
+    kept = layout.stream_bytes()
+    if remat != "block":
+        kept += layout.attention_bytes
+        products = [w for w in layout.weights if w.stacked and w.param.is_matrix]
+        kept += sum(layout.output_bytes(w) for w in products if remat != "mlp" or not w.is_wide)
+    if remat == "none":
+        kept += KEPT_WITHOUT_REMAT * sum(layout.output_bytes(w) for w in products)
+        kept += score_bytes(layout)
+    under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
+    return layout.layers * kept * under_way
+
+
+def score_bytes(layout: Layout) -> float:
+    """Float32 scores of one layer, where attention keeps them whole."""
+    if layout.kernels != "reference":
+        return 0.0
+    ways = layout.ways(("batch", "heads"), ACTIVATIONS) // layout.batch_ways
+    return layout.tokens * layout.seq_len * layout.model.num_heads * 4 / ways
+
+
+def logits_bytes(layout: Layout) -> float:
+    """A chunk of logits and what goes with it."""
+    m, train = layout.model, layout.run.train
+    chunk = min(train.loss_chunk_tokens, layout.seq_len)
+    ways = layout.ways(("batch", "vocab"), ACTIVATIONS) // layout.batch_ways
+    chunk_tokens = layout.tokens * chunk / layout.seq_len
+    head = m.vocab_size * m.embed_dim / ways * WEIGHT_BYTES
+    return (
+        LOGITS_ALIVE * chunk_tokens * m.vocab_size / ways * 4
+        + HEAD_ALIVE * head
+        + 2 * layout.stream_bytes()
+    )
+
+
+def layer_bytes(layout: Layout) -> float:
+    """One layer's backward pass: its weights gathered, its activations and their gradients."""
+    inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
+    gathered = sum(w.param.size / w.layers / layout.product_ways(w) for w in inside)
+    wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
+    return (
+        2 * gathered * layout.activation_bytes
+        + WIDE_ALIVE * wide
+        + STREAM_ALIVE * layout.stream_bytes()
+        + SCORES_ALIVE * score_bytes(layout)
+    )
