@@ -2,7 +2,7 @@
 
     matmul        FLOPs of the products, those computed again included, / (peak x efficiency)
     attention     causal FLOPs / (peak x efficiency); all scores where there is no kernel
-    vector        bytes that norms, rotations, gates, logits and the optimizer move / HBM rate
+    vector        bytes that norms, rotations, gates, logits and the optimizer pass over / rate
     gathers       bytes of gathered weights / links, hidden behind the products
     reductions    bytes of gradients and partial sums / links, mostly not hidden
     network       what crosses slices or nodes
@@ -15,7 +15,6 @@ and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 from collections import Counter
 from dataclasses import dataclass, field
 
-from podsmith.core.sharding import ACTIVATIONS
 from podsmith.plan.layout import Layout, Weight, optimizer_arrays
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import score_bytes
@@ -24,9 +23,9 @@ TILE = 128  # products are padded to multiples of it
 
 # Times that each byte of a kind of array goes through memory in a step, forward and backward;
 # RECOMPUTED is the share more where the forward pass of a layer runs twice.
-STREAM_PASSES = 30.0
-WIDE_PASSES = 9.0
-HEAD_PASSES = 50.0
+STREAM_PASSES = 43.0
+WIDE_PASSES = 4.0
+HEAD_PASSES = 46.0
 LOGITS_PASSES = 10.0
 SCORE_PASSES = 8.0
 OPTIMIZER_PASSES = 2.0  # the state is read and written
@@ -66,7 +65,7 @@ def timing(layout: Layout, machine: Machine) -> Timing:
     attention = pieces * attention_s(layout, machine)
     found.by_kind["attention"] = attention
     found.by_part["attention"] += attention
-    found.by_kind["vector"] = vector_bytes(layout) / machine.hbm_bytes_per_s
+    found.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
     _collectives(found, layout, machine)
     if layout.stages > 1:
         busy = sum(found.by_kind[kind] for kind in ("matmul", "attention", "vector"))
@@ -78,9 +77,9 @@ def timing(layout: Layout, machine: Machine) -> Timing:
 
 def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
     """Seconds of the products with a weight (all its layers), for one microbatch."""
-    if not weight.param.is_matrix or not products(layout, weight):
+    if not weight.is_matrix or not products(layout, weight):
         return 0.0
-    share = weight.param.size / layout.product_ways(weight) * _padding(layout, weight)
+    share = weight.size / layout.product_ways(weight) * _padding(layout, weight)
     flops = 2 * products(layout, weight) * layout.tokens * share
     return flops / (machine.flops * machine.matmul_efficiency)
 
@@ -106,9 +105,8 @@ def is_recomputed(layout: Layout, weight: Weight) -> bool:
 
 def _padding(layout: Layout, weight: Weight) -> float:
     """Work on padded tiles over work on the product's own sizes."""
-    fan_in, fan_out = weight.param.matrix_shape
     ways = layout.product_ways(weight)
-    side = fan_in if "embed" in weight.outputs else fan_out  # the side that is cut
+    side = weight.fan_in if "embed" in weight.outputs else weight.fan_out  # what is cut
     held = side / ways
     return (-(-held // TILE) * TILE) / held
 
@@ -117,7 +115,7 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     """Seconds of attention in all layers of a device, for one microbatch: products of
     queries and keys and of scores and values, two forward, seven backward."""
     m, remat = layout.model, layout.run.train.remat
-    ways = layout.ways(("batch", "heads"), ACTIVATIONS) // layout.batch_ways
+    ways = layout.ways("batch", "seq", "heads")
     again = 2 if remat == "block" else 0
     causal = 1 if layout.kernels == "reference" else 0.5
     per_token = 2 * layout.seq_len * m.num_heads * m.head_dim / ways
@@ -128,14 +126,12 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 def vector_bytes(layout: Layout) -> float:
     """Bytes that everything but products moves through a device's memory in a step."""
     m, train = layout.model, layout.run.train
-    heads = layout.ways(("batch", "heads"), ACTIVATIONS) // layout.batch_ways
-    wide = layout.ways(("batch", "mlp"), ACTIVATIONS) // layout.batch_ways
-    vocab = layout.ways(("batch", "vocab"), ACTIVATIONS) // layout.batch_ways
+    heads, wide, vocab = (layout.ways("batch", "seq", n) for n in ("heads", "mlp", "vocab"))
     element = layout.tokens * layout.activation_bytes
     per_layer = (
         STREAM_PASSES * layout.stream_bytes()
         + WIDE_PASSES * element * m.mlp_dim / wide
-        + HEAD_PASSES * element * (m.num_heads + 2 * m.num_kv_heads) * m.head_dim / heads
+        + HEAD_PASSES * element * (m.num_heads + 2 * m.num_kv_heads) * layout.lanes / heads
         + SCORE_PASSES * score_bytes(layout)
     )
     if train.remat != "none":
@@ -160,10 +156,10 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
     gathers = reductions = crossing = 0.0
     pieces = layout.run.train.num_microbatches
     for weight in layout.weights:
-        size = weight.param.size / layout.product_ways(weight)
+        size = weight.size / layout.product_ways(weight)
         gathered, copies = layout.gathered_ways(weight), layout.copies(weight)
         times = pieces * uses(layout, weight)
-        if weight.param.is_matrix and gathered > 1:
+        if weight.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
             gathers += GATHERS * GATHER_BYTES * seconds
             reductions += 2 * REDUCE_BYTES * seconds
@@ -195,7 +191,7 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
     tensor, context = layout.sizes["tensor"], layout.sizes["context"]
     whole = layout.tokens * layout.model.embed_dim * layout.activation_bytes
     if tensor > 1:
-        cut = [w for w in layout.weights if w.stacked and w.param.is_matrix]
+        cut = [w for w in layout.weights if w.stacked and w.is_matrix]
         again = layout.run.train.remat == "block"
         sums = sum(("embed" in w.outputs) + ("embed" in w.inputs) for w in cut) + again
         moved = 2 * whole * (tensor - 1) / tensor * sums

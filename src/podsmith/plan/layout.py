@@ -7,7 +7,7 @@ table entry is reckoned with as it is.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from podsmith.plan.resolve import Plan, compute_of, refuse_impossible, seq_len_o
 from podsmith.run import Run
 
 RESIDUAL = "stream" if "stream" in ACTIVATIONS else "seq"  # tokens between attention and mlp
+LANES = 128
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
 
@@ -40,16 +41,15 @@ class Weight:
     axes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    is_matrix: bool
+    layers: int
+    """1 outside the stack."""
     stacked: bool
     """Whether it is one of a stack of layers."""
-
-    @property
-    def layers(self) -> int:
-        return self.param.shape[0] if self.stacked else 1
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        return self.param.shape[len(self.param.shape) - len(self.outputs) :]
+    size: int
+    """Elements, of all layers together."""
+    fan_in: int
+    fan_out: int
 
     @property
     def is_wide(self) -> bool:
@@ -60,10 +60,47 @@ class Weight:
 @cache
 def weights_of(model: Any) -> tuple[Weight, ...]:
     """The weights of a model, by path."""
-    return tuple(
-        Weight(path, p, part_of(p), p.axes, p.inputs, p.outputs, p.batch[:1] == ("layers",))
-        for path, p in walk(model.spec())
+    return tuple(_weight(path, param) for path, param in walk(model.spec()))
+
+
+def _weight(path: str, param: Param) -> Weight:
+    stacked = param.batch[:1] == ("layers",)
+    fan_in, fan_out = param.matrix_shape if param.is_matrix else (0, 0)
+    return Weight(
+        path=path,
+        param=param,
+        part=part_of(param),
+        axes=param.axes,
+        inputs=param.inputs,
+        outputs=param.outputs,
+        is_matrix=param.is_matrix,
+        layers=param.shape[0] if stacked else 1,
+        stacked=stacked,
+        size=param.size,
+        fan_in=fan_in,
+        fan_out=fan_out,
     )
+
+
+def _named(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+@cache
+def weight_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes that cut each axis of a weight."""
+    return tuple(_named(entry) for entry in partition(axes, WEIGHTS))
+
+
+@cache
+def activation_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes that cut each axis of an activation."""
+    return tuple(_named(entry) for entry in partition(axes, ACTIVATIONS))
+
+
+TOKEN_AXES = frozenset(a for cut in activation_cuts(("batch", "seq")) for a in cut)
+"""Mesh axes over which tokens are cut: a weight is whole for its product, whatever these axes
+cut of it in between."""
 
 
 @cache
@@ -112,20 +149,19 @@ class Layout:
     def weights(self) -> tuple[Weight, ...]:
         return weights_of(self.model)
 
-    def _axes(self, entry: Any) -> tuple[str, ...]:
-        return (entry,) if isinstance(entry, str) else entry or ()
+    def _ways(self, mesh_axes: Iterable[str]) -> int:
+        return math.prod(self.sizes[a] for a in mesh_axes)
 
-    def ways(self, axes: tuple[str, ...], table: Mapping[str, Any]) -> int:
-        """Pieces into which an array with these axes is cut."""
-        entries = partition(axes, table)
-        return math.prod(self.sizes[a] for entry in entries for a in self._axes(entry))
+    def ways(self, *axes: str) -> int:
+        """Pieces into which the last of an activation's axes is cut, next to the others."""
+        return self._ways(activation_cuts(axes)[-1])
 
     def elements(self, axes: tuple[str, ...], shape: tuple[int, ...]) -> float:
         """Elements that a device holds of an array with weights' axes; a dimension that does
         not divide stays whole."""
         held = 1.0
-        for size, entry in zip(shape, partition(axes, WEIGHTS), strict=True):
-            ways = math.prod(self.sizes[a] for a in self._axes(entry))
+        for size, cut in zip(shape, weight_cuts(axes), strict=True):
+            ways = self._ways(cut)
             held *= size if size % ways else size // ways
         return held
 
@@ -133,16 +169,12 @@ class Layout:
     def rows(self) -> float:
         """Rows of one microbatch on one device."""
         train = self.run.train
-        return train.global_batch_size / train.num_microbatches / self.batch_ways
-
-    @cached_property
-    def batch_ways(self) -> int:
-        return self.ways(("batch",), ACTIVATIONS)
+        return train.global_batch_size / train.num_microbatches / self.ways("batch")
 
     @cached_property
     def tokens(self) -> float:
         """Tokens of one microbatch on one device."""
-        return self.rows * self.seq_len / self.ways(("seq",), ACTIVATIONS)
+        return self.rows * self.seq_len / self.ways("batch", "seq")
 
     @property
     def stages(self) -> int:
@@ -153,28 +185,17 @@ class Layout:
         """Layers of one device."""
         return self.model.num_layers / self.stages
 
-    @cached_property
-    def token_axes(self) -> frozenset[str]:
-        """Mesh axes over which tokens are cut: weights are whole for the product, whatever
-        these axes cut of them in between."""
-        named = (*self._axes(ACTIVATIONS["batch"]), *self._axes(ACTIVATIONS["seq"]))
-        return frozenset(named)
-
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
-        entries = partition(weight.axes, WEIGHTS)
-        axes = {a for entry in entries for a in self._axes(entry)} - self.token_axes
-        return math.prod(self.sizes[a] for a in axes)
+        return self._ways({a for cut in weight_cuts(weight.axes) for a in cut} - TOKEN_AXES)
 
     def gathered_ways(self, weight: Weight) -> int:
         """Devices from which a weight is gathered for its product."""
-        entries = partition(weight.axes, WEIGHTS)
-        axes = {a for entry in entries for a in self._axes(entry)} & self.token_axes
-        return math.prod(self.sizes[a] for a in axes)
+        return self._ways({a for cut in weight_cuts(weight.axes) for a in cut} & TOKEN_AXES)
 
     def copies(self, weight: Weight) -> int:
         """Devices with other tokens that hold the same piece of a weight."""
-        return math.prod(self.sizes[a] for a in self.token_axes) // self.gathered_ways(weight)
+        return self._ways(TOKEN_AXES) // self.gathered_ways(weight)
 
     @property
     def activation_bytes(self) -> int:
@@ -183,7 +204,7 @@ class Layout:
 
     def stream_bytes(self) -> float:
         """The residual stream of one microbatch, [B, T, D], on one device."""
-        ways = self.ways((RESIDUAL,), ACTIVATIONS) // self.ways(("seq",), ACTIVATIONS)
+        ways = self.ways("batch", RESIDUAL) / self.ways("batch", "seq")
         return self.tokens * self.model.embed_dim * self.activation_bytes / ways
 
     def output_bytes(self, weight: Weight) -> float:
@@ -191,14 +212,19 @@ class Layout:
         the residual stream is cut as that is."""
         if weight.outputs == ("embed",):
             return self.stream_bytes()
-        ways = self.ways(("batch", *weight.outputs), ACTIVATIONS) // self.batch_ways
-        return self.tokens * math.prod(weight.output_shape) * self.activation_bytes / ways
+        width = weight.fan_out / self.ways("batch", "seq", weight.outputs[0])
+        return self.tokens * width * self.activation_bytes
+
+    @property
+    def lanes(self) -> int:
+        """Width of one head in vector registers: a TPU's have 128 lanes."""
+        size = self.model.head_dim
+        return -(-size // LANES) * LANES if self.kernels == "tpu" else size
 
     @property
     def attention_bytes(self) -> float:
         """What attention keeps of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
         m = self.model
-        ways = self.ways(("batch", "heads"), ACTIVATIONS) // self.batch_ways
-        width = m.num_heads * m.head_dim * self.activation_bytes
-        return self.tokens * (width + 4 * m.num_heads) / ways
+        width = m.head_dim * self.activation_bytes + 4
+        return self.tokens * m.num_heads * width / self.ways("batch", "seq", "heads")

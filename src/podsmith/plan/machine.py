@@ -24,6 +24,9 @@ from podsmith.presets.machines import (
     NETWORK_BYTES_PER_S,
 )
 
+CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "7x": 2}  # TensorCores; 1 elsewhere
+VECTOR_BYTES_PER_CYCLE = 585  # of a TensorCore; benchmarks/plan_quick.py
+
 _GPU = re.compile(r"([a-z0-9-]+?)(?:x(\d+))?")
 
 
@@ -42,7 +45,8 @@ class Machine:
     num_groups: int = 1
     """Slices or nodes: within one, devices have links; between them, the network."""
     flops: float
-    hbm_bytes_per_s: float
+    vector_bytes_per_s: float
+    """What the vector units pass over, at most the rate of the memory."""
     matmul_efficiency: float
     attention_efficiency: float
     link_bytes_per_s: float
@@ -107,6 +111,7 @@ def machine_of(where: Slice) -> Machine:
     """A TPU slice as a machine."""
     rates, peak = RATES[where.generation], PEAKS[where.family.device_kind]
     per_chip = where.family.devices_per_chip
+    cores = CORES_PER_CHIP.get(where.generation, 1) / per_chip
     return Machine(
         name=where.name,
         kind=where.generation,
@@ -116,7 +121,9 @@ def machine_of(where: Slice) -> Machine:
         num_groups=where.num_slices,
         flops=peak.bf16_flops,
         usable_bytes=peak.usable_bytes or peak.hbm_bytes,
-        hbm_bytes_per_s=rates.hbm_bytes_per_s,
+        vector_bytes_per_s=min(
+            rates.hbm_bytes_per_s, cores * rates.clock_hz * VECTOR_BYTES_PER_CYCLE
+        ),
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
         link_bytes_per_s=rates.link_bytes_per_s,
@@ -149,7 +156,7 @@ def _gpu(text: str, word: str) -> Machine:
         num_groups=nodes,
         flops=peak.bf16_flops,
         usable_bytes=int(peak.hbm_bytes * GPU_MEMORY_SHARE),
-        hbm_bytes_per_s=gpu.hbm_bytes_per_s,
+        vector_bytes_per_s=gpu.hbm_bytes_per_s,
         matmul_efficiency=GPU_MATMUL_EFFICIENCY,
         attention_efficiency=GPU_ATTENTION_EFFICIENCY,
         link_bytes_per_s=gpu.link_bytes_per_s,
@@ -168,7 +175,7 @@ def _cpu(text: str, word: str) -> Machine:
         num_chips=cores,
         num_devices=1,
         flops=cores * CORE.flops,
-        hbm_bytes_per_s=cores * CORE.memory_bytes_per_s,
+        vector_bytes_per_s=cores * CORE.memory_bytes_per_s,
         matmul_efficiency=1.0,
         attention_efficiency=0.5,
         link_bytes_per_s=math.inf,

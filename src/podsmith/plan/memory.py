@@ -12,7 +12,6 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 
 from dataclasses import dataclass
 
-from podsmith.core.sharding import ACTIVATIONS
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, optimizer_arrays
 
 LOGITS_ALIVE = 2.5  # float32 logits, their gradient, and that in bfloat16
@@ -80,7 +79,7 @@ def saved_bytes(layout: Layout) -> float:
     kept = layout.stream_bytes()
     if remat != "block":
         kept += layout.attention_bytes
-        products = [w for w in layout.weights if w.stacked and w.param.is_matrix]
+        products = [w for w in layout.weights if w.stacked and w.is_matrix]
         kept += sum(layout.output_bytes(w) for w in products if remat != "mlp" or not w.is_wide)
     if remat == "none":
         kept += KEPT_WITHOUT_REMAT * sum(layout.output_bytes(w) for w in products)
@@ -93,15 +92,15 @@ def score_bytes(layout: Layout) -> float:
     """Float32 scores of one layer, where attention keeps them whole."""
     if layout.kernels != "reference":
         return 0.0
-    ways = layout.ways(("batch", "heads"), ACTIVATIONS) // layout.batch_ways
-    return layout.tokens * layout.seq_len * layout.model.num_heads * 4 / ways
+    heads = layout.model.num_heads / layout.ways("batch", "seq", "heads")
+    return layout.tokens * layout.seq_len * heads * 4
 
 
 def logits_bytes(layout: Layout) -> float:
     """A chunk of logits and what goes with it."""
     m, train = layout.model, layout.run.train
     chunk = min(train.loss_chunk_tokens, layout.seq_len)
-    ways = layout.ways(("batch", "vocab"), ACTIVATIONS) // layout.batch_ways
+    ways = layout.ways("batch", "seq", "vocab")
     chunk_tokens = layout.tokens * chunk / layout.seq_len
     head = m.vocab_size * m.embed_dim / ways * WEIGHT_BYTES
     return (
@@ -113,8 +112,8 @@ def logits_bytes(layout: Layout) -> float:
 
 def layer_bytes(layout: Layout) -> float:
     """One layer's backward pass: its weights gathered, its activations and their gradients."""
-    inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
-    gathered = sum(w.param.size / w.layers / layout.product_ways(w) for w in inside)
+    inside = [w for w in layout.weights if w.stacked and w.is_matrix]
+    gathered = sum(w.size / w.layers / layout.product_ways(w) for w in inside)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     return (
         2 * gathered * layout.activation_bytes
