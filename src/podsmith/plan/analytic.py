@@ -15,7 +15,7 @@ and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 from collections import Counter
 from dataclasses import dataclass, field
 
-from podsmith.plan.layout import Layout, Weight, optimizer_arrays
+from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import score_bytes
 
@@ -137,16 +137,12 @@ def vector_bytes(layout: Layout) -> float:
     if train.remat != "none":
         per_layer *= 1 + RECOMPUTED
     logits = LOGITS_PASSES * layout.tokens * m.vocab_size / vocab * 4
-    held = sum(layout.elements(w.axes, w.param.shape) for w in layout.weights)
-    state = sum(
-        layout.elements(axes, shape) * size
-        for axes, shape, size in optimizer_arrays(layout.run.optim, m)
-    )
-    gradients = 4 * held * (2 + 3 * (train.num_microbatches - 1))
+    held = layout.weight_elements
+    gradients = WEIGHT_BYTES * held * (2 + 3 * (train.num_microbatches - 1))
     pieces = train.num_microbatches
     return (
         pieces * (layout.layers * per_layer + logits)
-        + OPTIMIZER_PASSES * (state + 4 * held)
+        + OPTIMIZER_PASSES * (layout.optimizer_bytes + WEIGHT_BYTES * held)
         + gradients
     )
 

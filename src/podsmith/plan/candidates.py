@@ -109,7 +109,7 @@ def rank(candidate: Candidate) -> tuple:
     if quick.fits:
         margin = 1 + TIE_SHARE if candidate.changes_training else 1
         return 0, quick.step_s * margin, quick.memory.peak
-    return 1, quick.over_bytes, quick.step_s
+    return 1, quick.over_bytes
 
 
 def meshes_of(run: Run, machine: Machine) -> Iterator[Mesh]:

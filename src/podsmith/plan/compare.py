@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from podsmith.plan.candidates import Candidate, candidates
 from podsmith.plan.machine import parse_machine
-from podsmith.plan.takes import Takes, money, takes
+from podsmith.plan.takes import Takes, figure, money, takes
 from podsmith.presets.hardware import GIB
 from podsmith.run import Run
 
@@ -39,9 +39,7 @@ class Choice:
         return self.best is not None and self.best.quick.fits
 
 
-def compare(
-    run: Run, *, hours: float | None = None, names: Sequence[str] = COMMON
-) -> list[Choice]:
+def compare(run: Run, *, hours: float | None = None, names: Sequence[str] = COMMON) -> list[Choice]:
     """Every machine: what fits first, cheapest first (unknown prices after known ones)."""
     found = [_choice(run, name, hours) for name in names]
     return sorted(found, key=_order)
@@ -75,7 +73,7 @@ def compare_lines(run: Run, choices: Sequence[Choice]) -> list[str]:
         quick, cost = choice.best.quick, choice.takes
         usd = "no price" if cost.usd is None else money(cost.usd).removesuffix(" USD")
         lines.append(
-            f"{choice.name:<13} {cost.chips:>5} {quick.step_s:>8.3g} {cost.hours:>8.3g} "
+            f"{choice.name:<13} {cost.chips:>5} {figure(quick.step_s):>8} {figure(cost.hours):>8} "
             f"{usd:>12} {quick.memory.peak / GIB:>7.2f}  {choice.best.label}"
         )
     over = [c for c in choices if c.best is not None and not c.fits]

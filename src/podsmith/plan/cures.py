@@ -20,7 +20,7 @@ from podsmith.plan.takes import takes
 from podsmith.plan.topology import names_of
 from podsmith.presets.hardware import GIB
 from podsmith.presets.machines import GPUS
-from podsmith.run import Mesh, Run
+from podsmith.run import Run
 
 MOST_NODES = 64
 
@@ -28,8 +28,7 @@ MOST_NODES = 64
 def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
     """What would make it fit, as lines; `hours` is the length of a session."""
     lines = ["", "what would make it fit:"]
-    before = Quick.of(run, machine)
-    found = {c.overrides: c for c in single_cures(run, machine, before) if c.quick.fits}
+    found = {c.overrides: c for c in single_cures(run, machine) if c.quick.fits}
     lines += [_line(candidate) for candidate in found.values()]
     ways = [c for c in candidates(run, machine, optimizers=True) if c.overrides not in found]
     best = ways[0] if ways else None
@@ -50,11 +49,10 @@ def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[s
     return lines
 
 
-def single_cures(run: Run, machine: Machine, before: Quick) -> Iterator[Candidate]:
+def single_cures(run: Run, machine: Machine) -> Iterator[Candidate]:
     """Ways that change one of remat, microbatches, mesh and optimizer."""
-    mesh = Mesh(**before.plan.mesh.shape)
     yield from sorted(
-        (c for c in candidates(run, machine, meshes=[mesh]) if c.quick.fits),
+        (c for c in candidates(run, machine, meshes=[run.mesh]) if c.quick.fits),
         key=lambda c: (len(c.overrides), c.quick.step_s),
     )[:2]
     same = [run.train.remat]

@@ -9,7 +9,7 @@ table entry is reckoned with as it is.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,43 @@ def activation_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     return tuple(_named(entry) for entry in partition(axes, ACTIVATIONS))
 
 
+Sizes = tuple[tuple[str, int], ...]
+"""Devices along each mesh axis, as something to remember answers by."""
+
+
+def held_elements(sizes: Sizes, axes: tuple[str, ...], shape: tuple[int, ...]) -> float:
+    """Elements that a device holds of an array with weights' axes; a dimension that does not
+    divide stays whole."""
+    along, held = dict(sizes), 1.0
+    for size, cut in zip(shape, weight_cuts(axes), strict=True):
+        ways = math.prod(along[a] for a in cut)
+        held *= size if size % ways else size // ways
+    return held
+
+
+@lru_cache(4096)
+def held_weights(sizes: Sizes, model: Any) -> float:
+    """Elements of all weights on one device."""
+    return sum(held_elements(sizes, w.axes, w.param.shape) for w in weights_of(model))
+
+
+@lru_cache(4096)
+def held_optimizer_bytes(sizes: Sizes, optim: Optim, model: Any) -> float:
+    """Bytes of the optimizer's state on one device."""
+    arrays = optimizer_arrays(optim, model)
+    return sum(held_elements(sizes, axes, shape) * size for axes, shape, size in arrays)
+
+
+@lru_cache(65536)
+def split_ways(sizes: Sizes, axes: tuple[str, ...]) -> tuple[int, int]:
+    """(devices that share the product of a token with a weight, devices from which it is
+    gathered for that)."""
+    along = dict(sizes)
+    cuts = {a for cut in weight_cuts(axes) for a in cut}
+    shared, gathered = cuts - TOKEN_AXES, cuts & TOKEN_AXES
+    return math.prod(along[a] for a in shared), math.prod(along[a] for a in gathered)
+
+
 TOKEN_AXES = frozenset(a for cut in activation_cuts(("batch", "seq")) for a in cut)
 """Mesh axes over which tokens are cut: a weight is whole for its product, whatever these axes
 cut of it in between."""
@@ -156,14 +193,19 @@ class Layout:
         """Pieces into which the last of an activation's axes is cut, next to the others."""
         return self._ways(activation_cuts(axes)[-1])
 
-    def elements(self, axes: tuple[str, ...], shape: tuple[int, ...]) -> float:
-        """Elements that a device holds of an array with weights' axes; a dimension that does
-        not divide stays whole."""
-        held = 1.0
-        for size, cut in zip(shape, weight_cuts(axes), strict=True):
-            ways = self._ways(cut)
-            held *= size if size % ways else size // ways
-        return held
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return tuple(self.sizes.items())
+
+    @property
+    def weight_elements(self) -> float:
+        """Of all weights, on one device."""
+        return held_weights(self._sizes, self.model)
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Of the optimizer's state, on one device."""
+        return held_optimizer_bytes(self._sizes, self.run.optim, self.model)
 
     @cached_property
     def rows(self) -> float:
@@ -187,11 +229,11 @@ class Layout:
 
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
-        return self._ways({a for cut in weight_cuts(weight.axes) for a in cut} - TOKEN_AXES)
+        return split_ways(self._sizes, weight.axes)[0]
 
     def gathered_ways(self, weight: Weight) -> int:
         """Devices from which a weight is gathered for its product."""
-        return self._ways({a for cut in weight_cuts(weight.axes) for a in cut} & TOKEN_AXES)
+        return split_ways(self._sizes, weight.axes)[1]
 
     def copies(self, weight: Weight) -> int:
         """Devices with other tokens that hold the same piece of a weight."""

@@ -3,6 +3,8 @@
     v4-32, tpu:v4-32, 2xv5e-256     TPU slices, see plan.topology
     gpu:h200x8, gpu:h100x64         GPUs, eight to a node
     cpu:8                           eight cores of one host: one JAX device
+
+A kind is what is bought: a TPU generation, a GPU, `cpu`.
 """
 
 import difflib
@@ -10,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 
 from podsmith.errors import UserError
@@ -65,10 +68,7 @@ class Machine:
     def links(self, ways: int) -> int:
         """Links on which a device receives from `ways` devices of its slice: those of the
         torus axes that they fill, two ways along each; one axis where they fill none."""
-        if not self.shape:
-            return 1
-        full = [axes for axes in _subsets(self.shape) if math.prod(axes) == ways]
-        return max((sum(2 if n > 2 else 1 for n in axes) for axes in full), default=2)
+        return _links(self.shape, ways)
 
     def fits_torus(self, sizes: Mapping[str, int]) -> bool:
         """Whether each mesh axis is a product of whole torus axes, once `data` has taken the
@@ -78,6 +78,14 @@ class Machine:
         within = dict(sizes)
         within["data"] //= math.gcd(within["data"], self.num_groups)
         return _assignable(tuple(n for n in within.values() if n > 1), self.shape)
+
+
+@cache
+def _links(shape: tuple[int, ...], ways: int) -> int:
+    if not shape:
+        return 1
+    full = [axes for axes in _subsets(shape) if math.prod(axes) == ways]
+    return max((sum(2 if n > 2 else 1 for n in axes) for axes in full), default=2)
 
 
 def _subsets(sides: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 
 from dataclasses import dataclass
 
-from podsmith.plan.layout import WEIGHT_BYTES, Layout, optimizer_arrays
+from podsmith.plan.layout import WEIGHT_BYTES, Layout
 
 LOGITS_ALIVE = 2.5  # float32 logits, their gradient, and that in bfloat16
 HEAD_ALIVE = 3  # the head in bfloat16, its float32 gradient and the sum of such
@@ -55,11 +55,7 @@ class Memory:
 def memory(layout: Layout) -> Memory:
     """The peak of a step of this layout."""
     run = layout.run
-    weights = sum(layout.elements(w.axes, w.param.shape) for w in layout.weights) * WEIGHT_BYTES
-    optimizer = sum(
-        layout.elements(axes, shape) * size
-        for axes, shape, size in optimizer_arrays(run.optim, run.model)
-    )
+    weights, optimizer = layout.weight_elements * WEIGHT_BYTES, layout.optimizer_bytes
     if run.train.ema_decay is not None:
         optimizer += weights
     summed = run.train.num_microbatches > 1

@@ -1,6 +1,8 @@
 """Quick: the analytic answer to `podsmith plan --quick`, in well under a second of reckoning.
 
     Run, Machine --plan.layout--> Layout --plan.memory, plan.analytic--> Quick --> text, JSON
+
+The verdict and the time come with the error that the model was seen to have.
 """
 
 import json
@@ -129,6 +131,8 @@ class Quick:
         ]
         parts = self.memory.parts()
         lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in parts.items()]
+        if not self.fits:
+            return [*lines, "", *self._unknown()]
         lines += ["", self._predicted()]
         kinds = sorted(self.timing.by_kind.items(), key=lambda item: -item[1])
         lines += [f"  {seconds:8.3f} s  {kind}" for kind, seconds in kinds]

@@ -128,6 +128,11 @@ def _plain(estimate: Estimate) -> dict:
     return {name: dict(value) if isinstance(value, dict) else value for name, value in fields}
 
 
+def write_report(report: Report, folder: Path, takes: Takes | None = None) -> Path:
+    """Writes plan.json below `folder`; its path."""
+    return write_plan(report.to_json(takes), folder)
+
+
 def write_plan(text: str, folder: Path) -> Path:
     """Writes plan.json below `folder`; its path."""
     folder.mkdir(parents=True, exist_ok=True)

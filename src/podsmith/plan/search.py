@@ -1,6 +1,8 @@
 """Search: the best way to run on a slice: analytic model first, compiler for the finalists.
 
     candidates --analytic--> ranked --best N--> compiler, one at a time --> table, overrides
+
+Only what the compiler confirmed can be the best once it was asked.
 """
 
 import json

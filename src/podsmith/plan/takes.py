@@ -2,6 +2,8 @@
 
     step seconds x steps --> hours --> chip-hours --> USD          (training steps alone)
     state bytes x saves  --> bytes of checkpoints written and kept
+
+Prices are those of `presets.prices` unless the run or the command line has others.
 """
 
 import math
@@ -56,7 +58,7 @@ class Takes:
     def lines(self) -> list[str]:
         """As text, a line a thing."""
         text = f"{self.steps:,} steps: {self.tokens:,} tokens, about {_hours(self.hours)}, "
-        text += f"{self.chip_hours:,.3g} chip-hours" if self.chips > 1 else "on one chip"
+        text += f"{figure(self.chip_hours)} chip-hours"
         lines = [text, self._cost(), self._checkpoints()]
         if self.session is not None:
             lines.append(self._session(self.session))
@@ -75,11 +77,10 @@ class Takes:
         return text
 
     def _checkpoints(self) -> str:
-        size = self.checkpoint_bytes
+        size, written, kept = self.checkpoint_bytes, self.checkpoints_written, self.checkpoints_kept
         return (
-            f"checkpoints: {size / 1e9:,.3g} GB each, {self.checkpoints_written:,} written "
-            f"({self.checkpoints_written * size / 1e12:,.3g} TB), {self.checkpoints_kept:,} kept "
-            f"({self.checkpoints_kept * size / 1e12:,.3g} TB)"
+            f"checkpoints: {figure(size / 1e12)} TB each, {written:,} written "
+            f"({figure(written * size / 1e12)} TB), {kept:,} kept ({figure(kept * size / 1e12)} TB)"
         )
 
     def _session(self, session: Session) -> str:
@@ -171,6 +172,11 @@ def money(usd: float) -> str:
     return f"{usd:,.0f} USD" if usd >= 100 else f"{usd:,.2f} USD"
 
 
+def figure(value: float) -> str:
+    """Three digits, and all of them before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def _hours(hours: float) -> str:
-    days = f" ({hours / 24:,.3g} days)" if hours >= 48 else ""
-    return f"{hours:,.3g} hours{days}" if hours >= 1 else f"{hours * 60:.3g} minutes"
+    days = f" ({figure(hours / 24)} days)" if hours >= 48 else ""
+    return f"{figure(hours)} hours{days}" if hours >= 1 else f"{hours * 60:.3g} minutes"
