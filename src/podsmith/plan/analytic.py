@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
-from podsmith.plan.memory import score_bytes
+from podsmith.plan.memory import keeps_attention, score_bytes
 
 TILE = 128  # products are padded to multiples of it
 
@@ -114,9 +114,9 @@ def _padding(layout: Layout, weight: Weight) -> float:
 def attention_s(layout: Layout, machine: Machine) -> float:
     """Seconds of attention in all layers of a device, for one microbatch: products of
     queries and keys and of scores and values, two forward, seven backward."""
-    m, remat = layout.model, layout.run.train.remat
+    m = layout.model
     ways = layout.ways("batch", "seq", "heads")
-    again = 2 if remat == "block" else 0
+    again = 0 if keeps_attention(layout) else 2
     causal = 1 if layout.kernels == "reference" else 0.5
     per_token = 2 * layout.seq_len * m.num_heads * m.head_dim / ways
     flops = (9 + again) * causal * per_token * layout.tokens * layout.layers

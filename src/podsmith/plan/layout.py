@@ -255,11 +255,13 @@ class Layout:
         if weight.outputs == ("embed",):
             return self.stream_bytes()
         width = weight.fan_out / self.ways("batch", "seq", weight.outputs[0])
+        if weight.outputs[-1] == "head_dim":
+            width *= self.lanes / self.model.head_dim
         return self.tokens * width * self.activation_bytes
 
     @property
     def lanes(self) -> int:
-        """Width of one head in vector registers: a TPU's have 128 lanes."""
+        """Width of one head in registers and memory: a TPU pads it to 128 lanes."""
         size = self.model.head_dim
         return -(-size // LANES) * LANES if self.kernels == "tpu" else size
 
@@ -268,5 +270,5 @@ class Layout:
         """What attention keeps of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
         m = self.model
-        width = m.head_dim * self.activation_bytes + 4
+        width = self.lanes * self.activation_bytes + 4
         return self.tokens * m.num_heads * width / self.ways("batch", "seq", "heads")

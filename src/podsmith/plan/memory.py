@@ -17,9 +17,8 @@ from podsmith.plan.layout import WEIGHT_BYTES, Layout
 LOGITS_ALIVE = 2.5  # float32 logits, their gradient, and that in bfloat16
 HEAD_ALIVE = 3  # the head in bfloat16, its float32 gradient and the sum of such
 WIDE_ALIVE = 6  # arrays of an mlp's width in a layer's backward pass
-STREAM_ALIVE = 8  # and of the residual stream's
+STREAM_ALIVE = 12  # and of the residual stream's
 SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
-KEPT_WITHOUT_REMAT = 1.0  # beyond the products: norms, gates, rotated heads, over the products
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,30 @@ def saved_bytes(layout: Layout) -> float:
     """What the backward pass keeps, by `train.remat`; with pipeline stages, that of all
     microbatches under way."""
     remat = layout.run.train.remat
-    kept = layout.stream_bytes()
-    if remat != "block":
-        kept += layout.attention_bytes
-        products = [w for w in layout.weights if w.stacked and w.is_matrix]
-        kept += sum(layout.output_bytes(w) for w in products if remat != "mlp" or not w.is_wide)
+    inside = [w for w in layout.weights if w.stacked and w.is_matrix]
+    kept = layout.attention_bytes if keeps_attention(layout) else 0.0
     if remat == "none":
-        kept += KEPT_WITHOUT_REMAT * sum(layout.output_bytes(w) for w in products)
+        # in and out of two norms and two additions, in both precisions where they differ
+        kept += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
+        kept += sum(layout.output_bytes(w) for w in inside if w.outputs != ("embed",))
+        kept += layout.attention_bytes  # once more, turned around for the next product
+        kept += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
         kept += score_bytes(layout)
+    else:
+        kept += layout.stream_bytes()
+    if remat in ("mlp", "dots"):
+        # the block's last product is added to the stream, and not needed again
+        named = (w for w in inside if "mlp" not in w.inputs)
+        kept += sum(layout.output_bytes(w) for w in named if remat == "dots" or not w.is_wide)
     under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
     return layout.layers * kept * under_way
+
+
+def keeps_attention(layout: Layout) -> bool:
+    """Whether attention's own result outlives the forward pass: rematerialization knows it by
+    the name that the kernels give it."""
+    remat = layout.run.train.remat
+    return remat == "none" or (remat != "block" and layout.kernels == "tpu")
 
 
 def score_bytes(layout: Layout) -> float:
