@@ -79,8 +79,8 @@ class Takes:
     def _checkpoints(self) -> str:
         size, written, kept = self.checkpoint_bytes, self.checkpoints_written, self.checkpoints_kept
         return (
-            f"checkpoints: {figure(size / 1e12)} TB each, {written:,} written "
-            f"({figure(written * size / 1e12)} TB), {kept:,} kept ({figure(kept * size / 1e12)} TB)"
+            f"checkpoints: {disk(size)} each, {written:,} written ({disk(written * size)}), "
+            f"{kept:,} kept ({disk(kept * size)})"
         )
 
     def _session(self, session: Session) -> str:
@@ -170,6 +170,11 @@ def _checkpoints(run: Run) -> tuple[int, int]:
 def money(usd: float) -> str:
     """USD, to the dollar where there are many."""
     return f"{usd:,.0f} USD" if usd >= 100 else f"{usd:,.2f} USD"
+
+
+def disk(size: float) -> str:
+    """Bytes in GB or TB, of a thousand each."""
+    return f"{figure(size / 1e12)} TB" if size >= 1e12 else f"{figure(size / 1e9)} GB"
 
 
 def figure(value: float) -> str:
