@@ -29,7 +29,7 @@ def test_what_fits(plan, tmp_path, capsys):
 def test_what_does_not(plan, capsys):
     assert plan("--on", "v5e-8", "--quick") == 1
     out = capsys.readouterr().out
-    assert "DOES NOT FIT: " in out and "what would make it fit:" in out
+    assert "DOES NOT FIT: " in out and "what would make it fit" in out
     assert "predicted" not in out
 
 

@@ -27,7 +27,7 @@ MOST_NODES = 64
 
 def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
     """What would make it fit, as lines; `hours` is the length of a session."""
-    lines = ["", "what would make it fit:"]
+    lines = ["", "what would make it fit, by the analytic model:"]
     found = {c.overrides: c for c in single_cures(run, machine) if c.quick.fits}
     lines += [_line(candidate) for candidate in found.values()]
     ways = [c for c in candidates(run, machine, optimizers=True) if c.overrides not in found]
@@ -66,11 +66,12 @@ def _line(candidate: Candidate) -> str:
     quick = candidate.quick
     parts = quick.memory
     mark = " (trains differently)" if candidate.changes_training else ""
+    close = "; close, ask the compiler" if quick.is_close else ""
     return (
         f"  {' '.join(candidate.overrides)}{mark}: {parts.peak / GIB:.2f} GiB = "
         f"{parts.state / GIB:.2f} state + {parts.gradients / GIB:.2f} gradients + "
         f"{parts.saved / GIB:.2f} saved + {parts.temporaries / GIB:.2f} temporaries, "
-        f"{quick.step_s:.3g} s a step"
+        f"{quick.step_s:.3g} s a step{close}"
     )
 
 
