@@ -69,7 +69,8 @@ def _line(candidate: Candidate) -> str:
     close = "; close, ask the compiler" if quick.is_close else ""
     return (
         f"  {' '.join(candidate.overrides)}{mark}: {parts.peak / GIB:.2f} GiB = "
-        f"{parts.state / GIB:.2f} state + {parts.gradients / GIB:.2f} gradients + "
+        f"{parts.state / GIB:.2f} state + {(parts.cast + parts.gradients) / GIB:.2f} cast weights "
+        f"and gradients + "
         f"{parts.saved / GIB:.2f} saved + {parts.temporaries / GIB:.2f} temporaries, "
         f"{quick.step_s:.3g} s a step{close}"
     )

@@ -1,7 +1,8 @@
 """Memory: what one device holds during a step, reckoned without a compiler.
 
     state          weights, optimizer, moving average: exact, from the shardings
-    gradients      of the weights, once more where microbatches are summed
+    cast           the weights in the precision of the products, where that is another
+    gradients      of the weights; with several microbatches also their sum, old and new
     saved          what the backward pass keeps of the forward pass, layer by layer
     temporaries    the larger of two moments: a chunk of logits with its gradient, or one
                    layer's backward pass
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from podsmith.plan.layout import WEIGHT_BYTES, Layout
 
 LOGITS_ALIVE = 2.5  # float32 logits, their gradient, and that in bfloat16
-HEAD_ALIVE = 3  # the head in bfloat16, its float32 gradient and the sum of such
+HEAD_ALIVE = 2  # arrays of the size of the head in float32
 WIDE_ALIVE = 6  # arrays of an mlp's width in a layer's backward pass
 STREAM_ALIVE = 12  # and of the residual stream's
 SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
@@ -27,6 +28,7 @@ class Memory:
 
     weights: float
     optimizer: float
+    cast: float
     gradients: float
     saved: float
     temporaries: float
@@ -38,13 +40,14 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        return self.state + self.gradients + self.saved + self.temporaries
+        return self.state + self.cast + self.gradients + self.saved + self.temporaries
 
     def parts(self) -> dict[str, float]:
         """By what they are for, adding up to the peak."""
         return {
             "weights": self.weights,
             "optimizer": self.optimizer,
+            "weights once more, cast": self.cast,
             "gradients": self.gradients,
             "saved activations": self.saved,
             "temporaries": self.temporaries,
@@ -57,11 +60,13 @@ def memory(layout: Layout) -> Memory:
     weights, optimizer = layout.weight_elements * WEIGHT_BYTES, layout.optimizer_bytes
     if run.train.ema_decay is not None:
         optimizer += weights
+    size = layout.activation_bytes
     summed = run.train.num_microbatches > 1
     return Memory(
         weights=weights,
         optimizer=optimizer,
-        gradients=weights * (2 if summed else 1),
+        cast=layout.weight_elements * size if size != WEIGHT_BYTES else 0.0,
+        gradients=weights * (3 if summed else 1),
         saved=saved_bytes(layout),
         temporaries=max(logits_bytes(layout), layer_bytes(layout)),
     )
