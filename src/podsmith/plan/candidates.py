@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 from podsmith.config_fields import default_of
-from podsmith.core.mesh import READY
 from podsmith.errors import UserError
 from podsmith.optim import KINDS
 from podsmith.plan.layout import on_paper
@@ -117,7 +116,7 @@ def meshes_of(run: Run, machine: Machine) -> Iterator[Mesh]:
     devices, groups, seq_len = machine.num_devices, machine.num_groups, seq_len_of(run)
     contexts = [c for c in divisors(devices) if c == 1 or seq_len // c >= LEAST_CONTEXT_TOKENS]
     for tensor in (t for t in divisors(devices // groups) if t <= MOST_TENSOR):
-        for context in contexts if "context" in READY else [1]:
+        for context in contexts:
             rest, odd = divmod(devices, tensor * context)
             if odd:
                 continue
