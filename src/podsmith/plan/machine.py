@@ -61,6 +61,11 @@ class Machine:
     """Devices along each axis of one slice's torus; empty where there is none."""
 
     @property
+    def unit(self) -> str:
+        """What is counted and paid for."""
+        return {"tpu": "chip", "gpu": "GPU", "cpu": "core"}[self.platform]
+
+    @property
     def group_size(self) -> int:
         """Devices of one slice or node."""
         return self.num_devices // self.num_groups

@@ -125,12 +125,13 @@ def logits_bytes(layout: Layout) -> float:
 
 
 def layer_bytes(layout: Layout) -> float:
-    """One layer's backward pass: its weights gathered, its activations and their gradients."""
+    """One layer's backward pass: its weights gathered for two layers at once, their gradient
+    before it is cut, activations and theirs."""
     inside = [w for w in layout.weights if w.stacked and w.is_matrix]
     gathered = sum(w.size / w.layers / layout.product_ways(w) for w in inside)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     return (
-        2 * gathered * layout.activation_bytes
+        gathered * (2 * layout.activation_bytes + WEIGHT_BYTES)
         + WIDE_ALIVE * wide
         + STREAM_ALIVE * layout.stream_bytes()
         + SCORES_ALIVE * score_bytes(layout)

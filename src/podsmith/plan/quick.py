@@ -24,7 +24,7 @@ MEMORY_ERROR_SHARE = 0.15
 BEYOND_COMPILER = 0.15
 """The same of the compiler's step time, whose own error comes on top."""
 NOT_CALIBRATED = 0.75
-"""Half the interval on GPUs and CPUs, of which no run was compared."""
+"""Half the interval on GPUs, of which no run was compared, and CPUs, of which one was."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,11 @@ class Quick:
         return self.plan.tokens_per_step / self.step_s
 
     @property
-    def mfu(self) -> float:
-        """Forward and backward FLOPs, none twice, over what the peak does in that time."""
+    def mfu(self) -> float | None:
+        """Forward and backward FLOPs, none twice, over what the peak does in that time; None
+        where no peak is known."""
+        if self.machine.platform == "cpu":
+            return None
         peak = self.machine.flops * self.machine.num_devices
         return self.plan.flops_per_step / peak / self.step_s
 
@@ -130,7 +133,7 @@ class Quick:
             self.verdict(),
         ]
         parts = self.memory.parts()
-        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in parts.items()]
+        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in parts.items() if size]
         if not self.fits:
             return [*lines, "", *self._unknown()]
         lines += ["", self._predicted()]
@@ -160,10 +163,10 @@ class Quick:
 
     def _predicted(self) -> str:
         a_chip = self.tokens_per_s / self.machine.num_chips
-        each = "core" if self.machine.platform == "cpu" else "chip"
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.0%}"
         return (
             f"predicted: {self.step_s:.3g} s a step, give or take {self.error_share:.0%}; "
-            f"{self.tokens_per_s:,.0f} tokens/s, {a_chip:,.0f} a {each}, MFU {self.mfu:.0%}"
+            f"{self.tokens_per_s:,.0f} tokens/s, {a_chip:,.0f} a {self.machine.unit}{mfu}"
         )
 
     def _unknown(self) -> list[str]:
@@ -172,8 +175,10 @@ class Quick:
             lines.append("train.compiler_options: what they change is not in this answer")
         if self.layout.kernels == "reference":
             lines.append("attention without a kernel: whole score matrices are reckoned with")
-        if self.machine.platform != "tpu":
+        if self.machine.platform == "gpu":
             lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")
+        if self.machine.platform == "cpu":
+            lines.append("rates of one measured machine; others differ by a factor of two and more")
         return lines
 
 
@@ -185,8 +190,6 @@ def mesh_text(sizes: dict[str, int]) -> str:
 
 def machine_text(machine: Machine) -> str:
     """What a machine is made of."""
-    noun = {"tpu": "chips", "gpu": "GPUs", "cpu": "cores"}[machine.platform]
     groups = {"tpu": "slices", "gpu": "nodes"}.get(machine.platform, "")
-    noun = noun.removesuffix("s") if machine.num_chips == 1 else noun
-    text = f"{machine.num_chips} {noun}"
+    text = f"{machine.num_chips} {machine.unit}{'s' if machine.num_chips > 1 else ''}"
     return f"{text} in {machine.num_groups} {groups}" if machine.num_groups > 1 else text

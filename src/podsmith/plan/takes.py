@@ -35,6 +35,8 @@ class Takes:
     steps: int
     tokens: int
     hours: float
+    unit: str
+    """Of `chips`: chip, GPU or core."""
     chips: int
     chip_hours: float
     usd_per_chip_hour: float | None
@@ -58,7 +60,7 @@ class Takes:
     def lines(self) -> list[str]:
         """As text, a line a thing."""
         text = f"{self.steps:,} steps: {self.tokens:,} tokens, about {_hours(self.hours)}, "
-        text += f"{figure(self.chip_hours)} chip-hours"
+        text += f"{figure(self.chip_hours)} {self.unit}-hours"
         lines = [text, self._cost(), self._checkpoints()]
         if self.session is not None:
             lines.append(self._session(self.session))
@@ -68,7 +70,7 @@ class Takes:
         if self.usd_per_chip_hour is None:
             return "cost: no price is known; give one with --price or plan.prices"
         text = (
-            f"cost: {money(self.usd)} at {self.usd_per_chip_hour:g} a chip-hour "
+            f"cost: {money(self.usd)} at {self.usd_per_chip_hour:g} a {self.unit}-hour "
             f"({self.price_source})"
         )
         if self.spot_usd_per_chip_hour is not None:
@@ -126,6 +128,7 @@ def takes(
         steps=steps,
         tokens=steps * tokens_per_step,
         hours=run_hours,
+        unit=machine.unit,
         chips=chips,
         chip_hours=run_hours * chips,
         usd_per_chip_hour=usd,

@@ -1,7 +1,8 @@
 """What the analytic model reckons with beyond TPU chips: GPUs, CPU cores, data-center networks.
 
 Peaks and memory of the devices themselves are in `presets.hardware`. Rates are the vendors',
-one way, in bytes per second; efficiencies are assumed, none is fitted to a measured run.
+one way, in bytes per second; the GPUs' efficiencies are assumed, the core's rates come from one
+measured run.
 """
 
 from dataclasses import dataclass
@@ -66,5 +67,6 @@ class Core:
     memory_bytes_per_s: float
 
 
-CORE = Core(flops=70e9, memory_bytes_per_s=8e9)
-"""A core with AVX-512 at about 2.5 GHz; machines differ by a factor of two and more."""
+CORE = Core(flops=100e9, memory_bytes_per_s=8e9)
+"""A core with AVX-512: so that 135M on two of them gives the 176 tokens a second of
+docs/speed.md. Machines differ by a factor of two and more."""
