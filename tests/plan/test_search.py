@@ -91,6 +91,15 @@ def test_the_compiler_has_the_last_word(tmp_path, compiler, capsys):
     )
 
 
+def test_more_are_asked_where_none_fits(tmp_path, compiler, capsys):
+    compiler(0, 0, 5)
+    wanted = Wanted(on="v4-32", search=True, finalists=2)
+    assert plan_command(run_of(tmp_path), wanted) == 0
+    out, err = capsys.readouterr()
+    assert "compiling another, as none fits" in err and err.count("compiling") == 3
+    assert "5.000" in out.split("microbatches\n")[1].splitlines()[0]
+
+
 def test_what_is_known_is_printed_on_interruption(tmp_path, compiler, capsys):
     compiler(2, KeyboardInterrupt())
     wanted = Wanted(on="v4-32", search=True, finalists=3, out=str(tmp_path / "out"))

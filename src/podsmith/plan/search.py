@@ -87,12 +87,16 @@ class Search:
         return cls(run, machine, [Entry(candidate) for candidate in found])
 
     def compile_finalists(self, where: Slice, finalists: int) -> None:
-        """Asks the compiler about the best candidates, each in a process of its own."""
+        """Asks the compiler about the best candidates, each in a process of its own; about as
+        many again where it confirms none of them."""
         require_libtpu()
-        chosen = [entry for entry in self.entries if entry.fits][:finalists]
-        for number, entry in enumerate(chosen, 1):
-            say = f"compiling {number} of {len(chosen)}: {entry.candidate.label}"
-            print(say, file=sys.stderr, flush=True)
+        chosen = [entry for entry in self.entries if entry.fits]
+        finalists = min(finalists, len(chosen))
+        for number, entry in enumerate(chosen[: 2 * finalists], 1):
+            if number > finalists and any(e.report and e.fits for e in self.entries):
+                break
+            more = f"{number} of {finalists}" if number <= finalists else "another, as none fits"
+            print(f"compiling {more}: {entry.candidate.label}", file=sys.stderr, flush=True)
             try:
                 compiled = compile_for(entry.candidate.run, where, timeout_s=COMPILE_TIMEOUT_S)
                 entry.report = Report(entry.candidate.run, where, compiled)
