@@ -47,7 +47,7 @@ ROWS = [
     ("llama-3b", "v6e-16", 64,
      "train.remat=block mesh.fsdp=4 mesh.tensor=4 data.pack.seq_len=4096", False),
     ("llama-360m", "v3-8", 64, "train.remat=dots", False),
-    ("llama-34b", "v5p-128", 64, "train.remat=block data.pack.seq_len=4096", False),
+    ("llama-34b", "v5p-128", 64, "train.remat=block data.pack.seq_len=4096", True),
 ]  # fmt: skip
 
 
