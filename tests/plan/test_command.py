@@ -62,6 +62,7 @@ def test_options_of_the_compiler_are_beyond_the_arithmetic(plan, capsys):
         (["--on", "gpu:h20x8"], "gpu:h200x8"),
         (["--on", "v4-32", "--quick", "--finalists", "2"], "--finalists"),
         (["--on", "v4-32", "--finalists", "2"], "--finalists"),
+        (["--on", "gpu:h200x8", "--search", "--finalists", "2"], "no compiler"),
         (["--on", "any", "--search"], "drop --search"),
         (["--on", "any", "--price", "1"], "plan.prices"),
         (["--on", "v4-32", "--quick", "mesh.fsdp=3"], "mesh"),

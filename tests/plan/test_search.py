@@ -124,6 +124,8 @@ def test_any_compares_machines_cheapest_first(tmp_path):
     assert usd[:-1] == sorted(usd[:-1]) and usd[-1] is None  # no price for the last
     text = "\n".join(compare_lines(run, found))
     assert "does not fit a device: v5e-4 (by " in text and "no price" in text
+    timed = compare_lines(run, compare(run, names=names, hours=0.001))
+    assert "in 0.001 h" in timed[2] and " 0% " in timed[3]
     dear = compare(run_of(tmp_path, "plan.prices.v6e=100"), names=names)
     assert dear[0].name != "v6e-8" and "plan.prices" in "\n".join(compare_lines(run, dear))
 

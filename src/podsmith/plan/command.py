@@ -46,6 +46,8 @@ def plan_command(run: Run, wanted: Wanted) -> int:
     if wanted.on.strip().lower() == "any":
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
+    if wanted.finalists is not None and machine.platform != "tpu":
+        raise UserError(f"--finalists: there is no compiler for {machine.name} here; drop it")
     if wanted.search:
         return _search(run, machine, wanted)
     if wanted.quick or machine.platform != "tpu":

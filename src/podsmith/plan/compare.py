@@ -64,17 +64,20 @@ def _order(choice: Choice) -> tuple:
 
 def compare_lines(run: Run, choices: Sequence[Choice]) -> list[str]:
     """The table, and what does not fit in a line of its own."""
+    hours = next((c.takes.session.hours for c in choices if c.fits and c.takes.session), None)
+    head = "" if hours is None else f" {f'in {hours:g} h':>7} "
     lines = [
         f"{run.name} on common machines, by the analytic model, cheapest first:",
         "",
-        f"{'':<13} {'chips':>5} {'step s':>8} {'hours':>8} {'USD':>12} {'GiB':>7}  at its best",
+        f"{'':<13} {'chips':>5} {'step s':>8} {'hours':>8} {'USD':>12} {'GiB':>7} {head} at its best",
     ]
     for choice in (c for c in choices if c.fits):
         quick, cost = choice.best.quick, choice.takes
+        part = "" if cost.session is None else f" {cost.session.steps / cost.steps:>7.0%} "
         usd = "no price" if cost.usd is None else money(cost.usd).removesuffix(" USD")
         lines.append(
             f"{choice.name:<13} {cost.chips:>5} {figure(quick.step_s):>8} {figure(cost.hours):>8} "
-            f"{usd:>12} {quick.memory.peak / GIB:>7.2f}  {choice.best.label}"
+            f"{usd:>12} {quick.memory.peak / GIB:>7.2f} {part} {choice.best.label}"
         )
     over = [c for c in choices if c.best is not None and not c.fits]
     if over:
