@@ -69,7 +69,8 @@ def compare_lines(run: Run, choices: Sequence[Choice]) -> list[str]:
     lines = [
         f"{run.name} on common machines, by the analytic model, cheapest first:",
         "",
-        f"{'':<13} {'chips':>5} {'step s':>8} {'hours':>8} {'USD':>12} {'GiB':>7} {head} at its best",
+        f"{'':<13} {'chips':>5} {'step s':>8} {'hours':>8} {'USD':>12} {'GiB':>7} {head} "
+        "at its best",
     ]
     for choice in (c for c in choices if c.fits):
         quick, cost = choice.best.quick, choice.takes
