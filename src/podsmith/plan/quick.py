@@ -19,7 +19,7 @@ from podsmith.plan.takes import Takes
 from podsmith.presets.hardware import GIB
 from podsmith.run import Run
 
-MEMORY_ERROR_SHARE = 0.15
+MEMORY_ERROR_SHARE = 0.2
 """What the compiler's peak was off by at most on the rows of `benchmarks/plan_quick.py`."""
 BEYOND_COMPILER = 0.15
 """The same of the compiler's step time, whose own error comes on top."""
@@ -152,10 +152,10 @@ class Quick:
 
     def verdict(self) -> str:
         """Whether it fits, and how sure that is."""
-        used = self.memory.peak / GIB
+        used, error = self.memory.peak / GIB, f"give or take {MEMORY_ERROR_SHARE:.0%}"
         if self.limit_bytes is None:
-            return f"NEEDS {used:.2f} GiB of the host's memory, give or take 15%"
-        text = f"{used:.2f} of {self.limit_bytes / GIB:.2f} GiB, give or take 15%"
+            return f"NEEDS {used:.2f} GiB of the host's memory, {error}"
+        text = f"{used:.2f} of {self.limit_bytes / GIB:.2f} GiB, {error}"
         close = "; that close, only the compiler can tell" if self.is_close else ""
         if self.fits:
             return f"FITS: {text}{close}"
