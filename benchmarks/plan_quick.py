@@ -3,9 +3,10 @@
     python benchmarks/plan_quick.py             # some minute a row on two cores; needs libtpu
     python benchmarks/plan_quick.py --rows 1 8  # some of them
 
-The constants of `plan/memory.py` and `plan/analytic.py` come from the rows marked `fitted`; the
-others were not looked at for that (row 12 for memory alone). Ratios are analytic over compiler. The compiler's step time
-is itself a prediction (`plan/cost.py`), so the error of `--quick` is both together.
+The constants of `plan/memory.py` and `plan/analytic.py` come from the rows marked `fitted` (row
+12 for memory alone); the others were not looked at for that. Ratios are analytic over compiler.
+The compiler's step time is itself a prediction (`plan/cost.py`), so the error of `--quick` is both
+together.
 """
 
 import argparse
