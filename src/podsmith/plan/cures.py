@@ -41,8 +41,8 @@ def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[s
         largest = max(parts, key=parts.get)
         lines.append(
             f"  on {machine.name} nothing does: the smallest way, {best.label}, still is "
-            f"{best.quick.over_bytes / GIB:,.2f} GiB too large; {largest} alone take "
-            f"{parts[largest] / GIB:,.2f} GiB a device"
+            f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, takes "
+            f"{parts[largest] / GIB:,.2f} GiB"
         )
     if not found:
         lines += larger_lines(run, machine, hours)
