@@ -5,7 +5,8 @@
 
 The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a podsmith
 run, compiled for its slice by the TPU compiler (a minute or two, then kept in --cache) and
-costed by `plan.cost`. Beside it stands the roofline: the model's FLOPs over one share of the
+costed by `plan.cost`, without what podsmith does for TPUs and the published programs did
+not (undone.py). Beside it stands the roofline: the model's FLOPs over one share of the
 peak for each generation, set on the same calibration rows.
 """
 
@@ -22,6 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+
+from undone import ALL, without
 
 import podsmith
 from podsmith.config import dump_toml, load_run
@@ -159,7 +162,7 @@ def compiled(row: Row, cache: Path, *, cached: bool = False) -> Compiled:
     if not path.exists():
         if cached:
             raise UserError("not compiled yet")
-        answer = compile_for(run, row.where, timeout_s=TIMEOUT_S)
+        answer = compile_for(run, row.where, timeout_s=TIMEOUT_S, program=without(ALL))
         cache.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(json.dumps(asdict(answer)).encode()))
     return Compiled(**json.loads(gzip.decompress(path.read_bytes())))

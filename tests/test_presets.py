@@ -48,7 +48,7 @@ def test_size_equals_that_of_transformers(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_name_and_the_docstring_tell_the_size(name):
     count = count_params(MODELS[name]().spec())
-    said = name.rsplit("-", 1)[1]
+    said = name.rsplit("-", 1)[-1]
     size = float(said[:-1]) * {"k": 1e3, "m": 1e6, "b": 1e9}[said[-1]]
     assert 0.9 < count / size < 1.25
     number, unit = MODELS[name].__doc__.split(":")[0].split()

@@ -229,22 +229,34 @@ def params(name: str, overrides: Sequence[str]) -> Any:
 @podsmith.command()
 @RUN
 @OVERRIDES
-@click.option("--on", required=True, metavar="SLICE", help="v4-32, v5e-8, 2xv5e-256, v4:2x2x4 ...")
+@click.option("--on", required=True, metavar="MACHINE", help="v4-32, 2xv5e-256, gpu:h200x8, any.")
+@click.option("--quick", is_flag=True, help="Reckon only; no compiler, two seconds.")
+@click.option("--search", is_flag=True, help="Find the best mesh, remat, microbatches, optimizer.")
+@click.option(
+    "--finalists",
+    type=click.IntRange(min=1),
+    help="Candidates of --search that the compiler sees.",
+)
+@click.option("--hours", type=click.FloatRange(min=0), help="Also how far one session gets.")
+@click.option("--price", type=click.FloatRange(min=0), help="USD per chip-hour.")
 @click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
-def plan(run: str, overrides: Sequence[str], on: str, out: str | None) -> Any:
-    """Compile the train step for a TPU slice, without one.
+def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
+    """Say what comes of a run on machines that are not here.
 
-    The TPU's own compiler says whether the run fits (exit code 0) or not (1), and by how
-    much. Needs podsmith[tpu]; no accelerator, account or network.
+    The TPU's own compiler compiles the train step and says whether it fits (exit code 0) or
+    not (1), and by how much. Needs podsmith[tpu]; no accelerator, account or network. GPUs,
+    CPUs and --quick are answered by arithmetic alone. --on any compares them.
 
     \b
     Example:  podsmith plan run.toml --on v4-32
-              podsmith plan run.toml train.remat=block --on v5e-8 --out plans/v5e-8
+              podsmith plan run.toml train.remat=block --on v5e-8 --quick --hours 9
+              podsmith plan run.toml --on v4-32 --search --finalists 2
+              podsmith plan run.toml --on any --price 1.20
     """
     loaded = _load(run, overrides)
-    from podsmith.plan.command import plan_command
+    from podsmith.plan.command import Wanted, plan_command
 
-    return plan_command(loaded, on, out)
+    return plan_command(loaded, Wanted(**_given(**options)))
 
 
 @podsmith.command()

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from podsmith.config_errors import nearest
 from podsmith.config_fields import default_of
 from podsmith.errors import UserError
+from podsmith.presets.machines import GPUS
+from podsmith.presets.prices import PRICES
 from podsmith.run import Run, Tokenizer
 
 
@@ -17,6 +20,7 @@ def check_run(run: Run) -> None:
     _check_checkpoint(run)
     _check_tokenizer(run)
     _check_sources(run)
+    _check_prices(run)
 
 
 def _check_batch(run: Run) -> None:
@@ -111,3 +115,11 @@ def _check_sources(run: Run) -> None:
                 f"{where}.documents: has no effect on {source.format}, whose rows are the "
                 f"documents; remove it"
             )
+
+
+def _check_prices(run: Run) -> None:
+    known = [*PRICES, *GPUS, "cpu"]
+    for kind in run.plan.prices:
+        if kind not in known:
+            cure = nearest(kind, known, what="there are")
+            raise UserError(f"plan.prices.{kind}: no chip is called so; {cure}")

@@ -234,6 +234,15 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Planning:
+    """What `podsmith plan` reckons with; training reads none of it."""
+
+    __pydantic_config__ = STRICT
+    prices: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
+    """USD per chip-hour by kind of chip, as in `prices.v4 = 1.1`, before the list prices."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run, complete; dumped with every checkpoint."""
 
@@ -251,3 +260,4 @@ class Run:
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     metrics: Metrics = field(default_factory=Metrics)
+    plan: Planning = field(default_factory=Planning)

@@ -6,10 +6,19 @@ import pytest
 
 from podsmith.config import load_run
 from podsmith.plan.compile import Compiled
+from podsmith.plan.machine import machine_of
 from podsmith.plan.report import Report, write_report
+from podsmith.plan.takes import takes
 from podsmith.plan.topology import parse_slice
 
 GIB = 2**30
+
+PROGRAM = """
+ENTRY %main (p: f32[4096]) -> f32[4096] {
+  %p = f32[4096]{0} parameter(0)
+  ROOT %sum = f32[4096]{0} all-reduce(%p), replica_groups=[1,16]<=[16]
+}
+"""
 
 RUN = """
 name = "r"
@@ -50,16 +59,18 @@ def test_parts_add_up_and_the_bound_is_peak_arithmetic(tmp_path):
     assert plan["tokens"] == 262_144_000 and plan["chips"] == 16 and "hlo" not in plan
 
 
-@pytest.mark.parametrize(
-    "overrides, answer, cure",
-    [
-        (["train.remat=none"], {}, 'train.remat = "block"'),
-        ([], {}, "train.num_microbatches=2"),
-        (["train.global_batch_size=16"], {}, "fewer tokens a row"),
-        ([], {"weights_bytes": 40 * GIB}, "more chips, or optim.kind = adam8bit"),
-    ],
-)
-def test_the_cure_follows_the_cause(tmp_path, overrides, answer, cure):
-    answer = {"fits": False, "peak_bytes": 45 * GIB, "limit_bytes": 30 * GIB} | answer
-    text = "\n".join(report_of(tmp_path, *overrides, **answer).lines())
-    assert "DOES NOT FIT: 45.00 of 30.00 GiB, 15.00 GiB too much" in text and cure in text
+def test_what_does_not_fit_says_by_how_much(tmp_path):
+    answer = {"fits": False, "peak_bytes": 45 * GIB, "limit_bytes": 30 * GIB}
+    text = "\n".join(report_of(tmp_path, **answer).lines())
+    assert "DOES NOT FIT: 45.00 of 30.00 GiB, 15.00 GiB too much" in text
+
+
+def test_an_estimate_and_what_it_takes_are_in_plan_json(tmp_path):
+    report = report_of(tmp_path, hlo=PROGRAM)
+    cost = takes(report.run, machine_of(report.where), 3600.0, 262_144, price=2.0, hours=9)
+    plan = json.loads(report.to_json(cost))
+    assert plan["estimate"]["collectives"] == {"all-reduce": 1}
+    assert set(plan["estimate"]["by_kind"]) == {"exposed collectives"}
+    assert plan["takes"]["chip_hours"] == 16_000 and plan["takes"]["usd"] == 32_000
+    text = "\n".join(report.lines(cost))
+    assert "predicted: " in text and "9 hours: 9 of 1,000 steps" in text

@@ -30,7 +30,7 @@ RULES: dict[str, Rule] = {
     "muon": muon,
 }
 
-__all__ = ["build_optimizer", "clip", "make_schedule", "state_spec"]
+__all__ = ["build_optimizer", "clip", "make_schedule", "state_slots", "state_spec"]
 
 
 def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.GradientTransformation:
@@ -46,7 +46,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.Gradien
     def init(weights: Tree) -> dict[str, Any]:
         del weights
         return jax.tree.map(
-            lambda s: jnp.zeros(s.param.shape, s.dtype), _state_slots(optim, spec), is_leaf=_is_slot
+            lambda s: jnp.zeros(s.param.shape, s.dtype), state_slots(optim, spec), is_leaf=_is_slot
         )
 
     def update(grads: Tree, state: dict[str, Any], weights: Tree | None = None) -> Any:
@@ -71,7 +71,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.Gradien
 
 def state_spec(optim: Optim, spec: Tree) -> Tree:
     """A Param for each array of the state, in the state's own structure: axes for sharding."""
-    return jax.tree.map(lambda s: s.param, _state_slots(optim, spec), is_leaf=_is_slot)
+    return jax.tree.map(lambda s: s.param, state_slots(optim, spec), is_leaf=_is_slot)
 
 
 def clip(grads: Tree, norm: Array, clip_norm: float | None) -> Tree:
@@ -87,7 +87,7 @@ def _is_slot(leaf: Any) -> bool:
     return isinstance(leaf, Slot)
 
 
-def _state_slots(optim: Optim, spec: Tree) -> Tree:
+def state_slots(optim: Optim, spec: Tree) -> Tree:
     """The state's structure with a Slot in place of each array."""
     rule = RULES[optim.kind]
     kept = [

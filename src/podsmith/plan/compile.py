@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from podsmith.plan.topology import Slice
 from podsmith.run import Run
 
 TIMEOUT_S = 1800.0
+CHILD = ("-m", "podsmith.plan.child")
 
 # The compiler looks for a TPU, its metadata server and its lock file; none is wanted.
 COMPILER_ENVIRONMENT = {
@@ -76,8 +78,11 @@ def require_libtpu() -> None:
         )
 
 
-def compile_for(run: Run, where: Slice, *, timeout_s: float = TIMEOUT_S) -> Compiled:
-    """Compiles the train step of `run` for the slice, in a child process.
+def compile_for(
+    run: Run, where: Slice, *, timeout_s: float = TIMEOUT_S, program: Sequence[str] = CHILD
+) -> Compiled:
+    """Compiles the train step of `run` for the slice, in a child process: Python with
+    `program`, the run file, the slice and a folder for the answer.
 
     Raises UserError where the run cannot be laid out on the slice, the compiler is missing,
     or the host has too little time or memory for it.
@@ -86,7 +91,7 @@ def compile_for(run: Run, where: Slice, *, timeout_s: float = TIMEOUT_S) -> Comp
     with tempfile.TemporaryDirectory(prefix="podsmith-plan-") as folder:
         run_file = Path(folder, "run.toml")
         run_file.write_text(dump_toml(run))
-        command = [sys.executable, "-m", "podsmith.plan.child", str(run_file), where.name, folder]
+        command = [sys.executable, *program, str(run_file), where.name, folder]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "LIBTPU_"))}
         try:
             done = subprocess.run(

@@ -1,5 +1,6 @@
 """Report: what a compiled plan says, for people and as plan.json."""
 
+import dataclasses
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from podsmith.plan.buffers import Buffer, largest_buffers
 from podsmith.plan.compile import Compiled
 from podsmith.plan.cost import Estimate, estimate
 from podsmith.plan.hlo import Program, parse
+from podsmith.plan.takes import Takes
 from podsmith.plan.topology import Slice
 from podsmith.presets.hardware import GIB, peak_of
 from podsmith.run import Run
@@ -69,7 +71,7 @@ class Report:
         peak = peak_of(self.where.family.device_kind).bf16_flops * self.where.num_devices
         return self.compiled.flops_per_step / peak
 
-    def to_json(self) -> str:
+    def to_json(self, takes: Takes | None = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
         numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
         tokens = self.compiled.tokens_per_step * self.run.train.steps
@@ -81,15 +83,16 @@ class Report:
                 "hbm_limit_bytes": self.limit_bytes,
                 "least_step_s": self.least_step_s,
                 "mfu": self.mfu,
-                "estimate": asdict(self.estimate) if self.estimate else None,
+                "estimate": _plain(self.estimate) if self.estimate else None,
                 "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,
                 "tokens": tokens,
+                "takes": takes.to_json() if takes else None,
             },
             indent=1,
         )
 
-    def lines(self) -> list[str]:
+    def lines(self, takes: Takes | None = None) -> list[str]:
         """The report as lines of text."""
         c, where = self.compiled, self.where
         shape = "x".join(map(str, where.shape))
@@ -107,6 +110,7 @@ class Report:
         lines += [f"  {c.peak_bytes / GIB:8.2f} GiB  {per_device}, by the TPU compiler", ""]
         lines += buffer_lines(self.buffers)
         lines += self._time() if self.estimate else []
+        lines += [*takes.lines(), ""] if takes else []
         least = self.least_step_s
         lines += [
             f"no step is faster than {least:.3g} s ({c.tokens_per_step / least:,.0f} tokens/s): "
@@ -116,8 +120,7 @@ class Report:
         return lines
 
     def _time(self) -> list[str]:
-        found, c, steps = self.estimate, self.compiled, self.run.train.steps
-        hours = found.step_s * steps / 3600
+        found, c = self.estimate, self.compiled
         lines = [
             f"predicted: {found.step_s:.3g} s a step, give or take {ERROR_SHARE:.0%}; "
             f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
@@ -125,39 +128,29 @@ class Report:
         for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
             lines.append(f"  {seconds:8.3f} s  {kind}")
         lines.append(f"  {found.hidden_s:8.3f} s  collectives hidden behind arithmetic, not added")
-        lines += part_lines(found)
-        return [
-            *lines,
-            f"{steps:,} steps: {c.tokens_per_step * steps:,} tokens, about {hours:.3g} hours, "
-            f"{hours * self.where.num_chips:.3g} chip-hours",
-            "",
-        ]
+        return [*lines, *part_lines(found)]
 
     def _verdict(self) -> str:
         used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
         if self.compiled.fits:
             return f"FITS: {used:.2f} of {limit:.2f} GiB"
-        text = f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
-        return f"{text}; {self._cure()}"
-
-    def _cure(self) -> str:
-        state = self.compiled.weights_bytes + self.compiled.optimizer_bytes
-        if state > self.limit_bytes:
-            return (
-                f"weights and optimizer alone take {state / GIB:.2f} GiB a device: more chips, "
-                f"or optim.kind = adam8bit or adafactor"
-            )
-        if self.run.train.remat != "block":
-            return 'try train.remat = "block"'
-        rows = self.run.train.global_batch_size // self.run.train.num_microbatches
-        if rows > self.where.num_devices:
-            return f"try train.num_microbatches={2 * self.run.train.num_microbatches}"
-        return "try fewer tokens a row, or more chips"
+        return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 
-def write_report(report: Report, folder: Path) -> Path:
+def _plain(estimate: Estimate) -> dict:
+    # asdict makes a Counter of pairs of a Counter
+    fields = ((f.name, getattr(estimate, f.name)) for f in dataclasses.fields(estimate))
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in fields}
+
+
+def write_report(report: Report, folder: Path, takes: Takes | None = None) -> Path:
+    """Writes plan.json below `folder`; its path."""
+    return write_plan(report.to_json(takes), folder)
+
+
+def write_plan(text: str, folder: Path) -> Path:
     """Writes plan.json below `folder`; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
-    write_atomic(path, report.to_json().encode())
+    write_atomic(path, text.encode())
     return path

@@ -1,7 +1,8 @@
 """Presets: plain functions that return ready values, one screen each.
 
 A run file names them: `recipe = "quickstart"` for a whole run, `[model] preset =
-"llama-5m"` for a section. The name is the function's, with dashes.
+"llama-5m"` for a section. The name is the function's, with dashes; a module may list
+short ones in `SHORT`.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,9 @@ def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def of_section(section: str) -> dict[str, Callable[[], Any]]:
-    """Every preset of a section by name; each returns the section's dataclass."""
-    return _functions(import_module(SECTIONS[section]))
+    """Every preset of a section by name, long or short; each returns the section's dataclass."""
+    module = import_module(SECTIONS[section])
+    return _functions(module) | module.SHORT
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[[], Any]]:

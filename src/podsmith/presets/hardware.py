@@ -45,6 +45,7 @@ PEAKS = {
     "NVIDIA L4": Peak(bf16_flops=121e12, hbm_bytes=24 * GIB),
     "NVIDIA H100 80GB HBM3": Peak(bf16_flops=989e12, hbm_bytes=80 * GIB),
     "NVIDIA H200": Peak(bf16_flops=989e12, hbm_bytes=141 * 10**9),
+    "NVIDIA B200": Peak(bf16_flops=2250e12, hbm_bytes=180 * 10**9),
 }
 
 

@@ -1,4 +1,4 @@
-"""Model presets from 0.5 M to 70 B parameters; `podsmith params llama-5m` counts one.
+"""Model presets from 0.5 M to 619 B parameters; `podsmith params llama-5m` counts one.
 
 Shapes that are published carry the published name's source; the smallest are our own, for
 laptops and tests. Each function imports the model, so that listing presets costs nothing.
@@ -236,3 +236,48 @@ def llama_70b() -> "Llama":
         rope_theta=500_000.0,
         head="untied",
     )
+
+
+def llama_175b() -> "Llama":
+    """208.5 B: the width, depth and heads of GPT-3 175B (https://arxiv.org/abs/2005.14165) with
+    our gated mlp, whose third matrix makes it larger; 8 kv heads and the vocabulary as in
+    Llama 3 70B, for lack of a published choice."""
+    return _llama(
+        vocab_size=128_256,
+        embed_dim=12_288,
+        mlp_dim=49_152,
+        num_layers=96,
+        num_heads=96,
+        num_kv_heads=8,
+        head_dim=128,
+        seq_len=4096,
+        rope_theta=500_000.0,
+        head="untied",
+    )
+
+
+def llama_600b() -> "Llama":
+    """619.0 B: our own, to be asked for and refused; 8 kv heads and the vocabulary as in
+    Llama 3 70B, heads of 18,432 / 128 = 144."""
+    return _llama(
+        vocab_size=128_256,
+        embed_dim=18_432,
+        mlp_dim=73_728,
+        num_layers=128,
+        num_heads=128,
+        num_kv_heads=8,
+        head_dim=144,
+        seq_len=4096,
+        rope_theta=500_000.0,
+        head="untied",
+    )
+
+
+SHORT = {
+    "7b": llama_7b,
+    "13b": llama_13b,
+    "70b": llama_70b,
+    "175b": llama_175b,
+    "600b": llama_600b,
+}
+"""Second names, for those who think in sizes."""

@@ -1,0 +1,88 @@
+"""The analytic model beside the TPU compiler: memory and step time of the same runs.
+
+    python benchmarks/plan_quick.py             # some minute a row on two cores; needs libtpu
+    python benchmarks/plan_quick.py --rows 1 8  # some of them
+
+The constants of `plan/memory.py` and `plan/analytic.py` come from the rows marked `fitted` (row
+11 for memory alone); the others were not looked at for that. Ratios are analytic over compiler.
+The compiler's step time is itself a prediction (`plan/cost.py`), so the error of `--quick` is both
+together.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from podsmith.config import load_run
+from podsmith.errors import UserError
+from podsmith.plan.compile import compile_for
+from podsmith.plan.machine import machine_of
+from podsmith.plan.quick import Quick
+from podsmith.plan.report import Report
+from podsmith.plan.topology import parse_slice
+
+RUN = """
+name = "row"
+dir = "unused"
+recipe = "pretrain"
+model.preset = "{preset}"
+data.dir = "unused"
+[train]
+steps = 20000
+global_batch_size = {batch}
+"""
+
+# preset, slice, rows a step, overrides, whether constants come from it
+ROWS = [
+    ("kisoku-3b", "v4-32", 128, "train.remat=block", True),
+    ("kisoku-3b", "v4-32", 128, "train.remat=mlp", True),
+    ("kisoku-3b", "v4-32", 128, "train.remat=dots train.num_microbatches=2", True),
+    ("kisoku-3b", "v4-32", 128, "train.remat=mlp mesh.fsdp=8 mesh.tensor=2", True),
+    ("llama-1b", "v5e-8", 32,
+     "train.remat=mlp train.num_microbatches=2 data.pack.seq_len=2048", True),
+    ("llama-1b", "v6e-8", 32,
+     "train.remat=none data.pack.seq_len=2048 optim.kind=adam8bit optim.learning_rate=1e-4", True),
+    ("llama-8b", "v5p-16", 16, "train.remat=block", True),
+    ("llama-70b", "v5p-128", 64, "train.remat=block mesh.fsdp=16 mesh.tensor=4", True),
+    ("llama-13b", "v5p-32", 64, "train.remat=mlp train.num_microbatches=2", True),
+    ("llama-3b", "v6e-16", 64,
+     "train.remat=block mesh.fsdp=4 mesh.tensor=4 data.pack.seq_len=4096", False),
+    ("llama-34b", "v5p-128", 64, "train.remat=block data.pack.seq_len=4096", True),
+]  # fmt: skip
+
+
+def row_text(folder: Path, preset: str, on: str, batch: int, overrides: str) -> str:
+    """One line of the table."""
+    path = folder / "run.toml"
+    path.write_text(RUN.format(preset=preset, batch=batch))
+    run, where = load_run(path, overrides.split()), parse_slice(on)
+    quick = Quick.of(run, machine_of(where))
+    try:
+        report = Report(run, where, compile_for(run, where))
+    except (UserError, RuntimeError) as error:
+        return f"not compiled: {str(error).splitlines()[0]}"
+    peak, ours = report.compiled.peak_bytes / 2**30, quick.memory.peak / 2**30
+    text = f"{ours:7.2f} {peak:8.2f} {ours / peak:5.2f}"
+    if report.estimate is None:
+        return f"{text}   the compiler says that it does not fit"
+    found = report.estimate.step_s
+    return f"{text} {quick.step_s:8.3f} {found:8.3f} {quick.step_s / found:5.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="*", help="Numbers of rows, from 1.")
+    chosen = parser.parse_args().rows or range(1, len(ROWS) + 1)
+    print(f"{'':<27}{'peak GiB':>16} {'ratio':>5} {'step s':>17} {'ratio':>5}")
+    print(f"{'':<27}{'quick':>7} {'compiler':>8} {'':>5} {'quick':>8} {'compiler':>8}")
+    with tempfile.TemporaryDirectory() as folder:
+        for number in chosen:
+            *row, fitted = ROWS[number - 1]
+            text = row_text(Path(folder), *row)
+            name = f"{number:>2} {row[0]} {row[1]}"
+            mark = "fitted" if fitted else "unseen"
+            print(f"{name:<27}{text}  {mark}  {row[3]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Compiles a train step as podsmith did it before some of its changes for TPUs.
+
+For benchmarks: what a change brings, and programs like those that others ran. Given to
+`plan.compile.compile_for` as its program.
+"""
+
+import sys
+
+ALL = ("attention", "rope", "gradients")
+
+
+def without(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The program for `compile_for` that undoes these."""
+    return (__file__, ",".join(names))
+
+
+def undo(names: list[str]) -> None:
+    """Puts the old functions back, in this process."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    from podsmith.core import weight
+    from podsmith.kernels import tpu_attention
+    from podsmith.nn import rope
+
+    def head_minor(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+        fitting = (s for s in (1024, 512, 256, 128) if seq_len % s == 0 and s * head_dim <= 2**17)
+        size = next(fitting)
+        names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
+        inner = {"block_kv_compute": min(size, 512), "block_kv_dkv_compute": min(size, 512)}
+        return splash.BlockSizes(**{f"block_{name}": size for name in names}, **inner)
+
+    if "gradients" in names:
+        weight.MOST_SCATTERED = 0
+    if "rope" in names:
+        rope._by_product = rope._by_halves
+    if "attention" in names:
+        tpu_attention.block_sizes = head_minor
+
+
+if __name__ == "__main__":
+    from podsmith.plan import child
+
+    undo(sys.argv.pop(1).split(","))
+    child.main()

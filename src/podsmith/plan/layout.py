@@ -1,0 +1,279 @@
+"""Layout: a run on a mesh that exists on paper only, and what one device holds of it.
+
+    Run, sizes of the axes --on_paper--> Plan (abstract mesh) --Layout--> elements, bytes, ways
+
+Everything is read off the arrows and the sharding tables, so that a new model, optimizer or
+table entry is reckoned with as it is.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from podsmith.core.mesh import mesh_shape
+from podsmith.core.param import Param, walk
+from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, partition
+from podsmith.models.params import part_of
+from podsmith.optim.build import state_slots
+from podsmith.optim.kinds import Optim
+from podsmith.plan.machine import Machine
+from podsmith.plan.resolve import Plan, compute_of, refuse_impossible, seq_len_of
+from podsmith.run import Run
+
+RESIDUAL = "stream" if "stream" in ACTIVATIONS else "seq"  # tokens between attention and mlp
+LANES = 128
+WEIGHT_BYTES = 4  # weights and their gradients are float32
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One Param of a model, with what is asked of it over and over."""
+
+    path: str
+    param: Param
+    part: str
+    """embedding, attention, mlp, norms, biases or head."""
+    axes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    is_matrix: bool
+    layers: int
+    """1 outside the stack."""
+    stacked: bool
+    """Whether it is one of a stack of layers."""
+    size: int
+    """Elements, of all layers together."""
+    fan_in: int
+    fan_out: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether `remat = "mlp"` computes its product again, as `core.weight.dot` names it."""
+        return self.outputs == ("mlp",)
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether `remat = "gate"` does."""
+        return self.path.endswith("gate")
+
+
+@cache
+def weights_of(model: Any) -> tuple[Weight, ...]:
+    """The weights of a model, by path."""
+    return tuple(_weight(path, param) for path, param in walk(model.spec()))
+
+
+def _weight(path: str, param: Param) -> Weight:
+    stacked = param.batch[:1] == ("layers",)
+    fan_in, fan_out = param.matrix_shape if param.is_matrix else (0, 0)
+    return Weight(
+        path=path,
+        param=param,
+        part=part_of(param),
+        axes=param.axes,
+        inputs=param.inputs,
+        outputs=param.outputs,
+        is_matrix=param.is_matrix,
+        layers=param.shape[0] if stacked else 1,
+        stacked=stacked,
+        size=param.size,
+        fan_in=fan_in,
+        fan_out=fan_out,
+    )
+
+
+def _named(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+@cache
+def weight_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes that cut each axis of a weight."""
+    return tuple(_named(entry) for entry in partition(axes, WEIGHTS))
+
+
+@cache
+def activation_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes that cut each axis of an activation."""
+    return tuple(_named(entry) for entry in partition(axes, ACTIVATIONS))
+
+
+Sizes = tuple[tuple[str, int], ...]
+"""Devices along each mesh axis, as something to remember answers by."""
+
+
+def held_elements(sizes: Sizes, axes: tuple[str, ...], shape: tuple[int, ...]) -> float:
+    """Elements that a device holds of an array with weights' axes; a dimension that does not
+    divide stays whole."""
+    along, held = dict(sizes), 1.0
+    for size, cut in zip(shape, weight_cuts(axes), strict=True):
+        ways = math.prod(along[a] for a in cut)
+        held *= size if size % ways else size // ways
+    return held
+
+
+@lru_cache(4096)
+def held_weights(sizes: Sizes, model: Any) -> float:
+    """Elements of all weights on one device."""
+    return sum(held_elements(sizes, w.axes, w.param.shape) for w in weights_of(model))
+
+
+@lru_cache(4096)
+def held_optimizer_bytes(sizes: Sizes, optim: Optim, model: Any) -> float:
+    """Bytes of the optimizer's state on one device."""
+    arrays = optimizer_arrays(optim, model)
+    return sum(held_elements(sizes, axes, shape) * size for axes, shape, size in arrays)
+
+
+@lru_cache(65536)
+def split_ways(sizes: Sizes, axes: tuple[str, ...]) -> tuple[int, int]:
+    """(devices that share the product of a token with a weight, devices from which it is
+    gathered for that)."""
+    along = dict(sizes)
+    cuts = {a for cut in weight_cuts(axes) for a in cut}
+    shared, gathered = cuts - TOKEN_AXES, cuts & TOKEN_AXES
+    return math.prod(along[a] for a in shared), math.prod(along[a] for a in gathered)
+
+
+TOKEN_AXES = frozenset(a for cut in activation_cuts(("batch", "seq")) for a in cut)
+"""Mesh axes over which tokens are cut: a weight is whole for its product, whatever these axes
+cut of it in between."""
+
+
+@cache
+def optimizer_arrays(optim: Optim, model: Any) -> tuple[tuple[tuple[str, ...], tuple, int], ...]:
+    """(axes, shape, bytes of an element) of each array of the optimizer's state."""
+    return tuple(
+        (slot.param.axes, slot.param.shape, np.dtype(slot.dtype).itemsize)
+        for _, slot in walk(state_slots(optim, model.spec()))
+    )
+
+
+def on_paper(run: Run, machine: Machine) -> Plan:
+    """The plan of a run on devices that are not there. Raises UserError where the run cannot
+    be laid out on them."""
+    sizes = mesh_shape(run.mesh, machine.num_devices)
+    plan = Plan(
+        run=run,
+        mesh=AbstractMesh(tuple(sizes.values()), tuple(sizes)),
+        how=compute_of(run, machine.platform, machine.num_devices),
+        seq_len=seq_len_of(run),
+    )
+    refuse_impossible(plan)
+    return plan
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one device holds and computes of a run, in elements, tokens and ways."""
+
+    run: Run
+    sizes: Mapping[str, int]
+    """Devices along each mesh axis."""
+    seq_len: int
+    kernels: str = "tpu"
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Layout":
+        """The layout of a plan, whose mesh may be abstract."""
+        return cls(plan.run, dict(plan.mesh.shape), plan.seq_len, plan.how.kernels)
+
+    @property
+    def model(self) -> Any:
+        return self.run.model
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        return weights_of(self.model)
+
+    def _ways(self, mesh_axes: Iterable[str]) -> int:
+        return math.prod(self.sizes[a] for a in mesh_axes)
+
+    def ways(self, *axes: str) -> int:
+        """Pieces into which the last of an activation's axes is cut, next to the others."""
+        return self._ways(activation_cuts(axes)[-1])
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return tuple(self.sizes.items())
+
+    @property
+    def weight_elements(self) -> float:
+        """Of all weights, on one device."""
+        return held_weights(self._sizes, self.model)
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Of the optimizer's state, on one device."""
+        return held_optimizer_bytes(self._sizes, self.run.optim, self.model)
+
+    @cached_property
+    def rows(self) -> float:
+        """Rows of one microbatch on one device."""
+        train = self.run.train
+        return train.global_batch_size / train.num_microbatches / self.ways("batch")
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens of one microbatch on one device."""
+        return self.rows * self.seq_len / self.ways("batch", "seq")
+
+    @property
+    def stages(self) -> int:
+        return self.sizes["stage"]
+
+    @property
+    def layers(self) -> float:
+        """Layers of one device."""
+        return self.model.num_layers / self.stages
+
+    def product_ways(self, weight: Weight) -> int:
+        """Devices that share the product of one token with a weight."""
+        return split_ways(self._sizes, weight.axes)[0]
+
+    def gathered_ways(self, weight: Weight) -> int:
+        """Devices from which a weight is gathered for its product."""
+        return split_ways(self._sizes, weight.axes)[1]
+
+    def copies(self, weight: Weight) -> int:
+        """Devices with other tokens that hold the same piece of a weight."""
+        return self._ways(TOKEN_AXES) // self.gathered_ways(weight)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of one element."""
+        return 2 if self.run.train.precision == "bf16" else 4
+
+    def stream_bytes(self) -> float:
+        """The residual stream of one microbatch, [B, T, D], on one device."""
+        ways = self.ways("batch", RESIDUAL) / self.ways("batch", "seq")
+        return self.tokens * self.model.embed_dim * self.activation_bytes / ways
+
+    def output_bytes(self, weight: Weight) -> float:
+        """What the product with one layer's weight leaves on one device; a product back into
+        the residual stream is cut as that is."""
+        if weight.outputs == ("embed",):
+            return self.stream_bytes()
+        width = weight.fan_out / self.ways("batch", "seq", weight.outputs[0])
+        if weight.outputs[-1] == "head_dim":
+            width *= self.lanes / self.model.head_dim
+        return self.tokens * width * self.activation_bytes
+
+    @property
+    def lanes(self) -> int:
+        """Width of one head in registers and memory: a TPU pads it to 128 lanes."""
+        size = self.model.head_dim
+        return -(-size // LANES) * LANES if self.kernels == "tpu" else size
+
+    @property
+    def attention_bytes(self) -> float:
+        """What attention keeps of its forward pass: its output and, for each query and head,
+        the float32 log of its sum."""
+        m = self.model
+        width = self.lanes * self.activation_bytes + 4
+        return self.tokens * m.num_heads * width / self.ways("batch", "seq", "heads")

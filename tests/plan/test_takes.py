@@ -1,0 +1,85 @@
+"""What a run takes, reckoned by hand."""
+
+import json
+
+import pytest
+from runs import run_of
+
+from podsmith.errors import UserError
+from podsmith.plan.machine import parse_machine
+from podsmith.plan.takes import checkpoint_bytes, takes
+from podsmith.presets.prices import PRICES
+
+V4 = parse_machine("v4-32")
+
+
+def test_hours_chips_money_and_sessions(tmp_path):
+    run = run_of(tmp_path, "train.steps=7200")
+    found = takes(run, V4, 2.0, 1000, hours=3)
+    assert (found.hours, found.chips, found.chip_hours) == (4.0, 16, 64.0)
+    assert found.tokens == 7_200_000
+    assert found.usd == pytest.approx(64 * PRICES["v4"].on_demand)
+    assert (found.session.steps, found.session.tokens, found.session.sessions) == (
+        5400, 5_400_000, 2,
+    )  # fmt: skip
+    text = "\n".join(found.lines())
+    assert "about 4 hours, 64 chip-hours" in text and "on demand, list of" in text
+    assert "3 hours: 5,400 of 7,200 steps (0.75 of the run)" in text
+    assert json.loads(json.dumps(found.to_json()))["session"]["sessions"] == 2
+
+
+def test_a_session_may_hold_the_whole_run_or_nothing(tmp_path):
+    run = run_of(tmp_path)
+    assert takes(run, V4, 1.0, 1, hours=5).session.sessions == 1
+    assert "all 1,000 steps" in "\n".join(takes(run, V4, 1.0, 1, hours=5).lines())
+    short = takes(run, V4, 7200.0, 1, hours=1)
+    assert short.session.sessions is None and "not one step" in short.lines()[-1]
+
+
+def test_prices_in_order(tmp_path):
+    own = run_of(tmp_path, "plan.prices.v4=1.5")
+    assert takes(own, V4, 1.0, 1).usd_per_chip_hour == 1.5
+    assert takes(own, V4, 1.0, 1, price=0.7).usd_per_chip_hour == 0.7
+    assert takes(own, parse_machine("v5p-8"), 1.0, 1).usd_per_chip_hour == 4.2
+    unknown = takes(own, parse_machine("gpu:b200x8"), 1.0, 1)
+    assert unknown.usd is None and "--price" in unknown.lines()[1]
+    spot = takes(own, parse_machine("v6e-8"), 1.0, 1).lines()[1]
+    assert "; spot " in spot and f"at {PRICES['v6e'].spot:g}" in spot
+
+
+@pytest.mark.parametrize("name", ["price", "hours"])
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_what_is_below_zero_is_refused(tmp_path, name, value):
+    with pytest.raises(UserError, match=f"--{name}"):
+        takes(run_of(tmp_path), V4, 1.0, 1, **{name: value})
+
+
+def test_a_price_for_a_chip_that_is_none(tmp_path):
+    with pytest.raises(UserError, match=r"plan.prices.v5f: .*did you mean 'v5"):
+        run_of(tmp_path, "plan.prices.v5f=1")
+    with pytest.raises(UserError, match=r"plan.prices.v4"):
+        run_of(tmp_path, "plan.prices.v4=-1")
+
+
+@pytest.mark.parametrize(
+    "overrides, written, kept",
+    [
+        ((), 2, 2),  # 500, 1000
+        (("checkpoint.save_every_steps=300",), 4, 2),  # 300 600 900, and the last step
+        (("checkpoint.save_every_steps=300", "checkpoint.keep_last=1"), 4, 1),
+        (("checkpoint.save_every_steps=100", "checkpoint.keep_every_steps=200"), 10, 6),
+        (("checkpoint.save_every_steps=5000",), 1, 1),
+    ],
+)
+def test_checkpoints(tmp_path, overrides, written, kept):
+    found = takes(run_of(tmp_path, *overrides), V4, 1.0, 1)
+    assert (found.checkpoints_written, found.checkpoints_kept) == (written, kept)
+
+
+def test_bytes_of_a_checkpoint(tmp_path):
+    params = 3_325_627_392
+    run = run_of(tmp_path)
+    assert checkpoint_bytes(run) == 12 * params + 4  # weights, two moments, the step
+    assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 4
+    small = run_of(tmp_path, "optim.kind=adam8bit", "optim.learning_rate=1e-3")
+    assert 6 * params < checkpoint_bytes(small) < 6.1 * params
