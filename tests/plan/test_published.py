@@ -8,7 +8,7 @@ import pytest
 from podsmith.plan.hlo import parse
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmark is the source
-import plan_accuracy as accuracy  # noqa: E402
+import plan_accuracy as accuracy
 
 ROWS = accuracy.read_rows()  # refuses rows whose FLOP rate and time disagree
 

@@ -181,3 +181,16 @@ def test_a_refused_run_leaves_no_folder(small_run, tmp_path):
     with pytest.raises(UserError, match=r"global_batch_size = 4096.*rows for training"):
         train(huge, jax.devices()[:1])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"xla_nope": "true"}, r"^train.compiler_options.xla_nope: .*no such option; remove it"),
+        ({"xla_cpu_enable_fast_math": "maybe"}, r"fast_math: 'maybe' is not a valid bool; mend it"),
+    ],
+)
+def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message):
+    told = replace(small_run.train, compiler_options=options)
+    with pytest.raises(UserError, match=message):
+        train(replace(in_dir(small_run, tmp_path / "run"), train=told))

@@ -133,16 +133,25 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     return Compiled(**kept, fits=False, peak_bytes=used, limit_bytes=limit)
 
 
+def refuse_option(text: str) -> None:
+    """Raises UserError where the compiler's message is about an option of the run."""
+    if unknown := re.search(r"No such compile option: '([^']*)'", text):
+        raise UserError(
+            f"train.compiler_options.{unknown[1]}: this compiler has no such option; remove it"
+        )
+    if wrong := re.search(r"While setting option (\w+), '(.*)' is not a valid (\w+)", text):
+        raise UserError(
+            f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid {wrong[3]}; mend it"
+        )
+
+
 def memory_of_error(text: str) -> tuple[int, int]:
     """(asked, available) bytes in the compiler's out-of-memory message.
 
-    Raises UserError for a compiler option that does not exist, RuntimeError with the text
-    where it is another error.
+    Raises UserError for a compiler option that is wrong, RuntimeError with the text where it
+    is another error.
     """
-    if unknown := re.search(r"No such compile option: '([^']*)'", text):
-        raise UserError(
-            f"train.compiler_options.{unknown[1]}: the TPU compiler has no such option; remove it"
-        )
+    refuse_option(text)
     match = _USED.search(text) or _USED_OF.search(text)
     if match is None:
         raise RuntimeError(f"the TPU compiler failed: {text}")

@@ -24,6 +24,7 @@ from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
 from podsmith.evals.held_out import HeldOut
 from podsmith.evals.loss import SourceLoss
+from podsmith.plan.compile import refuse_option
 from podsmith.plan.resolve import Plan, resolve
 from podsmith.run import Run
 from podsmith.train.display import Display
@@ -167,7 +168,11 @@ class Session:
     def _compile(self) -> None:
         began = time.monotonic()
         step, batch = make_step(self.plan), abstract_batch(self.plan)
-        self._compiled = step.lower(abstract_state(self.plan), batch).compile()
+        try:
+            self._compiled = step.lower(abstract_state(self.plan), batch).compile()
+        except jax.errors.JaxRuntimeError as error:
+            refuse_option(str(error))
+            raise
         seconds = time.monotonic() - began
         self.metrics.event("compile", step=self.start, seconds=seconds)
         self.display.note(f"compiled the train step in {seconds:.1f} s")
