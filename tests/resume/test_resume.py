@@ -191,6 +191,6 @@ def test_a_refused_run_leaves_no_folder(small_run, tmp_path):
     ],
 )
 def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message):
-    told = replace(small_run.train, compiler_options=options)
+    told = replace(small_run.train, compiler_options=options, global_batch_size=16)
     with pytest.raises(UserError, match=message):
         train(replace(in_dir(small_run, tmp_path / "run"), train=told))
