@@ -15,6 +15,7 @@ and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 from collections import Counter
 from dataclasses import dataclass, field
 
+from podsmith.core.weight import MOST_SCATTERED
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import is_recomputed, keeps_attention, score_bytes
@@ -149,7 +150,10 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
         if weight.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
             gathers += GATHERS * GATHER_BYTES * seconds
-            reductions += 2 * REDUCE_BYTES * seconds
+            if is_scattered(layout):
+                gathers += GATHER_BYTES * seconds  # an all-to-all, behind arithmetic as they are
+            else:
+                reductions += 2 * REDUCE_BYTES * seconds
         if copies > 1:
             moved = 2 * REDUCE_BYTES * times * size / gathered * (copies - 1) / copies
             near = max(1, copies // machine.num_groups)
@@ -162,6 +166,13 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
     found.by_kind["exposed collectives"] = exposed
     found.by_kind["network"] = NETWORK_EXPOSED * crossing
     found.hidden_s = gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
+
+
+def is_scattered(layout: Layout) -> bool:
+    """Whether gradients go to their shards as `core.weight.scattered_gradient` does it."""
+    fsdp = layout.sizes["fsdp"]
+    alone = fsdp == layout.ways("batch") and layout.sizes["context"] == 1
+    return layout.kernels == "tpu" and alone and fsdp <= MOST_SCATTERED
 
 
 def uses(layout: Layout, weight: Weight) -> int:
