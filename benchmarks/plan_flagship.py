@@ -36,7 +36,6 @@ SYNCHRONOUS = tuple(
     for name in (
         "xla_enable_async_all_gather",
         "xla_enable_async_all_reduce",
-        "xla_tpu_enable_async_all_to_all",
     )
 )
 

@@ -18,7 +18,7 @@ def mesh_of(**sizes):
 def gradient(mesh, eqn, x, g):
     place = NamedSharding(mesh, PartitionSpec("fsdp"))
     with jax.set_mesh(mesh):
-        run = jax.jit(lambda x, g: weight.scattered_gradient(eqn, x, g))
+        run = jax.jit(lambda x, g: weight.scattered_gradient(eqn, x, g, 8))
         compiled = run.lower(jax.device_put(x, place), jax.device_put(g, place)).compile()
         return compiled(jax.device_put(x, place), jax.device_put(g, place)), compiled.as_text()
 
@@ -48,9 +48,21 @@ def test_sums_of_the_devices_are_float32():
     np.testing.assert_array_equal(got, 263)
 
 
-@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 4}, {"fsdp": 4, "expert": 2}])
-def test_other_meshes_take_the_plain_product(sizes):
-    x, g = np.ones((8, 2, 8), np.float32), np.ones((8, 2, 3), np.float32)
-    got, hlo = gradient(mesh_of(**sizes), "btd,df->btf", x, g)
-    assert "all-to-all" not in hlo
-    np.testing.assert_array_equal(got, 16)
+@pytest.mark.parametrize(
+    "device_kind, sizes, yes",
+    [
+        ("TPU v4", {"fsdp": 16}, True),
+        ("TPU v5p", {"fsdp": 4, "tensor": 2}, True),
+        ("TPU v4", {"fsdp": 32}, False),
+        ("TPU v4", {"fsdp": 1, "tensor": 8}, False),
+        ("TPU v4", {"fsdp": 4, "data": 2}, False),
+        ("TPU v4", {"fsdp": 4, "expert": 2}, False),
+        ("TPU v4", {"fsdp": 4, "context": 2}, False),
+        ("TPU v5 lite", {"fsdp": 8}, False),
+        ("cpu", {"fsdp": 8}, False),
+    ],
+)
+def test_where_it_is_used(device_kind, sizes, yes):
+    sizes = {axis: sizes.get(axis, 1) for axis in AXES}
+    rows = sizes["data"] * sizes["fsdp"] * sizes["expert"]
+    assert weight.scatters(device_kind, sizes, rows) == yes

@@ -5,6 +5,7 @@ Sums run in float32 whatever the operands are, and the result has the activation
 choice falls when a program is lowered, so that compiling for another machine is right.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 import jax
@@ -23,6 +24,7 @@ Weight = Array  # quantized and low-rank leaves join here
 MATMUL = "dot"
 WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
 MOST_SCATTERED = 16  # devices
+TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # those whose links run an all-to-all by themselves
 GATE = "gate"  # as wide as they are
 
 
@@ -62,7 +64,7 @@ def _dot_bwd(eqn: str, kept: tuple[Array, Array], g: Array) -> tuple[Array, Arra
         x,
         g,
         cpu=partial(cpu.weight_gradient, eqn),
-        default=partial(scattered_gradient, eqn),
+        default=partial(_weight_gradient, eqn),
     )
     return dx.astype(x.dtype), dw.astype(w.dtype)
 
@@ -74,20 +76,31 @@ def _einsum(eqn: str, x: Array, w: Array) -> Array:
     return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
 
 
-def scattered_gradient(eqn: str, x: Array, g: Array) -> Array:
-    """Gradient of the weight of `eqn` for activations whose rows are cut over `fsdp` alone.
+def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
+    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
+        device = mesh.abstract_device
+        if device and scatters(device.device_kind, mesh.shape, batch_ways(mesh)):
+            return scattered_gradient(eqn, x, g, mesh.shape["fsdp"])
+    return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
+
+
+def scatters(device_kind: str, sizes: Mapping[str, int], batch_ways: int) -> bool:
+    """Whether gradients go to their shards by `scattered_gradient` on a mesh of these sizes:
+    where rows are cut over `fsdp` alone and the way of an all-to-all is short."""
+    alone = sizes["fsdp"] == batch_ways and sizes["context"] == 1
+    return device_kind in TORUS and alone and 1 < sizes["fsdp"] <= MOST_SCATTERED
+
+
+def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
+    """Gradient of the weight of `eqn` for activations whose rows are cut `ways` over `fsdp`.
 
     Each device's part of the sum goes to the devices that hold the shards (all-to-all), which
     add up in float32. An all-reduce, which is what TPU compilers make of it, moves twice the
-    bytes and stops the arithmetic meanwhile. Between many devices the way of an all-to-all is
-    too long; there it is left to the compiler.
+    bytes and stops the arithmetic meanwhile.
     """
     (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
-    mesh = jax.sharding.get_abstract_mesh()
-    ways = 1 if mesh.empty else mesh.shape["fsdp"]
-    alone = not mesh.empty and ways == batch_ways(mesh) and mesh.shape["context"] == 1
-    if not alone or not 1 < ways <= MOST_SCATTERED or x_letters[0] != "b" or "d" not in w_letters:
-        return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
     pin, rest = jax.lax.with_sharding_constraint, PartitionSpec.UNCONSTRAINED
     parts = [a.reshape(ways, -1, *a.shape[1:]) for a in (x, g)]  # [ways, B/ways, T, ...]
     parts = [pin(a, PartitionSpec("fsdp", *[rest] * (a.ndim - 1))) for a in parts]

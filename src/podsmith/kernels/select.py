@@ -8,6 +8,7 @@ from jax import Array
 from podsmith.core import cpu
 from podsmith.core.dtypes import Compute, Kernels
 from podsmith.core.sharding import context_ways
+from podsmith.core.weight import TORUS
 from podsmith.nn import attention, xent
 
 # docs/plan.md has what each of them brings
@@ -18,7 +19,6 @@ TPU_OPTIONS = {
     # collectives run behind arithmetic
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
-    "xla_tpu_enable_async_all_to_all": "true",
     "xla_tpu_enable_latency_hiding_scheduler": "true",
 }
 
@@ -33,10 +33,12 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
-def compiler_options(how: Compute) -> dict[str, str]:
+def compiler_options(how: Compute, device_kind: str = "") -> dict[str, str]:
     """What `jax.jit` should tell the compiler for these kernels."""
     if how.kernels in ("tpu", "early tpu"):
-        return TPU_OPTIONS
+        # other generations' compilers refuse it
+        torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
+        return TPU_OPTIONS | torus
     return cpu.compiler_options() if how.kernels == "cpu" else {}
 
 

@@ -15,10 +15,11 @@ and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 from collections import Counter
 from dataclasses import dataclass, field
 
-from podsmith.core.weight import MOST_SCATTERED
+from podsmith.core.weight import scatters
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import is_recomputed, keeps_attention, score_bytes
+from podsmith.plan.topology import GENERATIONS
 
 TILE = 128  # products are padded to multiples of it
 
@@ -150,7 +151,7 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
         if weight.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
             gathers += GATHERS * GATHER_BYTES * seconds
-            if is_scattered(layout):
+            if is_scattered(layout, machine):
                 gathers += GATHER_BYTES * seconds  # an all-to-all, behind arithmetic as they are
             else:
                 reductions += 2 * REDUCE_BYTES * seconds
@@ -168,11 +169,11 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
     found.hidden_s = gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
 
 
-def is_scattered(layout: Layout) -> bool:
+def is_scattered(layout: Layout, machine: Machine) -> bool:
     """Whether gradients go to their shards as `core.weight.scattered_gradient` does it."""
-    fsdp = layout.sizes["fsdp"]
-    alone = fsdp == layout.ways("batch") and layout.sizes["context"] == 1
-    return layout.kernels == "tpu" and alone and fsdp <= MOST_SCATTERED
+    if machine.platform != "tpu":
+        return False
+    return scatters(GENERATIONS[machine.kind].device_kind, layout.sizes, layout.ways("batch"))
 
 
 def uses(layout: Layout, weight: Weight) -> int:

@@ -43,7 +43,8 @@ def make_step(plan: Plan) -> Step:
 
 def step_options(plan: Plan) -> dict[str, str]:
     """XLA's options for the step: those of the platform and those of the run."""
-    return select.compiler_options(plan.how) | plan.run.train.compiler_options
+    ours = select.compiler_options(plan.how, plan.devices[0].device_kind)
+    return ours | plan.run.train.compiler_options
 
 
 def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, Array]]:
