@@ -38,7 +38,7 @@ print(json.dumps([kernels_of(*case) for case in json.loads(sys.argv[1])]))
 """
 
 GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5e-4", "v5p-8", "v6e-4", "7x-8")
-SHAPES = [(1, 2048, 4, 1, 96), (1, 2048, 4, 2, 64), (1, 1024, 2, 1, 256), (1, 8192, 2, 1, 128)]
+SHAPES = [(1, 2048, 4, 1, 96), (1, 2048, 4, 2, 64), (1, 2048, 2, 1, 256), (1, 8192, 2, 1, 128)]
 LOCAL = {"window": 512, "soft_cap": 50.0}
 
 

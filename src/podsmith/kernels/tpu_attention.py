@@ -21,7 +21,6 @@ from podsmith.core.stack import ATTENTION
 from podsmith.nn import attention
 
 LANES = 128  # blocks are multiples of it
-MAX_HEAD_DIM = 256  # of which the larger blocks fit every generation's vector memory
 FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
 
 
@@ -98,10 +97,10 @@ def _local(
 
 def block_sizes(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
     """Blocks for rows of `seq_len` tokens: large ones that the generations still compile."""
-    share = 4 if early or head_dim > MAX_HEAD_DIM else 1
+    share = -(-head_dim // LANES) * (4 if early else 1)  # of a block in vector memory
 
     def block(most: int) -> int:
-        most //= share
+        most = max(most // share // LANES, 1) * LANES
         return next(size for size in range(most, 0, -LANES) if seq_len % size == 0)
 
     fused = seq_len <= FUSED_LEN

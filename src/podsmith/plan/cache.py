@@ -17,6 +17,7 @@ from typing import Any
 
 import zstandard
 
+FORMAT = 2  # of the answer
 ENTRIES = 200  # some 100 KB each; the oldest go
 PACKAGES = ("jax", "jaxlib", "libtpu")
 
@@ -30,7 +31,7 @@ def cache_folder() -> Path:
 def key_of(program: str, slice_name: str, options: dict[str, str]) -> str:
     """The name of an entry."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    told = json.dumps([program, slice_name, options, versions], sort_keys=True)
+    told = json.dumps([FORMAT, program, slice_name, options, versions], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 

@@ -125,9 +125,8 @@ def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
 def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     kept = {k: v for k, v in answer.items() if k in Compiled.__dataclass_fields__}
     if "error" not in answer:
-        # the output is the donated state but for a few scalars
-        extra = answer["output_bytes"] - answer["alias_bytes"]
-        peak = answer["argument_bytes"] + answer["temp_bytes"] + extra + answer["code_bytes"]
+        # arguments and temporaries added up can exceed the memory of a chip that they fit
+        peak = answer["live_bytes"] + answer["code_bytes"]
         return Compiled(**kept, fits=True, peak_bytes=peak, hlo=hlo)
     used, limit = memory_of_error(answer["error"])
     return Compiled(**kept, fits=False, peak_bytes=used, limit_bytes=limit)
