@@ -64,4 +64,5 @@ def test_every_generation_compiles_the_kernel(slice_name):
 def test_every_generation_compiles_more_shapes(slice_name):
     cases = [(slice_name, *shape, {}) for shape in SHAPES[1:]]
     cases += [(slice_name, *shape, LOCAL) for shape in SHAPES[2:]]
-    assert kernels_of(cases) == [2, 2, 3, 2, 3]  # long rows have two backward kernels
+    long = 0 if slice_name in ("v2-8", "v3-8") else 3  # two backward kernels, or no kernel
+    assert kernels_of(cases) == [2, 2, long, 2, long]

@@ -24,9 +24,10 @@ LANES = 128  # blocks are multiples of it
 FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
 
 
-def fits(seq_len: int) -> bool:
-    """Whether rows of this length divide into the kernel's blocks."""
-    return seq_len % LANES == 0
+def fits(seq_len: int, early: bool = False) -> bool:
+    """Whether rows of this length divide into the kernel's blocks; v2 and v3 have no room for
+    the table of blocks of long rows."""
+    return seq_len % LANES == 0 and not (early and seq_len > FUSED_LEN)
 
 
 def causal_attention(
@@ -46,7 +47,7 @@ def causal_attention(
     `early` is for v2 and v3, whose kernels cannot multiply bfloat16 and have half the vector
     memory. `interpret` runs the kernel step by step on any platform, for tests.
     """
-    if not fits(q.shape[1]):
+    if not fits(q.shape[1], early):
         return attention.causal_attention(
             q, k, v, segment_ids, scale, window=window, soft_cap=soft_cap
         )
