@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 
 import pytest
 from runs import run_of
@@ -13,6 +12,7 @@ from podsmith.plan import command, search
 from podsmith.plan.command import Wanted, plan_command
 from podsmith.plan.compare import compare, compare_lines
 from podsmith.plan.compile import Compiled
+from podsmith.plan.cost import Estimate
 from podsmith.plan.cures import cure_lines, larger
 from podsmith.plan.machine import parse_machine
 from podsmith.plan.search import Search
@@ -66,13 +66,15 @@ def compiler(monkeypatch):
         monkeypatch.setattr(search, "compile_for", stand_in)
         monkeypatch.setattr(search, "require_libtpu", lambda: None)
 
-        class Took:
-            def __init__(self, seconds):
-                self.step_s, self.by_kind = float(seconds), Counter(matmul=float(seconds))
+        def took(report):
+            if not report.compiled.hlo:
+                return None
+            found, seconds = Estimate(), len(report.compiled.hlo)
+            found.spend("mlp", "matmul", seconds - 0.001)
+            found.spend("mlp", f"only in the one of {seconds} s", 0.001)
+            return found
 
-        monkeypatch.setattr(search.Report, "estimate", property(lambda r: (
-            Took(len(r.compiled.hlo)) if r.compiled.hlo else None
-        )))  # fmt: skip
+        monkeypatch.setattr(search.Report, "estimate", property(took))
         return stand_in
 
     return install

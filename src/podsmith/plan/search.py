@@ -58,7 +58,7 @@ class Entry:
     @property
     def by_kind(self) -> Counter:
         if self.report is not None and self.report.estimate is not None:
-            return self.report.estimate.by_kind
+            return Counter(self.report.estimate.by_kind)
         return self.candidate.quick.timing.by_kind
 
     @property
