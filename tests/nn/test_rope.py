@@ -50,6 +50,13 @@ def test_the_product_moves_bfloat16_exactly(problem):
     )
 
 
+def test_float32_is_not_rounded_by_the_product_on_a_tpu(problem):
+    x, positions = problem
+    cos, sin = (t[:, :, None, :] for t in rope.rope_tables(positions, 12, THETA))
+    product = jax.jit(rope._by_product).lower(x, cos, sin).as_text()
+    assert "precision = [HIGHEST, HIGHEST]" in product
+
+
 def test_the_gradient_is_the_derivative(problem):
     x, positions = problem
     tables = rope.rope_tables(positions, 12, THETA)

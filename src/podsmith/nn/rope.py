@@ -36,7 +36,10 @@ def _by_product(x: Array, cos: Array, sin: Array) -> Array:
     leaves most of a TPU's vector lanes empty."""
     head_dim = x.shape[-1]
     swap = jnp.asarray(np.roll(np.eye(head_dim), head_dim // 2, axis=0), x.dtype)
-    swapped = jnp.einsum("btnh,hg->btng", x, swap, preferred_element_type=jnp.float32)
+    whole = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # TPUs would round it
+    swapped = jnp.einsum(
+        "btnh,hg->btng", x, swap, precision=whole, preferred_element_type=jnp.float32
+    )
     both = lambda a, b: jnp.concatenate([a, b], axis=-1)  # noqa: E731
     return (x.astype(jnp.float32) * both(cos, cos) + swapped * both(-sin, sin)).astype(x.dtype)
 
