@@ -7,7 +7,7 @@ import pytest
 from podsmith.config import load_run
 from podsmith.plan.compile import Compiled
 from podsmith.plan.machine import machine_of
-from podsmith.plan.report import Report, write_report
+from podsmith.plan.report import Report, write_plan
 from podsmith.plan.takes import takes
 from podsmith.plan.topology import parse_slice
 
@@ -55,7 +55,7 @@ def test_parts_add_up_and_the_bound_is_peak_arithmetic(tmp_path):
     text = "\n".join(report.lines())
     assert "FITS: 13.00 of 30.75 GiB" in text
     assert "predicted" not in text  # nothing was compiled
-    plan = json.loads(write_report(report, tmp_path / "out").read_text())
+    plan = json.loads(write_plan(report.to_json(), tmp_path / "out").read_text())
     assert plan["tokens"] == 262_144_000 and plan["chips"] == 16 and "hlo" not in plan
 
 

@@ -16,7 +16,8 @@ from podsmith.errors import UserError
 from podsmith.optim import KINDS
 from podsmith.plan.layout import on_paper
 from podsmith.plan.machine import Machine
-from podsmith.plan.quick import Quick, mesh_text
+from podsmith.plan.quick import Quick
+from podsmith.plan.report import mesh_text
 from podsmith.plan.resolve import seq_len_of
 from podsmith.run import Mesh, Run
 

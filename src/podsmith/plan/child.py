@@ -80,8 +80,6 @@ def ask_compiler(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
     said = {
         "compile_s": time.perf_counter() - started,
         "argument_bytes": memory.argument_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "alias_bytes": memory.alias_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "live_bytes": memory.peak_memory_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,

@@ -57,9 +57,10 @@ class Compiled:
     compile_s: float
     fits: bool
     peak_bytes: int
-    """Arguments, temporaries and code at once; what was asked for where it does not fit."""
+    """The most that is alive at once, and code; what was asked for where it does not fit."""
     temp_bytes: int | None = None
-    """Gradients, saved activations and temporaries; None where it does not fit."""
+    """As the compiler reports temporaries, which can be more than is alive at once; None where
+    it does not fit."""
     argument_bytes: int | None = None
     limit_bytes: int | None = None
     """What the compiler may use; it says so only where a program does not fit."""

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 
 from podsmith.core.mesh import mesh_shape
 from podsmith.core.param import Param, walk
-from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, partition
+from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
 from podsmith.models.params import part_of
 from podsmith.optim.build import state_slots
 from podsmith.optim.kinds import Optim
@@ -25,7 +25,6 @@ from podsmith.plan.machine import Machine
 from podsmith.plan.resolve import Plan, compute_of, refuse_impossible, seq_len_of
 from podsmith.run import Run
 
-RESIDUAL = "stream" if "stream" in ACTIVATIONS else "seq"  # tokens between attention and mlp
 LANES = 128
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
@@ -87,20 +86,16 @@ def _weight(path: str, param: Param) -> Weight:
     )
 
 
-def _named(entry: Any) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else entry or ()
-
-
 @cache
 def weight_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The mesh axes that cut each axis of a weight."""
-    return tuple(_named(entry) for entry in partition(axes, WEIGHTS))
+    return tuple(axes_of(entry) for entry in partition(axes, WEIGHTS))
 
 
 @cache
 def activation_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The mesh axes that cut each axis of an activation."""
-    return tuple(_named(entry) for entry in partition(axes, ACTIVATIONS))
+    return tuple(axes_of(entry) for entry in partition(axes, ACTIVATIONS))
 
 
 Sizes = tuple[tuple[str, int], ...]
@@ -251,7 +246,7 @@ class Layout:
 
     def stream_bytes(self) -> float:
         """The residual stream of one microbatch, [B, T, D], on one device."""
-        ways = self.ways("batch", RESIDUAL) / self.ways("batch", "seq")
+        ways = self.ways("batch", "stream") / self.ways("batch", "seq")
         return self.tokens * self.model.embed_dim * self.activation_bytes / ways
 
     def output_bytes(self, weight: Weight) -> float:

@@ -27,7 +27,6 @@ from podsmith.presets.machines import (
     NETWORK_BYTES_PER_S,
 )
 
-CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "7x": 2}  # TensorCores; 1 elsewhere
 VECTOR_BYTES_PER_CYCLE = 585  # of a TensorCore; benchmarks/plan_quick.py
 
 _GPU = re.compile(r"([a-z0-9-]+?)(?:x(\d+))?")
@@ -124,7 +123,6 @@ def machine_of(where: Slice) -> Machine:
     """A TPU slice as a machine."""
     rates, peak = RATES[where.generation], PEAKS[where.family.device_kind]
     per_chip = where.family.devices_per_chip
-    cores = CORES_PER_CHIP.get(where.generation, 1) / per_chip
     return Machine(
         name=where.name,
         kind=where.generation,
@@ -135,7 +133,7 @@ def machine_of(where: Slice) -> Machine:
         flops=peak.bf16_flops,
         usable_bytes=peak.usable_bytes or peak.hbm_bytes,
         vector_bytes_per_s=min(
-            rates.hbm_bytes_per_s, cores * rates.clock_hz * VECTOR_BYTES_PER_CYCLE
+            rates.hbm_bytes_per_s, rates.cores * rates.clock_hz * VECTOR_BYTES_PER_CYCLE
         ),
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,

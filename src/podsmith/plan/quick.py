@@ -13,7 +13,7 @@ from podsmith.plan.analytic import Timing, timing
 from podsmith.plan.layout import Layout, on_paper
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import Memory, memory
-from podsmith.plan.report import ERROR_SHARE
+from podsmith.plan.report import ERROR_SHARE, mesh_text
 from podsmith.plan.resolve import Plan
 from podsmith.plan.takes import Takes
 from podsmith.presets.hardware import GIB
@@ -180,12 +180,6 @@ class Quick:
         if self.machine.platform == "cpu":
             lines.append("rates of one measured machine; others differ by a factor of two and more")
         return lines
-
-
-def mesh_text(sizes: dict[str, int]) -> str:
-    """The axes that have several devices."""
-    text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
-    return text or "of one device"
 
 
 def machine_text(machine: Machine) -> str:

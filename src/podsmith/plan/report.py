@@ -1,6 +1,5 @@
 """Report: what a compiled plan says, for people and as plan.json."""
 
-import dataclasses
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -83,7 +82,7 @@ class Report:
                 "hbm_limit_bytes": self.limit_bytes,
                 "least_step_s": self.least_step_s,
                 "mfu": self.mfu,
-                "estimate": _plain(self.estimate) if self.estimate else None,
+                "estimate": asdict(self.estimate) if self.estimate else None,
                 "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,
                 "tokens": tokens,
@@ -96,10 +95,9 @@ class Report:
         """The report as lines of text."""
         c, where = self.compiled, self.where
         shape = "x".join(map(str, where.shape))
-        mesh = ", ".join(f"{axis} {size}" for axis, size in c.mesh.items() if size > 1)
         lines = [
             f"{self.run.name} on {where.name}: {where.num_chips} chips"
-            f" ({where.num_slices} x {shape}), mesh {mesh or 'of one device'}",
+            f" ({where.num_slices} x {shape}), mesh {mesh_text(c.mesh)}",
             f"{c.num_params:,} parameters, {c.tokens_per_step:,} tokens a step, "
             f"remat {self.run.train.remat}",
             "",
@@ -137,15 +135,10 @@ class Report:
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 
-def _plain(estimate: Estimate) -> dict:
-    # asdict makes a Counter of pairs of a Counter
-    fields = ((f.name, getattr(estimate, f.name)) for f in dataclasses.fields(estimate))
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in fields}
-
-
-def write_report(report: Report, folder: Path, takes: Takes | None = None) -> Path:
-    """Writes plan.json below `folder`; its path."""
-    return write_plan(report.to_json(takes), folder)
+def mesh_text(sizes: dict[str, int]) -> str:
+    """The axes that have several devices."""
+    text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    return text or "of one device"
 
 
 def write_plan(text: str, folder: Path) -> Path:

@@ -113,9 +113,8 @@ def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> 
     return state, int(meta["step"])
 
 
-def to_device(plan: Plan, rows: dict[str, np.ndarray]) -> Batch:
+def to_device(plan: Plan, host: HostRows, rows: dict[str, np.ndarray]) -> Batch:
     """Host rows [b, T] as a global batch [A, B, T]; each host gives its own rows."""
-    host = HostRows.of(plan)
     return Batch(**{name: host.place(plan, rows[name]) for name in Batch.__dataclass_fields__})
 
 
@@ -177,11 +176,12 @@ class Session:
         self.metrics.event("compile", step=self.start, seconds=seconds)
         self.display.note(f"compiled the train step in {seconds:.1f} s")
         self._running: jax.Array | None = None
+        self._host = HostRows.of(self.plan)
 
     def _step(self, k: int) -> dict[str, jax.Array]:
         with self.timer.waiting():
             rows = self.loader.batch(k)
-        self.state, values = self._compiled(self.state, to_device(self.plan, rows))
+        self.state, values = self._compiled(self.state, to_device(self.plan, self._host, rows))
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
             self.timer.step()
