@@ -120,6 +120,19 @@ def test_failure_leaves_a_resumable_stage(tmp_path, workers, fail, says):
     assert contents(folder) == contents(tmp_path / "whole")
 
 
+def test_nothing_of_a_writer_killed_before_its_rename_stays(tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "s"
+    folder.mkdir()
+    (folder / ".stage.json.7").write_text("{")  # the very first write
+    with pytest.raises(UserError, match="part 2"):
+        run(folder, parts_for(log, fail="user"))
+    (folder / "parts" / ".part-00003.json.8").write_text("{")
+    (folder / ".manifest.json.9").write_text("{")
+    run(folder, parts_for(log))
+    run(tmp_path / "whole", parts_for(log))
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
 SCRIPT = """
 import sys, json
 sys.path.insert(0, {here!r})

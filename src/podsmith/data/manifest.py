@@ -153,6 +153,12 @@ def write_atomic(path: Path, raw: bytes) -> None:
     sync_folder(path.parent)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a writer killed inside `write_atomic` left in a folder."""
+    for path in folder.glob(".*.json.*"):
+        path.unlink()
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames inside a folder durable."""
     fd = os.open(folder, os.O_RDONLY)

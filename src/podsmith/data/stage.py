@@ -34,6 +34,7 @@ from podsmith.data.manifest import (
     files_below,
     hash_file,
     read_manifest,
+    remove_leftovers,
     sync_folder,
     write_atomic,
 )
@@ -126,6 +127,7 @@ def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
 def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
     """Makes the folder ready to begin or go on in; False if the stage is finished already."""
     state = folder / STATE
+    remove_leftovers(folder)
     present = [p for p in folder.iterdir() if p.name != ".lock"]
     if present and not state.exists():
         raise UserError(
@@ -140,6 +142,7 @@ def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
     # a finished stage that lost or cut a file is taken up like an interrupted one
     (folder / MANIFEST).unlink(missing_ok=True)
     (folder / "parts").mkdir(exist_ok=True)
+    remove_leftovers(folder / "parts")
     shutil.rmtree(folder / "tmp", ignore_errors=True)
     return True
 
