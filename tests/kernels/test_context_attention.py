@@ -6,19 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_problem import problem
 from jax.sharding import AxisType, Mesh
 
 from podsmith.core.sharding import AXES
 from podsmith.kernels import all_to_all_attention, ring_attention, tpu_attention
 from podsmith.nn import attention
-
-
-def problem(b, t, n, k, h, seed=0):
-    rng = np.random.default_rng(seed)
-    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
-    ids = jnp.asarray(np.sort(rng.integers(1, 4, (b, t)), axis=1), jnp.int32)
-    ids = ids.at[0, -t // 5 :].set(0)  # padding
-    return normal(b, t, n, h), normal(b, t, k, h), normal(b, t, k, h), ids, normal(b, t, n, h)
 
 
 def with_gradients(fn, ids, q, k, v, g):

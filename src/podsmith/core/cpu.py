@@ -48,6 +48,13 @@ def operands(*arrays: Array) -> tuple[Array, ...]:
     return tuple(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in arrays)
 
 
+def letters(eqn: str) -> tuple[str, str, str]:
+    """Those of activations, weight and result in "activations,weight->result"."""
+    inputs, out = eqn.split("->")
+    x_letters, w_letters = inputs.split(",")
+    return x_letters, w_letters, out
+
+
 def product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
     """float32 matrix of two matrices contracted over one axis of each."""
     dims = (((a_axis,), (b_axis,)), ((), ()))
@@ -61,7 +68,7 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
     left of its product: the other way round it would be transposed piece by piece.
     """
     x, w = operands(x, w)
-    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    x_letters, w_letters, out = letters(eqn)
     rows, shared = x_letters[:-1], x_letters[-1]
     plain = w_letters[1:] == shared and out == rows + w_letters[0]
     if not plain or w.shape[0] < WIDE * w.shape[1]:
@@ -76,7 +83,7 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
 
     The narrower side is the one that is transposed, by itself, before the product.
     """
-    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    x_letters, w_letters, out = letters(eqn)
     rows = [a for a in x_letters if a not in w_letters]
     inner = [a for a in x_letters if a in w_letters]
     outer = [a for a in out if a in w_letters]

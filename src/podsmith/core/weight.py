@@ -23,9 +23,11 @@ Weight = Array  # quantized and low-rank leaves join here
 # what rematerialization policies know the results by
 MATMUL = "dot"
 WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
-MOST_SCATTERED = 16  # devices
-TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # those whose links run an all-to-all by themselves
 GATE = "gate"  # as wide as they are
+
+# where gradients are scattered by an all-to-all
+TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # whose links run one by themselves
+MOST_SCATTERED = 16  # devices; beyond, its way is too long
 
 
 def kept(x: Array, name: str = MATMUL) -> Array:
@@ -57,8 +59,7 @@ def _dot_fwd(eqn: str, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
 def _dot_bwd(eqn: str, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = kept
     g = g.astype(x.dtype)
-    inputs, out = eqn.split("->")
-    x_letters, w_letters = inputs.split(",")
+    x_letters, w_letters, out = cpu.letters(eqn)
     dx = _dot(f"{out},{w_letters}->{x_letters}", g, w)
     dw = lax.platform_dependent(
         x,
@@ -77,7 +78,7 @@ def _einsum(eqn: str, x: Array, w: Array) -> Array:
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
-    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    x_letters, w_letters, out = cpu.letters(eqn)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
         device = mesh.abstract_device
@@ -100,7 +101,7 @@ def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
     add up in float32. An all-reduce, which is what TPU compilers make of it, moves twice the
     bytes and stops the arithmetic meanwhile.
     """
-    (x_letters, w_letters), out = eqn.split("->")[0].split(","), eqn.split("->")[1]
+    x_letters, w_letters, out = cpu.letters(eqn)
     pin, rest = jax.lax.with_sharding_constraint, PartitionSpec.UNCONSTRAINED
     parts = [a.reshape(ways, -1, *a.shape[1:]) for a in (x, g)]  # [ways, B/ways, T, ...]
     parts = [pin(a, PartitionSpec("fsdp", *[rest] * (a.ndim - 1))) for a in parts]

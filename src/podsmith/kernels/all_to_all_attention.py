@@ -9,11 +9,10 @@ the kv heads must divide over context and tensor together.
 from collections.abc import Callable
 from functools import partial
 
-import jax
 from jax import Array, lax
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
-from podsmith.core.sharding import ACTIVATIONS, partition
+from podsmith.kernels.shards import by_shard
 
 AXIS = "context"
 NO_MESH = AbstractMesh((), ())
@@ -23,16 +22,7 @@ def causal_attention(
     inner: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scale: float
 ) -> Array:
     """As `nn.attention.causal_attention`; `inner` has its signature and sees one device."""
-    mesh = jax.sharding.get_abstract_mesh()
-    spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
-    heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
-    return jax.shard_map(
-        partial(_local, inner, scale),
-        mesh=mesh,
-        in_specs=(heads, kv_heads, kv_heads, spec("batch seq")),
-        out_specs=heads,
-        check_vma=False,
-    )(q, k, v, segment_ids)
+    return by_shard(partial(_local, inner, scale))(q, k, v, segment_ids)
 
 
 def _local(

@@ -25,8 +25,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from podsmith.core.param import Tree
-from podsmith.core.sharding import ACTIVATIONS, partition
 from podsmith.core.stack import ATTENTION
+from podsmith.kernels.shards import by_shard
 from podsmith.nn.attention import MASKED
 
 AXIS = "context"
@@ -35,16 +35,8 @@ QUERIES = 512  # of a chunk whose scores exist at once
 
 def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scale: float) -> Array:
     """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T."""
-    mesh = jax.sharding.get_abstract_mesh()
-    spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
-    heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
-    return jax.shard_map(
-        partial(_local, mesh.shape[AXIS], scale),
-        mesh=mesh,
-        in_specs=(heads, kv_heads, kv_heads, spec("batch seq")),
-        out_specs=heads,
-        check_vma=False,
-    )(q, k, v, segment_ids)
+    ways = jax.sharding.get_abstract_mesh().shape[AXIS]
+    return by_shard(partial(_local, ways, scale))(q, k, v, segment_ids)
 
 
 def _local(ways: int, scale: float, q: Array, k: Array, v: Array, ids: Array) -> Array:

@@ -16,8 +16,8 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from podsmith.core.sharding import ACTIVATIONS, partition
 from podsmith.core.stack import ATTENTION
+from podsmith.kernels.shards import by_shard
 from podsmith.nn import attention
 
 LANES = 128  # blocks are multiples of it
@@ -54,10 +54,7 @@ def causal_attention(
     local = partial(_local, window=window, soft_cap=soft_cap, early=early, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
-        spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
-        heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
-        specs = heads, kv_heads, kv_heads, spec("batch seq")
-        local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+        local = by_shard(local)
     return local(q * scale, k, v, segment_ids)
 
 
