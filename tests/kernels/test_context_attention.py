@@ -14,8 +14,8 @@ from podsmith.kernels import all_to_all_attention, ring_attention, tpu_attention
 from podsmith.nn import attention
 
 
-def with_gradients(fn, ids, q, k, v, g):
-    out, back = jax.vjp(lambda *a: fn(*a, ids, 0.3), q, k, v)
+def with_gradients(fn, ids, q, k, v, g, **masks):
+    out, back = jax.vjp(lambda *a: fn(*a, ids, 0.3, **masks), q, k, v)
     return out, *back(g)
 
 
@@ -25,26 +25,29 @@ def mesh_of(**sizes):
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def compare(fn, mesh, shape):
+def compare(fn, mesh, shape, **masks):
     q, k, v, ids, g = problem(*shape)
-    want = jax.jit(partial(with_gradients, attention.causal_attention))(ids, q, k, v, g)
+    run = lambda fn: jax.jit(partial(with_gradients, fn, **masks))(ids, q, k, v, g)  # noqa: E731
+    want = run(attention.causal_attention)
     with jax.set_mesh(mesh):
-        got = jax.jit(partial(with_gradients, fn))(ids, q, k, v, g)
+        got = run(fn)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(b).max()))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shape", "queries"),
+    ("sizes", "shape", "queries", "masks"),
     [
-        ({"context": 8}, (2, 48, 6, 2, 5), 512),
-        ({"context": 3}, (2, 30, 6, 2, 5), 512),
-        ({"context": 2, "fsdp": 2, "tensor": 2}, (4, 32, 4, 2, 6), 3),  # in pieces of two
+        ({"context": 8}, (2, 48, 6, 2, 5), 512, {}),
+        ({"context": 3}, (2, 30, 6, 2, 5), 512, {"window": 4, "soft_cap": 0.9}),
+        # in pieces of two
+        ({"context": 2, "fsdp": 2, "tensor": 2}, (4, 32, 4, 2, 6), 3, {}),
+        ({"context": 2, "fsdp": 2, "tensor": 2}, (4, 32, 4, 2, 6), 3, {"window": 19}),
     ],
 )
-def test_ring_equals_the_reference(sizes, shape, queries, monkeypatch):
+def test_ring_equals_the_reference(sizes, shape, queries, masks, monkeypatch):
     monkeypatch.setattr(ring_attention, "QUERIES", queries)
-    compare(ring_attention.causal_attention, mesh_of(**sizes), shape)
+    compare(ring_attention.causal_attention, mesh_of(**sizes), shape, **masks)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "splash"])
@@ -52,7 +55,9 @@ def test_all_to_all_equals_the_reference(kernel):
     splash = partial(tpu_attention.causal_attention, interpret=True)
     inner = splash if kernel == "splash" else attention.causal_attention
     fn = partial(all_to_all_attention.causal_attention, inner)
-    compare(fn, mesh_of(context=2, fsdp=2, tensor=2), (4, 256, 8, 4, 64))
+    mesh, shape = mesh_of(context=2, fsdp=2, tensor=2), (4, 256, 8, 4, 64)
+    compare(fn, mesh, shape)
+    compare(fn, mesh, shape, window=100, soft_cap=2.0)
 
 
 @pytest.mark.parametrize("ways", [2, 3, 8])

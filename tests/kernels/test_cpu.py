@@ -77,10 +77,18 @@ def test_dot_of_bfloat16_sums_in_float32(amx, monkeypatch):
 
 @pytest.mark.parametrize("options", [None, cpu.compiler_options()])
 @pytest.mark.parametrize(
-    "b, t, n, k, h",
-    [(2, 37, 4, 2, 6), (3, 128, 3, 3, 8), (2, 301, 6, 2, 10), (1, 1100, 2, 1, 4)],
+    "b, t, n, k, h, masks",
+    [
+        (2, 37, 4, 2, 6, {}),
+        (3, 128, 3, 3, 8, {}),
+        (2, 301, 6, 2, 10, {}),
+        (1, 1100, 2, 1, 4, {}),
+        (2, 301, 6, 2, 10, {"window": 40, "soft_cap": 1.5}),
+        (2, 301, 6, 2, 10, {"window": 200}),
+        (2, 37, 4, 2, 6, {"window": 2}),
+    ],
 )
-def test_attention(b, t, n, k, h, options):
+def test_attention(b, t, n, k, h, masks, options):
     rng = np.random.default_rng(t)
     q, g = normal(rng, b, t, n, h), normal(rng, b, t, n, h)
     key, value = normal(rng, b, t, k, h), normal(rng, b, t, k, h)
@@ -90,7 +98,7 @@ def test_attention(b, t, n, k, h, options):
 
     def both(fn):
         def run(q, k, v):
-            out, back = jax.vjp(lambda *a: fn(*a, jnp.asarray(ids), 0.37), q, k, v)
+            out, back = jax.vjp(lambda *a: fn(*a, jnp.asarray(ids), 0.37, **masks), q, k, v)
             return out, *back(g)
 
         return jax.jit(run, compiler_options=options)(q, key, value)
@@ -200,11 +208,13 @@ def test_unrolled_stack_equals_scan(remat):
     layers, x = {"w": normal(rng, 5, 6, 6), "s": normal(rng, 5, 6)}, normal(rng, 2, 3, 6)
 
     def block(w, x):
-        return x + jnp.sin(dot("btd,df->btf", x * w["s"], w["w"]))
+        x = x + jnp.sin(dot("btd,df->btf", x * w["s"], w["w"]))
+        return x, {"seen": jnp.sum(x)}
 
     def run(unroll):
         def total(layers, x):
-            return jnp.sum(run_stack(block, layers, x, remat=remat, unroll=unroll) ** 2)
+            out, aux = run_stack([block], layers, x, remat=remat, unroll=unroll)
+            return jnp.sum(out**2) + aux["seen"]
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(layers, x)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from podsmith.checkpoint.safetensors import some
 from podsmith.core.param import Param, Tree, walk
+from podsmith.core.pattern import LAYERS
 from podsmith.errors import UserError
 
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
@@ -61,25 +62,34 @@ def _is_linear(param: Param) -> bool:
 
 def slots(model: Any) -> list[Slot]:
     """Every tensor of the model over there, once: what precedes the layers, then layer by
-    layer, then the rest."""
+    layer, then the rest.
+
+    A model's table has one name for a weight of all kinds of layers, `layers.q`, whatever
+    stacks the layers are in.
+    """
+    places = {path: numbers for span in model.spans for path, _, numbers in span.places()}
     outer, layered = [], []
     for path, param in walk(model.spec()):
-        template = model.hf.weights[path]
-        fan_in, fan_out = param.matrix_shape
-        stacked = "{i}" in template
-        if param.batch != (("layers",) if stacked else ()):
-            raise ValueError(f"{path}: {param.arrow!r} does not fit the name {template!r}")
-        flat = (fan_out,) if not param.is_matrix else (fan_in, fan_out)
-        shape = flat[::-1] if _is_linear(param) else flat
-        if stacked:
+        stack, _, leaf = path.rpartition(".")
+        if stack in places:
+            template = model.hf.weights[f"{LAYERS}.{leaf}"]
+            shape = _their_shape(param)
             layered += [
-                Slot(template.format(i=i), path, i, shape, param) for i in range(param.shape[0])
+                (number, Slot(template.format(i=number), path, i, shape, param))
+                for i, number in enumerate(places[stack])
             ]
         else:
-            outer.append(Slot(template, path, None, shape, param))
-    layered.sort(key=lambda slot: slot.layer)
+            outer.append(Slot(model.hf.weights[path], path, None, _their_shape(param), param))
+    layered.sort(key=lambda numbered: numbered[0])
     tables = [slot for slot in outer if slot.param.inputs == ("vocab",)]
-    return tables + layered + [slot for slot in outer if slot not in tables]
+    rest = [slot for slot in outer if slot not in tables]
+    return tables + [slot for _, slot in layered] + rest
+
+
+def _their_shape(param: Param) -> tuple[int, ...]:
+    fan_in, fan_out = param.matrix_shape
+    flat = (fan_in, fan_out) if param.is_matrix else (fan_out,)
+    return flat[::-1] if _is_linear(param) else flat
 
 
 def to_hf(model: Any, w: Tree) -> dict[str, np.ndarray]:

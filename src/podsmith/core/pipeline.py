@@ -20,9 +20,10 @@ from jax import Array, lax
 
 from podsmith.core.param import Tree
 from podsmith.core.sharding import batch_ways, constrain
+from podsmith.errors import UserError
 
 AXIS = "stage"
-Block = Callable[..., Array]
+Block = Callable[..., tuple[Array, dict[str, Array]]]
 
 
 def num_stages() -> int:
@@ -42,11 +43,20 @@ def microbatches(rows: Array, num: int) -> Array:
     return rows.reshape(-1, num, *rows.shape[1:]).swapaxes(0, 1)
 
 
-def pipelined(block: Block, layers: Tree, x: Array, *side: Any, num_microbatches: int) -> Array:
-    """x [R, T, D] after `block(layers[i], x, *side)` for each i; leaves of `layers` are
-    [L, ...], those of `side` [R, ...]. Fewer microbatches are used where R has not as many."""
+def pipelined(
+    block: Block, layers: Tree, x: Array, *side: Any, num_microbatches: int
+) -> tuple[Array, dict[str, Array]]:
+    """x [R, T, D] after `block(layers[i], x, *side)` for each i, and the sums of what else
+    the blocks return; leaves of `layers` are [L, ...], those of `side` [R, ...]. Fewer
+    microbatches are used where R has not as many. Raises UserError where L does not divide."""
     stages = num_stages()
     ways = batch_ways(jax.sharding.get_abstract_mesh())
+    count = jax.tree.leaves(layers)[0].shape[0]
+    if count % stages:
+        raise UserError(
+            f"mesh.stage: {count} repeats of the layers' pattern do not divide over {stages} "
+            f"stages; choose a number of stages that divides them"
+        )
     num = num_microbatches
     while x.shape[0] % (num * ways):
         num -= 1
@@ -54,21 +64,26 @@ def pipelined(block: Block, layers: Tree, x: Array, *side: Any, num_microbatches
     x, side = cut(x), jax.tree.map(cut, side)
     by_stage = jax.tree.map(lambda a: a.reshape(stages, -1, *a.shape[1:]), layers)
 
-    def run_stage(layers: Tree, x: Array, side: tuple) -> Array:
-        return lax.scan(lambda x, w: (block(w, x, *side), None), x, layers)[0]
+    def run_stage(layers: Tree, x: Array, side: tuple) -> tuple[Array, dict[str, Array]]:
+        x, aux = lax.scan(lambda x, w: block(w, x, *side), x, layers)
+        return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
 
     run_stages = jax.vmap(run_stage, spmd_axis_name=AXIS)
 
-    def tick(done: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+    def tick(done: Array, now: tuple[Array, Array]) -> tuple[Array, tuple]:
         time, new = now
         x = jnp.roll(done, 1, axis=0).at[0].set(new)
         x = constrain(x, "stages batch stream embed")
-        at = jnp.clip(time - jnp.arange(stages), 0, num - 1)  # each stage's microbatch
+        at = time - jnp.arange(stages)  # each stage's microbatch
+        works = (at >= 0) & (at < num)
+        at = jnp.clip(at, 0, num - 1)
         here = jax.tree.map(lambda a: jnp.take(a, at, axis=0), side)
-        done = constrain(run_stages(by_stage, x, here), "stages batch stream embed")
-        return done, done
+        done, aux = run_stages(by_stage, x, here)
+        done = constrain(done, "stages batch stream embed")
+        aux = jax.tree.map(lambda a: jnp.tensordot(works.astype(a.dtype), a, 1), aux)
+        return done, (done, aux)
 
     coming = jnp.pad(x, [(0, stages - 1), *[(0, 0)] * (x.ndim - 1)])
     start = jnp.zeros((stages, *x.shape[1:]), x.dtype)
-    _, done = lax.scan(tick, start, (jnp.arange(num + stages - 1), coming))
-    return interleaved(done[stages - 1 :, -1])
+    _, (done, aux) = lax.scan(tick, start, (jnp.arange(num + stages - 1), coming))
+    return interleaved(done[stages - 1 :, -1]), jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)

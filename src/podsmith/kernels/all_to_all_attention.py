@@ -8,6 +8,7 @@ the kv heads must divide over context and tensor together.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jax import Array, lax
 from jax.sharding import AbstractMesh, use_abstract_mesh
@@ -19,18 +20,23 @@ NO_MESH = AbstractMesh((), ())
 
 
 def causal_attention(
-    inner: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scale: float
+    inner: Callable[..., Array],
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    **masks: Any,
 ) -> Array:
     """As `nn.attention.causal_attention`; `inner` has its signature and sees one device."""
-    return by_shard(partial(_local, inner, scale))(q, k, v, segment_ids)
+    attend = partial(inner, scale=scale, **masks)
+    return by_shard(partial(_local, attend))(q, k, v, segment_ids)
 
 
-def _local(
-    inner: Callable[..., Array], scale: float, q: Array, k: Array, v: Array, ids: Array
-) -> Array:
+def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, ids: Array) -> Array:
     trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
     q, k, v = (trade(a, split_axis=2, concat_axis=1) for a in (q, k, v))
     ids = lax.all_gather(ids, AXIS, axis=1, tiled=True)
     with use_abstract_mesh(NO_MESH):  # what follows is one device's own
-        out = inner(q, k, v, ids, scale)
+        out = attend(q, k, v, ids)
     return trade(out, split_axis=1, concat_axis=2)

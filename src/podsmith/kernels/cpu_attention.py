@@ -15,17 +15,30 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from podsmith.core.cpu import product
-from podsmith.nn.attention import MASKED
+from podsmith.nn.attention import MASKED, Scoring
 
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin
 MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
 CACHE_BYTES = 4 << 20  # scores that may exist at once
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scale: float) -> Array:
+def causal_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
     """As `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids [B, T]."""
-    return _fwd(q, k, v, segment_ids, scale)[0]
+    return _attention(q, k, v, segment_ids, Scoring(scale, window, soft_cap))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring) -> Array:
+    return _fwd(q, k, v, segment_ids, how)[0]
 
 
 def _chunks(t: int) -> list[tuple[int, int]]:
@@ -57,22 +70,35 @@ def _join(x: Array, kv_heads: int, like: Array) -> Array:
     return x.reshape(-1, t, kv_heads * g, h).astype(like.dtype)
 
 
-def _hidden(ids: Array, start: int, end: int) -> Array:
+def _first_key(start: int, how: Scoring) -> int:
+    """The first key that any query of a chunk may look at."""
+    return 0 if how.window is None else max(0, start - how.window + 1)
+
+
+def _hidden(ids: Array, start: int, end: int, how: Scoring) -> Array:
     """bool [C, n], True where a query of the chunk must not look."""
-    query = start + lax.broadcasted_iota(jnp.int32, (end - start, end), 0)
-    key = lax.broadcasted_iota(jnp.int32, (end - start, end), 1)
-    return (query < key) | (ids[start:end, None] != ids[None, :end])
+    first = _first_key(start, how)
+    query = start + lax.broadcasted_iota(jnp.int32, (end - start, end - first), 0)
+    key = first + lax.broadcasted_iota(jnp.int32, (end - start, end - first), 1)
+    hidden = (query < key) | (ids[start:end, None] != ids[None, first:end])
+    return hidden if how.window is None else hidden | (query - key >= how.window)
 
 
-def _scores(q: Array, k: Array, ids: Array, scale: float, start: int, end: int):
-    """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk."""
+def _scores(q: Array, k: Array, ids: Array, how: Scoring, start: int, end: int):
+    """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk, and what the cap
+    makes of a change of them (None without one)."""
     g, _, h = q.shape
-    scaled = (q[:, start:end] * scale).reshape(-1, h)
-    scores = product(scaled, k[:end], 1, 1).reshape(g, end - start, end)
-    return scaled, jnp.where(_hidden(ids, start, end), MASKED, scores)
+    scaled = (q[:, start:end] * how.scale).reshape(-1, h)
+    keys = k[_first_key(start, how) : end]
+    scores = product(scaled, keys, 1, 1).reshape(g, end - start, keys.shape[0])
+    slope = None
+    if how.soft_cap is not None:
+        capped = jnp.tanh(scores / how.soft_cap)
+        scores, slope = how.soft_cap * capped, 1 - capped**2
+    return scaled, jnp.where(_hidden(ids, start, end, how), MASKED, scores), slope
 
 
-def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scale: float):
+def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring):
     kv_heads = k.shape[2]
 
     def one(operands: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -81,11 +107,12 @@ def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scale: float):
         k, v = k[0], v[0]
         outs, sums = [], []
         for start, end in _chunks(q.shape[1]):
-            _, scores = _scores(q, k, ids, scale, start, end)
+            _, scores, _ = _scores(q, k, ids, how, start, end)
             top = jnp.max(scores, axis=-1, keepdims=True)
             probs = jnp.exp(scores - top)
             total = jnp.sum(probs, axis=-1, keepdims=True)
-            out = product(probs.reshape(-1, end), v[:end], 1, 0)  # [G C, H]
+            seen = v[_first_key(start, how) : end]
+            out = product(probs.reshape(-1, seen.shape[0]), seen, 1, 0)  # [G C, H]
             outs.append(out.reshape(*probs.shape[:2], -1) / total)
             sums.append((top + jnp.log(total))[..., 0])
         return jnp.concatenate(outs, axis=1), jnp.concatenate(sums, axis=1)
@@ -97,7 +124,7 @@ def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scale: float):
     return out, (q, k, v, segment_ids, out, log_sums)
 
 
-def _bwd(scale: float, kept: tuple[Array, ...], g_out: Array):
+def _bwd(how: Scoring, kept: tuple[Array, ...], g_out: Array):
     q, k, v, segment_ids, out, log_sums = kept
     kv_heads = k.shape[2]
 
@@ -107,14 +134,18 @@ def _bwd(scale: float, kept: tuple[Array, ...], g_out: Array):
         inner = jnp.sum(out * g_out, axis=-1)  # [G, T]
         dq, dk, dv = [], jnp.zeros_like(k.T), jnp.zeros_like(v.T)  # [H, T]: matmuls like it
         for start, end in _chunks(q.shape[1]):
-            scaled, scores = _scores(q, k, ids, scale, start, end)
-            probs = jnp.exp(scores - log_sums[:, start:end, None]).reshape(-1, end)
+            at = slice(_first_key(start, how), end)
+            scaled, scores, slope = _scores(q, k, ids, how, start, end)
+            probs = jnp.exp(scores - log_sums[:, start:end, None]).reshape(scaled.shape[0], -1)
             g = g_out[:, start:end].reshape(-1, q.shape[2])  # [G C, H]
-            dv = dv.at[:, :end].add(product(g, probs, 0, 0))
-            dprobs = product(g, v[:end], 1, 1)
+            dv = dv.at[:, at].add(product(g, probs, 0, 0))
+            dprobs = product(g, v[at], 1, 1)
             dscores = probs * (dprobs - inner[:, start:end].reshape(-1, 1))
-            dk = dk.at[:, :end].add(product(scaled, dscores, 0, 0))
-            dq.append((product(dscores, k[:end], 1, 0) * scale).reshape(q.shape[0], -1, q.shape[2]))
+            if slope is not None:
+                dscores *= slope.reshape(dscores.shape)
+            dk = dk.at[:, at].add(product(scaled, dscores, 0, 0))
+            dq_chunk = product(dscores, k[at], 1, 0) * how.scale
+            dq.append(dq_chunk.reshape(q.shape[0], -1, q.shape[2]))
         return jnp.concatenate(dq, axis=1), dk.T[None], dv.T[None]
 
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
@@ -125,4 +156,4 @@ def _bwd(scale: float, kept: tuple[Array, ...], g_out: Array):
     return *grads, None
 
 
-causal_attention.defvjp(_fwd, _bwd)
+_attention.defvjp(_fwd, _bwd)

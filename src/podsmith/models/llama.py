@@ -10,21 +10,28 @@ Biases as in Qwen 2, per-head q and k norms as in Qwen 3 are fields, not other m
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
-from podsmith.core.param import Param, Tree, stack
+from podsmith.core.param import Param, Tree
+from podsmith.core.pattern import spans
 from podsmith.core.sharding import constrain
-from podsmith.core.stack import run_stack, run_stack_cached
+from podsmith.core.stack import Aux
 from podsmith.core.weight import GATE, dot, kept, lookup
 from podsmith.errors import UserError
-from podsmith.kernels import select
+from podsmith.models.decoder import (
+    Attend,
+    Spans,
+    cache_positions,
+    extend_layers,
+    layers_spec,
+    new_cache,
+    run_layers,
+)
 from podsmith.models.llama_hf import LlamaHf
-from podsmith.nn.attention import masked_attention
 from podsmith.nn.mlp import GATED, Mlp, activate, gated
 from podsmith.nn.norm import rms_norm
 from podsmith.nn.rope import apply_rope, rope_tables
@@ -75,7 +82,7 @@ class Llama:
         d, v = self.embed_dim, self.vocab_size
         spec = {
             "embed": Param("vocab -> embed", (v, d), std=self.embed_std),
-            "layers": stack(self._layer_spec(), self.num_layers),
+            **layers_spec(self.spans, lambda kind: self._layer_spec()),
             "norm": Param("norm", (d,), fill=1.0),
         }
         if self.head == "untied":
@@ -115,23 +122,18 @@ class Llama:
     def _mlp_inputs(self) -> tuple[str, ...]:
         return ("gate", "up") if self.mlp in GATED else ("up",)
 
-    def hidden(self, w: Tree, batch: Batch, how: Compute) -> tuple[Array, dict[str, Array]]:
+    @property
+    def spans(self) -> Spans:
+        """All layers are of one kind."""
+        return spans(("layer",) * self.num_layers)
+
+    def hidden(self, w: Tree, batch: Batch, how: Compute) -> tuple[Array, Aux]:
         """Residual stream after the final norm, [B, T, D] in the compute dtype, and
         auxiliary losses (none here)."""
         x = self._embed(w, batch.tokens, how)
         tables = rope_tables(batch.positions, self.head_dim, self.rope_theta)
-        attend = select.causal_attention(how)
-
-        def block(layer: Tree, x: Array, tables: tuple[Array, Array], segment_ids: Array) -> Array:
-            q, k, v = self._qkv(layer, x, tables)
-            h = attend(q, k, v, segment_ids, self.head_dim**-0.5)
-            return self._finish(layer, x, h)
-
-        x = run_stack(
-            block, w["layers"], x, tables, batch.segment_ids,
-            remat=how.remat, unroll=how.unroll, num_microbatches=how.num_microbatches,
-        )  # fmt: skip
-        return rms_norm(x, w["norm"], self.norm_eps), {}
+        x, aux = run_layers(self._layer, self.spans, w, x, tables, batch, how)
+        return rms_norm(x, w["norm"], self.norm_eps), aux
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
@@ -145,13 +147,7 @@ class Llama:
 
     def new_cache(self, batch_size: int, length: int, how: Compute) -> Tree:
         """Empty kv cache for `length` tokens a row."""
-        shape = (self.num_layers, batch_size, length, self.num_kv_heads, self.head_dim)
-        return {
-            "k": jnp.zeros(shape, how.dtype),
-            "v": jnp.zeros(shape, how.dtype),
-            "valid": jnp.zeros((batch_size, length), bool),
-            "filled": jnp.zeros((), jnp.int32),
-        }
+        return new_cache(self.spans, batch_size, length, self.num_kv_heads, self.head_dim, how)
 
     def extend(
         self, w: Tree, tokens: Array, valid: Array, cache: Tree, how: Compute
@@ -161,26 +157,9 @@ class Llama:
         `valid` [B, T] is False at (left) padding, which is never attended to and counts
         for no position. The caller sees to it that the cache is long enough.
         """
-        start = cache["filled"]
-        before = jnp.sum(cache["valid"], axis=1, keepdims=True)  # [B, 1]
-        positions = jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
-        tables = rope_tables(positions, self.head_dim, self.rope_theta)
-        all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
-        order = start + jnp.arange(tokens.shape[1])[:, None] >= jnp.arange(all_valid.shape[1])
-        mask = order[None] & all_valid[:, None, :]  # [B, T, S]
-
-        def block(layer: Tree, x: Array, kv: Tree) -> tuple[Array, Tree]:
-            q, k, v = self._qkv(layer, x, tables)
-            at = (0, start, 0, 0)
-            k = jax.lax.dynamic_update_slice(kv["k"], k, at)  # [B, S, K, H]
-            v = jax.lax.dynamic_update_slice(kv["v"], v, at)
-            h = masked_attention(q, k, v, mask, self.head_dim**-0.5)
-            return self._finish(layer, x, h), {"k": k, "v": v}
-
+        tables = rope_tables(cache_positions(valid, cache), self.head_dim, self.rope_theta)
         x = self._embed(w, tokens, how)
-        kv = {"k": cache["k"], "v": cache["v"]}
-        x, kv = run_stack_cached(block, w["layers"], x, kv)
-        cache = {**kv, "valid": all_valid, "filled": start + tokens.shape[1]}
+        x, cache = extend_layers(self._layer, self.spans, w, x, tables, valid, cache)
         return rms_norm(x, w["norm"], self.norm_eps), cache
 
     def _embed(self, w: Tree, tokens: Array, how: Compute) -> Array:
@@ -197,8 +176,11 @@ class Llama:
             k = rms_norm(k, w["k_norm"], self.norm_eps)
         return kept(apply_rope(q, tables)), kept(apply_rope(k, tables)), v
 
-    def _finish(self, w: Tree, x: Array, h: Array) -> Array:
-        """Attention's output h [B, T, N, H] and the MLP added to the residual stream."""
+    def _layer(
+        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
+    ) -> tuple[Array, Aux]:
+        q, k, v = self._qkv(w, x, tables)
+        h = attend(q, k, v, self.head_dim**-0.5)  # [B, T, N, H]
         x = constrain(x + _with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o"), "batch stream embed")
         h = rms_norm(x, w["mlp_norm"], self.norm_eps)
         up = constrain(_with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
@@ -207,9 +189,8 @@ class Llama:
             h = gated(self.mlp, gate, up)
         else:
             h = activate(self.mlp, up)
-        return constrain(
-            x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"), "batch stream embed"
-        )
+        x = x + _with_bias(dot("btf,fd->btd", h, w["down"]), w, "down")
+        return constrain(x, "batch stream embed"), {}
 
 
 def _with_bias(y: Array, w: Tree, name: str) -> Array:

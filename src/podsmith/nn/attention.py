@@ -1,10 +1,20 @@
 """Softmax attention with grouped kv heads: the reference that every kernel equals."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight is zero
+
+
+class Scoring(NamedTuple):
+    """What becomes of the products of queries and keys, as kernels pass it on."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
 
 
 def masked_attention(

@@ -1,0 +1,35 @@
+"""Layers of several kinds: every layer is in one place, and the pattern is found."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podsmith.core.pattern import spans
+
+
+@pytest.mark.parametrize(
+    "kinds, want",
+    [
+        ("aaaa", [("layers", "a", 4)]),
+        ("a", [("layers", "a", 1)]),
+        ("lg" * 21, [("layers", "lg", 21)]),
+        ("lllllg" * 4 + "ll", [("layers", "lllllg", 4), ("layers_from_24", "l", 2)]),
+        ("d" + "m" * 26, [("layers_from_0", "d", 1), ("layers", "m", 26)]),
+        ("ddd" + "mmmr" * 6, [("layers_from_0", "d", 3), ("layers", "mmmr", 6)]),
+    ],
+)
+def test_known_models(kinds, want):
+    assert [(s.name, "".join(s.kinds), s.repeats) for s in spans(tuple(kinds))] == want
+
+
+@settings(deadline=None)
+@given(st.text("lgm", min_size=1, max_size=40))
+def test_every_layer_has_one_place_of_its_kind(kinds):
+    found = spans(tuple(kinds))
+    layers = {i: kind for span in found for _, kind, numbers in span.places() for i in numbers}
+    assert "".join(layers[i] for i in range(len(kinds))) == kinds
+    assert sum(span.num_layers for span in found) == len(kinds)
+    assert len({path for span in found for path, *_ in span.places()}) == sum(
+        len(span.kinds) for span in found
+    )
+    assert sum(span.name == "layers" for span in found) == 1
