@@ -1,13 +1,13 @@
 """Run files: layers of plain values, merged, validated against `Run`, and written back.
 
-    default < recipe < preset < run file < a.b=c
+    default < recipe < depth < preset < run file < a.b=c
 
 Each layer overwrites single values. Naming another `kind` or a `preset` starts the section
 anew, so that nothing of another optimizer or model lingers in it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from podsmith.config_fields import UNSET, names_in, to_plain, with_unset
 from podsmith.config_merge import COMMAND_LINE, Merged, Provenance
 from podsmith.config_text import Keys, dotted, is_tables, leaves, parse_override, read_toml
 from podsmith.errors import UserError
+from podsmith.presets.dial import USUAL_SIZES, dial
 from podsmith.run import Run
 
 __all__ = ["check_run", "dump_toml", "load_run", "resolve_layers", "run_schema", "show"]
@@ -55,6 +56,10 @@ def resolve_layers(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run
     if recipe is not None:
         where = COMMAND_LINE if ("recipe",) in chosen else merged.where(("recipe",))
         _put_layer(merged, _recipe(recipe, where), f"recipe {recipe}", {})
+    depth = chosen.get(("depth",), said.pop("depth", None))
+    if depth is not None:
+        where = COMMAND_LINE if ("depth",) in chosen else merged.where(("depth",))
+        _put_layer(merged, _dial(depth, _sizes(said, parsed), where), f"depth {depth}", {})
     _put_layer(merged, said, None, chosen)
     for keys, value in parsed:
         if keys not in chosen:
@@ -65,7 +70,9 @@ def resolve_layers(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run
 
 
 def _names_layer(keys: Keys) -> bool:
-    return keys == ("recipe",) or (keys[-1] == "preset" and keys[:-1] in _preset_sections())
+    return keys in (("recipe",), ("depth",)) or (
+        keys[-1] == "preset" and keys[:-1] in _preset_sections()
+    )
 
 
 def _preset_sections() -> list[Keys]:
@@ -93,6 +100,23 @@ def _recipe(name: Any, where: str) -> dict[str, Any]:
     return to_plain(_named(name, presets.all_recipes(), "recipe", where)(), defaults="omit")
 
 
+def _sizes(said: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, Any]:
+    """What the run says of its model itself; a vocabulary that is to be trained says its size."""
+    trained = said.get("data", {}).get("tokenizer", {})
+    sizes = {name: trained[name] for name in ("vocab_size",) if name in trained}
+    on_top = {keys[-1]: value for keys, value in parsed if keys[:-1] == ("model",)}
+    return sizes | said.get("model", {}) | on_top
+
+
+def _dial(depth: Any, sizes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What follows from `depth` and the sizes that are said beside it."""
+    if type(depth) is not int or depth < 1:
+        raise UserError(f"{where}: depth must be a number of layers from 1, not {depth!r}")
+    if "preset" in sizes:
+        raise UserError(f"{where}: depth and model.preset both choose the model; keep one")
+    return dial(depth, *(sizes.get(name, size) for name, size in USUAL_SIZES.items()))
+
+
 def _preset(section: str, name: Any, where: str) -> dict[str, Any]:
     found = _named(name, presets.of_section(section), f"{section}.preset", where)
     return to_plain(found(), defaults="omit")
@@ -116,7 +140,7 @@ def _validated(merged: Merged) -> Run:
 
 
 def _names(values: dict[str, Any], keys: Keys) -> list[str]:
-    extra = ["recipe"] if not keys else ["preset"] if keys in _preset_sections() else []
+    extra = ["recipe", "depth"] if not keys else ["preset"] if keys in _preset_sections() else []
     return extra + names_in(values, keys)
 
 
@@ -173,7 +197,8 @@ def run_schema() -> dict[str, Any]:
         _relax(definition)
     names = list(presets.all_recipes())
     recipe = {"enum": names, "description": "Starts from a whole run; all else changes it."}
-    schema["properties"] = {"recipe": recipe, **schema["properties"]}
+    depth = {"type": "integer", "minimum": 1, "description": "A model of so many layers."}
+    schema["properties"] = {"recipe": recipe, "depth": depth, **schema["properties"]}
     for section in presets.SECTIONS:
         names = list(presets.of_section(section))
         about = {"enum": names, "description": f"Starts from a ready {section}."}
