@@ -278,6 +278,24 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     return train_command(loaded, **_given(pod=pod or None))
 
 
+@podsmith.command()
+@RUN
+@OVERRIDES
+@click.option("--dry-run", is_flag=True, help="Only say which runs there are.")
+def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
+    """Train a small grid of runs, and compare them in one report.
+
+    The run file's [sweep.grid] and [[sweep.cases]] say what differs. Run again, it goes on
+    where it stopped.
+
+    \b
+    Example:  podsmith sweep run.toml --dry-run
+    """
+    from podsmith.sweep import sweep_command
+
+    return sweep_command(run, overrides, dry_run=dry_run)
+
+
 @podsmith.command("eval")
 @click.argument("run_dir")
 @click.option("--max-rows", type=click.IntRange(min=1), help="Rows per source at most.")

@@ -25,7 +25,15 @@ from podsmith.errors import UserError
 from podsmith.presets.dial import USUAL_SIZES, dial
 from podsmith.run import Run
 
-__all__ = ["check_run", "dump_toml", "load_run", "resolve_layers", "run_schema", "show"]
+__all__ = [
+    "check_run",
+    "dump_toml",
+    "load_base",
+    "load_run",
+    "resolve_layers",
+    "run_schema",
+    "show",
+]
 
 
 @cache
@@ -42,12 +50,24 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     return resolve_layers(path, overrides)[0]
 
 
+def load_base(path: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """The run of a file that describes several by its [sweep], which is left out."""
+    return _resolve(path, overrides, "sweep")[0]
+
+
 def resolve_layers(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, Provenance]:
     """The run, and who said each of its leaves, by keys: `default`, `recipe NAME`,
     `preset NAME`, `FILE:LINE` or `command line`."""
+    return _resolve(path, overrides)
+
+
+def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tuple[Run, Provenance]:
     path = Path(path)
     path = path / "run.toml" if path.is_dir() else path
     said, lines = read_toml(path)
+    said = {key: value for key, value in said.items() if key not in left_out}
+    if "sweep" in said:
+        raise UserError(f"{path}: [sweep] makes several runs of it; train them by: podsmith sweep")
     merged = Merged(path, lines)
     # A new kind empties its section, so it comes before the fields that go with it.
     parsed = sorted(map(parse_override, overrides), key=lambda item: item[0][-1] != "kind")

@@ -1,0 +1,80 @@
+"""A sweep: every combination is checked first, trained in its own folder, and compared."""
+
+import pytest
+
+from podsmith.config import dump_toml, load_run
+from podsmith.errors import UserError
+from podsmith.sweep import members, sweep_command
+
+from .conftest import in_dir
+
+GRID = """
+[sweep.grid]
+"model.num_kv_heads" = [4, 1]
+
+[[sweep.cases]]
+name = "deep and thin"
+"model.num_layers" = 3
+"model.embed_dim" = 24
+"""
+
+
+@pytest.fixture
+def file(tmp_path, small_run, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # the children have one device
+    path = tmp_path / "run.toml"
+    path.write_text(dump_toml(in_dir(small_run, tmp_path / "runs")) + GRID)
+    return path
+
+
+def test_members(file):
+    found = members(file, ["train.steps=3"])
+    assert [m.label for m in found] == ["num_kv_heads-4", "num_kv_heads-1", "deep-and-thin"]
+    assert [m.run.model.num_kv_heads for m in found] == [4, 1, 2]
+    assert (found[2].run.model.num_layers, found[2].run.model.embed_dim) == (3, 24)
+    assert {m.run.train.steps for m in found} == {3}
+    assert len({m.run.dir for m in found}) == len({m.run.name for m in found}) == 3
+
+
+def test_trained_compared_and_taken_up(file, tmp_path, capfd):
+    words = ["train.steps=2", "eval.max_rows=4"]
+    assert sweep_command(str(file), words) == 0
+    said = capfd.readouterr().out
+    page = (tmp_path / "runs" / "report.html").read_text()
+    for label in ("num_kv_heads-4", "num_kv_heads-1", "deep-and-thin"):
+        assert f"small-{label}" in page
+        assert any(line.startswith(label) and line.count(".") >= 2 for line in said.splitlines())
+    again = load_run(tmp_path / "runs" / "deep-and-thin")
+    assert again.model.num_layers == 3
+
+
+def test_one_that_fails_is_named_and_the_others_go_on(file, tmp_path, capfd):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "num_kv_heads-4").write_text("in the way")
+    assert sweep_command(str(file), ["train.steps=1"]) == 1
+    assert "failed: num_kv_heads-4" in capfd.readouterr().err
+    assert (tmp_path / "runs" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "table, says",
+    [
+        ("", r"has no \[sweep\]"),
+        ("[sweep]\nother = 1", r"must hold \[sweep.grid\]"),
+        ('[sweep.grid]\n"train.steps" = 3', "sweep.grid.train.steps must be a list"),
+        ('[sweep.grid]\n"model.num_kv_head" = [1]', "num_kv_heads"),
+        ('[sweep.grid]\n"model.num_kv_heads" = [4, 3]', "not a multiple"),
+        ("[[sweep.cases]]\nname = 'a'", "sweep.cases.0 must hold a name and the fields"),
+        ('[sweep.grid]\n"seed" = ' + str(list(range(200))), "makes 200 runs"),
+    ],
+)
+def test_refused_before_anything_starts(file, tmp_path, small_run, table, says):
+    file.write_text(dump_toml(in_dir(small_run, tmp_path / "runs")) + table)
+    with pytest.raises(UserError, match=says):
+        sweep_command(str(file))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_verbs_point_here(file):
+    with pytest.raises(UserError, match="podsmith sweep"):
+        load_run(file)
