@@ -22,7 +22,7 @@ ORDER = [
     {"checkpoint"},
     {"evals", "quantize", "publish"},
     {"train"},
-    {"quickstart", "cloud"},
+    {"quickstart", "sweep", "cloud"},
     {"commands"},
     {"cli"},
     {"__main__"},
