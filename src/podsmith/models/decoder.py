@@ -5,12 +5,13 @@
     run_layers      attend = the platform's kernel, inside segments
     extend_layers   attend = new keys and values put into the cache, all of it looked at
 
-Kinds of layers and their order are the family's; see `core.pattern`.
+Kinds of layers and their order are the family's; see `core.pattern`. `Decoder` is the rest of
+a family whose layers attend to keys and values of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +20,136 @@ from jax import Array
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.param import Tree, stack
-from podsmith.core.pattern import Span
+from podsmith.core.pattern import Span, spans
+from podsmith.core.sharding import constrain
 from podsmith.core.stack import Aux, run_stack, run_stack_cached
+from podsmith.core.weight import dot, lookup
+from podsmith.errors import UserError
 from podsmith.kernels import select
 from podsmith.nn.attention import masked_attention
+from podsmith.nn.norm import rms_norm
+from podsmith.nn.rope import rope_tables
+from podsmith.nn.rope_scaling import LongRope
 
 Attend = Callable[..., Array]
 """attend(q [B, T, N, H], k and v [B, T, K, H], scale, *, window=None, soft_cap=None)."""
 Layer = Callable[[str, Tree, Array, Tree, Attend], tuple[Array, Aux]]
 Spans = tuple[Span, ...]
+Reach = Literal["local", "global"]
+"""Whether a layer looks through the model's window or at the whole row."""
+
+
+class Decoder:
+    """All of a causal decoder but its fields, `spec` and `layer`.
+
+    Reads the fields num_layers, num_heads, num_kv_heads, head_dim, rope_theta, rope_scaling,
+    window, norm_eps and head, and the weights embed, norm and head.
+    """
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer: here its reach."""
+        return reaches(self.layer_pattern if self.window else ("global",), self.num_layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Tokens that the queries of each layer look at, themselves included; None for all."""
+        return tuple(self.window if kind == "local" else None for kind in self.kinds)
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a head is rotated."""
+        return self.head_dim
+
+    @property
+    def spans(self) -> Spans:
+        """The layers as they are stacked."""
+        return spans(self.kinds)
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after one layer, and sums over tokens beside it."""
+        raise NotImplementedError
+
+    def embedded(self, w: Tree, tokens: Array, how: Compute) -> Array:
+        """The residual stream before the first layer, [B, T, D]."""
+        return constrain(lookup(w["embed"], tokens, how.dtype), "batch stream embed")
+
+    def tables(self, positions: Array, length: int) -> Tree:
+        """Rotations for positions [B, T] in rows of `length`, as every layer sees them."""
+        return rope_tables(
+            positions, self.rotary_dim, self.rope_theta, self.rope_scaling, length=length
+        )
+
+    def last_norm(self, w: Tree, x: Array) -> Array:
+        """The residual stream as the head sees it."""
+        return rms_norm(x, w["norm"], self.norm_eps)
+
+    def hidden(self, w: Tree, batch: Batch, how: Compute) -> tuple[Array, Aux]:
+        """Residual stream after the last norm, [B, T, D] in the compute dtype, and what the
+        layers return beside it."""
+        x = self.embedded(w, batch.tokens, how)
+        tables = self.tables(batch.positions, batch.tokens.shape[1])
+        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, how)
+        return self.last_norm(w, x), aux
+
+    def head_weights(self, w: Tree) -> Tree:
+        """The part of the weights that `logits` reads."""
+        return {"head": w["head"]} if self.head == "untied" else {"embed": w["embed"]}
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+        if self.head == "untied":
+            return dot("btd,dv->btv", hidden, w["head"], out_dtype=jnp.float32)
+        return dot("btd,vd->btv", hidden, w["embed"], out_dtype=jnp.float32)
+
+    def new_cache(self, batch_size: int, length: int, how: Compute) -> Tree:
+        """Empty kv cache for `length` tokens a row."""
+        return new_cache(self.spans, batch_size, length, self.num_kv_heads, self.head_dim, how)
+
+    def extend(
+        self, w: Tree, tokens: Array, valid: Array, cache: Tree, how: Compute
+    ) -> tuple[Array, Tree]:
+        """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
+
+        `valid` [B, T] is False at (left) padding, which is never attended to and counts
+        for no position. The caller sees to it that the cache is long enough.
+        """
+        tables = self.tables(cache_positions(valid, cache), cache["valid"].shape[1])
+        x = self.embedded(w, tokens, how)
+        x, cache = extend_layers(self.layer, self.spans, w, x, tables, valid, cache)
+        return self.last_norm(w, x), cache
+
+
+def reaches(pattern: Sequence[Reach], num_layers: int) -> tuple[Reach, ...]:
+    """The reach of each layer: the pattern over and over."""
+    return tuple(pattern[i % len(pattern)] for i in range(num_layers))
+
+
+def check_decoder(model: Any) -> None:
+    """Raises UserError where fields that `Decoder` reads do not go together."""
+    if model.num_heads % model.num_kv_heads:
+        raise UserError(
+            f"model.num_heads: {model.num_heads} is not a multiple of "
+            f"model.num_kv_heads = {model.num_kv_heads}; make it one"
+        )
+    if model.rotary_dim % 2:
+        raise UserError(
+            f"model.head_dim: {model.head_dim} leaves {model.rotary_dim} dims to rotate, which "
+            f"is odd; rotary positions need pairs"
+        )
+    pairs = model.rotary_dim // 2
+    if isinstance(model.rope_scaling, LongRope):
+        for name in ("short_factor", "long_factor"):
+            count = len(getattr(model.rope_scaling, name))
+            if count != pairs:
+                raise UserError(
+                    f"model.rope_scaling.{name}: has {count} numbers, a head has {pairs} pairs; "
+                    f"give one for each"
+                )
+    if not model.layer_pattern:
+        raise UserError('model.layer_pattern: is empty; write ["local", "global"] or leave it out')
 
 
 def layers_spec(spans: Spans, spec_of: Callable[[str], Tree]) -> dict[str, Tree]:
