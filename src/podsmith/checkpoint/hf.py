@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from podsmith.checkpoint.stream import check_tensors, from_hf
 from podsmith.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
 from podsmith.checkpoint.writer import MAX_SHARD_BYTES, export_hf, stored_dtype, write_hf
 from podsmith.core.param import Tree, count_params
-from podsmith.data.tokenizer import TextTokenizer, read_json
+from podsmith.data.tokenizer import TextTokenizer, read_json, save_tokenizer
 from podsmith.errors import UserError
 
 __all__ = [
@@ -87,6 +88,8 @@ def load_model(path: str | Path) -> LoadedModel:
     path = Path(path)
     if (path / "run.toml").exists():
         return _load_run(path)
+    if path.suffix == ".gguf":
+        return _open_gguf(path)
     if (path / "config.json").exists():
         return _open_folder(path)
     what = "holds neither run.toml nor config.json" if path.is_dir() else "is not a folder"
@@ -105,6 +108,32 @@ def _open_folder(path: Path) -> LoadedModel:
         path,
         end_ids=_end_ids(path),
         reference=path,
+    )
+
+
+def _open_gguf(path: Path) -> LoadedModel:
+    from podsmith.checkpoint.gguf_read import open_gguf
+    from podsmith.checkpoint.gguf_tokenizer import tokenizer_of
+
+    file, model, tensors = open_gguf(path)
+    check_tensors(slots(model), tensors, str(path))
+    tokenizer_dir, kept = None, None
+    if has_tokenizer(path.parent):  # somebody put it there: it has the say
+        tokenizer_dir = path.parent
+    elif (tokenizer := tokenizer_of(file.meta, str(path))) is not None:
+        kept = TemporaryDirectory(prefix="podsmith-")
+        tokenizer_dir = Path(kept.name)
+        save_tokenizer(tokenizer, tokenizer_dir)
+    ends = (file.meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return LoadedModel(
+        model,
+        tensors,
+        tokenizer_dir,
+        Facts(name=path.stem, origin="Imported from a GGUF file."),
+        path,
+        end_ids=tuple(int(each) for each in ends if each is not None),
+        reference=path,
+        kept=kept,
     )
 
 
@@ -150,33 +179,39 @@ def export_command(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
 ) -> Proof:
-    """Writes the model at `path` as a Hugging Face folder `out`, and prints the proof."""
+    """Writes the model at `path` as `out`, a Hugging Face folder or, where its name ends so, a
+    .gguf file, and prints the proof. Without a `dtype` the weights stay as they are stored."""
     loaded = load_model(path)
-    proof = write_hf(
-        loaded.model,
-        loaded.tensors,
-        loaded.load,
-        loaded.tokenizer_dir,
-        out,
-        dtype=dtype or stored_dtype(loaded.model, loaded.tensors),
-        max_shard_bytes=max_shard_bytes,
-        facts=loaded.facts,
-        prefix=loaded.prefix,
-        overwrite=overwrite,
-        source=loaded.reference,
+    options = {
+        "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),
+        "facts": loaded.facts,
+        "prefix": loaded.prefix,
+        "overwrite": overwrite,
+        "source": loaded.reference,
+    }
+    if Path(out).suffix == ".gguf":
+        from podsmith.checkpoint.gguf_write import write_gguf as write
+    else:
+        write, options["max_shard_bytes"] = write_hf, max_shard_bytes
+    proof = write(
+        loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options
     )
     _say(loaded, out, proof)
     return proof
 
 
-def import_command(path: str | Path, out: str | Path) -> Proof:
-    """Checks a Hugging Face folder tensor by tensor and writes it as podsmith keeps models:
-    float32 safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
-    the result, as they take the folder itself."""
+def import_command(
+    path: str | Path, out: str | Path, *, dtype: str | None = None, overwrite: bool = False
+) -> Proof:
+    """Checks a Hugging Face folder or a GGUF file tensor by tensor and writes it as podsmith
+    keeps models: safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
+    the result, as they take the original itself."""
     path = Path(path)
-    if not (path / "config.json").exists():
-        raise UserError(f"{path}: has no config.json; give a Hugging Face model folder")
-    return export_command(path, out)
+    if path.suffix != ".gguf" and not (path / "config.json").exists():
+        raise UserError(
+            f"{path}: has no config.json; give a Hugging Face model folder or a .gguf file"
+        )
+    return export_command(path, out, dtype=dtype, overwrite=overwrite)
 
 
 def _say(loaded: LoadedModel, out: str | Path, proof: Proof) -> None:

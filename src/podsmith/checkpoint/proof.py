@@ -74,7 +74,7 @@ class Proof:
     """Version compared with, or why it was not."""
     why_no_logits: str | None = None
     source_to_transformers: Agreement | None = None
-    """The result in podsmith against the source in transformers; None where the source is ours."""
+    """None where the source is our own, or transformers cannot read it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"podsmith": podsmith.__version__, **asdict(self)}
@@ -88,7 +88,7 @@ class Proof:
             said.append(f"source and result: {sentence(self.source_to_folder)}")
         if self.source_to_transformers is not None:
             there = sentence(self.source_to_transformers)
-            said.append(f"result and the source in transformers {self.transformers}: {there}")
+            said.append(f"source in podsmith and transformers {self.transformers}: {there}")
         if self.folder_to_transformers is None:
             return [*said, f"result in transformers: not compared, {self.transformers}"]
         other = sentence(self.folder_to_transformers)

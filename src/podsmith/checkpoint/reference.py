@@ -1,6 +1,8 @@
 """transformers as the reference: its logits of a folder or a GGUF file, where it is installed."""
 
+import contextlib
 import importlib.util
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +43,9 @@ def transformers_says(path: Path, tokens: np.ndarray, num_params: int) -> Refere
     import transformers
 
     try:
-        return Reference(_logits(path, tokens, is_gguf), transformers.__version__)
+        with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
+            said = _logits(path, tokens, is_gguf)
+        return Reference(said, transformers.__version__)
     except Exception as error:  # whatever it raises for what it does not know
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Reference(None, f"version {transformers.__version__} cannot load it: {first}")
