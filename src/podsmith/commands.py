@@ -339,38 +339,46 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 
 
 @podsmith.command()
-@click.argument("run_dir")
+@click.argument("model", metavar="MODEL")
 @click.argument("out")
-@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), help="Of the written weights.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "fp16", "fp32", "q8_0"]),
+    help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
+)
 @click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-def export(run_dir: str, out: str, overwrite: bool, **options: Any) -> None:
-    """Write a model as a Hugging Face folder OUT.
+def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
+    """Write a model as a Hugging Face folder or a .gguf file OUT.
 
-    Of the newest checkpoint in RUN_DIR.
+    MODEL is a run directory (its newest checkpoint), a Hugging Face folder or a .gguf file.
 
     \b
     Example:  podsmith export quickstart/run my-model --dtype bf16 --overwrite
+              podsmith export quickstart/run my-model.gguf --dtype q8_0
     """
     from podsmith.checkpoint.hf import export_command
 
-    export_command(run_dir, out, overwrite=overwrite, **_given(**options))
+    export_command(model, out, overwrite=overwrite, **_given(**options))
 
 
 @podsmith.command("import")
-@click.argument("hf_dir")
+@click.argument("source")
 @click.argument("out")
-def import_(hf_dir: str, out: str) -> None:
-    """Read a Hugging Face folder and write it to OUT.
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the written weights.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def import_(source: str, out: str, overwrite: bool, dtype: str | None) -> None:
+    """Read a Hugging Face folder or a .gguf file and write it to OUT.
 
     Every tensor is checked; what is missing or left over is an error.
 
     \b
     Example:  podsmith import downloads/SmolLM2-135M smollm
+              podsmith import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
     """
     from podsmith.checkpoint.hf import import_command
 
-    import_command(hf_dir, out)
+    import_command(source, out, overwrite=overwrite, **_given(dtype=dtype))
 
 
 @podsmith.command()

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from podsmith.checkpoint import proof, writer
+from podsmith.checkpoint import reference, writer
 from podsmith.checkpoint.card import Facts
 from podsmith.checkpoint.hf import export_hf, from_hf, import_hf, load_model, to_hf
 from podsmith.checkpoint.layout import slots
@@ -43,9 +43,9 @@ def tokenizer_dir(tmp_path_factory):
 @pytest.fixture
 def without_transformers(monkeypatch):
     """As on a machine that has no transformers: the proof says so."""
-    find = proof.importlib.util.find_spec
+    find = reference.importlib.util.find_spec
     monkeypatch.setattr(
-        proof.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+        reference.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
     )
 
 

@@ -218,7 +218,7 @@ def test_shards_equal_one_file(folder):
 
 def test_an_older_tokenizer_and_its_terms_come_along(folder, tmp_path, monkeypatch):
     """vocab.json and merges.txt become a tokenizer.json that says the same."""
-    monkeypatch.setattr("podsmith.checkpoint.proof.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("podsmith.checkpoint.reference.importlib.util.find_spec", lambda name: None)
     vocab = {"a": 0, "b": 1, "ab": 2, "c": 3, "abc": 4, "<|endoftext|>": 5}
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("#version: 0.2\na b\nab c\n")

@@ -5,19 +5,26 @@ run directory --+                          +--> generate, eval
 HF folder ------+                          +--> export_hf --> HF folder
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
+import numpy as np
+
 from podsmith.checkpoint.card import Facts, facts_of_run
-from podsmith.checkpoint.layout import from_hf, to_hf
+from podsmith.checkpoint.layout import HfTensors, slots, to_hf
 from podsmith.checkpoint.proof import Proof
-from podsmith.checkpoint.reader import import_hf, read_config
+from podsmith.checkpoint.reader import import_hf, model_from_config, read_config
+from podsmith.checkpoint.safetensors import TensorFiles
+from podsmith.checkpoint.stream import check_tensors, from_hf
 from podsmith.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
-from podsmith.checkpoint.writer import MAX_SHARD_BYTES, export_hf
+from podsmith.checkpoint.writer import MAX_SHARD_BYTES, export_hf, stored_dtype, write_hf
 from podsmith.core.param import Tree, count_params
-from podsmith.data.tokenizer import TextTokenizer, read_json
+from podsmith.data.tokenizer import TextTokenizer, read_json, save_tokenizer
 from podsmith.errors import UserError
 
 __all__ = [
@@ -31,8 +38,8 @@ class LoadedModel:
     """A model ready to use, wherever it came from."""
 
     model: Any
-    weights: Tree
-    """float32; host arrays from an HF folder."""
+    tensors: Mapping[str, np.ndarray]
+    """By Hugging Face name; read from the files when they are asked for."""
     tokenizer_dir: Path | None
     facts: Facts
     path: Path
@@ -40,6 +47,27 @@ class LoadedModel:
     """Ids that began each document in training; None leaves it to the tokenizer's file."""
     end_ids: tuple[int, ...] = ()
     """Ids that end a text, beside the tokenizer's own."""
+    reference: Path | None = None
+    """What transformers can load as this very model."""
+    kept: Any = field(default=None, repr=False)
+    """What must live as long as this does, such as a temporary folder."""
+
+    def load(self, *, dtype: Any = None, shardings: Tree | None = None) -> Tree:
+        """The weights, jax arrays: of a `dtype` or as they are stored, on the first device or
+        as `shardings` say (`weight_shardings(model.spec(), mesh)`)."""
+        if isinstance(self.tensors, HfTensors):
+            w = self.tensors.weights
+            if dtype is not None:
+                w = jax.tree.map(lambda leaf: leaf.astype(dtype), w)
+            return w if shardings is None else jax.device_put(w, shardings)
+        return from_hf(
+            self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings
+        )
+
+    @cached_property
+    def weights(self) -> Tree:
+        """`load()`, once: in the dtype in which they are stored."""
+        return self.load()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -60,12 +88,53 @@ def load_model(path: str | Path) -> LoadedModel:
     path = Path(path)
     if (path / "run.toml").exists():
         return _load_run(path)
+    if path.suffix == ".gguf":
+        return _open_gguf(path)
     if (path / "config.json").exists():
-        model, w, tokenizer_dir = import_hf(path)
-        facts = Facts(name=path.absolute().name, origin="Imported from a Hugging Face folder.")
-        return LoadedModel(model, w, tokenizer_dir, facts, path, end_ids=_end_ids(path))
+        return _open_folder(path)
     what = "holds neither run.toml nor config.json" if path.is_dir() else "is not a folder"
     raise UserError(f"{path}: {what}; give a run directory or a Hugging Face model folder")
+
+
+def _open_folder(path: Path) -> LoadedModel:
+    model = model_from_config(read_config(path), str(path / "config.json"))
+    tensors = TensorFiles(path)
+    check_tensors(slots(model), tensors, str(path))
+    return LoadedModel(
+        model,
+        tensors,
+        path if has_tokenizer(path) else None,
+        Facts(name=path.absolute().name, origin="Imported from a Hugging Face folder."),
+        path,
+        end_ids=_end_ids(path),
+        reference=path,
+    )
+
+
+def _open_gguf(path: Path) -> LoadedModel:
+    from podsmith.checkpoint.gguf_read import open_gguf
+    from podsmith.checkpoint.gguf_tokenizer import tokenizer_of
+
+    file, model, tensors = open_gguf(path)
+    check_tensors(slots(model), tensors, str(path))
+    tokenizer_dir, kept = None, None
+    if has_tokenizer(path.parent):  # somebody put it there: it has the say
+        tokenizer_dir = path.parent
+    elif (tokenizer := tokenizer_of(file.meta, str(path))) is not None:
+        kept = TemporaryDirectory(prefix="podsmith-")
+        tokenizer_dir = Path(kept.name)
+        save_tokenizer(tokenizer, tokenizer_dir)
+    ends = (file.meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return LoadedModel(
+        model,
+        tensors,
+        tokenizer_dir,
+        Facts(name=path.stem, origin="Imported from a GGUF file."),
+        path,
+        end_ids=tuple(int(each) for each in ends if each is not None),
+        reference=path,
+        kept=kept,
+    )
 
 
 def _load_run(path: Path) -> LoadedModel:
@@ -75,7 +144,7 @@ def _load_run(path: Path) -> LoadedModel:
     tokenizer_dir, prefix = _run_tokenizer(run, path), ()
     if run.data.tokenize.prepend == "bos":
         prefix = (open_tokenizer(tokenizer_dir).bos_id,)
-    return LoadedModel(run.model, w, tokenizer_dir, facts_of_run(path), path, prefix)
+    return LoadedModel(run.model, HfTensors(run.model, w), tokenizer_dir, facts_of_run(path), path, prefix)
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
@@ -106,35 +175,43 @@ def export_command(
     path: str | Path,
     out: str | Path,
     *,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
 ) -> Proof:
-    """Writes the model at `path` as a Hugging Face folder `out`, and prints the proof."""
+    """Writes the model at `path` as `out`, a Hugging Face folder or, where its name ends so, a
+    .gguf file, and prints the proof. Without a `dtype` the weights stay as they are stored."""
     loaded = load_model(path)
-    proof = export_hf(
-        loaded.model,
-        loaded.weights,
-        loaded.tokenizer_dir,
-        out,
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-        facts=loaded.facts,
-        prefix=loaded.prefix,
-        overwrite=overwrite,
+    options = {
+        "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),
+        "facts": loaded.facts,
+        "prefix": loaded.prefix,
+        "overwrite": overwrite,
+        "source": loaded.reference,
+    }
+    if Path(out).suffix == ".gguf":
+        from podsmith.checkpoint.gguf_write import write_gguf as write
+    else:
+        write, options["max_shard_bytes"] = write_hf, max_shard_bytes
+    proof = write(
+        loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options
     )
     _say(loaded, out, proof)
     return proof
 
 
-def import_command(path: str | Path, out: str | Path) -> Proof:
-    """Checks a Hugging Face folder tensor by tensor and writes it as podsmith keeps models:
-    float32 safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
-    the result, as they take the folder itself."""
+def import_command(
+    path: str | Path, out: str | Path, *, dtype: str | None = None, overwrite: bool = False
+) -> Proof:
+    """Checks a Hugging Face folder or a GGUF file tensor by tensor and writes it as podsmith
+    keeps models: safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
+    the result, as they take the original itself."""
     path = Path(path)
-    if not (path / "config.json").exists():
-        raise UserError(f"{path}: has no config.json; give a Hugging Face model folder")
-    return export_command(path, out)
+    if path.suffix != ".gguf" and not (path / "config.json").exists():
+        raise UserError(
+            f"{path}: has no config.json; give a Hugging Face model folder or a .gguf file"
+        )
+    return export_command(path, out, dtype=dtype, overwrite=overwrite)
 
 
 def _say(loaded: LoadedModel, out: str | Path, proof: Proof) -> None:

@@ -8,20 +8,14 @@ A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everyth
 an arrow stay as they are, flattened. Every tensor is used exactly once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from podsmith.checkpoint.safetensors import some
 from podsmith.core.param import Param, Tree, walk
 from podsmith.core.pattern import LAYERS
-from podsmith.errors import UserError
-
-IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
-TIED_HEAD = "lm_head.weight"
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -40,20 +34,58 @@ class Slot:
     def size(self) -> int:
         return int(np.prod(self.shape))
 
-    def to_layout(self, leaf: Any, dtype: Any = np.float32) -> np.ndarray:
-        """The leaf's part for this tensor, on the host, in their layout and `dtype`."""
-        part = leaf if self.layer is None else leaf[self.layer]
-        array = np.asarray(part).astype(dtype, copy=False)
+    @property
+    def at(self) -> tuple[int, ...]:
+        """Index of this tensor's part in the stacked leaf; () where the leaf is the tensor."""
+        return () if self.layer is None else (self.layer,)
+
+    def to_layout(self, leaf: Any, dtype: Any = None) -> np.ndarray:
+        """The leaf's part for this tensor, on the host, in their layout; in the leaf's dtype
+        if none is given."""
+        part = np.asarray(leaf[self.at] if self.at else leaf)
+        array = part.astype(dtype or part.dtype, copy=False)
         if _is_linear(self.param):
-            array = array.reshape(self.shape[::-1]).T
+            array = transposed(array.reshape(self.shape[::-1]))
         return np.ascontiguousarray(array.reshape(self.shape))
 
     def from_layout(self, array: np.ndarray) -> np.ndarray:
-        """float32 in our layout, without the layers axis."""
+        """The tensor in our layout and its own dtype, without the stacked axes."""
         if _is_linear(self.param):
-            array = array.T
-        ours = self.param.shape if self.layer is None else self.param.shape[1:]
-        return np.asarray(array, np.float32).reshape(ours)
+            array = transposed(array)
+        return array.reshape(self.param.shape[len(self.at) :])
+
+
+class HfTensors(Mapping[str, np.ndarray]):
+    """The weights of a model by Hugging Face name, each laid out when it is asked for."""
+
+    def __init__(self, model: Any, weights: Tree):
+        self.weights = weights
+        self._leaves = dict(walk(weights))
+        self._slots = {slot.name: slot for slot in slots(model)}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        slot = self._slots[name]
+        return slot.to_layout(self._leaves[slot.path])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
+ROWS = 64  # transposed at once: what they touch stays in the cache
+
+
+def transposed(array: np.ndarray) -> np.ndarray:
+    """A contiguous transpose of [A, B], several times as fast as numpy's own copy."""
+    out = np.empty(array.shape[::-1], array.dtype)
+    # custom dtypes are copied value by value; as integers they are not
+    bits = f"u{array.itemsize}"
+    source, target = array.view(bits), out.view(bits)
+    for start in range(0, len(array), ROWS):
+        target[:, start : start + ROWS] = source[start : start + ROWS].T
+    return out
 
 
 def _is_linear(param: Param) -> bool:
@@ -93,65 +125,5 @@ def _their_shape(param: Param) -> tuple[int, ...]:
 
 
 def to_hf(model: Any, w: Tree) -> dict[str, np.ndarray]:
-    """All weights (or gradients), float32 on the host, under their Hugging Face names."""
-    leaves = dict(walk(w))
-    return {slot.name: slot.to_layout(leaves[slot.path]) for slot in slots(model)}
-
-
-def from_hf(model: Any, given: Mapping[str, Any], where: str = "weights") -> Tree:
-    """Our weights, float32 arrays on the host, from tensors by Hugging Face name.
-
-    Raises UserError, naming the tensors, where one is missing, unknown, of another shape or
-    not a float.
-    """
-    wanted = slots(model)
-    _check_names(wanted, given, where)
-    leaves = {path: np.empty(param.shape, np.float32) for path, param in walk(model.spec())}
-    for slot in wanted:
-        array = np.asarray(given[slot.name])
-        if array.dtype.name not in FLOATS:
-            raise UserError(
-                f"{where}: {slot.name} is {array.dtype.name}; quantized weights are not "
-                f"supported, so start from the unquantized model"
-            )
-        if array.shape != slot.shape:
-            raise UserError(
-                f"{where}: {slot.name} has shape {list(array.shape)}, config.json implies "
-                f"{list(slot.shape)}; they are not of one model"
-            )
-        at = ... if slot.layer is None else slot.layer
-        leaves[slot.path][at] = slot.from_layout(array)
-    return _nested(leaves)
-
-
-def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
-    names = {slot.name for slot in wanted}
-    missing = sorted(names - set(given))
-    if missing:
-        raise UserError(f"{where}: lacks {some(missing)}; the folder is not complete")
-    extra = [n for n in sorted(set(given) - names) if not n.endswith(IGNORED_ENDINGS)]
-    if TIED_HEAD in extra:
-        table = next(slot.name for slot in wanted if slot.param.inputs == ("vocab",))
-        if np.array_equal(np.asarray(given[TIED_HEAD]), np.asarray(given[table])):
-            extra.remove(TIED_HEAD)
-        else:
-            raise UserError(
-                f"{where}: {TIED_HEAD} differs from {table} although config.json ties them; "
-                f"set tie_word_embeddings to false if the head is its own"
-            )
-    if extra:
-        raise UserError(
-            f"{where}: holds {some(extra)}, which this architecture does not have; "
-            f"importing without them would be another model"
-        )
-
-
-def _nested(leaves: dict[str, np.ndarray]) -> Tree:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split(".")
-        node = tree
-        for name in parents:
-            node = node.setdefault(name, {})
-        node[last] = leaf
-    return tree
+    """All weights (or gradients), on the host, under their Hugging Face names."""
+    return dict(HfTensors(model, w))

@@ -1,12 +1,12 @@
-"""Proof that an export is the model: its files read again and compared.
+"""Proof that a conversion is the model: its files read again and compared.
 
-tensors   every value equals the source rounded to the file's dtype, bit for bit
-logits    source against the folder as podsmith imports it, float32, fixed prompts
-logits    the folder in podsmith against the folder in transformers, where installed
+tensors   every tensor of the source used exactly once, every value equal to the source
+          rounded to the file's dtype, bit for bit
+logits    source against the result as podsmith reads it, float32, fixed prompts
+logits    the result in podsmith against source and result in transformers, where it can run
 """
 
-import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
 import podsmith
-from podsmith.checkpoint.reader import import_hf
-from podsmith.checkpoint.safetensors import TensorFiles
+from podsmith.checkpoint.layout import slots
+from podsmith.checkpoint.reference import Reference, too_large, transformers_says
+from podsmith.checkpoint.stream import unused
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
-from podsmith.core.param import Tree
+from podsmith.core.param import Tree, count_params
 
 PROMPTS = (
     "Once upon a time, in a small village by the sea, there lived",
@@ -38,8 +40,23 @@ class Agreement:
 
     max_abs_diff: float
     max_abs_logit: float
+    kl: float
+    """Kullback-Leibler divergence of the second from the first, nats a position, mean."""
     greedy_agreement: float
     """Share of positions at which the most likely token is the same."""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Which tensors the result was made from."""
+
+    tensors: int
+    """Each used exactly once."""
+    parameters: int
+    left_out: tuple[str, ...]
+    """Tensors of the source that are no weights: known buffers, a stored copy of a tied head."""
+    xxh3: str
+    """Of names, dtypes and bytes of the result's tensors, in its order."""
 
 
 @dataclass(frozen=True)
@@ -49,71 +66,136 @@ class Proof:
     dtype: str
     tokens: int
     tensors: str
-    source_to_folder: Agreement
+    accounting: Accounting
+    source_to_folder: Agreement | None
+    """None where the model does not fit into memory; `why_no_logits` says so."""
     folder_to_transformers: Agreement | None
     transformers: str
     """Version compared with, or why it was not."""
+    why_no_logits: str | None = None
+    source_to_transformers: Agreement | None = None
+    """None where the source is our own, or transformers cannot read it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"podsmith": podsmith.__version__, **asdict(self)}
 
     def lines(self) -> list[str]:
         """For people: one sentence a comparison."""
-        said = [
-            f"tensors: {self.tensors}",
-            f"source and folder: {_sentence(self.source_to_folder)}",
-        ]
+        said = [f"tensors: {self.tensors}"]
+        if self.source_to_folder is None:
+            said.append(f"logits: not compared, {self.why_no_logits}")
+        else:
+            said.append(f"source and result: {sentence(self.source_to_folder)}")
+        if self.source_to_transformers is not None:
+            there = sentence(self.source_to_transformers)
+            said.append(f"source in podsmith and transformers {self.transformers}: {there}")
         if self.folder_to_transformers is None:
-            return [*said, f"transformers: not compared, {self.transformers}"]
-        other = _sentence(self.folder_to_transformers)
-        return [*said, f"podsmith and transformers {self.transformers}: {other}"]
+            return [*said, f"result in transformers: not compared, {self.transformers}"]
+        other = sentence(self.folder_to_transformers)
+        return [*said, f"result in podsmith and transformers {self.transformers}: {other}"]
 
 
-def _sentence(a: Agreement) -> str:
+def sentence(a: Agreement) -> str:
+    """An agreement in words."""
     return (
         f"logits differ by at most {a.max_abs_diff:.2e} (largest {a.max_abs_logit:.3g}), "
-        f"greedy choice equal at {a.greedy_agreement:.2%} of positions"
+        f"KL {a.kl:.1e} nats, greedy choice equal at {a.greedy_agreement:.2%} of positions"
     )
 
 
-def compare_tensors(folder: Path, expected: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Raises RuntimeError unless the files hold exactly these arrays, bit for bit."""
-    files = TensorFiles(folder)
+def compare_tensors(
+    found: Mapping[str, np.ndarray], expected: Iterable[tuple[str, np.ndarray]]
+) -> str:
+    """xxh3 of the tensors found. Raises RuntimeError unless they are exactly these arrays, bit
+    for bit, and no others."""
+    digest, names = xxhash.xxh3_128(), set()
     for name, array in expected:
-        found = files[name]
-        if found.dtype != array.dtype or found.shape != array.shape:
+        names.add(name)
+        read = found[name]
+        if read.dtype != array.dtype or read.shape != array.shape:
             raise RuntimeError(f"{name}: written as {array.dtype} {array.shape}, read otherwise")
-        if not np.array_equal(found.view(np.uint8), array.view(np.uint8)):
+        bits = read.view(np.uint8) if read.ndim else read
+        if not np.array_equal(bits, array.view(np.uint8) if array.ndim else array):
             raise RuntimeError(f"{name}: the file does not hold what was written; check the disk")
+        digest.update(f"{name} {read.dtype} {read.shape}".encode())
+        digest.update(np.ascontiguousarray(bits))
+        del read, array, bits
+    if extra := set(found) - names:
+        raise RuntimeError(f"{sorted(extra)[0]}: is in the result, but in no source")
+    return digest.hexdigest()
 
 
-def prove(folder: Path, model: Any, w: Tree, tokenizer: Any, dtype: str) -> Proof:
-    """Compares logits of (model, w), the folder imported, and the folder in transformers.
+def accounting(model: Any, source: Mapping[str, Any], xxh3: str) -> Accounting:
+    """The tensors of `source` that became the model."""
+    wanted = slots(model)
+    return Accounting(
+        tensors=len(wanted),
+        parameters=sum(slot.size for slot in wanted),
+        left_out=tuple(unused(wanted, source)),
+        xxh3=xxh3,
+    )
 
-    Raises RuntimeError where they are further apart than rounding explains.
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `prove` finds about the logits."""
+
+    source_to_folder: Agreement | None
+    folder_to_transformers: Agreement | None
+    source_to_transformers: Agreement | None
+    transformers: str
+    why_no_logits: str | None
+    tokens: int
+
+
+def prove(
+    model: Any,
+    load_source: Callable[[], Tree],
+    load_result: Callable[[], tuple[Any, Tree]],
+    tokens: np.ndarray,
+    *,
+    result: Path,
+    source: Path | None,
+    exact: bool,
+) -> Comparison:
+    """Compares logits of the source, of the result read again, and of both in transformers.
+
+    `source` is a path that transformers may read, or None. The models are in memory one after
+    the other. Raises RuntimeError where they are further apart than rounding explains: source
+    and result where they are `exact`ly equal, podsmith and transformers always.
     """
-    tokens = proof_tokens(model, tokenizer)
-    source = logits(model, w, tokens)
-    again_model, again, _ = import_hf(folder)
-    result = logits(again_model, again, tokens)
-    del again
-    first = agreement(source, result)
-    if dtype == "fp32":
-        _insist(first, "the folder read again")
-    second, version = None, "it is not installed"
-    if all(importlib.util.find_spec(name) for name in ("transformers", "torch")):
-        theirs, version = transformers_logits(folder, tokens)
-        second = agreement(result, theirs)
-        _insist(second, f"transformers {version}")
-    count = len(list(TensorFiles(folder)))
-    return Proof(dtype, int(tokens.size), f"all {count} equal bit for bit in {dtype}",
-                 first, second, version)  # fmt: skip
+    num_params = count_params(model.spec())
+    if why := too_large(num_params):
+        return Comparison(None, None, None, why, why, 0)
+    expected = logits(model, load_source(), tokens)
+    found_model, w = load_result()
+    found = logits(found_model, w, tokens)
+    del w
+    first = agreement(expected, found)
+    if exact:
+        _insist(first, "the result read again")
+    there, there_version = _against(transformers_says(result, tokens, num_params), found)
+    origin = None
+    if source is not None and there is not None:
+        said = transformers_says(source, tokens, num_params)
+        # what the source means is decided by its own config, read by somebody else
+        origin, _ = _against(said, expected)
+    return Comparison(first, there, origin, there_version, None, int(tokens.size))
+
+
+def _against(said: Reference, ours: np.ndarray) -> tuple[Agreement | None, str]:
+    if said.logits is None:
+        return None, said.version
+    theirs = said.logits[..., : ours.shape[-1]]
+    found = agreement(ours, theirs)
+    _insist(found, f"transformers {said.version}")
+    return found, said.version
 
 
 def _insist(found: Agreement, other: str) -> None:
     if not found.max_abs_diff <= TOLERANCE * max(found.max_abs_logit, 1.0):
         raise RuntimeError(
-            f"the export was refused: {other} gives logits that differ by {found.max_abs_diff:.3g}"
+            f"the result was refused: {other} gives logits that differ by {found.max_abs_diff:.3g}"
         )
 
 
@@ -145,27 +227,17 @@ def _forward(model: Any, w: Tree, batch: Batch) -> jax.Array:
     return model.logits(w, model.hidden(w, batch, Compute())[0])
 
 
-def transformers_logits(folder: Path, tokens: np.ndarray) -> tuple[np.ndarray, str]:
-    """float32 [B, T, V] from transformers, and its version."""
-    import torch
-    import transformers
-
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        with torch.no_grad():
-            out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
-    finally:
-        transformers.logging.set_verbosity(level)
-    return out.logits.float().numpy(), transformers.__version__
-
-
 def agreement(a: np.ndarray, b: np.ndarray) -> Agreement:
     """Distance of two float arrays [B, T, V]."""
+    p, q = (_log_softmax(x.astype(np.float64)) for x in (a, b))
     return Agreement(
         max_abs_diff=float(np.abs(a - b).max()),
         max_abs_logit=float(np.abs(a).max()),
+        kl=max(float((np.exp(p) * (p - q)).sum(-1).mean()), 0.0),
         greedy_agreement=float((a.argmax(-1) == b.argmax(-1)).mean()),
     )
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from podsmith.checkpoint.layout import from_hf
 from podsmith.checkpoint.safetensors import TensorFiles
+from podsmith.checkpoint.stream import from_hf
 from podsmith.checkpoint.tokenizer_files import has_tokenizer
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
@@ -51,12 +51,15 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     return validated(kind, fields, f"{where}: ")
 
 
-def import_hf(folder: str | Path) -> tuple[Any, Tree, Path | None]:
-    """(model, float32 host weights, folder of the tokenizer or None) of an HF folder.
+def import_hf(
+    folder: str | Path, *, dtype: Any = None, shardings: Tree | None = None
+) -> tuple[Any, Tree, Path | None]:
+    """(model, weights, folder of the tokenizer or None) of an HF folder; `dtype` and
+    `shardings` as in `from_hf`, which fills each leaf in place.
 
     Raises UserError in one sentence for whatever keeps it from being exactly this model.
     """
     folder = Path(folder)
     model = model_from_config(read_config(folder), str(folder / "config.json"))
-    w = from_hf(model, TensorFiles(folder), str(folder))
+    w = from_hf(model, TensorFiles(folder), str(folder), dtype=dtype, shardings=shardings)
     return model, w, folder if has_tokenizer(folder) else None

@@ -27,8 +27,21 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 DTYPES = {"fp32": np.dtype("f4"), "bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype("f2")}
 
 
+NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8",
+    "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool",
+}  # fmt: skip
+
+
+def described(tensors: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...]]:
+    """(dtype, shape) of a tensor, without reading it where the mapping knows."""
+    if hasattr(tensors, "described"):
+        return tensors.described(name)
+    return tensors[name].dtype.name, tuple(tensors[name].shape)
+
+
 class TensorFiles(Mapping[str, np.ndarray]):
-    """Tensors of a folder by name; each is read from the memory map when asked for."""
+    """Tensors of a folder by name; each is read when asked for."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -53,6 +66,11 @@ class TensorFiles(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._files[self._file_of[name]].get_tensor(name)
+
+    def described(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape) of a tensor from the file's header."""
+        part = self._files[self._file_of[name]].get_slice(name)
+        return NAMES.get(part.get_dtype(), part.get_dtype()), tuple(part.get_shape())
 
     def __contains__(self, name: object) -> bool:
         return name in self._file_of
@@ -83,7 +101,8 @@ def _open_files(folder: Path) -> dict[Path, Any]:
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="np")
+        # a memory map would count every page that was read as held
+        return safe_open(path, framework="np", backend="pread")
     except FileNotFoundError:
         raise UserError(f"{path}: missing; the index names it, so download it too") from None
     except (SafetensorError, OSError) as error:

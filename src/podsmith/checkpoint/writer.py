@@ -8,7 +8,7 @@ all in a hidden folder beside `out`, which is renamed when everything holds
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ import numpy as np
 from safetensors import SafetensorError
 
 from podsmith.checkpoint.card import Facts, model_card
-from podsmith.checkpoint.layout import slots
-from podsmith.checkpoint.proof import Proof, compare_tensors, prove
-from podsmith.checkpoint.safetensors import DTYPES, plan_shards, write_shards
+from podsmith.checkpoint.layout import HfTensors, slots
+from podsmith.checkpoint.proof import Proof, accounting, compare_tensors, proof_tokens, prove
+from podsmith.checkpoint.reader import import_hf
+from podsmith.checkpoint.safetensors import DTYPES, TensorFiles, described, plan_shards, write_shards
 from podsmith.checkpoint.tokenizer_files import open_tokenizer, write_tokenizer
-from podsmith.core.param import Tree, walk
+from podsmith.core.param import Tree
 from podsmith.errors import UserError
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -41,11 +42,42 @@ def export_hf(
     prefix: tuple[int, ...] | None = None,
     overwrite: bool = False,
 ) -> Proof:
+    """Writes weights in memory as the folder `out`: see `write_hf`."""
+    return write_hf(
+        model,
+        HfTensors(model, w),
+        lambda: w,
+        tokenizer_dir,
+        out,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        facts=facts,
+        prefix=prefix,
+        overwrite=overwrite,
+    )
+
+
+def write_hf(
+    model: Any,
+    tensors: Mapping[str, np.ndarray],
+    load: Callable[[], Tree],
+    tokenizer_dir: Path | None,
+    out: str | Path,
+    *,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    facts: Facts | None = None,
+    prefix: tuple[int, ...] | None = None,
+    overwrite: bool = False,
+    source: Path | None = None,
+) -> Proof:
     """Writes `out` for transformers and everything that reads its layout; returns the proof.
 
-    `dtype` is fp32, bf16 or fp16; `prefix` are the ids that began the documents in training,
-    where known (the tokenizer's own file has the say otherwise). The weights stream through
-    one shard of host memory; the proof then holds the model once more, in float32.
+    `tensors` gives the weights by Hugging Face name, `load` the same as our tree, for the
+    proof. `dtype` is fp32, bf16 or fp16; `prefix` are the ids that began the documents in
+    training, where known (the tokenizer's own file has the say otherwise); `source` is where
+    transformers finds the original. Tensors stream through one shard of host memory; the
+    proof then holds the source and the result once, one after the other.
     Raises UserError, leaving nothing behind, if `out` is a folder with something in it
     (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
     the format; RuntimeError where the proof fails.
@@ -55,18 +87,40 @@ def export_hf(
     if max_shard_bytes < 1:
         raise UserError(f"max_shard_bytes: {max_shard_bytes} must be at least 1")
     facts = facts or Facts(name=Path(out).absolute().name)
-    tokenizer = _checked_tokenizer(model, tokenizer_dir)
+    tokenizer = checked_tokenizer(model, tokenizer_dir)
     with new_folder(Path(out), overwrite) as folder:
-        _write_weights(folder, model, w, dtype, max_shard_bytes)
+        _write_weights(folder, model, tensors, dtype, max_shard_bytes)
         _write_config(folder, model, tokenizer, dtype)
         if tokenizer_dir is not None:
             write_tokenizer(tokenizer_dir, folder, prefix)
-        compare_tensors(folder, _cast(model, w, DTYPES[dtype]))
-        proof = prove(folder, model, w, tokenizer, dtype)
-        _write_json(folder / CONVERT, proof.to_dict())
+        files = TensorFiles(folder)
+        xxh3 = compare_tensors(files, cast_tensors(model, tensors, DTYPES[dtype]))
+        compared = prove(
+            model,
+            load,
+            lambda: import_hf(folder)[:2],
+            proof_tokens(model, tokenizer),
+            result=folder,
+            source=source,
+            exact=dtype == stored_dtype(model, tensors) or dtype == "fp32",
+        )
+        proof = Proof(
+            dtype=dtype,
+            tensors=f"all {len(files)} equal bit for bit in {dtype}",
+            accounting=accounting(model, tensors, xxh3),
+            **vars(compared),
+        )
+        write_json(folder / CONVERT, proof.to_dict())
         card = model_card(facts, model, proof, dtype)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return proof
+
+
+def stored_dtype(model: Any, tensors: Mapping[str, Any]) -> str:
+    """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
+    kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
+    found = [name for name, dtype in DTYPES.items() if kinds == {dtype.name}]
+    return found[0] if found else "fp32"
 
 
 @contextmanager
@@ -129,14 +183,16 @@ def _sync_one(path: Path) -> None:
         os.close(handle)
 
 
-def _cast(model: Any, w: Tree, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+def cast_tensors(
+    model: Any, tensors: Mapping[str, np.ndarray], dtype: np.dtype
+) -> Iterator[tuple[str, np.ndarray]]:
     """Tensors in the target dtype. Raises UserError where a value is not a finite number."""
-    leaves = dict(walk(w))
     for slot in slots(model):
+        array = np.asarray(tensors[slot.name])
         with np.errstate(over="ignore"):
-            cast = slot.to_layout(leaves[slot.path], dtype)
+            cast = np.ascontiguousarray(array.astype(dtype, copy=False))
         if not np.isfinite(cast).all():
-            if np.isfinite(slot.to_layout(leaves[slot.path])).all():
+            if np.isfinite(array).all():
                 raise UserError(
                     f"dtype: {slot.name} has values too large for {dtype}; use bf16 or fp32"
                 )
@@ -144,18 +200,22 @@ def _cast(model: Any, w: Tree, dtype: np.dtype) -> Iterator[tuple[str, np.ndarra
                 f"{slot.name}: holds values that are not finite, so the training diverged; "
                 f"export an earlier checkpoint"
             )
+        del array
         yield slot.name, cast
         del cast  # not beside the next one
 
 
-def _write_weights(folder: Path, model: Any, w: Tree, dtype: str, max_shard_bytes: int) -> None:
+def _write_weights(
+    folder: Path, model: Any, tensors: Mapping[str, Any], dtype: str, max_shard_bytes: int
+) -> None:
     sizes = [(slot.name, slot.size * DTYPES[dtype].itemsize) for slot in slots(model)]
     shards = plan_shards(sizes, max_shard_bytes)
     total = sum(size for _, size in sizes)
-    write_shards(folder, _cast(model, w, DTYPES[dtype]), shards, total)
+    write_shards(folder, cast_tensors(model, tensors, DTYPES[dtype]), shards, total)
 
 
-def _checked_tokenizer(model: Any, tokenizer_dir: Path | None) -> Any:
+def checked_tokenizer(model: Any, tokenizer_dir: Path | None) -> Any:
+    """The tokenizer of a folder, or None. Raises UserError where it is another model's."""
     if tokenizer_dir is None:
         return None
     tokenizer = open_tokenizer(tokenizer_dir)
@@ -174,11 +234,12 @@ def _write_config(folder: Path, model: Any, tokenizer: Any, dtype: str) -> None:
         ids = {name: getattr(tokenizer, name.replace("_token", "")) for name in names}
     name = TORCH_NAMES[dtype]
     # torch_dtype is what transformers before 4.56 reads
-    _write_json(
+    write_json(
         folder / "config.json", model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
     )
-    _write_json(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+    write_json(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """An indented JSON file."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,72 @@
+"""transformers as the reference: its logits of a folder or a GGUF file, where it is installed."""
+
+import contextlib
+import importlib.util
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+NOT_INSTALLED = "it is not installed"
+ROOM = 1.3  # memory a model takes while it is loaded, over its weights
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers said, or why it said nothing."""
+
+    logits: np.ndarray | None
+    """float32 [B, T, V]."""
+    version: str
+    """Its version, or the reason."""
+
+
+def too_large(num_params: int, bytes_each: int = 4) -> str | None:
+    """Why a model of so many weights cannot be run here, or None."""
+    needed, free = ROOM * num_params * bytes_each, psutil.virtual_memory().available
+    if needed <= free:
+        return None
+    return f"it needs {needed / 2**30:.0f} GiB of memory and {free / 2**30:.0f} are free"
+
+
+def transformers_says(path: Path, tokens: np.ndarray, num_params: int) -> Reference:
+    """float32 logits of int tokens [B, T]; no code that lies in the folder is run."""
+    if not all(importlib.util.find_spec(name) for name in ("transformers", "torch")):
+        return Reference(None, NOT_INSTALLED)
+    if why := too_large(num_params):
+        return Reference(None, why)
+    is_gguf = path.is_file()
+    if is_gguf and not importlib.util.find_spec("accelerate"):
+        return Reference(None, "it needs accelerate to read GGUF")
+    import transformers
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
+            said = _logits(path, tokens, is_gguf)
+        return Reference(said, transformers.__version__)
+    except Exception as error:  # whatever it raises for what it does not know
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Reference(None, f"version {transformers.__version__} cannot load it: {first}")
+
+
+def _logits(path: Path, tokens: np.ndarray, is_gguf: bool) -> np.ndarray:
+    import torch
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folder, file = (path.parent, {"gguf_file": path.name}) if is_gguf else (path, {})
+    if not is_gguf:
+        file["use_safetensors"] = True
+    try:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
+        )
+        with torch.no_grad():
+            out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
+    finally:
+        transformers.logging.set_verbosity(level)
+    return out.logits.float().numpy()
