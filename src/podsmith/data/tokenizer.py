@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -110,6 +111,12 @@ class TextTokenizer:
         """Ids of each text, as `encode`."""
         backend = self._parsing if parse_special else self.plain
         return [e.ids for e in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids uint32 [tokens] of a text whose special strings are parsed, and the letters
+        start..stop-1 that each stands for, int64 [tokens, 2]."""
+        found = self._parsing.encode(text, add_special_tokens=False)
+        return np.array(found.ids, np.uint32), np.array(found.offsets, np.int64).reshape(-1, 2)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of ids; broken UTF-8 becomes U+FFFD."""
