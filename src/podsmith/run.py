@@ -20,6 +20,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+# kind of a source's rows -> what a row must have, may have, and what its messages consist of
+ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "alpaca": (("instruction", "output"), ("input", "system"), ()),
+    "prompt": (("prompt", "completion"), ("system",), ()),
+    "messages": (("messages",), ("tools",), ("role", "content")),
+    "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
+}
+
+
 class Kind:
     """Marks a field as one of the registry `module.KINDS`, picked by its `kind` key."""
 

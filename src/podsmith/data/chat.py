@@ -17,17 +17,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from podsmith.run import Source
+from podsmith.run import ROW_PARTS, Source
 
 ROLES = ("system", "user", "assistant", "tool")
 
-# kind of row -> names of what it must have, may have, and what its messages consist of
-PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "alpaca": (("instruction", "output"), ("input", "system"), ()),
-    "prompt": (("prompt", "completion"), ("system",), ()),
-    "messages": (("messages",), ("tools",), ("role", "content")),
-    "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
-}
 SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -44,18 +37,20 @@ class UnusableError(Exception):
 
 def needed(source: Source) -> list[str]:
     """Columns that a source of examples must have."""
-    return [source.columns.get(name, name) for name in PARTS[source.rows][0]]
+    return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][0]]
 
 
 def optional(source: Source) -> list[str]:
     """Columns that a source of examples may have."""
-    return [source.columns.get(name, name) for name in PARTS[source.rows][1]]
+    return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][1]]
 
 
 def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """The conversation of a row. Raises UnusableError for a part that is missing, of another
     type or empty, for a role that is not known, and where the assistant says nothing."""
-    columns = {name: source.columns.get(name, name) for part in PARTS[source.rows] for name in part}
+    columns = {
+        name: source.columns.get(name, name) for part in ROW_PARTS[source.rows] for name in part
+    }
     found = {name: row.get(column) for name, column in columns.items()}
     if source.rows == "alpaca":
         made = _alpaca(found, columns)

@@ -103,7 +103,9 @@ class ChatTemplate:
         ending = _closing(text[words[-1][1] :], self.special)
         spans: list[Span] = []
         at = 0
-        for (start, stop), limit in zip(words, [*(w[0] for w in words[1:]), len(text)], strict=True):
+        for (start, stop), limit in zip(
+            words, [*(w[0] for w in words[1:]), len(text)], strict=True
+        ):
             if start < at or limit < stop:
                 raise UnusableError("the chat template mixes the assistant's turns")
             # thoughts that the template opens belong to the answer

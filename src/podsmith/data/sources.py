@@ -224,10 +224,6 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
     known = ", ".join(e for es in ENDINGS.values() for e in es)
     lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
     hint = f" ({lists})" if ".json" in endings else ""
-        " (a .json that is a list is format = 'json', one object a line 'jsonl')"
-        if ".json" in endings
-        else ""
-    )
     raise UserError(
         f"data.sources: {source.path} {'is' if single else 'holds only files'} of unknown format "
         f"({shown}); known are {known}, each also .gz and .zst; say data.sources.format, such as "

@@ -138,6 +138,14 @@ class TextTokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
+def stand_in(spec: run.Tokenizer) -> TextTokenizer:
+    """A tokenizer with the special tokens and template of one that is still to be trained."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.add_special_tokens(list(spec.special_tokens))
+    first = spec.special_tokens[0]
+    return TextTokenizer(backend, eos=first, bos=first, pad=first, chat_template=spec.chat_template)
+
+
 def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
     """Trains a byte-level BPE or Unigram tokenizer; the same texts give the same tokenizer.
 
