@@ -111,6 +111,8 @@ class ChatTemplate:
             # thoughts that the template opens belong to the answer
             head = text.rfind(self._opening, at, start) if self._opening else -1
             begin = head + len(self._opening) if head >= 0 else start
+            if not self._opening:  # prompts end before the blank
+                begin = at + len(text[at:start].rstrip(" "))
             tail = text[stop:limit]
             shared = tail[: _shared(tail, ending)]
             if shared != ending:
