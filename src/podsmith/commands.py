@@ -102,19 +102,23 @@ def data_verify(folder: str) -> Any:
 @data.command("show")
 @RUN
 @OVERRIDES
-@click.option("-n", "rows", type=click.IntRange(min=1), default=3, help="Rows to show.")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=3, help="Rows to show.")
 @click.option("--start", type=click.IntRange(min=0), default=0, help="First row, from 0.")
-def data_show(run: str, overrides: Sequence[str], rows: int, start: int) -> Any:
+@click.option("--sources", is_flag=True, help="Examples of each source, before prepare.")
+def data_show(run: str, overrides: Sequence[str], count: int, start: int, sources: bool) -> Any:
     """Print rows as training sees them, as text.
 
-    In the order of training, document by document.
+    In the order of training, document by document. What is learned is in color, or between
+    {+ and +} where the output is no terminal.
 
     \b
     Example:  podsmith data show quickstart/run.toml -n 3
+              podsmith data show sft.toml --sources --count 1
     """
-    from podsmith.data.show import show_command
+    from podsmith.data.show import show_command, show_sources
 
-    return show_command(_load(run, overrides).data.dir, start, rows)
+    data = _load(run, overrides).data
+    return show_sources(data, start, count) if sources else show_command(data.dir, start, count)
 
 
 @podsmith.group(cls=InOrder)

@@ -7,7 +7,7 @@ from podsmith.config_fields import default_of
 from podsmith.errors import UserError
 from podsmith.presets.machines import GPUS
 from podsmith.presets.prices import PRICES
-from podsmith.run import Run, Tokenizer
+from podsmith.run import ROW_PARTS, Chat, Run, Source, Tokenizer
 
 
 def check_run(run: Run) -> None:
@@ -115,6 +115,36 @@ def _check_sources(run: Run) -> None:
                 f"{where}.documents: has no effect on {source.format}, whose rows are the "
                 f"documents; remove it"
             )
+        _check_rows(source, where)
+    if run.data.sources and run.data.chat != Chat():
+        if all(source.rows == "text" for source in run.data.sources):
+            raise UserError(
+                "data.chat: has no effect, since no source holds examples; set data.sources.rows"
+            )
+
+
+def _check_rows(source: Source, where: str) -> None:
+    if source.rows == "text":
+        for name in ("columns", "roles"):
+            if getattr(source, name):
+                raise UserError(
+                    f'{where}.{name}: has no effect on rows = "text"; set {where}.rows to one of '
+                    f"{', '.join(ROW_PARTS)}, or remove it"
+                )
+        return
+    if source.format == "txt":
+        raise UserError(f'{where}.rows: "{source.rows}" needs columns, and txt has none')
+    if source.text_column != default_of(Source.__dataclass_fields__["text_column"]):
+        raise UserError(
+            f'{where}.text_column: has no effect on rows = "{source.rows}"; use {where}.columns'
+        )
+    known = [name for names in ROW_PARTS[source.rows] for name in names]
+    for name in source.columns:
+        if name not in known:
+            cure = nearest(name, known, what="there are")
+            raise UserError(f'{where}.columns.{name}: rows = "{source.rows}" has no such; {cure}')
+    if source.roles and source.rows == "alpaca":
+        raise UserError(f'{where}.roles: has no effect on rows = "alpaca"; remove it')
 
 
 def _check_prices(run: Run) -> None:

@@ -20,6 +20,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+# kind of a source's rows -> what a row must have, may have, and what its messages consist of
+ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "alpaca": (("instruction", "output"), ("input", "system"), ()),
+    "prompt": (("prompt", "completion"), ("system",), ()),
+    "messages": (("messages",), ("tools",), ("role", "content")),
+    "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
+}
+
+
 class Kind:
     """Marks a field as one of the registry `module.KINDS`, picked by its `kind` key."""
 
@@ -43,8 +52,14 @@ class Source:
     """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
     name: str | None = None
     """How the source is called in reports and mixing; the last part of the path if unset."""
-    format: Literal["auto", "txt", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
     """Taken from the file's ending unless said; `.gz` and `.zst` may follow it."""
+    rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt"] = "text"
+    """What a row is: text, or an example to fine-tune on (docs/sft.md)."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Where a row of examples calls its parts otherwise, as in `columns.prompt = "question"`."""
+    roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
+    """What the speakers of a chat are called otherwise, as in `roles.bot = "assistant"`."""
     text_column: str = "text"
     """Column or key that holds the text (jsonl, csv, tsv, parquet, datasets)."""
     id_column: str | None = None
@@ -109,6 +124,24 @@ class Tokenize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Examples to fine-tune on: how they are written, and what of them is learned."""
+
+    __pydantic_config__ = STRICT
+    template: str = "tokenizer"
+    """The tokenizer's own; or alpaca, chatml, gemma, llama2, llama3, qwen3, zephyr; or a Jinja
+    file; or `none`: prompt and completion one after the other."""
+    train_on: Literal["all", "last"] = "all"
+    """Turns of the assistant that are learned."""
+    too_long: Literal["drop", "cut-left", "cut-right"] = "drop"
+    """What becomes of an example longer than a row; `cut-left` keeps its end."""
+    special_text: Literal["refuse", "parse"] = "refuse"
+    """An example whose own text spells a special token: a bad row, or taken as that token."""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
+    """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pack:
     """Stage 3: documents to rows of one length."""
 
@@ -152,6 +185,7 @@ class Data:
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     normalize: Normalize = field(default_factory=Normalize)
     tokenize: Tokenize = field(default_factory=Tokenize)
+    chat: Chat = field(default_factory=Chat)
     pack: Pack = field(default_factory=Pack)
     shuffle: Shuffle = field(default_factory=Shuffle)
 

@@ -49,14 +49,17 @@ def test_one_schema(tmp_path):
         unicode="nfc",
     )
     assert table(manifest) == [
-        {"id": "k1", "text": "\u00e9", "source": "a", "meta": '{"year": "1999"}', "split": "train"},
-        {"id": "k2", "text": "two", "source": "a", "meta": '{"year": ""}', "split": "train"},
+        {"id": "k1", "text": "\u00e9", "source": "a", "meta": '{"year": "1999"}', "split": "train"}
+        | {"rows": "text"},
+        {"id": "k2", "text": "two", "source": "a", "meta": '{"year": ""}', "split": "train"}
+        | {"rows": "text"},
         {
             "id": "b.jsonl:1",
             "text": "three",
             "source": "held out",
             "meta": "{}",
             "split": "eval",
+            "rows": "text",
         },
     ]
     assert manifest.counts["sources"] == {

@@ -6,6 +6,7 @@ choice falls when a program is lowered, so that compiling for another machine is
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -112,8 +113,19 @@ def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
     return jnp.sum(sums.astype(jnp.float32), axis=0)
 
 
-def lookup(table: Weight, ids: Array, dtype: jnp.dtype) -> Array:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Noisy:
+    """An embedding table whose rows are looked up with noise on them; no matmul takes it."""
+
+    table: Weight  # [V, D]
+    noise: Array  # [B, T, D]
+
+
+def lookup(table: Weight | Noisy, ids: Array, dtype: jnp.dtype) -> Array:
     """Rows of an embedding table [V, D] for int ids [...]: [..., D] in `dtype`."""
+    if isinstance(table, Noisy):
+        return lookup(table.table, ids, dtype) + table.noise.astype(dtype)
     return jnp.take(table, ids, axis=0).astype(dtype)
 
 

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from podsmith.data.columns import content_columns, needed_columns, wanted_columns
 from podsmith.data.sources import File
 from podsmith.errors import UserError
 from podsmith.run import Source
@@ -33,11 +34,12 @@ def find_shards(source: Source) -> list[File]:
     except Exception as e:  # the libraries raise many kinds
         raise UserError(f"data.sources: {source.path} cannot be opened: {_first(e)}") from None
     columns = dataset.column_names
-    if columns is not None and source.text_column not in columns:
-        raise UserError(
-            f"{source.path} has no column {source.text_column!r}, only {', '.join(columns)}; "
-            "change data.sources.text_column."
-        )
+    for name in content_columns(source) if columns is not None else ():
+        if name not in columns:
+            raise UserError(
+                f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
+                f"change data.sources.{next(iter(needed_columns(source)))}."
+            )
     path = f"hf://datasets/{repo}@{sha}"
     return [
         File(f"{path}#{i}/{shards}", f"{source.split}-{i:05d}", "hub", None, None, sha)
@@ -51,10 +53,9 @@ def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
     index, shards = map(int, place.split("/"))
     repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
     dataset = _open(repo, sha, source.subset, source.split)
-    names = [source.text_column, source.id_column, *source.meta_columns]
     if dataset.column_names is not None:
-        kept = [n for n in dict.fromkeys(names) if n in dataset.column_names]
-        dataset = dataset.select_columns(kept)
+        kept = wanted_columns(source, dataset.column_names)
+        dataset = dataset.select_columns([n for n in kept if n in dataset.column_names])
     yield from dataset.shard(num_shards=shards, index=index)
 
 

@@ -1,4 +1,4 @@
-"""Normalize: any input to parquet rows of (id, text, source, meta, split).
+"""Normalize: any input to parquet rows of (id, text, source, meta, split, rows).
 
     slices --read--> rows --nfc--> hash --+--> <dir>/normalize/part-00000.parquet
                                           |    (dedup = "none")
@@ -22,15 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from podsmith.data.columns import Bad, Row, content_columns, names_of, needed_columns
 from podsmith.data.manifest import Manifest, write_atomic
 from podsmith.data.progress import Progress
-from podsmith.data.rows import Bad, Row, read_rows
+from podsmith.data.rows import read_rows
 from podsmith.data.sources import PART_BYTES, Slice, cut_parts, find_files, source_names
 from podsmith.data.stage import finished_stage, run_stage
 from podsmith.errors import UserError
 from podsmith.run import Data, Source
 
-SCHEMA = pa.schema([(n, pa.large_string()) for n in ("id", "text", "source", "meta", "split")])
+NAMES = ("id", "text", "source", "meta", "split", "rows")
+SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 8192
 QUARANTINE = "quarantine.jsonl"
@@ -155,7 +157,8 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
             digest = xxhash.xxh3_128_digest(raw)
             held_out = int.from_bytes(digest[:8], "big") < part.holdout_fraction * 2.0**64
             split = "eval" if held_out or part.source.use == "eval" else "train"
-            table.write((row.id, text, part.name, row.meta, split), len(raw))
+            kind = "text" if part.source.rows == "text" else "chat"
+            table.write((row.id, text, part.name, row.meta, split, kind), len(raw))
             entry = kept.setdefault(split, {}).setdefault(part.name, {"docs": 0, "bytes": 0})
             entry["docs"] += 1
             entry["bytes"] += len(raw)
@@ -204,7 +207,7 @@ class TableWriter:
                 self.path,
                 SCHEMA,
                 compression="zstd",
-                use_dictionary=["source", "split"],
+                use_dictionary=["source", "split", "rows"],
                 write_statistics=False,
             )
         self.writer.write_table(table)
@@ -281,9 +284,9 @@ def _check_columns(parts: Sequence[Part], tally: dict[str, dict[str, int]]) -> N
         seen = tally[part.name]
         if seen["missing"] and seen["missing"] == seen["rows"]:
             raise UserError(
-                f"data.sources: no row of {part.source.path} has {part.source.text_column!r} "
-                f"({seen['rows']} rows read, listed in {QUARANTINE}); "
-                "change data.sources.text_column."
+                f"data.sources: no row of {part.source.path} has "
+                f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "
+                f"{QUARANTINE}); change data.sources.{next(iter(needed_columns(part.source)))}."
             )
 
 

@@ -52,6 +52,18 @@ class Shard:
     start: int
     stop: int
     files: tuple[TokenFile, ...]
+    masked: bool = False
+    """Beside each `.tokens.bin` lies a `.learned.bin`."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a source's stream from token `start` on."""
+
+    start: int
+    tokens: np.ndarray
+    learned: np.ndarray | None
+    """uint8, 1 where a token is learned; None: all are."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,9 @@ def pack_tokens(
         raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text.")
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
+    facts["masked"] = tokenized.facts.get("masked", False)
+    if facts["masked"]:
+        refuse_splitting(pack)
 
     def report(counts: Sequence[dict[str, Any]], _tmp_dir: Path) -> dict[str, Any]:
         slots: dict[str, dict[str, list[int]]] = {}
@@ -122,6 +137,19 @@ def pack_tokens(
     )
 
 
+def refuse_splitting(pack: Pack) -> None:
+    """UserError unless examples stay whole and apart."""
+    if pack.method != "best-fit":
+        raise UserError(
+            f'data.pack.method: "{pack.method}" cuts examples wherever a row ends; set "best-fit"'
+        )
+    if pack.attention != "document":
+        raise UserError(
+            f'data.pack.attention: "{pack.attention}" lets an example see the one before it in '
+            'its row; set "document"'
+        )
+
+
 def plan_shards(
     tokenized: Manifest, method: str, seq_len: int, shard_tokens: int
 ) -> tuple[Shard, ...]:
@@ -144,7 +172,8 @@ def plan_shards(
             touched = tuple(f for f in files if f.start < stop and start < f.start + f.tokens)
             pad_id = tokenized.facts["eos_id"] or 0  # padding is masked, whatever it is
             shape = (number, method, seq_len, dtype.name, pad_id, start, stop)
-            shards.append(Shard(split, source, *shape, touched))
+            masked = tokenized.facts.get("masked", False)
+            shards.append(Shard(split, source, *shape, touched, masked))
     return tuple(shards)
 
 
@@ -174,7 +203,7 @@ class _Stream:
     """The tokens and documents of a shard's files, by place in the source's stream."""
 
     def __init__(self, shard: Shard):
-        self.files = shard.files
+        self.files, self.masked = shard.files, shard.masked
         self.dtype = np.dtype(shard.dtype).newbyteorder("<")
         starts, ends, sizes = [], [], []
         for file in shard.files:
@@ -194,15 +223,19 @@ class _Stream:
             sizes.append(table[lo:hi, 1])
         self.starts, self.ends, self.text_bytes = map(np.concatenate, (starts, ends, sizes))
 
-    def read(self, start: int, stop: int) -> tuple[int, np.ndarray]:
-        """Tokens start..stop-1; a view of the file where they lie in one."""
+    def read(self, start: int, stop: int) -> Window:
+        """Tokens start..stop-1; views of the files where they lie in one."""
+        learned = self._read(start, stop, ".learned.bin", np.uint8) if self.masked else None
+        return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), learned)
+
+    def _read(self, start: int, stop: int, ending: str, dtype: Any) -> np.ndarray:
         found = []
         for file in self.files:
             a, b = max(start, file.start), min(stop, file.start + file.tokens)
             if a < b:
-                tokens = np.memmap(file.path, self.dtype, mode="r")
-                found.append(tokens[a - file.start : b - file.start])
-        return start, found[0] if len(found) == 1 else np.concatenate(found)
+                path = file.path.removesuffix(".tokens.bin") + ending
+                found.append(np.memmap(path, dtype, mode="r")[a - file.start : b - file.start])
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def share(self, docs: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Utf-8 bytes that tokens start..stop-1 of documents stand for, int64.
@@ -218,7 +251,7 @@ class _Stream:
         return before(stop) - before(start)
 
 
-def _chunk(stream: _Stream, shard: Shard) -> Iterator[tuple[tuple[int, np.ndarray], Pieces]]:
+def _chunk(stream: _Stream, shard: Shard) -> Iterator[tuple[Window, Pieces]]:
     """Pieces are what document ends and row ends leave of the stream."""
     T = shard.seq_len
     step = max(1, BLOCK_TOKENS // T) * T
@@ -234,7 +267,7 @@ def _chunk(stream: _Stream, shard: Shard) -> Iterator[tuple[tuple[int, np.ndarra
         yield stream.read(first, last), Pieces(start, stop - start, text_bytes, row)
 
 
-def _best_fit(stream: _Stream, shard: Shard) -> Iterator[tuple[tuple[int, np.ndarray], Pieces]]:
+def _best_fit(stream: _Stream, shard: Shard) -> Iterator[tuple[Window, Pieces]]:
     """Windows of whole documents, each packed by itself."""
     own = np.flatnonzero(
         (stream.starts >= shard.start)
@@ -301,10 +334,9 @@ def best_fit_rows(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return row
 
 
-def _build(window: tuple[int, np.ndarray], pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]:
+def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]:
     """Records of the pieces' rows, a bounded block at a time."""
     T = shard.seq_len
-    first, tokens = window
     rows = int(pieces.row[-1]) + 1
     step = max(1, BLOCK_TOKENS // T)
     for begin in range(0, rows, step):
@@ -314,15 +346,21 @@ def _build(window: tuple[int, np.ndarray], pieces: Pieces, shard: Shard) -> Iter
         before = np.cumsum(length) - length  # tokens of the block before each piece
         heads = np.searchsorted(row, np.arange(count))  # first piece of each row
         offset = before - before[heads][row]  # of the piece within its row
-        source = np.repeat(pieces.start[lo:hi] - first - before, length) + np.arange(length.sum())
-        block = np.zeros(count, row_dtype(T, shard.dtype))
+        source = np.repeat(pieces.start[lo:hi] - window.start - before, length) + np.arange(
+            length.sum()
+        )
+        block = np.zeros(count, row_dtype(T, shard.dtype, shard.masked))
         block["length"] = np.add.reduceat(length, heads)
         block["text_bytes"] = np.add.reduceat(pieces.text_bytes[lo:hi], heads)
         real = np.arange(T) < block["length"][:, None]  # [rows, T]
         filled = np.full((count, T), shard.pad_id, shard.dtype)
-        filled[real] = tokens[source]
+        filled[real] = window.tokens[source]
         block["tokens"] = filled
         starts = np.zeros((count, T), bool)
         starts[row, offset] = True
         block["starts"] = np.packbits(starts, axis=1, bitorder="little")
+        if window.learned is not None:
+            learned = np.zeros((count, T), bool)
+            learned[real] = window.learned[source]
+            block["learned"] = np.packbits(learned, axis=1, bitorder="little")
         yield block

@@ -8,7 +8,7 @@ are what they were.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,51 @@ def prepare(
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
     workers = workers or data.workers
+    if has_chats(data):
+        data = with_template(data)
     run = _stages(data, data.pack.seq_len or seq_len, workers, progress)
     return Summary(data.dir, {s: run[s]() for s in STAGES if not stages or s in stages})
+
+
+def has_chats(data: Data) -> bool:
+    """Whether any source holds examples to fine-tune on."""
+    return any(source.rows != "text" for source in data.sources)
+
+
+def with_template(data: Data) -> Data:
+    """The same data with its chat template in the tokenizer's place, tried out.
+
+    Raises UserError, before any stage is run, where the template is not there, is no template
+    or fails on the simplest conversation.
+    """
+    from podsmith.data.chat import UnusableError
+    from podsmith.data.chat_template import ChatTemplate, template_source
+    from podsmith.data.pack import refuse_splitting
+    from podsmith.data.tokenizer import stand_in
+    from podsmith.data.tokenizer_formats import import_tokenizer
+
+    refuse_splitting(data.pack)
+    said = data.tokenizer
+    tokenizer = stand_in(said) if said.path is None else import_tokenizer(said.path)
+    if said.chat_template is not None:
+        tokenizer = replace(tokenizer, chat_template=said.chat_template)
+    source = template_source(data.chat, tokenizer)
+    hello = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}]
+    try:
+        turns = ChatTemplate(source, tokenizer, data.chat.date).turns({"messages": hello})
+    except UnusableError as e:
+        raise UserError(
+            f"data.chat.template: {data.chat.template} fails on a question and an answer ({e}); "
+            "mend it or choose another"
+        ) from None
+    if not turns.turns:
+        raise UserError(
+            f"data.chat.template: {data.chat.template} writes no answer of the assistant; mend it "
+            "or choose another"
+        )
+    if data.chat.template == "none":
+        return data
+    return replace(data, tokenizer=replace(said, chat_template=source))
 
 
 def _stages(
@@ -79,16 +122,19 @@ def _stages(
     from podsmith.data.pack import pack_tokens
     from podsmith.data.shuffle import shuffle_rows
     from podsmith.data.sources import source_names
-    from podsmith.data.tokenize import tokenize
+    from podsmith.data.tokenize import Conversations, tokenize
     from podsmith.data.tokenizer_stage import make_tokenizer
 
     how = {"workers": workers, "progress": progress}
     named = zip(source_names(data.sources), data.sources, strict=True)
     weights = {name: source.weight for name, source in named if source.use == "train"}
+    chats = None
+    if has_chats(data):
+        chats = Conversations(data.chat, seq_len, data.normalize.max_bad_fraction)
     return {
         "normalize": lambda: normalize(data, **how),
         "tokenizer": lambda: make_tokenizer(data.dir, data.tokenizer, progress=progress),
-        "tokenize": lambda: tokenize(data.dir, data.tokenize, **how),
+        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, **how),
         "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **how),
         "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **how),
     }
@@ -118,6 +164,7 @@ def print_summary(summary: Summary, console: Any) -> None:
         ("docs", "documents", "{:,.0f}"),
         ("bytes", "text MB", "{:,.1f}"),
         ("tokens", "tokens", "{:,.0f}"),
+        ("share", "learned", "{:.1%}"),
         ("ratio", "bytes/token", "{:.2f}"),
         ("rows", "rows", "{:,.0f}"),
         ("efficiency", "filled", "{:.1%}"),
@@ -143,6 +190,14 @@ def print_summary(summary: Summary, console: Any) -> None:
         ):
             if count[key]:
                 console.print(f"{name}: {count[key]:,} {what}")
+    for record in records:
+        for key, what in (
+            ("bad", "examples that cannot be used, listed in tokenize/quarantine.jsonl"),
+            ("too_long", "examples longer than a row left out"),
+            ("cut", "examples longer than a row cut"),
+        ):
+            if record.get(key):
+                console.print(f"{record['source']} ({record['split']}): {record[key]:,} {what}")
     if tokenizer := summary.stages.get("tokenizer"):
         facts = tokenizer.facts
         console.print(
@@ -155,7 +210,9 @@ def print_summary(summary: Summary, console: Any) -> None:
 def _shown(record: dict[str, Any]) -> dict[str, float]:
     values = {k: v for k, v in record.items() if isinstance(v, int | float)}
     if values.get("tokens"):
-        values["ratio"] = values.get("bytes", 0) / values["tokens"]
+        values["ratio"] = values.get("bytes", 0) / max(1, values.get("learned", values["tokens"]))
+    if "learned" in values:
+        values["share"] = values["learned"] / max(1, values["tokens"])
     if "bytes" in values:
         values["bytes"] /= 1e6
     return values

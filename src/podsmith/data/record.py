@@ -1,6 +1,7 @@
 """Record: one packed row on disk, and the arrays of a batch that follow from it.
 
     tokens [T] | starts: a bit for each token that begins a segment | length | text_bytes
+              [| learned: a bit for each token that is to be predicted]
 
 A segment is a document or a piece of one. Ids and positions are not stored: they follow
 from the starts at about a nanosecond a token.
@@ -14,28 +15,29 @@ import numpy as np
 Attention = Literal["document", "row"]
 
 
-def row_dtype(seq_len: int, token_dtype: str) -> np.dtype:
+def row_dtype(seq_len: int, token_dtype: str, masked: bool = False) -> np.dtype:
     """Fixed-size record of a row of `seq_len` tokens, little-endian, without padding bytes.
 
     length: tokens that are not padding. text_bytes: utf-8 bytes of the documents' share in
-    this row; over all rows they sum to the documents' bytes exactly.
+    this row; over all rows they sum to the documents' bytes exactly. masked: some tokens are
+    only read, as prompts are, and never predicted.
     """
-    return np.dtype(
-        [
-            ("tokens", np.dtype(token_dtype).newbyteorder("<"), (seq_len,)),
-            ("starts", "u1", ((seq_len + 7) // 8,)),
-            ("length", "<u4"),
-            ("text_bytes", "<u4"),
-        ]
-    )
+    fields = [
+        ("tokens", np.dtype(token_dtype).newbyteorder("<"), (seq_len,)),
+        ("starts", "u1", ((seq_len + 7) // 8,)),
+        ("length", "<u4"),
+        ("text_bytes", "<u4"),
+    ]
+    return np.dtype([*fields, ("learned", "u1", ((seq_len + 7) // 8,))] if masked else fields)
 
 
 def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str, np.ndarray]:
     """Arrays of a batch from records [B]; all [B, T].
 
     tokens int32; segment_ids int32, 0 padding, from 1 in each row; positions int32, restart
-    at each segment; loss_weight float32, 0 for padding and for the first token of a segment,
-    which nothing before it predicts. attention="row" takes the whole row as one segment.
+    at each segment; loss_weight float32, 0 for padding, for tokens that are not learned and for
+    the first token of a segment, which nothing before it predicts. attention="row" takes the
+    whole row as one segment.
     """
     tokens = rows["tokens"].astype(np.int32)  # [B, T]
     B, T = tokens.shape
@@ -52,11 +54,15 @@ def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str
     np.subtract(_counting(B * T), positions, out=positions)
     number = np.arange(1, len(first) + 1, dtype=np.int32)
     number -= np.searchsorted(first, first - first % T).astype(np.int32)
+    weight = np.ones((B, T), np.float32)
+    if "learned" in rows.dtype.names:
+        learned = np.unpackbits(rows["learned"], axis=1, count=T, bitorder="little")
+        weight = learned.astype(np.float32)
     batch = {
         "tokens": tokens,
         "segment_ids": np.repeat(number, sizes).reshape(B, T),
         "positions": positions.reshape(B, T),
-        "loss_weight": np.ones((B, T), np.float32),
+        "loss_weight": weight,
     }
     batch["loss_weight"].reshape(-1)[first] = 0
     lengths = rows["length"]

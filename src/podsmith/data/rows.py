@@ -1,6 +1,6 @@
 """Rows: documents and bad rows out of a slice of a file, streamed in bounded memory.
 
-    bytes --gz, zst--> lines, cells, batches --columns--> Row(number, text, id, meta) | Bad
+    bytes --gz, zst--> lines, cells, batches --data.columns--> Row(number, text, id, meta) | Bad
 
 A bad row is reported and skipped; a file that cannot be read to its end raises.
 """
@@ -9,13 +9,21 @@ import contextlib
 import csv
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from podsmith.data.columns import (
+    Bad,
+    Row,
+    content_columns,
+    from_mapping,
+    names_of,
+    needed_columns,
+    wanted_columns,
+)
 from podsmith.data.sources import File, Slice, open_binary
 from podsmith.errors import UserError
 from podsmith.run import Source
@@ -28,28 +36,6 @@ DOCUMENT_BYTES = 1 << 30
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 # A column that none of this many first rows has is a wrong name, not bad data.
 LOOK_ROWS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One document."""
-
-    number: int
-    """Line (txt, jsonl, csv, tsv) or row in its file, from 1."""
-    text: str
-    id: str
-    meta: str
-    """JSON object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """One row that cannot be used, and why."""
-
-    number: int
-    reason: str
-    missing: bool = False
-    """The text column is not there at all."""
 
 
 def read_rows(piece: Slice, source: Source) -> Iterator[Row | Bad]:
@@ -73,6 +59,8 @@ def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         yield from _columnar(piece, source)
     elif file.format == "jsonl":
         yield from _jsonl(piece, source)
+    elif file.format == "json":
+        yield from _json_list(file, source)
     elif file.format == "txt":
         yield from _txt(piece, source)
     else:
@@ -109,8 +97,9 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
         ahead.append(row)
         if len(ahead) == LOOK_ROWS:
             raise UserError(
-                f"{file.path}: none of the first {LOOK_ROWS} rows has {source.text_column!r}; "
-                f"{row.reason}; change data.sources.text_column."
+                f"{file.path}: none of the first {LOOK_ROWS} rows has "
+                f"{names_of(content_columns(source))}; {row.reason}; change "
+                f"data.sources.{next(iter(needed_columns(source)))}."
             )
     else:
         yield from ahead
@@ -118,40 +107,6 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
     yield from ahead
     yield row
     yield from rows
-
-
-def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
-    """Document of one JSON object or record."""
-    if not isinstance(row, Mapping):
-        return Bad(number, f"a {_kind(row)}, not an object")
-    if source.text_column not in row:
-        return Bad(number, f"no {source.text_column!r}, only {_names(row)}", missing=True)
-    text = row[source.text_column]
-    if not isinstance(text, str):
-        return Bad(number, f"{source.text_column!r} is {_kind(text)}, not text")
-    id_ = f"{file.name}:{number}"
-    if source.id_column is not None:
-        id_ = row.get(source.id_column)
-        if isinstance(id_, bool) or not isinstance(id_, str | int):
-            return Bad(number, f"id {source.id_column!r} is {_kind(id_)}, not text or a number")
-    meta = {c: row[c] for c in source.meta_columns if c in row}
-    return Row(number, text, str(id_), _meta(meta))
-
-
-def _meta(meta: Mapping[str, Any]) -> str:
-    return json.dumps(meta, default=str, sort_keys=True) if meta else "{}"
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
-    if value is None:
-        return "null"
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "binary")
-
-
-def _names(names: Iterable[str]) -> str:
-    shown = [repr(n) for n in names]
-    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "") or "nothing"
 
 
 def _stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -207,13 +162,40 @@ def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
             row = Bad(number, "invalid JSON: nested too deeply")
         except ValueError as e:
             row = Bad(number, f"invalid JSON: {e}")
-        # \ud83d alone is valid JSON but no character
-        if b"\\u" in line and isinstance(row, Row):
-            try:
-                f"{row.text}{row.id}".encode()
-            except UnicodeEncodeError:
-                row = Bad(number, "half of a surrogate pair in an escape")
-        yield row
+        yield _whole_characters(row) if b"\\u" in line else row
+
+
+def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
+    """The elements of one JSON list; the file is held whole."""
+    raw, size = [], 0
+    for block in _stream(file):
+        raw.append(block)
+        size += len(block)
+        if size > DOCUMENT_BYTES:
+            raise UserError(
+                f"{file.path} is longer than {DOCUMENT_BYTES >> 30} GiB; write it as .jsonl."
+            )
+    try:
+        found = json.loads(b"".join(raw).removeprefix(b"\xef\xbb\xbf").decode())
+    except (ValueError, RecursionError) as e:
+        raise UserError(
+            f"{file.path} is not valid JSON ({e}); if it has one object a line, say "
+            "data.sources.format = 'jsonl'."
+        ) from None
+    if not isinstance(found, list):
+        raise UserError(f"{file.path} holds no JSON list; give its rows as a list or as .jsonl.")
+    for number, row in enumerate(found, 1):
+        yield _whole_characters(from_mapping(row, number, file, source))
+
+
+def _whole_characters(row: Row | Bad) -> Row | Bad:
+    """\\ud83d alone is valid JSON but no character."""
+    if isinstance(row, Row):
+        try:
+            f"{row.text}{row.id}".encode()
+        except UnicodeEncodeError:
+            return Bad(row.number, "half of a surrogate pair in an escape")
+    return row
 
 
 def _txt(piece: Slice, source: Source) -> Iterator[Row | Bad]:
@@ -299,23 +281,21 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
 
 
 def _table_row(cells: dict[str, str], number: int, file: File, source: Source) -> Row | Bad:
-    row = from_mapping(cells, number, file, source)
+    used = wanted_columns(source, cells)
     try:
-        f"{cells[source.text_column]}{cells.get(source.id_column or '', '')}".encode()
+        "".join(cells[name] for name in used if name not in source.meta_columns).encode()
     except UnicodeEncodeError:
         return Bad(number, "invalid UTF-8")
-    return row
+    return from_mapping(cells, number, file, source)
 
 
 def _check_header(header: list[str], file: File, source: Source) -> list[str]:
     """UserError unless every column that the source names is there."""
-    wanted = {"text_column": [source.text_column], "meta_columns": source.meta_columns}
-    wanted["id_column"] = [source.id_column] if source.id_column else []
-    for key, columns in wanted.items():
+    for key, columns in needed_columns(source).items():
         for column in columns:
             if column not in header:
                 raise UserError(
-                    f"{file.path} has no column {column!r}, only {_names(header)}; "
+                    f"{file.path} has no column {column!r}, only {names_of(header)}; "
                     f"change data.sources.{key}."
                 )
     return header
@@ -324,10 +304,9 @@ def _check_header(header: list[str], file: File, source: Source) -> list[str]:
 def _columnar(piece: Slice, source: Source) -> Iterator[Row | Bad]:
     """Rows of parquet row groups or of an Arrow file."""
     number = piece.first_row
-    names = [source.text_column, source.id_column, *source.meta_columns]
-    names = list(dict.fromkeys(n for n in names if n))
     batches = _parquet if piece.file.format == "parquet" else _arrow
-    for batch in batches(piece, source, names):
+    for batch in batches(piece, source):
+        names = batch.schema.names
         columns = [_values(batch.column(n)) for n in names]
         for values in zip(*columns, strict=True):
             number += 1
@@ -356,7 +335,7 @@ def _value(scalar: pa.Scalar) -> Any:
         return _BROKEN
 
 
-def _parquet(piece: Slice, source: Source, names: list[str]) -> Iterator[pa.RecordBatch]:
+def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
     file = piece.file
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(open_binary(file.path))
@@ -365,7 +344,7 @@ def _parquet(piece: Slice, source: Source, names: list[str]) -> Iterator[pa.Reco
             raw.writelines(_stream(file))
             raw.seek(0)
         parquet = pq.ParquetFile(raw, pre_buffer=False, buffer_size=READ_BYTES)
-        _check_schema(parquet.schema_arrow, file, source)
+        names = _check_schema(parquet.schema_arrow, file, source)
         metadata = parquet.metadata
         stop = metadata.num_row_groups if piece.stop is None else piece.stop
         for i in range(piece.start, stop):
@@ -375,16 +354,20 @@ def _parquet(piece: Slice, source: Source, names: list[str]) -> Iterator[pa.Reco
             yield from parquet.iter_batches(size, row_groups=[i], columns=names, use_threads=False)
 
 
-def _arrow(piece: Slice, source: Source, names: list[str]) -> Iterator[pa.RecordBatch]:
+def _arrow(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(piece.file.path) as raw, pa.ipc.open_stream(raw) as reader:
-        _check_schema(reader.schema, piece.file, source)
+        names = _check_schema(reader.schema, piece.file, source)
         for batch in reader:
             for at in range(0, batch.num_rows, 256):
-                yield batch.slice(at, 256)
+                yield batch.select(names).slice(at, 256)
 
 
-def _check_schema(schema: pa.Schema, file: File, source: Source) -> None:
+def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:
+    """The columns to be read. UserError unless those that the source names are there."""
     _check_header(schema.names, file, source)
+    names = wanted_columns(source, schema.names)
+    if source.rows != "text":
+        return names
     kind = schema.field(source.text_column).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -393,3 +376,4 @@ def _check_schema(schema: pa.Schema, file: File, source: Source) -> None:
             f"{file.path}: column {source.text_column!r} is {kind}, not text; "
             "change data.sources.text_column."
         )
+    return names

@@ -104,7 +104,8 @@ def order_of(facts: Mapping[str, Any]) -> Order:
 
 def train_shards(place: Any, packed: Manifest) -> Shards:
     """All train rows, source after source in the order of their names."""
-    dtype = row_dtype(packed.facts["seq_len"], packed.facts["dtype"])
+    facts = packed.facts
+    dtype = row_dtype(facts["seq_len"], facts["dtype"], facts.get("masked", False))
     names = [
         n
         for s in sorted(packed.counts["sources"].get("train", {}))

@@ -201,7 +201,7 @@ def _choose(
             format_ = source.format
         else:
             plain = source.format == "txt" and ending in PLAIN
-            lines = source.format == "jsonl" and ending == ".json"
+            lines = source.format in ("json", "jsonl") and ending == ".json"
             format_ = source.format if plain or lines else None
         if format_ is None:
             others.append(path)
@@ -222,7 +222,8 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
             "change data.sources.format."
         )
     known = ", ".join(e for es in ENDINGS.values() for e in es)
-    hint = " (a .json with one object a line is format = 'jsonl')" if ".json" in endings else ""
+    lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
+    hint = f" ({lists})" if ".json" in endings else ""
     raise UserError(
         f"data.sources: {source.path} {'is' if single else 'holds only files'} of unknown format "
         f"({shown}); known are {known}, each also .gz and .zst; say data.sources.format, such as "

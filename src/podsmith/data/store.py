@@ -40,7 +40,8 @@ class TokenStore:
         self.max_id: int = packed.counts["max_id"]
         self.sources: tuple[str, ...] = tuple(shuffled.facts["sources"])
         self.eval_sources: tuple[str, ...] = tuple(sorted(packed.counts["sources"].get("eval", {})))
-        self.dtype = row_dtype(self.seq_len, facts["dtype"])
+        self.masked: bool = facts.get("masked", False)
+        self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked)
         self.order = order_of(shuffled.facts)
         self.epoch_rows = self.order.epoch_rows
         self._train: Shards | None = None

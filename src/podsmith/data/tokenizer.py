@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -111,6 +112,12 @@ class TextTokenizer:
         backend = self._parsing if parse_special else self.plain
         return [e.ids for e in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids uint32 [tokens] of a text whose special strings are parsed, and the letters
+        start..stop-1 that each stands for, int64 [tokens, 2]."""
+        found = self._parsing.encode(text, add_special_tokens=False)
+        return np.array(found.ids, np.uint32), np.array(found.offsets, np.int64).reshape(-1, 2)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of ids; broken UTF-8 becomes U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
@@ -129,6 +136,14 @@ class TextTokenizer:
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
+
+
+def stand_in(spec: run.Tokenizer) -> TextTokenizer:
+    """A tokenizer with the special tokens and template of one that is still to be trained."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.add_special_tokens(list(spec.special_tokens))
+    first = spec.special_tokens[0]
+    return TextTokenizer(backend, eos=first, bos=first, pad=first, chat_template=spec.chat_template)
 
 
 def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import tokenizers
 
+from podsmith.data.chat import plain_text
 from podsmith.data.manifest import Manifest, hash_file, read_manifest
 from podsmith.data.progress import Progress
 from podsmith.data.stage import run_stage
-from podsmith.data.tokenize import read_texts
+from podsmith.data.tokenize import read_rows
 from podsmith.data.tokenizer import save_tokenizer, train_tokenizer
 from podsmith.data.tokenizer_formats import import_tokenizer
 from podsmith.errors import UserError
@@ -123,5 +124,7 @@ def _train_texts(normalized: Manifest) -> Iterator[str]:
         path = Path(normalized.folder) / name
         with contextlib.closing(pq.ParquetFile(path)) as file:
             groups = file.num_row_groups
-        for rows in read_texts(path, 0, groups):
-            yield from (text for text, _, split in rows if split == "train")
+        for rows in read_rows(path, 0, groups):
+            for row in rows:
+                if row.split == "train":
+                    yield row.text if row.kind == "text" else plain_text(row.text)

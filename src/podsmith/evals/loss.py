@@ -16,6 +16,7 @@ import numpy as np
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.param import Tree
+from podsmith.objectives.base import for_eval
 
 Rows = dict[str, np.ndarray]  # tokens, segment_ids, positions, loss_weight, text_bytes
 
@@ -42,7 +43,7 @@ class SourceLoss:
 @lru_cache(maxsize=8)
 def _sums(model: Any, objective: Any, how: Compute) -> Callable[..., dict[str, Any]]:
     def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
-        return objective.loss(model, w, batch, jax.random.key(0), how).metrics
+        return for_eval(objective).loss(model, w, batch, jax.random.key(0), how).metrics
 
     return jax.jit(metrics)
 

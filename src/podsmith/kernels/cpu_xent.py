@@ -23,8 +23,11 @@ def chunked_xent(
     *,
     chunk: int,
     z_loss: float = 0.0,
+    smoothing: float = 0.0,
 ) -> xent.Xent:
     """As `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T, D]."""
     b, _, d = x.shape
     chunk = min(chunk, max(1, TOKENS_PER_DIM * d // b))
-    return xent.chunked_xent(logits_fn, w, x, targets, weights, chunk=chunk, z_loss=z_loss)
+    return xent.chunked_xent(
+        logits_fn, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing
+    )

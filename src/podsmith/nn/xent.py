@@ -5,7 +5,8 @@ The forward pass takes each chunk's gradient at once, so logits are computed a s
     x [B, T, D] --split--> [B, C, D] --logits_fn--> [B, C, V] --> loss, dx, dw
                                                                   (kept for the backward pass)
 
-z-loss as in PaLM (https://arxiv.org/abs/2204.02311): z * log(Z)^2.
+z-loss as in PaLM (https://arxiv.org/abs/2204.02311): z * log(Z)^2. Label smoothing as in
+https://arxiv.org/abs/1512.00567: a share of each target is spread over the vocabulary.
 """
 
 from collections.abc import Callable
@@ -31,32 +32,49 @@ class Xent(NamedTuple):
     correct: Array
 
 
-def token_sums(logits: Array, targets: Array, weights: Array, z_loss: float) -> Xent:
+def token_sums(
+    logits: Array, targets: Array, weights: Array, z_loss: float, smoothing: float = 0.0
+) -> Xent:
     """Sums for float32 logits [..., V], int targets and float32 weights [...].
 
-    A target counts as correct when no logit is larger.
+    A target counts as correct when no logit is larger; `nll` is of the targets alone, whatever
+    the `smoothing`.
     """
-    return _sums(logits, targets, weights, z_loss)[0]
+    return _sums(logits, targets, weights, z_loss, smoothing)[0]
 
 
-def _sums(logits: Array, targets: Array, weights: Array, z_loss: float) -> tuple[Xent, Array]:
+def _sums(
+    logits: Array, targets: Array, weights: Array, z_loss: float, smoothing: float
+) -> tuple[Xent, Array]:
     top = jnp.max(logits, axis=-1)
     log_z = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     nll = jnp.sum((log_z - chosen) * weights)
     z = jnp.sum(jnp.square(log_z) * weights)
     correct = jnp.sum((chosen >= top) * weights)
-    return Xent(nll + z_loss * z, nll, z, correct), log_z
+    total = nll + z_loss * z
+    if smoothing:
+        total += smoothing * jnp.sum((chosen - jnp.mean(logits, axis=-1)) * weights)
+    return Xent(total, nll, z, correct), log_z
 
 
 def logits_gradient(
-    logits: Array, log_z: Array, targets: Array, weights: Array, z_loss: float
+    logits: Array,
+    log_z: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float,
+    smoothing: float = 0.0,
 ) -> Array:
     """d total / d logits, float32 [..., V]: one elementwise pass, nothing scattered."""
     probs = jnp.exp(logits - log_z[..., None])
     pull = weights * (1.0 + 2.0 * z_loss * log_z)
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    return probs * pull[..., None] - jnp.where(ids == targets[..., None], weights[..., None], 0.0)
+    spread, chosen = 0.0, weights[..., None]
+    if smoothing:
+        spread = chosen * (smoothing / logits.shape[-1])
+        chosen = chosen * (1.0 - smoothing) + spread
+    return probs * pull[..., None] - jnp.where(ids == targets[..., None], chosen, spread)
 
 
 def chunked_xent(
@@ -68,6 +86,7 @@ def chunked_xent(
     *,
     chunk: int,
     z_loss: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Xent:
     """Sums over all tokens of x [B, T, D], `chunk` tokens of each row at a time.
 
@@ -79,7 +98,7 @@ def chunked_xent(
     chunk = min(-(-chunk // ways), local)
     padded = partial(_padded, ways=ways, size=-(-local // chunk) * chunk)
     x, targets, weights = (padded(a) for a in (x, targets, weights))
-    return _xent(logits_fn, chunk * ways, z_loss, w, x, targets, weights)
+    return _xent(logits_fn, chunk * ways, (z_loss, smoothing), w, x, targets, weights)
 
 
 def _padded(a: Array, ways: int, size: int) -> Array:
@@ -111,7 +130,7 @@ def _join(a: Array) -> Array:
 def _xent(
     logits_fn: LogitsFn,
     chunk: int,
-    z_loss: float,
+    extra: tuple[float, float],  # z_loss, smoothing
     w: Tree,
     x: Array,
     targets: Array,
@@ -119,7 +138,7 @@ def _xent(
 ) -> Xent:
     def body(sums: Xent, piece: tuple[Array, Array, Array]) -> tuple[Xent, None]:
         xc, tc, wc = piece
-        new = token_sums(logits_fn(w, xc).astype(jnp.float32), tc, wc, z_loss)
+        new = token_sums(logits_fn(w, xc).astype(jnp.float32), tc, wc, *extra)
         return jax.tree.map(jnp.add, sums, new), None
 
     pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
@@ -129,7 +148,7 @@ def _xent(
 def _xent_fwd(
     logits_fn: LogitsFn,
     chunk: int,
-    z_loss: float,
+    extra: tuple[float, float],  # z_loss, smoothing
     w: Tree,
     x: Array,
     targets: Array,
@@ -140,8 +159,8 @@ def _xent_fwd(
         xc, tc, wc = piece
         logits, pull_back = jax.vjp(logits_fn, w, xc)
         wide = jax.lax.optimization_barrier(logits.astype(jnp.float32))
-        new, log_z = _sums(wide, tc, wc, z_loss)
-        dlogits = logits_gradient(wide, log_z, tc, wc, z_loss)
+        new, log_z = _sums(wide, tc, wc, *extra)
+        dlogits = logits_gradient(wide, log_z, tc, wc, *extra)
         # behind a barrier, or each of the two products computes it anew
         dwc, dxc = pull_back(jax.lax.optimization_barrier(dlogits.astype(logits.dtype)))
         return (jax.tree.map(jnp.add, sums, new), jax.tree.map(jnp.add, dw, dwc)), dxc
@@ -152,7 +171,7 @@ def _xent_fwd(
     return sums, (dw, _join(dx), targets, weights)
 
 
-def _xent_bwd(logits_fn, chunk, z_loss, kept, cotangent: Xent):
+def _xent_bwd(logits_fn, chunk, extra, kept, cotangent: Xent):
     dw, dx, targets, weights = kept
     g = cotangent.total  # the other sums are metrics
     scale = lambda a: (a * g).astype(a.dtype)  # noqa: E731

@@ -1,5 +1,6 @@
 """The registry of objectives: one line each."""
 
 from podsmith.objectives.clm import Clm
+from podsmith.objectives.sft import Sft
 
-KINDS = {"clm": Clm}
+KINDS = {"clm": Clm, "sft": Sft}

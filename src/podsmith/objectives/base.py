@@ -1,7 +1,7 @@
 """What an objective returns: sums and weights, never means, so that accumulation, packing
 and uneven hosts are exact."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 
@@ -12,3 +12,9 @@ class Loss(NamedTuple):
     total: Array
     weight: Array
     metrics: dict[str, tuple[Array, Array]]
+
+
+def for_eval(objective: Any) -> Any:
+    """The objective as it is measured: without the noise that some add in training."""
+    without_noise = getattr(objective, "without_noise", None)
+    return without_noise() if without_noise else objective

@@ -1,0 +1,244 @@
+"""Chat templates render as transformers does; what is learned is told letter by letter."""
+
+import numpy as np
+import pytest
+from chat_problem import CHATS, TOOLS, chat_tokenizer
+
+from podsmith.data.chat import UnusableError
+from podsmith.data.chat_encode import ChatEncoder
+from podsmith.data.chat_template import BUILT_IN, FOLDER, ChatTemplate, template_source
+from podsmith.data.tokenizer import save_tokenizer
+from podsmith.data.tokenizer_formats import import_tokenizer
+from podsmith.errors import UserError
+from podsmith.run import Chat
+
+MARKED = """{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['role'] == 'assistant' %}
+{%- generation %}{{ message['content'] | trim + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chat_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def reference(tokenizer, tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(tokenizer, folder)
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def built_in(name, tokenizer):
+    return ChatTemplate(template_source(Chat(template=name), tokenizer), tokenizer)
+
+
+def learned_text(template, messages, **more):
+    turns = template.turns({"messages": messages, **more})
+    return [turns.text[a:b] for a, b in turns.turns]
+
+
+def accepts(template, messages):
+    try:
+        return template.render({"messages": messages})
+    except UnusableError:
+        return None
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_templates_render_as_transformers_does(name, tokenizer, reference):
+    template, done = built_in(name, tokenizer), 0
+    for key, messages in CHATS.items():
+        for prompt in (False, True):
+            if accepts(template, messages) is None:
+                with pytest.raises(Exception, match="role"):
+                    reference.apply_chat_template(messages, chat_template=template.source)
+                continue
+            wanted = reference.apply_chat_template(
+                messages,
+                tools=TOOLS if key == "tools" else None,
+                chat_template=template.source,
+                add_generation_prompt=prompt,
+                tokenize=False,
+            )
+            tools = {"tools": TOOLS} if key == "tools" else {}
+            assert template.render({"messages": messages, **tools}, prompt=prompt) == wanted
+            done += 1
+    assert done >= 6
+
+
+@pytest.mark.parametrize("name", ["smollm2", "llama3/tokenizer.model.tiktoken"])
+def test_real_tokenizers_give_the_ids_of_transformers(name, shared_data, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = import_tokenizer(shared_data / "tokenizers" / name)
+    save_tokenizer(tokenizer, tmp_path)
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    choice = "tokenizer" if tokenizer.chat_template else "llama3"
+    template = built_in(choice, tokenizer)
+    for messages in (CHATS["one"], CHATS["system"], CHATS["turns"]):
+        ours = ChatEncoder(template, tokenizer, Chat(), 999, None).encode({"messages": messages})
+        wanted = reference.apply_chat_template(messages, chat_template=template.source)
+        assert ours.ids.tolist() == list(wanted["input_ids"])
+
+
+@pytest.mark.parametrize("key", ["one", "system", "turns"])
+def test_masks_equal_those_of_transformers(key, tokenizer, reference):
+    template = ChatTemplate(MARKED, tokenizer)
+    ours = ChatEncoder(template, tokenizer, Chat(), 999, None).encode({"messages": CHATS[key]})
+    wanted = reference.apply_chat_template(
+        CHATS[key], chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert ours.ids.tolist() == wanted["input_ids"]
+    assert ours.learned.astype(int).tolist() == wanted["assistant_masks"]
+    assert 0 < sum(wanted["assistant_masks"]) < len(ours.ids)
+    # the same turns are found when nothing marks them
+    bare = MARKED.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
+    again = ChatEncoder(ChatTemplate(bare, tokenizer), tokenizer, Chat(), 999, None)
+    assert again.encode({"messages": CHATS[key]}).learned.tolist() == ours.learned.tolist()
+
+
+LEARNED = {
+    ("alpaca", "one"): ["It is 42.<|endoftext|>"],
+    ("chatml", "one"): ["It is 42.<|im_end|>"],
+    ("chatml", "system"): ["  Hello <b>you</b>!\n<|im_end|>"],
+    ("chatml", "turns"): ["It is 42.<|im_end|>", "assistant\nXq5 \u00e9\U0001f600<|im_end|>"],
+    ("gemma", "turns"): ["It is 42.<end_of_turn>", "assistant\nXq5 \u00e9\U0001f600<end_of_turn>"],
+    ("llama2", "system"): [" Hello <b>you</b>! <|endoftext|>"],
+    ("llama3", "system"): ["Hello <b>you</b>!<|eot_id|>"],
+    ("qwen3", "one"): ["<think>\n\n</think>\n\nIt is 42.<|im_end|>"],
+    # the thoughts before the last question are not in the text, so they are not learned
+    ("qwen3", "thoughts"): ["One<|im_end|>", "<think>\nhmm\n</think>\n\nTwo<|im_end|>"],
+    ("qwen3", "tools"): [
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>',
+        "<think>\n\n</think>\n\nSunny.<|im_end|>",
+    ],
+    ("zephyr", "one"): ["It is 42.<|endoftext|>"],
+}
+
+
+@pytest.mark.parametrize("name, key", LEARNED)
+def test_what_is_learned_of_each_template(name, key, tokenizer):
+    assert learned_text(built_in(name, tokenizer), CHATS[key]) == LEARNED[name, key]
+
+
+def test_the_tokens_learned_are_those_that_share_a_letter_with_the_answer(tokenizer):
+    template = built_in("llama2", tokenizer)
+    example = ChatEncoder(template, tokenizer, Chat(), 999, None).encode({"messages": CHATS["one"]})
+    # a prompt ends before the blank, so that the blank is the model's
+    assert tokenizer.decode(example.ids[example.learned]) == " It is 42. <|endoftext|>"
+    turns = ChatEncoder(built_in("chatml", tokenizer), tokenizer, Chat(), 999, None)
+    example = turns.encode({"messages": CHATS["turns"]})
+    said = tokenizer.decode(example.ids[example.learned])
+    assert said == "".join(LEARNED["chatml", "turns"])
+    assert example.text_bytes == len(said.encode())
+
+
+def test_only_the_last_turn(tokenizer):
+    encoder = ChatEncoder(
+        built_in("chatml", tokenizer), tokenizer, Chat(train_on="last"), 999, None
+    )
+    example = encoder.encode({"messages": CHATS["turns"]})
+    assert tokenizer.decode(example.ids[example.learned]) == LEARNED["chatml", "turns"][1]
+
+
+def test_a_prompt_of_messages_is_not_learned(tokenizer):
+    template = built_in("chatml", tokenizer)
+    assert learned_text(template, CHATS["turns"], first=2) == LEARNED["chatml", "turns"][1:]
+
+
+def test_alpaca_with_and_without_an_input(tokenizer):
+    template = built_in("alpaca", tokenizer)
+    asked = {"role": "user", "content": "Add.\n\n1 2", "instruction": "Add.", "input": "1 2"}
+    answer = {"role": "assistant", "content": "3"}
+    assert template.render({"messages": [asked, answer]}) == (
+        "Below is an instruction that describes a task, paired with an input that provides "
+        "further context. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3<|endoftext|>"
+    )
+    asked = {"role": "user", "content": "Add.", "instruction": "Add.", "input": ""}
+    assert template.render({"messages": [asked]}, prompt=True) == (
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n"
+    )
+
+
+def test_a_text_without_an_end_gets_one_that_is_learned(tokenizer):
+    template = ChatTemplate(template_source(Chat(template="none"), tokenizer), tokenizer)
+    example = ChatEncoder(template, tokenizer, Chat(), 999, 0).encode({"messages": CHATS["one"]})
+    assert tokenizer.decode(example.ids) == "What is 6 times 7?It is 42.<|endoftext|>"
+    assert tokenizer.decode(example.ids[example.learned]).endswith("42.<|endoftext|>")
+    ended = ChatEncoder(built_in("alpaca", tokenizer), tokenizer, Chat(), 999, 0)
+    assert ended.encode({"messages": CHATS["one"]}).ids.tolist().count(0) == 1
+
+
+@pytest.mark.parametrize("too_long, kept", [("cut-left", slice(-9, None)), ("cut-right", slice(9))])
+def test_long_examples(too_long, kept, tokenizer):
+    template = built_in("chatml", tokenizer)
+    whole = ChatEncoder(template, tokenizer, Chat(), 999, None).encode({"messages": CHATS["one"]})
+    assert len(whole.ids) > 9
+    encoder = ChatEncoder(template, tokenizer, Chat(too_long=too_long), 9, None)
+    if not whole.learned[kept][1:].any():
+        with pytest.raises(UnusableError, match="nothing to learn is left"):
+            encoder.encode({"messages": CHATS["one"]})
+        return
+    cut = encoder.encode({"messages": CHATS["one"]})
+    np.testing.assert_array_equal(cut.ids, whole.ids[kept])
+    np.testing.assert_array_equal(cut.learned, whole.learned[kept])
+    assert cut.cut
+    dropped = ChatEncoder(template, tokenizer, Chat(), 9, None)
+    assert dropped.encode({"messages": CHATS["one"]}) is None
+
+
+@pytest.mark.parametrize(
+    "messages, message",
+    [
+        ([*CHATS["one"], {"role": "assistant", "content": "x"}], "roles must alternate"),
+        ([{"role": "user", "content": "<end_of_turn>"}, CHATS["one"][1]], "'<end_of_turn>'"),
+    ],
+)
+def test_conversations_that_cannot_be_used(messages, message, tokenizer):
+    encoder = ChatEncoder(built_in("gemma", tokenizer), tokenizer, Chat(), 999, None)
+    with pytest.raises(UnusableError, match=message):
+        encoder.encode({"messages": messages})
+
+
+def test_special_text_may_be_parsed(tokenizer):
+    chat = [{"role": "user", "content": "a<s>b"}, CHATS["one"][1]]
+    template = built_in("chatml", tokenizer)
+    example = ChatEncoder(template, tokenizer, Chat(special_text="parse"), 99, None)
+    assert tokenizer.special_tokens["<s>"] in example.encode({"messages": chat}).ids
+
+
+def test_a_template_that_says_nothing_of_the_assistant(tokenizer):
+    encoder = ChatEncoder(ChatTemplate("hello", tokenizer), tokenizer, Chat(), 999, None)
+    with pytest.raises(UnusableError, match="nothing to learn"):
+        encoder.encode({"messages": CHATS["one"]})
+
+
+def test_templates_are_sandboxed_and_know_no_clock(tokenizer):
+    for source in (
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ strftime_now('%d') }}",
+        "{{ raise_exception('no') }}",
+    ):
+        with pytest.raises(UnusableError, match="refuses"):
+            ChatTemplate(source, tokenizer).render({"messages": CHATS["one"]})
+    dated = ChatTemplate("{{ strftime_now('%d %b %Y') }}", tokenizer, "2025-01-31")
+    assert dated.render({"messages": CHATS["one"]}) == "31 Jan 2025"
+
+
+def test_templates_that_are_not_there(tokenizer, tmp_path):
+    with pytest.raises(UserError, match=r"no chat template.*alpaca, chatml, gemma.*Jinja file"):
+        template_source(Chat(), tokenizer)
+    with pytest.raises(UserError, match="cannot be read"):
+        template_source(Chat(template=str(tmp_path / "none.jinja")), tokenizer)
+    with pytest.raises(UserError, match="not a Jinja template"):
+        ChatTemplate("{% for %}", tokenizer)
+    assert set(BUILT_IN) == {"alpaca", "chatml", "gemma", "llama2", "llama3", "qwen3", "zephyr"}
+    assert all((FOLDER / f"{name}.jinja").is_file() for name in BUILT_IN)
