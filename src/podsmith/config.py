@@ -241,7 +241,7 @@ def _relax(definition: dict[str, Any]) -> None:
             branches = [branch for branch in about["anyOf"] if branch != {"type": "null"}]
             if about.get("default", UNSET) is None:
                 del about["default"]
-            else:
+            if {"type": "string"} not in branches or "default" in about:
                 branches.append({"const": UNSET})
             about["anyOf"] = branches
 

@@ -84,7 +84,12 @@ def all_sections(annotation: Any = Run) -> Iterator[type]:
 
 
 def _can_be_unset(field: Field, annotation: Any) -> bool:
-    return NoneType in _branches(annotation) and default_of(field) not in (None, MISSING)
+    """Whether the word "none" unsets a field; where it is unset by default, a preset may have
+    set it, and then the word must not be a text."""
+    branches, default = _branches(annotation), default_of(field)
+    if NoneType not in branches or default is MISSING:
+        return False
+    return default is not None or str not in branches
 
 
 def _branches(annotation: Any) -> Sequence[Any]:

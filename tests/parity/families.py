@@ -1,0 +1,105 @@
+"""The table of families: one row for each architecture and set of features, as its config.json.
+
+All dimensions of a row are different, thetas, scales and eps are off their defaults, windows are
+shorter than the rows of the tests. A new family adds its rows here, and is then compared with
+transformers in all of `test_families.py`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
+    "max_position_embeddings": 192, "rms_norm_eps": 3e-4, "initializer_range": 0.3,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OLD = {"original_max_position_embeddings": 13}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def rope(kind: str = "default", **said: Any) -> dict[str, Any]:
+    """rope_parameters with a theta of its own."""
+    return {"rope_type": kind, "rope_theta": 5003.0, **said}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of the table."""
+
+    architecture: str
+    config: dict[str, Any] = field(default_factory=dict)
+    """What differs from SIZES; None takes a key out."""
+    gradients: bool = True
+    """Whether its gradients are compared too; else its logits alone."""
+    generates: bool = False
+    """Whether its text is compared token for token."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Its config.json."""
+        whole = SIZES | {"rope_parameters": rope()} | self.config
+        return {k: v for k, v in whole.items() if v is not None}
+
+
+ROWS = {
+    "llama": Row(
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": rope(
+                "llama3", factor=7.0, low_freq_factor=1.5, high_freq_factor=5.0, **OLD
+            ),
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        generates=True,
+    ),
+    "llama-linear": Row(
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": rope("linear", factor=3.5),
+            "tie_word_embeddings": True,
+            "mlp_bias": True,
+            "pretraining_tp": 2,
+        },
+        gradients=False,
+    ),
+    "llama-dynamic": Row(
+        "LlamaForCausalLM",
+        {"rope_parameters": rope("dynamic", factor=2.5), "max_position_embeddings": 13},
+        gradients=False,
+    ),
+    "llama-yarn": Row(
+        "LlamaForCausalLM", {"rope_parameters": rope("yarn", factor=6.0, **OLD)}, gradients=False
+    ),
+    "mistral": Row("MistralForCausalLM", {"sliding_window": 7}, generates=True),
+    "ministral": Row(
+        "MinistralForCausalLM",
+        {"sliding_window": 7, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL, GLOBAL]},
+        gradients=False,
+    ),
+    "qwen2": Row(
+        "Qwen2ForCausalLM",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "qwen2-no-window": Row(
+        "Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": 7}, gradients=False
+    ),
+    "qwen3": Row(
+        "Qwen3ForCausalLM",
+        {
+            "rope_parameters": rope("yarn", factor=6.0, attention_factor=1.3, **OLD),
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL],
+            "attention_bias": True,
+        },
+        generates=True,
+    ),
+}

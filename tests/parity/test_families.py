@@ -1,0 +1,166 @@
+"""Every row of the table equals transformers: logits, loss and gradients, both directions, and
+text from left-padded batches."""
+
+import json
+from functools import cache
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import ROWS
+
+from podsmith.checkpoint.hf import from_hf, to_hf
+from podsmith.checkpoint.reader import model_from_config
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.evals.generate import Sampling, generate
+from podsmith.objectives.clm import Clm
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-5  # of the largest value
+TOKENS = np.random.default_rng(1).integers(3, 97, (2, 29))
+PROMPTS = [list(range(40, 63)), [5, 9, 2, 77], [*range(20, 33)]]
+NEW_TOKENS = 64
+
+
+def config_of(row, said):
+    config = getattr(transformers, row.architecture).config_class(**said)
+    config.architectures = [row.architecture]
+    return config
+
+
+def theirs_of(row, said):
+    """Their model, in float32 with attention written out."""
+    cls = getattr(transformers, row.architecture)
+    return cls._from_config(config_of(row, said), attn_implementation="eager").float().eval()
+
+
+@cache
+def problem(name):
+    """(row, their model with random weights, our model, the same weights)."""
+    row = ROWS[name]
+    torch.manual_seed(0)
+    theirs = theirs_of(row, row.said)
+    with torch.no_grad():
+        for path, parameter in theirs.named_parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.ndim == 1:  # norms and biases, off their usual values
+                parameter += 0.1 * noise
+            else:
+                std = 0.3 if "embed" in path else parameter.shape[-1] ** -0.5
+                parameter.copy_(std * noise)
+    saved = json.loads(config_of(row, row.said).to_json_string(use_diff=False))
+    model = model_from_config(saved, "config.json")
+    tensors = {k: v.numpy() for k, v in theirs.state_dict().items()}
+    return row, theirs, model, from_hf(model, tensors)
+
+
+def make_batch(tokens):
+    b, t = tokens.shape
+    return Batch(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        segment_ids=jnp.ones((b, t), jnp.int32),
+        positions=jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)),
+        loss_weight=jnp.ones((b, t), jnp.float32),
+    )
+
+
+def compiled(fn):
+    """jit that spends its time elsewhere: these programs run once."""
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(fn, compiler_options=options)
+
+
+def assert_near(ours, theirs, name):
+    distance = np.abs(np.asarray(ours, np.float64) - theirs).max()
+    largest = np.abs(theirs).max()
+    assert largest > 0, name
+    assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"
+    return distance / largest
+
+
+def logits_of(model, w, tokens):
+    batch = make_batch(tokens)
+    return compiled(lambda w: model.logits(w, model.hidden(w, batch, Compute())[0]))(w)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.gradients])
+def test_logits_loss_and_gradients(name, record_property):
+    _, theirs, model, w = problem(name)
+    how = Compute(loss_chunk_tokens=5)
+    theirs.zero_grad()
+    out = theirs(input_ids=torch.tensor(TOKENS), labels=torch.tensor(TOKENS))
+    out.loss.backward()
+
+    def loss(w):
+        result = Clm().loss(model, w, make_batch(TOKENS), jax.random.key(0), how)
+        return result.total / result.weight
+
+    def both(w):
+        hidden, _ = model.hidden(w, make_batch(TOKENS), how)
+        return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
+
+    logits, value, grads = compiled(both)(w)
+    record_property("logits", assert_near(logits, out.logits.detach().numpy(), "logits"))
+    np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
+    ours = to_hf(model, grads)
+    named = dict(theirs.named_parameters())
+    assert set(ours) == set(named)
+    found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
+    record_property("gradients", max(found))
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.gradients])
+def test_logits(name, record_property):
+    _, theirs, model, w = problem(name)
+    with torch.no_grad():
+        out = theirs(input_ids=torch.tensor(TOKENS)).logits.numpy()
+    record_property("logits", assert_near(logits_of(model, w, TOKENS), out, "logits"))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_export_gives_their_model_again(name):
+    """Our config.json and our tensors make a model with the very same logits."""
+    row, theirs, model, w = problem(name)
+    said = json.loads(json.dumps(model.hf.config(model)))
+    assert said.pop("architectures") == [row.architecture]
+    again = theirs_of(row, said)
+    tensors = {k: torch.tensor(v) for k, v in to_hf(model, w).items()}
+    missing, unexpected = again.load_state_dict(tensors, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    again.tie_weights()
+    with torch.no_grad():
+        ids = torch.tensor(TOKENS)
+        assert torch.equal(again(input_ids=ids).logits, theirs(input_ids=ids).logits)
+    with_architecture = said | {"architectures": [row.architecture]}
+    assert model_from_config(with_architecture, "config.json") == model
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_short_config_is_the_whole_one(name):
+    """What config.json leaves out is what transformers fills in."""
+    row, _, model, _ = problem(name)
+    short = row.said | {"architectures": [row.architecture]}
+    assert model_from_config(short, "config.json") == model
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.generates])
+def test_text_of_a_left_padded_batch(name):
+    """Greedy, token for token; windows are shorter than the longest prompt."""
+    _, theirs, model, w = problem(name)
+    longest = max(map(len, PROMPTS))
+    assert all(window < longest for window in model.windows if window)
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
+    out = theirs.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    no_text = SimpleNamespace(decode=lambda ids, **_: "", eos_id=None, bos_id=None)
+    found = generate(model, w, no_text, PROMPTS, Sampling(NEW_TOKENS), prefix=())
+    assert [list(one.tokens) for one in found] == out[:, longest:].tolist()
+    assert len({one.tokens for one in found}) == len(PROMPTS)
