@@ -49,6 +49,7 @@ ACTIVATIONS: dict[str, Entry] = {
     "head_dim": None,
     "mlp": "tensor",
     "vocab": "tensor",
+    "experts": None,  # of a token: all of them, or the ones it chose
 }
 
 

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from podsmith.core import cpu
 from podsmith.core.param import Tree
+from podsmith.core.ragged import ragged_product
 from podsmith.core.sharding import batch_ways
 
 Weight = Array  # quantized and low-rank leaves join here
@@ -45,6 +46,16 @@ def dot(
     rematerialization policies know the result by, if not by its width.
     """
     out = _dot(eqn, x, w.astype(x.dtype)).astype(out_dtype or x.dtype)
+    return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
+
+
+def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
+    """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
+
+    Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
+    zeros. dtype of `x`, and `name` as in `dot`.
+    """
+    out = ragged_product(x, w, sizes).astype(x.dtype)
     return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
 
 

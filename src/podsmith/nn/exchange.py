@@ -1,0 +1,116 @@
+"""Exchange: choices of tokens put in the order of their experts, on the devices that have them.
+
+    tokens x choices --sort--> by expert --all-to-all--> where the experts are --sort--> by expert
+
+A device sends each other one as many rows as it must; what arrives has room for the worst case,
+in which all tokens choose the experts of one device, because shapes do not depend on choices.
+All moves are gathers, and so are their gradients, which know the way back.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+AXIS = "expert"
+
+
+@jax.custom_vjp
+def moved(x: Array, index: Array, back: Array) -> Array:
+    """Rows of x [N, D] at `index` [M], zeros where it is N; `back` [N, C] says where in the
+    result each row went, M for nowhere. The gradient sums those, in float32."""
+    return _taken(x, index)
+
+
+def _taken(x: Array, index: Array) -> Array:
+    return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
+
+
+def _moved_fwd(x: Array, index: Array, back: Array) -> tuple[Array, Array]:
+    return _taken(x, index), back
+
+
+def _moved_bwd(back: Array, g: Array) -> tuple[Array, None, None]:
+    sums = jnp.sum(_taken(g, back).astype(jnp.float32), axis=1)
+    return sums.astype(g.dtype), None, None
+
+
+moved.defvjp(_moved_fwd, _moved_bwd)
+
+
+def _sorted(ids: Array) -> tuple[Array, Array]:
+    """The order in which ids [N] are sorted, and each one's place in it."""
+    order = jnp.argsort(ids, stable=True)
+    return order, jnp.argsort(order)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One way there and back for k choices of each of N tokens, over `ways` devices."""
+
+    order: Array
+    """[N k]: choices sorted by expert."""
+    place: Array
+    """[N, k]: where each choice is in that order."""
+    counts: Array
+    """[E]: choices of each expert."""
+    ids: Array
+    """[N, k]: experts; E for none."""
+    ways: int
+
+    @classmethod
+    def of(cls, ids: Array, num_experts: int, ways: int) -> "Exchange":
+        """For ids [N, k], whose tokens choose `num_experts` if none."""
+        order, place = _sorted(ids.reshape(-1))
+        counts = jnp.sum(ids[..., None] == jnp.arange(num_experts), axis=(0, 1), dtype=jnp.int32)
+        return cls(order, place.reshape(ids.shape), counts, ids, ways)
+
+    def there(self, x: Array) -> tuple[Array, Array]:
+        """Rows of x [N, D], one for each choice of an expert of this device, in their order, and
+        how many each expert has; rows after those are of no meaning."""
+        if self.ways == 1:
+            return moved(x, self.order // self.ids.shape[1], self.place), self.counts
+        slot, choice = self._slots()
+        num, k = self.ids.shape
+        sent = moved(x, jnp.where(choice < num * k, choice // k, num), slot)
+        arrived = lax.all_to_all(sent, AXIS, 0, 0, tiled=True)
+        order, place, sizes = self._arrivals()
+        return moved(arrived, order, place[:, None]), sizes
+
+    def back(self, y: Array) -> Array:
+        """Results of those rows, [N, k, D], zeros for no expert."""
+        if self.ways == 1:
+            y = moved(y, self.place.reshape(-1), self.order[:, None])
+        else:
+            order, place, _ = self._arrivals()
+            y = lax.all_to_all(moved(y, place, order[:, None]), AXIS, 0, 0, tiled=True)
+            slot, choice = self._slots()
+            y = moved(y, slot.reshape(-1), choice[:, None])
+        return y.reshape(*self.ids.shape, -1)
+
+    @property
+    def room(self) -> int:
+        """Rows for what one device may send to another."""
+        num, k = self.ids.shape
+        return num * min(k, self.counts.shape[0] // self.ways)
+
+    def _slots(self) -> tuple[Array, Array]:
+        """Where each choice [N, k] goes in what is sent, and the choice in each such place."""
+        num, k = self.ids.shape
+        sent = jnp.sum(self.counts.reshape(self.ways, -1), axis=1)
+        starts = jnp.cumsum(sent) - sent
+        device = self.ids // (self.counts.shape[0] // self.ways)
+        ours = device * self.room + self.place - jnp.take(starts, device, mode="clip")
+        slot = jnp.where(device < self.ways, ours, self.ways * self.room)
+        within = jnp.arange(self.room)
+        at = jnp.where(within < sent[:, None], starts[:, None] + within, num * k)
+        choice = jnp.take(self.order, at.reshape(-1), mode="fill", fill_value=num * k)
+        return slot, choice
+
+    def _arrivals(self) -> tuple[Array, Array, Array]:
+        """How what arrives is sorted by expert, each row's place then, and the experts' rows."""
+        counts = lax.all_to_all(self.counts.reshape(self.ways, -1), AXIS, 0, 0, tiled=True)
+        ends = jnp.cumsum(counts, axis=1)  # [devices, experts here]
+        expert = jnp.sum(jnp.arange(self.room)[:, None] >= ends[:, None, :], axis=-1)
+        return *_sorted(expert.reshape(-1)), jnp.sum(counts, axis=0)
