@@ -67,8 +67,8 @@ class Lora:
 
     `a` [*batch, *inputs, R] and `b` [*batch, R, *outputs], with the scale alpha / R in `b`
     already. `magnitude` [*batch, *outputs] makes it DoRA (https://arxiv.org/abs/2402.09353):
-    every output's column of base + a b has this norm. `key` uint32 [*batch, 2] with `dropout`
-    drops inputs of `a`.
+    every output's column of base + a b has this norm. `key` uint32 [layers, 2] and `dropout`
+    float32 [layers] drop inputs of `a`.
     """
 
     base: Any
@@ -76,9 +76,9 @@ class Lora:
     b: Any
     magnitude: Any = None
     key: Any = None
+    dropout: Any = None
     inputs: int = field(default=1, metadata={"static": True})
     outputs: int = field(default=1, metadata={"static": True})
-    dropout: float = field(default=0.0, metadata={"static": True})
 
 
 Quantized = Int8 | Int4

@@ -90,10 +90,10 @@ def _low_rank(eqn: str, x: Array, w: Lora) -> Array:
 
 
 def _dropped(x: Array, w: Lora) -> Array:
-    if w.key is None or not w.dropout:
+    if w.key is None:
         return x
     keep = jax.random.bernoulli(jax.random.wrap_key_data(w.key), 1 - w.dropout, x.shape)
-    return jnp.where(keep, x / (1 - w.dropout), 0).astype(x.dtype)
+    return jnp.where(keep, x / (1 - w.dropout).astype(x.dtype), 0)
 
 
 def _aligned(a: Array, letters: str, out: str) -> Array:
