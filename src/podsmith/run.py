@@ -227,6 +227,8 @@ class Train:
     """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
     ema_decay: Fraction | None = None
     """Keeps an exponential moving average of the weights, used by eval and export."""
+    init_from: str | None = None
+    """Run directory or Hugging Face folder whose weights are the start; fresh ones if unset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +292,8 @@ class Run:
     optim: Annotated[Any, Kind("podsmith.optim")]
     data: Data
     train: Train
+    lora: Annotated[Any, Kind("podsmith.adapters")] | None = None
+    """Trains adapters beside a frozen base; all weights are trained if unset."""
     mesh: Mesh = field(default_factory=Mesh)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -36,6 +36,7 @@ WEIGHTS: dict[str, Entry] = {
     "norm": None,
     "layers": "stage",
     "blocks": None,
+    "rank": None,
 }
 
 ACTIVATIONS: dict[str, Entry] = {

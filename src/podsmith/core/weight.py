@@ -8,6 +8,7 @@ choice falls when a program is lowered, so that compiling for another machine is
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,21 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from podsmith.core import cpu
+from podsmith.core.leaves import (
+    TYPED,
+    Int4,
+    Int8,
+    Lora,
+    Quantized,
+    column_norms,
+    dequantize,
+    merge,
+)
 from podsmith.core.param import Tree
 from podsmith.core.ragged import ragged_product
 from podsmith.core.sharding import batch_ways
 
-Weight = Array  # quantized and low-rank leaves join here
+Weight = Array | Int8 | Int4 | Lora
 
 # what rematerialization policies know the results by
 MATMUL = "dot"
@@ -42,10 +53,17 @@ def dot(
 ) -> Array:
     """einsum of activations with a weight, e.g. `dot("btd,dnh->btnh", x, w)`.
 
-    The weight is cast to the dtype of `x`; letters are the package's legend. `name` is what
-    rematerialization policies know the result by, if not by its width.
+    An array is cast to the dtype of `x`; quantized leaves, and the base of `Lora`, take no
+    gradient. Letters are the package's legend. `name` is what rematerialization policies know
+    the result by, if not by its width.
     """
-    out = _dot(eqn, x, w.astype(x.dtype)).astype(out_dtype or x.dtype)
+    if isinstance(w, Lora):
+        out = _low_rank(eqn, x, w)
+    elif isinstance(w, TYPED):
+        out = _frozen_dot(eqn, x.dtype.name, x, w)
+    else:
+        out = _dot(eqn, x, w.astype(x.dtype))
+    out = out.astype(out_dtype or x.dtype)
     return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
 
 
@@ -55,13 +73,99 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
     zeros. dtype of `x`, and `name` as in `dot`.
     """
+    if isinstance(w, TYPED):
+        w = merge(w) if isinstance(w, Lora) else dequantize(w, x.dtype)
     out = ragged_product(x, w, sizes).astype(x.dtype)
     return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
 
 
+def _low_rank(eqn: str, x: Array, w: Lora) -> Array:
+    """float32 product with base + a b, the narrow way: (x a) b."""
+    x_letters, w_letters, out = cpu.letters(eqn)
+    outer = w_letters[len(w_letters) - w.outputs :]
+    inner = w_letters[-w.inputs - w.outputs : len(w_letters) - w.outputs]
+    batch = w_letters[: -w.inputs - w.outputs]
+    first, second = (f"{batch}{inner}r", w.a), (f"{batch}r{outer}", w.b)
+    if set(outer) <= set(x_letters):  # the other way round, as a tied head is
+        if w.magnitude is not None:
+            raise ValueError("a weight with a magnitude is not used in both directions")
+        first, second = second, first
+    if w.magnitude is not None and not set(batch + outer) <= set(out):
+        return _dot(eqn, _dropped(x, w), merge(w, constant_norm=True).astype(x.dtype))
+    y = _frozen_dot(eqn, x.dtype.name, x, w.base)
+    rows = "".join(letter for letter in x_letters if letter not in first[0])
+    middle = f"{rows}{batch}r"
+    narrow = _dot(f"{x_letters},{first[0]}->{middle}", _dropped(x, w), first[1].astype(x.dtype))
+    y += _dot(f"{middle},{second[0]}->{out}", narrow.astype(x.dtype), second[1].astype(x.dtype))
+    if w.magnitude is None:
+        return y
+    norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
+    return y * _aligned(w.magnitude / norms, batch + outer, out)
+
+
+def _dropped(x: Array, w: Lora) -> Array:
+    if w.key is None:
+        return x
+    keep = jax.random.bernoulli(jax.random.wrap_key_data(w.key), 1 - w.dropout, x.shape)
+    return jnp.where(keep, x / (1 - w.dropout).astype(x.dtype), 0)
+
+
+def _aligned(a: Array, letters: str, out: str) -> Array:
+    """`a` with axes `letters` made to multiply an array with axes `out`."""
+    order = [letter for letter in out if letter in letters]
+    a = jnp.transpose(a, [letters.index(letter) for letter in order])
+    sizes = iter(a.shape)
+    return a.reshape([next(sizes) if letter in order else 1 for letter in out])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _frozen_dot(eqn: str, dtype: str, x: Array, w: Array | Quantized) -> Array:
+    return _stored_product(eqn, x, w)
+
+
+def _frozen_fwd(eqn: str, dtype: str, x: Array, w: Array | Quantized) -> tuple[Array, Any]:
+    # the weight is kept as it is stored, and widened once more on the way back
+    return _stored_product(eqn, x, w), w
+
+
+def _frozen_bwd(eqn: str, dtype: str, w: Array | Quantized, g: Array) -> tuple[Array, None]:
+    x_letters, w_letters, out = cpu.letters(eqn)
+    if isinstance(w, Int8) and _contracts_inputs(eqn, w):
+        g = g * _aligned(w.scale, _scale_letters(w_letters, w), out)
+        w = w.values
+    dx = _plain(f"{out},{w_letters}->{x_letters}", g.astype(dtype), dequantize(w, dtype))
+    return dx.astype(dtype), None
+
+
+_frozen_dot.defvjp(_frozen_fwd, _frozen_bwd)
+
+
+def _stored_product(eqn: str, x: Array, w: Array | Quantized) -> Array:
+    """float32 product; the scales of Int8 come after it where they can."""
+    if isinstance(w, Int8) and _contracts_inputs(eqn, w):
+        _, w_letters, out = cpu.letters(eqn)
+        scale = _aligned(w.scale, _scale_letters(w_letters, w), out)
+        return _plain(eqn, x, w.values.astype(x.dtype)) * scale
+    return _plain(eqn, x, dequantize(w, x.dtype))
+
+
+def _contracts_inputs(eqn: str, w: Int8) -> bool:
+    _, w_letters, out = cpu.letters(eqn)
+    return set(_scale_letters(w_letters, w)) <= set(out)
+
+
+def _scale_letters(w_letters: str, w: Int8) -> str:
+    split = len(w_letters) - w.outputs
+    return w_letters[: split - w.inputs] + w_letters[split:]
+
+
+def _plain(eqn: str, x: Array, w: Array) -> Array:
+    return lax.platform_dependent(x, w, cpu=partial(cpu.einsum, eqn), default=partial(_einsum, eqn))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dot(eqn: str, x: Array, w: Array) -> Array:
-    return lax.platform_dependent(x, w, cpu=partial(cpu.einsum, eqn), default=partial(_einsum, eqn))
+    return _plain(eqn, x, w)
 
 
 def _dot_fwd(eqn: str, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -137,9 +241,24 @@ def lookup(table: Weight | Noisy, ids: Array, dtype: jnp.dtype) -> Array:
     """Rows of an embedding table [V, D] for int ids [...]: [..., D] in `dtype`."""
     if isinstance(table, Noisy):
         return lookup(table.table, ids, dtype) + table.noise.astype(dtype)
+    if isinstance(table, Lora):
+        narrow = jnp.take(table.a, ids, axis=0).astype(dtype)
+        added = jnp.matmul(narrow, table.b.astype(dtype), preferred_element_type=jnp.float32)
+        return lookup(lax.stop_gradient(table.base), ids, dtype) + added.astype(dtype)
+    if isinstance(table, Int8):
+        return (jnp.take(table.values, ids, axis=0) * table.scale).astype(dtype)
+    if isinstance(table, Int4):
+        block = table.values.shape[0] // table.scale.shape[0]
+        scale = jnp.take(table.scale, ids // block, axis=0).astype(jnp.float32)
+        return (jnp.take(table.values, ids, axis=0).astype(jnp.float32) * scale).astype(dtype)
     return jnp.take(table, ids, axis=0).astype(dtype)
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of all leaves, abstract or real."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Bytes of all leaves, abstract or real, as devices hold them."""
+    return sum(leaf.size * itemsize_bits(leaf.dtype) // 8 for leaf in jax.tree.leaves(tree))
+
+
+def itemsize_bits(dtype: jnp.dtype) -> int:
+    """Bits of one element on a device, where int4 is packed."""
+    return 4 if dtype == jnp.int4 else dtype.itemsize * 8

@@ -15,6 +15,7 @@ from podsmith.core.param import Tree, init_weights
 from podsmith.core.sharding import batch_sharding, lenient_shardings
 from podsmith.optim.build import build_optimizer, state_spec
 from podsmith.plan.resolve import Plan
+from podsmith.train import lora_state
 
 
 def optimizer_of(plan: Plan) -> optax.GradientTransformation:
@@ -37,6 +38,8 @@ def fresh_state(plan: Plan) -> Tree:
 
 def abstract_state(plan: Plan) -> Tree:
     """The state as ShapeDtypeStructs with shardings; no memory is taken."""
+    if plan.run.lora is not None:
+        return lora_state.abstract_state(plan)
     shapes = jax.eval_shape(lambda: fresh_state(plan))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -76,6 +79,8 @@ def state_shardings(plan: Plan) -> Tree:
 
 def init_state(plan: Plan) -> Tree:
     """A fresh state, created in place on the plan's devices."""
+    if plan.run.lora is not None:
+        return lora_state.init_state(plan, lora_state.load_base(plan))
     with jax.set_mesh(plan.mesh):
         return jax.jit(lambda: fresh_state(plan), out_shardings=state_shardings(plan))()
 

@@ -30,6 +30,11 @@ def make_step(plan: Plan) -> Step:
 
     Leaves of the batch are [A, B, T] with A microbatches; metrics are float32 scalars.
     """
+    if plan.run.lora is not None:
+        from podsmith.adapters.lora import resolved
+        from podsmith.train import lora_step
+
+        return lora_step.make_step(plan, resolved(plan.run))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan))
     batch = batch_sharding(plan.mesh, leading=1)
     return jax.jit(

@@ -1,0 +1,148 @@
+"""Typed leaves: each computes what the weight it stands for would, and its gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.core.cpu import unstacked
+from podsmith.core.leaves import Lora, dequantize, merge, quantize, stored_spec
+from podsmith.core.param import Param
+from podsmith.core.stack import run_stack
+from podsmith.core.weight import dot, lookup, nbytes
+
+D, N, H, F, E, V, R = 64, 3, 32, 96, 5, 40, 4
+SHAPES = {
+    "btd,df->btf": Param("embed -> mlp", (D, F)),
+    "btd,dnh->btnh": Param("embed -> heads head_dim", (D, N, H)),
+    "btnh,nhd->btd": Param("heads head_dim -> embed", (N, H, D)),
+    "btd,edf->btef": Param("[experts] embed -> mlp", (E, D, F)),
+    "btef,efd->btd": Param("[experts] mlp -> embed", (E, F, D)),
+    "btnd,ndf->btnf": Param("[heads] embed -> mlp", (N, D, F)),
+    "btd,vd->btv": Param("vocab -> embed", (V, D)),  # a tied head: contracted over its outputs
+}
+SIZES = dict(b=2, t=7, d=D, n=N, h=H, f=F, e=E, v=V)
+STORAGES = ("fp32", "bf16", "int8", "int4")
+
+
+def normal(seed, shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def lora(param, storage, seed=0, magnitude=False):
+    nb, ni = len(param.batch), len(param.inputs)
+    batch, inner, outer = param.shape[:nb], param.shape[nb : nb + ni], param.shape[nb + ni :]
+    m = jnp.abs(normal(seed + 3, (*batch, *outer))) + 0.5 if magnitude else None
+    return Lora(
+        quantize(normal(seed, param.shape), param, storage),
+        normal(seed + 1, (*batch, *inner, R)),
+        normal(seed + 2, (*batch, R, *outer)) / 8,
+        m,
+        inputs=ni,
+        outputs=len(outer),
+    )
+
+
+def activations(eqn):
+    return normal(9, [SIZES[letter] for letter in eqn.split(",")[0]])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("eqn", SHAPES)
+def test_a_stored_weight_computes_as_its_array(eqn, storage):
+    param, x = SHAPES[eqn], activations(eqn)
+    w = quantize(normal(0, param.shape), param, storage)
+    wide = dequantize(w, jnp.float32)
+    spec = stored_spec(param, storage)
+    assert jax.tree.map(lambda p: p.shape, spec) == jax.tree.map(lambda a: a.shape, w)
+    f = lambda x, w: jnp.sum(jnp.sin(dot(eqn, x, w)))  # noqa: E731
+    got, dx = jax.value_and_grad(f)(x, w)
+    expected, wanted = jax.value_and_grad(f)(x, wide)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(dx, wanted, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("magnitude", [False, True])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("eqn", SHAPES)
+def test_a_low_rank_sum_computes_as_the_merged_weight(eqn, storage, magnitude):
+    if magnitude and eqn == "btd,vd->btv":
+        pytest.skip("a magnitude belongs to one direction")
+    x, w = activations(eqn), lora(SHAPES[eqn], storage, magnitude=magnitude)
+    expected = np.einsum(eqn, np.float64(x), np.float64(merge(w)))
+    np.testing.assert_allclose(dot(eqn, x, w), expected, rtol=1e-4, atol=1e-3)
+
+    def loss(trained, x, product):
+        leaf = Lora(w.base, *trained, inputs=w.inputs, outputs=w.outputs)
+        return jnp.sum(jnp.sin(product(x, leaf)))
+
+    def by_merging(x, leaf):  # the norm is a constant there, too
+        if leaf.magnitude is not None:
+            unit = merge(Lora(w.base, w.a, w.b, inputs=w.inputs, outputs=w.outputs))
+            axes = tuple(range(-w.inputs - w.outputs, -w.outputs))
+            norm = jnp.sqrt(jnp.sum(unit**2, axis=axes, keepdims=True))
+            plain = Lora(leaf.base, leaf.a, leaf.b, inputs=w.inputs, outputs=w.outputs)
+            merged = merge(plain) * jnp.expand_dims(leaf.magnitude, axes) / norm
+            return jnp.einsum(eqn, x, merged)
+        return jnp.einsum(eqn, x, merge(leaf))
+
+    trained = (w.a, w.b, w.magnitude) if magnitude else (w.a, w.b)
+    got = jax.grad(loss, (0, 1))(trained, x, lambda x, leaf: dot(eqn, x, leaf))
+    wanted = jax.grad(loss, (0, 1))(trained, x, by_merging)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_stack_of_layers_keeps_inputs_and_outputs_apart(storage, unroll):
+    param = Param("[layers] embed -> heads head_dim", (4, D, N, H))
+    back = Param("[layers] heads head_dim -> embed", (4, N, H, D))
+    layers = {"q": lora(param, storage), "o": lora(back, storage, 20, magnitude=True)}
+
+    def block(w, x):
+        return jnp.tanh(dot("btnh,nhd->btd", dot("btd,dnh->btnh", x, w["q"]), w["o"]))
+
+    x = normal(5, (2, 7, D)) / 8
+    expected = x
+    for i in range(4):
+        q, o = (merge(jax.tree.map(lambda a, i=i: a[i], layers[n])) for n in "qo")
+        expected = jnp.tanh(
+            jnp.einsum("btnh,nhd->btd", jnp.einsum("btd,dnh->btnh", expected, q), o)
+        )
+    got = jax.jit(lambda layers, x: run_stack(block, layers, x, unroll=unroll))(layers, x)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
+    assert all(a.ndim == 2 for a in unstacked(jnp.zeros((3, 4, 5), jnp.int4)))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_lookup_reads_rows_of_any_leaf(storage):
+    param = Param("vocab -> embed", (V, D))
+    w, ids = lora(param, storage), jnp.array([[3, 39, 0], [17, 3, 5]])
+    for leaf in (w.base, w):
+        expected = np.asarray(merge(leaf))[np.asarray(ids)]
+        np.testing.assert_allclose(lookup(leaf, ids, jnp.float32), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("storage, bits, error", [("int8", 8.5, 0.008), ("int4", 4.5, 0.085)])
+def test_error_and_size_of_the_integers(storage, bits, error):
+    param = Param("embed -> mlp", (256, 192))
+    w = normal(0, param.shape)
+    stored = quantize(w, param, storage)
+    assert nbytes(stored) * 8 <= bits * w.size
+    rms = lambda a: float(jnp.sqrt(jnp.mean(jnp.square(a))))  # noqa: E731
+    assert rms(dequantize(stored, jnp.float32) - w) < error * rms(w)
+    zeros = quantize(jnp.zeros(param.shape), param, storage)
+    np.testing.assert_array_equal(dequantize(zeros, jnp.float32), 0)
+
+
+def test_dropout_scales_what_it_keeps_and_leaves_the_base_alone():
+    param = Param("embed -> mlp", (D, F))
+    w = lora(param, "fp32")
+    key = jax.random.key_data(jax.random.key(3))
+    dropped = Lora(w.base, w.a, w.b, None, key, jnp.float32(0.25), inputs=1, outputs=1)
+    x = jnp.ones((64, 7, D))
+    base = dot("btd,df->btf", x, w.base)
+    got, full = dot("btd,df->btf", x, dropped) - base, dot("btd,df->btf", x, w) - base
+    assert not np.allclose(got, full, rtol=1e-2)
+    np.testing.assert_allclose(got.mean((0, 1)), full.mean((0, 1)), atol=0.05 * np.abs(full).max())
