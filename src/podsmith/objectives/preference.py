@@ -9,7 +9,7 @@ adapters off, so that there is no second copy. ORPO (https://arxiv.org/abs/2403.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def answers(model: Any, w: Tree, batch: Batch, how: Compute) -> tuple[Answers, d
     learned = (learned > 0).astype(jnp.float32)
     whole = same.astype(jnp.float32)
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
-    pairs = (ids.shape[1]) // 2
+    pairs = ids.shape[1] // 2
     chosen, rejected = slice(1, 2 * pairs, 2), slice(2, 2 * pairs + 1, 2)
     said, tokens, all_said, all_tokens = sums
     found = Answers(
@@ -82,9 +82,10 @@ class Dpo:
     """DPO's own; IPO's square (https://arxiv.org/abs/2310.12036), over means of tokens; SLiC's
     hinge (https://arxiv.org/abs/2305.10425)."""
     label_smoothing: Smoothing = 0.0
-    """Share of pairs taken to be the wrong way round (sigmoid only, https://ericmitchell.ai/cdpo.pdf)."""
+    """Share of pairs taken to be the wrong way round (sigmoid only; cDPO,
+    https://ericmitchell.ai/cdpo.pdf)."""
 
-    pairs = True
+    pairs: ClassVar[str] = "chosen, rejected"
 
     def __post_init__(self) -> None:
         if self.label_smoothing and self.loss_kind != "sigmoid":
@@ -128,9 +129,10 @@ class Orpo:
     __pydantic_config__ = STRICT
     kind: Literal["orpo"] = "orpo"
     beta: Positive = 0.1
-    """Weight of the odds ratio beside the chosen conversation's own loss."""
+    """Weight of the odds ratio beside the chosen conversation's own loss, a mean over its
+    tokens."""
 
-    pairs = True
+    pairs: ClassVar[str] = "chosen, rejected"
 
     def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
         """Sums over the batch's pairs."""
@@ -159,10 +161,15 @@ def _loss(each: Array, found: Answers, chosen: Array, rejected: Array) -> Loss:
     there = found.there
     count = jnp.sum(there)
     total = lambda a: (jnp.sum(lax.stop_gradient(a) * there), count)  # noqa: E731
+    right = (chosen > rejected).astype(jnp.float32)
+    tokens = found.chosen_tokens * there
     metrics = {
+        # as other objectives' are, of the chosen answers' tokens
+        "nll": (jnp.sum(lax.stop_gradient(-found.chosen) * there), jnp.sum(tokens)),
+        "accuracy": (jnp.sum(right * tokens), jnp.sum(tokens)),
         "reward_chosen": total(chosen),
         "reward_rejected": total(rejected),
         "reward_margin": total(chosen - rejected),
-        "reward_accuracy": total((chosen > rejected).astype(jnp.float32)),
+        "reward_accuracy": total(right),
     }
     return Loss(jnp.sum(each * there), count, metrics)
