@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from podsmith.core.param import Param
+from podsmith.core.param import Param, Tree
 
 BLOCK = 32  # inputs that share a scale of Int4
 # shares of the largest magnitude in a block that its scale is made for; the best one is taken
@@ -88,6 +88,17 @@ TYPED = (Int8, Int4, Lora)
 def is_typed(leaf: Any) -> bool:
     """Whether a walk over weights has met a typed leaf: an `is_leaf` of jax.tree functions."""
     return isinstance(leaf, TYPED)
+
+
+def has_adapters(w: Tree) -> bool:
+    """Whether any leaf is a base with an adapter."""
+    return any(isinstance(leaf, Lora) for leaf in jax.tree.leaves(w, is_leaf=is_typed))
+
+
+def without_adapters(w: Tree) -> Tree:
+    """The frozen base alone."""
+    bare = lambda leaf: leaf.base if isinstance(leaf, Lora) else leaf  # noqa: E731
+    return jax.tree.map(bare, w, is_leaf=is_typed)
 
 
 def block_size(param: Param) -> int:

@@ -4,13 +4,14 @@
     prompt    prompt, completion [, system]: texts, or lists of messages
     messages  messages: [{role, content}] [, tools]
     sharegpt  conversations: [{from, value}] [, system, tools]
+    preference  prompt, chosen, rejected [, system, tools]: texts, messages, or lists of them
                                   |
                                   v
     {"messages": [{"role": ..., "content": ...}, ...], "tools": [...], "first": 1}
 
 `first` is the first message that may be learned, where what is before it is a prompt. An
 Alpaca row's user message also keeps `instruction` and `input`, for templates that set them
-apart.
+apart. Of a preference, `messages` end in the answer that was chosen, `rejected` in the other.
 """
 
 import json
@@ -56,15 +57,24 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
         made = _alpaca(found, columns)
     elif source.rows == "prompt":
         made = _prompt(found, columns, source)
+    elif source.rows == "preference":
+        made = _preference(found, columns, source)
     else:
         chat = "messages" if source.rows == "messages" else "conversations"
         made = {"messages": _messages(found[chat], columns, columns[chat], source)}
     if system := _text(found.get("system"), columns.get("system", ""), empty="allowed"):
-        made["messages"].insert(0, {"role": "system", "content": system})
+        for name in {"messages", "rejected"} & set(made):
+            made[name].insert(0, {"role": "system", "content": system})
         if "first" in made:
             made["first"] += 1
     if tools := _parsed(found.get("tools"), columns.get("tools", "")):
         made["tools"] = tools
+    if "rejected" in made:
+        other = _complete({**made, "messages": made["rejected"]})["messages"]
+        made = _complete(made) | {"rejected": other}
+        if other == made["messages"]:
+            raise UnusableError(f"{columns['chosen']!r} and {columns['rejected']!r} are the same")
+        return made
     return _complete(made)
 
 
@@ -91,6 +101,31 @@ def _prompt(found: dict[str, Any], columns: dict[str, str], source: Source) -> d
     user = {"role": "user", "content": _text(prompt, columns["prompt"], empty="allowed")}
     said = {"role": "assistant", "content": _text(completion, columns["completion"])}
     return {"messages": [user, said]}
+
+
+def _preference(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    before = _said(found["prompt"], "user", columns["prompt"], source)
+    answers = [
+        before + _said(found[name], "assistant", columns[name], source)
+        for name in ("chosen", "rejected")
+    ]
+    return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
+
+
+def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
+    """A text, a message or a list of them as messages, whatever their keys are called."""
+    if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
+        return [{"role": role, "content": _text(value, column)}]
+    try:
+        value = _parsed(value, column)
+    except UnusableError:  # a text that begins with a bracket
+        return [{"role": role, "content": _text(value, column)}]
+    value = [value] if isinstance(value, Mapping) else value
+    spoken = isinstance(value, list) and all(isinstance(m, Mapping) for m in value)
+    if isinstance(value, list) and value and not spoken:
+        raise UnusableError(f"{column!r} is no text, message or list of messages")
+    keys = ("from", "value") if spoken and value and "from" in value[0] else ("role", "content")
+    return _messages(value, dict(zip(keys, keys, strict=True)), column, source)
 
 
 def _messages(

@@ -19,6 +19,8 @@ from podsmith.data.chat_template import ChatTemplate
 from podsmith.data.tokenizer import TextTokenizer
 from podsmith.run import Chat
 
+LEARNED, BEGINS = 1, 2
+
 
 @dataclass(frozen=True)
 class Example:
@@ -29,6 +31,16 @@ class Example:
     text_bytes: int
     """Utf-8 bytes of the learned text."""
     cut: bool = False
+    second: int | None = None
+    """Where the rejected answer's conversation begins, in a pair."""
+
+    @property
+    def marks(self) -> np.ndarray:
+        """uint8 of each token: LEARNED if it is, BEGINS where another conversation begins."""
+        marks = self.learned.astype(np.uint8) * LEARNED
+        if self.second is not None:
+            marks[self.second] |= BEGINS
+        return marks
 
 
 class ChatEncoder:
@@ -49,7 +61,20 @@ class ChatEncoder:
 
     def encode(self, conversation: dict[str, Any]) -> Example | None:
         """None for an example that is too long and dropped. Raises UnusableError for one that
-        the template refuses, that spells a special token, or that has nothing to learn."""
+        the template refuses, that spells a special token, or that has nothing to learn. A
+        preference becomes one example of two conversations, which a row holds together."""
+        if "rejected" not in conversation:
+            return self._fit(self._whole(conversation), self.seq_len)
+        chosen = self._whole(conversation)
+        rejected = self._whole({**conversation, "messages": conversation["rejected"]})
+        room = self.seq_len
+        if len(chosen.ids) + len(rejected.ids) > room:
+            room //= 2
+        pair = [self._fit(each, room) for each in (chosen, rejected)]
+        return None if None in pair else _joined(*pair)
+
+    def _whole(self, conversation: dict[str, Any]) -> Example:
+        """Of any length."""
         if self.chat.special_text == "refuse":
             self._refuse_special(conversation)
         turns = self.template.turns(conversation)
@@ -62,10 +87,10 @@ class ChatEncoder:
             learned = np.append(learned, bool(spans))
         if not learned[1:].any():
             raise UnusableError("the chat template leaves nothing to learn")
-        return self._fit(Example(ids, learned, len(said.encode())))
+        return Example(ids, learned, len(said.encode()))
 
-    def _fit(self, example: Example) -> Example | None:
-        size, T = len(example.ids), self.seq_len
+    def _fit(self, example: Example, room: int) -> Example | None:
+        size, T = len(example.ids), room
         if size <= T:
             return example
         if self.chat.too_long == "drop":
@@ -90,6 +115,16 @@ class ChatEncoder:
                     f"its text spells the special token {found[0]!r} (text {place + 1} of its "
                     "messages); data.chat.special_text = 'parse' takes it as that token"
                 )
+
+
+def _joined(chosen: Example, rejected: Example) -> Example:
+    return Example(
+        np.concatenate([chosen.ids, rejected.ids]),
+        np.concatenate([chosen.learned, rejected.learned]),
+        chosen.text_bytes + rejected.text_bytes,
+        cut=chosen.cut or rejected.cut,
+        second=len(chosen.ids),
+    )
 
 
 def _texts(value: Any) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from podsmith.data.chat_encode import BEGINS, LEARNED
 from podsmith.data.manifest import Manifest, read_manifest
 from podsmith.data.progress import Progress
 from podsmith.data.record import row_dtype
@@ -62,8 +63,8 @@ class Window:
 
     start: int
     tokens: np.ndarray
-    learned: np.ndarray | None
-    """uint8, 1 where a token is learned; None: all are."""
+    marks: np.ndarray | None
+    """uint8, as `chat_encode.Example` has them; None: all are learned."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def pack_tokens(
         raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text.")
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
-    facts["masked"] = tokenized.facts.get("masked", False)
+    facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs")}
     if facts["masked"]:
         refuse_splitting(pack)
 
@@ -225,8 +226,8 @@ class _Stream:
 
     def read(self, start: int, stop: int) -> Window:
         """Tokens start..stop-1; views of the files where they lie in one."""
-        learned = self._read(start, stop, ".learned.bin", np.uint8) if self.masked else None
-        return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), learned)
+        marks = self._read(start, stop, ".learned.bin", np.uint8) if self.masked else None
+        return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), marks)
 
     def _read(self, start: int, stop: int, ending: str, dtype: Any) -> np.ndarray:
         found = []
@@ -358,9 +359,10 @@ def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]
         block["tokens"] = filled
         starts = np.zeros((count, T), bool)
         starts[row, offset] = True
+        if window.marks is not None:
+            marks = np.zeros((count, T), np.uint8)
+            marks[real] = window.marks[source]
+            block["learned"] = np.packbits(marks & LEARNED, axis=1, bitorder="little")
+            starts |= (marks & BEGINS) > 0
         block["starts"] = np.packbits(starts, axis=1, bitorder="little")
-        if window.learned is not None:
-            learned = np.zeros((count, T), bool)
-            learned[real] = window.learned[source]
-            block["learned"] = np.packbits(learned, axis=1, bitorder="little")
         yield block

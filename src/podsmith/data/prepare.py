@@ -130,7 +130,8 @@ def _stages(
     weights = {name: source.weight for name, source in named if source.use == "train"}
     chats = None
     if has_chats(data):
-        chats = Conversations(data.chat, seq_len, data.normalize.max_bad_fraction)
+        pairs = any(source.rows == "preference" for source in data.sources)
+        chats = Conversations(data.chat, seq_len, data.normalize.max_bad_fraction, pairs)
     return {
         "normalize": lambda: normalize(data, **how),
         "tokenizer": lambda: make_tokenizer(data.dir, data.tokenizer, progress=progress),

@@ -41,6 +41,7 @@ class TokenStore:
         self.sources: tuple[str, ...] = tuple(shuffled.facts["sources"])
         self.eval_sources: tuple[str, ...] = tuple(sorted(packed.counts["sources"].get("eval", {})))
         self.masked: bool = facts.get("masked", False)
+        self.pairs: bool = facts.get("pairs", False)
         self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked)
         self.order = order_of(shuffled.facts)
         self.epoch_rows = self.order.epoch_rows

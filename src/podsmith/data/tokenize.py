@@ -6,7 +6,7 @@
 
 Tokens are little-endian uint16, or uint32 for a vocabulary beyond 65,536. The table of
 documents is int64 [documents, 2]: end in tokens, utf-8 bytes of the text (of what is learned
-of a conversation). Where there are conversations, each token has a byte: 1 if it is learned.
+of a conversation). Where there are conversations, each token has a byte: `Example.marks`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from podsmith.data.chat import UnusableError
-from podsmith.data.chat_encode import ChatEncoder
+from podsmith.data.chat_encode import LEARNED, ChatEncoder
 from podsmith.data.chat_template import ChatTemplate, template_source
 from podsmith.data.encode import Encoder, choose_route, make_encoder
 from podsmith.data.manifest import Manifest, read_manifest, total, write_atomic
@@ -55,6 +55,8 @@ class Conversations:
     chat: Chat
     seq_len: int
     max_bad_fraction: float
+    pairs: bool = False
+    """Preferences: every example is two conversations."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,11 @@ def tokenize(
         write_part,
         fingerprint=fingerprint,
         inputs=inputs,
-        facts=facts | {"masked": conversations is not None},
+        facts=facts
+        | {
+            "masked": conversations is not None,
+            "pairs": bool(conversations and conversations.pairs),
+        },
         finish=finish if conversations else None,
         workers=workers,
         progress=progress,
@@ -241,7 +247,7 @@ def _write_example(
         writer.tally["too_long"] += 1
         return
     writer.tally["cut"] += example.cut
-    writer.write_learned(example.ids, example.text_bytes, example.learned)
+    writer.write_learned(example.ids, example.text_bytes, example.marks)
 
 
 def _bad_file(number: int) -> str:
@@ -317,13 +323,13 @@ class _DocumentWriter:
         )
         if not len(ids):
             return  # its tokenizer gives nothing for it, and nothing is put around it
-        self.write_learned(ids, text_bytes, np.ones(len(ids), bool))
+        self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
-    def write_learned(self, ids: np.ndarray, text_bytes: int, learned: np.ndarray) -> None:
-        """Ids as they are, of which some are learned."""
+    def write_learned(self, ids: np.ndarray, text_bytes: int, marks: np.ndarray) -> None:
+        """Ids as they are, with their marks uint8."""
         if self.mask is not None:
-            self.mask.write(learned.astype(np.uint8).tobytes())
-            self.learned += int(learned.sum())
+            self.mask.write(marks.tobytes())
+            self.learned += int((marks & LEARNED).sum())
         self.file.write(ids.astype(self.dtype).tobytes())
         self.tokens += len(ids)
         self.docs.append((self.tokens, text_bytes))

@@ -85,6 +85,14 @@ def open_store(run: Run, plan: Plan) -> TokenStore:
             f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
             f"of the tokenizer in {run.data.dir}; raise it"
         )
+    pairs = hasattr(run.objective, "pairs")
+    if pairs != store.pairs:
+        holds = "pairs of answers" if store.pairs else "no pairs of answers"
+        cure = "dpo or orpo" if store.pairs else 'another, or sources of rows = "preference"'
+        raise UserError(
+            f"{run.data.dir}: holds {holds}, which is not what objective.kind = "
+            f"{run.objective.kind!r} learns from; choose {cure}"
+        )
     store.check(global_batch_size=run.train.global_batch_size)
     return store
 

@@ -1,0 +1,138 @@
+"""Preferences: two conversations of one example stay together, chosen first."""
+
+import json
+
+import pytest
+from chat_problem import chat_tokenizer
+
+from podsmith.data.chat import UnusableError, conversation
+from podsmith.data.prepare import prepare
+from podsmith.data.record import unpack_rows
+from podsmith.data.store import TokenStore
+from podsmith.data.tokenizer import load_tokenizer, save_tokenizer
+from podsmith.errors import UserError
+from podsmith.run import Chat, Data, Pack, Source, Tokenizer
+
+SOURCE = Source(path="x", rows="preference")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(chat_tokenizer(), folder)
+    return folder
+
+
+def said(*words):
+    roles = ("user", "assistant") * len(words)
+    return [{"role": r, "content": w} for r, w in zip(roles, words, strict=False)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": said("q"), "chosen": said("", "a")[1:], "rejected": said("", "b")[1:]},
+        {
+            "prompt": json.dumps([{"from": "human", "value": "q"}]),
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+    ],
+)
+def test_every_form(row):
+    assert conversation(row, SOURCE) == {
+        "messages": said("q", "a"), "rejected": said("q", "b"), "first": 1,
+    }  # fmt: skip
+
+
+def test_a_system_prompt_goes_before_both():
+    row = {"prompt": "q", "chosen": "[a", "rejected": "b", "system": "s"}
+    found = conversation(row, SOURCE)
+    assert found["first"] == 2 and found["messages"][-1]["content"] == "[a"
+    assert {found[k][0]["content"] for k in ("messages", "rejected")} == {"s"}
+
+
+@pytest.mark.parametrize(
+    "row, says",
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are the same"),
+        ({"prompt": "q", "chosen": " ", "rejected": "a"}, "'chosen' is empty"),
+        ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected'"),
+        ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "no text, message or list"),
+    ],
+)
+def test_unusable(row, says):
+    with pytest.raises(UnusableError, match=says):
+        conversation(row, SOURCE)
+
+
+def data_of(tmp_path, tokenizer_dir, rows, **chat):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Data(
+        dir=str(tmp_path / "data"),
+        sources=(Source(path=str(path), rows="preference"),),
+        tokenizer=Tokenizer(path=str(tokenizer_dir)),
+        chat=Chat(template="chatml", **chat),
+        pack=Pack(method="best-fit"),
+    )
+
+
+def pieces(data):
+    """(text, what of it is learned) of each segment, row by row."""
+    store = TokenStore.open(data.dir)
+    assert store.pairs and store.masked
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    for record in store.records(0, store.epoch_rows):
+        row = {name: array[0] for name, array in unpack_rows(record[None]).items()}
+        found = []
+        for segment in range(1, row["segment_ids"].max() + 1):
+            mine = row["segment_ids"] == segment
+            assert row["positions"][mine].tolist() == list(range(mine.sum()))
+            learned = row["tokens"][mine & (row["loss_weight"] > 0)]
+            found.append((tokenizer.decode(row["tokens"][mine].tolist()),
+                          tokenizer.decode(learned.tolist())))  # fmt: skip
+        yield found
+
+
+def test_pairs_are_packed_whole_and_in_order(tmp_path, tokenizer_dir):
+    rows = [
+        {"prompt": f"What {i}?", "chosen": f"It is {i}." * (1 + i % 3), "rejected": f"No {i}"}
+        for i in range(12)
+    ]
+    data = data_of(tmp_path, tokenizer_dir, rows)
+    prepare(data, 160, workers=1)
+    seen = {}
+    for row in pieces(data):
+        assert len(row) % 2 == 0
+        for (chosen, yes), (rejected, no) in zip(row[::2], row[1::2], strict=True):
+            asked = chosen.partition("?")[0].rpartition(" ")[2]
+            assert f"What {asked}?" in chosen and f"What {asked}?" in rejected
+            seen[int(asked)] = (yes, no)
+    assert len(seen) == 12
+    for i, (yes, no) in seen.items():
+        assert f"It is {i}." * (1 + i % 3) in yes and f"No {i}" in no
+        assert "What" not in yes + no
+
+
+def test_too_long_pairs(tmp_path, tokenizer_dir):
+    rows = [{"prompt": "q", "chosen": "abc " * 60, "rejected": "b"},
+            {"prompt": "q", "chosen": "a", "rejected": "b"}]  # fmt: skip
+    data = data_of(tmp_path, tokenizer_dir, rows)
+    prepare(data, 100, workers=1)
+    assert [len(row) for row in pieces(data)] == [2]
+    cut = data_of(tmp_path, tokenizer_dir, rows, too_long="cut-right")
+    prepare(cut, 100, workers=1)
+    assert sum(len(row) for row in pieces(cut)) == 4
+
+
+def test_pairs_and_other_rows_do_not_mix(tmp_path):
+    from podsmith.config import load_run
+
+    (tmp_path / "run.toml").write_text(
+        'recipe = "quickstart"\nname = "x"\ndir = "x"\n[data]\ndir = "d"\n'
+        'sources = [{path = "a", rows = "preference"}, {path = "b"}]\n'
+    )
+    with pytest.raises(UserError, match="pairs of answers"):
+        load_run(tmp_path / "run.toml")

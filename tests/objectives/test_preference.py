@@ -1,0 +1,173 @@
+"""Losses over pairs against trl's trainers, on packed rows against rows of one conversation."""
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.core.leaves import Lora
+from podsmith.core.param import init_weights
+from podsmith.errors import UserError
+from podsmith.models.llama import Llama
+from podsmith.objectives.preference import Dpo, Orpo
+
+MODEL = Llama(
+    vocab_size=37, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=6, seq_len=48,
+)  # fmt: skip
+PROMPTS, LENGTHS = (4, 6, 3), ((5, 7), (8, 4), (6, 6))
+
+
+def conversations(lengths=LENGTHS):
+    """(prompt tokens, ids) of chosen and rejected in turn."""
+    rng = np.random.default_rng(0)
+    for prompt, pair in zip(PROMPTS, lengths, strict=True):
+        asked = rng.integers(0, 37, prompt)
+        for answer in pair:
+            yield prompt, np.concatenate([asked, rng.integers(0, 37, answer)])
+
+
+def packed(found, length=48):
+    """Two rows: the first two pairs, and the last."""
+    rows = {name: np.zeros((2, length), np.int32) for name in ("tokens", "ids", "places", "weight")}
+    at, number = [0, 0], [0, 0]
+    for i, (prompt, ids) in enumerate(found):
+        row = int(i >= 4)
+        number[row] += 1
+        here = slice(at[row], at[row] + len(ids))
+        at[row] += len(ids)
+        rows["tokens"][row, here], rows["ids"][row, here] = ids, number[row]
+        rows["places"][row, here] = np.arange(len(ids))
+        rows["weight"][row, here] = np.arange(len(ids)) >= prompt
+    return Batch(
+        jnp.asarray(rows["tokens"]), jnp.asarray(rows["ids"]), jnp.asarray(rows["places"]),
+        jnp.asarray(rows["weight"], jnp.float32),
+    )  # fmt: skip
+
+
+def weights(rank=3):
+    """A base, and adapters on two of its matrices."""
+    base = jax.tree.map(lambda a: 3 * a, init_weights(MODEL.spec(), jax.random.key(0)))
+    rng = np.random.default_rng(1)
+    normal = lambda *shape: jnp.asarray(rng.normal(0, 0.3, shape), jnp.float32)  # noqa: E731
+    layers = dict(base["layers"])
+    layers["up"] = Lora(layers["up"], normal(2, 12, rank), normal(2, rank, 20))
+    layers["down"] = Lora(layers["down"], normal(2, 20, rank), normal(2, rank, 12))
+    return base, {**base, "layers": layers}
+
+
+def logits(w, ids):
+    """float32 [T, V] of one conversation alone."""
+    t = len(ids)
+    batch = Batch(
+        jnp.asarray(ids)[None], jnp.ones((1, t), jnp.int32), jnp.arange(t)[None], jnp.ones((1, t))
+    )
+    return np.asarray(MODEL.logits(w, MODEL.hidden(w, batch, Compute())[0])[0])
+
+
+def by_trl(found, w, base, beta, kind):
+    """The loss that trl's DPOTrainer takes of the same logits."""
+    torch = pytest.importorskip("torch")
+    trainer = pytest.importorskip("trl").DPOTrainer
+    order = found[0::2] + found[1::2]  # chosen first, rejected after, as trl's batches are
+    longest = max(len(ids) for _, ids in order)
+    tokens = torch.zeros((len(order), longest), dtype=torch.long)
+    said = torch.zeros_like(tokens)
+    logps = {id(w): torch.zeros(tokens.shape), id(base): torch.zeros(tokens.shape)}
+    for i, (prompt, ids) in enumerate(order):
+        tokens[i, : len(ids)] = torch.tensor(ids)
+        said[i, prompt : len(ids)] = 1
+        for which in (w, base):
+            scores = torch.log_softmax(torch.tensor(logits(which, ids)), -1)
+            rows = torch.arange(prompt - 1, len(ids) - 1)
+            logps[id(which)][i, prompt : len(ids)] = scores[rows, torch.tensor(ids[prompt:])]
+    half = len(order) // 2
+
+    def model(**_):
+        zeros = torch.zeros(tokens.shape)
+        return SimpleNamespace(
+            log_probs=logps[id(w)], entropy=zeros, mean_logits=zeros, is_top1=zeros.bool()
+        )
+
+    reference = logps[id(base)].sum(1)
+    self = MagicMock()
+    self.aux_loss_enabled, self.ld_alpha, self.use_weighting = False, None, False
+    self.precompute_ref_logps, self.f_divergence_type = True, "reverse_kl"
+    self.loss_types, self.loss_weights, self.beta, self.label_smoothing = [kind], [1.0], beta, 0.0
+    self.accelerator.gather_for_metrics = self.accelerator.gather = lambda a: a
+    self._total_train_tokens, self._tp_size = 0, 1
+    inputs = {
+        "input_ids": tokens, "attention_mask": torch.ones_like(tokens), "completion_mask": said,
+        "ref_chosen_logps": reference[:half], "ref_rejected_logps": reference[half:],
+    }  # fmt: skip
+    return float(trainer._compute_loss(self, model, inputs, False))
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo", "hinge"])
+def test_dpo_equals_trl(kind):
+    base, w = weights()
+    found = list(conversations())
+    loss = Dpo(beta=0.3, loss_kind=kind).loss(
+        MODEL, w, packed(found), jax.random.key(0), Compute(loss_chunk_tokens=7)
+    )
+    assert float(loss.weight) == 3
+    want = by_trl(found, w, base, 0.3, kind)
+    np.testing.assert_allclose(float(loss.total) / 3, want, rtol=2e-5)
+
+
+def test_orpo_equals_trl():
+    torch = pytest.importorskip("torch")
+    trainer = pytest.importorskip("trl.experimental.orpo").ORPOTrainer
+    _, w = weights()
+    # of one length, since trl's first term is a mean over all tokens of a batch
+    lengths = tuple((9 - prompt, 4) for prompt in PROMPTS)
+    found = list(conversations(lengths))
+    loss = Orpo(beta=0.4).loss(MODEL, w, packed(found), jax.random.key(0), Compute())
+    means, nll = [], []
+    for prompt, ids in found:
+        scores = torch.log_softmax(torch.tensor(logits(w, ids))[:-1], -1)
+        each = scores[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
+        means.append(each[prompt - 1 :].mean())
+        nll.append(-each.mean())
+    self = MagicMock()
+    self.beta = 0.4
+    self.accelerator.device = "cpu"
+    chosen, rejected = torch.stack(means[0::2]), torch.stack(means[1::2])
+    losses = trainer.odds_ratio_loss(self, chosen, rejected)[0]
+    want = torch.stack(nll[0::2]).mean() - losses.mean()
+    np.testing.assert_allclose(float(loss.total) / 3, float(want), rtol=2e-5)
+
+
+def test_gradients_reach_adapters_alone_and_are_finite():
+    _, w = weights()
+    batch = packed(list(conversations()))
+    for objective in (Dpo(), Dpo(loss_kind="ipo"), Orpo()):
+        grads = jax.grad(
+            lambda w, o=objective: o.loss(MODEL, w, batch, jax.random.key(0), Compute()).total
+        )(w)
+        adapter = grads["layers"]["up"]
+        assert np.isfinite(adapter.a).all() and np.abs(adapter.a).max() > 0
+        assert np.abs(adapter.base).max() == 0
+
+
+def test_at_the_start_it_is_log_2_and_smoothing_by_hand():
+    base, w = weights()
+    zero = {**w, "layers": dict(w["layers"])}
+    for name in ("up", "down"):
+        leaf = w["layers"][name]
+        zero["layers"][name] = Lora(leaf.base, leaf.a, jnp.zeros_like(leaf.b))
+    run = lambda o, w: o.loss(  # noqa: E731
+        MODEL, w, packed(list(conversations())), jax.random.key(0), Compute()
+    )
+    np.testing.assert_allclose(float(run(Dpo(), zero).total) / 3, np.log(2), rtol=1e-5)
+    plain, smooth = run(Dpo(beta=0.5), w), run(Dpo(beta=0.5, label_smoothing=0.1), w)
+    # -(1 - s) log sig(m) - s log sig(-m) = -log sig(m) + s m
+    margin = float(plain.metrics["reward_margin"][0])
+    np.testing.assert_allclose(float(smooth.total), float(plain.total) + 0.1 * margin, rtol=1e-5)
+    with pytest.raises(UserError, match="adapters off"):
+        run(Dpo(), base)
