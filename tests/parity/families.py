@@ -102,4 +102,51 @@ ROWS = {
         },
         generates=True,
     ),
+    "gemma2": Row(
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 23,
+            "attn_logit_softcapping": 1.7,
+            "final_logit_softcapping": 2.3,
+        },
+        generates=True,
+    ),
+    "gemma2-no-caps": Row(
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": 7,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "layer_types": [GLOBAL] * 5,
+            "rope_parameters": rope("linear", factor=3.5),
+            "hidden_activation": "silu",
+            "tie_word_embeddings": False,
+        },
+        gradients=False,
+    ),
+    "gemma3": Row(
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 23,
+            "layer_types": [LOCAL, LOCAL, GLOBAL] * 2 + [LOCAL],
+            "rope_parameters": {
+                GLOBAL: rope("linear", factor=3.5),
+                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
+            },
+        },
+        generates=True,
+    ),
+    "gemma3-cap": Row(
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "final_logit_softcapping": 2.3,
+            "rope_parameters": None,
+        },
+        gradients=False,
+    ),
 }
