@@ -149,4 +149,14 @@ ROWS = {
         },
         gradients=False,
     ),
+    "olmo2": Row(
+        "Olmo2ForCausalLM",
+        {"rope_parameters": rope("yarn", factor=6.0, **OLD), "attention_bias": True},
+        generates=True,
+    ),
+    "olmo2-tied": Row(
+        "Olmo2ForCausalLM",
+        {"tie_word_embeddings": True, "num_key_value_heads": None, "hidden_act": "relu"},
+        gradients=False,
+    ),
 }

@@ -2,5 +2,6 @@
 
 from podsmith.models.gemma import Gemma
 from podsmith.models.llama import Llama
+from podsmith.models.olmo2 import Olmo2
 
-KINDS = {"llama": Llama, "gemma": Gemma}
+KINDS = {"llama": Llama, "gemma": Gemma, "olmo2": Olmo2}

@@ -4,10 +4,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """x over its root mean square along the last axis, times scale; dtype of x."""
+def rms_norm(x: Array, scale: Array, eps: float, *, dims: int = 1) -> Array:
+    """x over its root mean square along the last `dims` axes, times scale; dtype of x."""
     x32 = x.astype(jnp.float32)
-    inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    over = tuple(range(-dims, 0))
+    inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=over, keepdims=True) + eps)
     return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)
 
 
