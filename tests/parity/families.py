@@ -159,4 +159,37 @@ ROWS = {
         {"tie_word_embeddings": True, "num_key_value_heads": None, "hidden_act": "relu"},
         gradients=False,
     ),
+    "phi3": Row(
+        "Phi3ForCausalLM",
+        {
+            "head_dim": None,
+            "rope_parameters": rope(
+                "longrope",
+                short_factor=[1.0, 1.1, 1.3],
+                long_factor=[1.7, 2.9, 4.3],
+                partial_rotary_factor=0.75,
+                **OLD,
+            ),
+            "original_max_position_embeddings": 13,
+            "sliding_window": 7,
+        },
+        generates=True,
+    ),
+    "phi3-short": Row(
+        "Phi3ForCausalLM",
+        {
+            "head_dim": None,
+            "rope_parameters": rope(
+                "longrope",
+                short_factor=[1.0, 1.1, 1.3, 1.5],
+                long_factor=[1.7, 2.9, 4.3, 5.1],
+                factor=1.7,
+                attention_factor=1.4,
+                original_max_position_embeddings=64,
+            ),
+            "original_max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+        },
+        gradients=False,
+    ),
 }

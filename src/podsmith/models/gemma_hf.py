@@ -58,20 +58,18 @@ class GemmaHf:
         config = {theirs: getattr(model, ours) for ours, theirs in (FIELDS | CAPS).items()}
         if architecture == "Gemma3ForCausalLM":
             rope = _by_reach(rope, model)
-        return (
-            config
-            | rope
-            | {
-                "architectures": [architecture],
-                "model_type": MODEL_TYPES[architecture],
-                "query_pre_attn_scalar": model.query_dim or model.head_dim,
-                "hidden_activation": GATED_ACT[model.mlp],
-                "layer_types": [TYPES[kind] for kind in model.kinds],
-                "tie_word_embeddings": model.head == "tied",
-                "attention_bias": False,
-                "initializer_range": model.embed_std,
-            }
-        )
+        config |= rope
+        config |= {
+            "architectures": [architecture],
+            "model_type": MODEL_TYPES[architecture],
+            "query_pre_attn_scalar": model.query_dim or model.head_dim,
+            "hidden_activation": GATED_ACT[model.mlp],
+            "layer_types": [TYPES[kind] for kind in model.kinds],
+            "tie_word_embeddings": model.head == "tied",
+            "attention_bias": False,
+            "initializer_range": model.embed_std,
+        }
+        return config
 
     def fields(self, config: dict[str, Any], where: str) -> dict[str, Any]:
         """Fields of the model for a config.json at `where`. Raises UserError for anything

@@ -23,18 +23,16 @@ class Olmo2Hf:
         if model.mlp not in GATED_ACT:
             raise UserError(f"model.mlp: {model.mlp!r} is in no OLMo 2 of Hugging Face; change it")
         config = {theirs: getattr(model, ours) for ours, theirs in FIELDS.items()}
-        return (
-            config
-            | rope_config(model.rope_theta, model.rope_scaling, model.seq_len)
-            | {
-                "architectures": list(self.architectures),
-                "model_type": "olmo2",
-                "hidden_act": GATED_ACT[model.mlp],
-                "tie_word_embeddings": model.head == "tied",
-                "attention_bias": model.bias == "attention",
-                "initializer_range": model.embed_std,
-            }
-        )
+        config |= rope_config(model.rope_theta, model.rope_scaling, model.seq_len)
+        config |= {
+            "architectures": list(self.architectures),
+            "model_type": "olmo2",
+            "hidden_act": GATED_ACT[model.mlp],
+            "tie_word_embeddings": model.head == "tied",
+            "attention_bias": model.bias == "attention",
+            "initializer_range": model.embed_std,
+        }
+        return config
 
     def fields(self, config: dict[str, Any], where: str) -> dict[str, Any]:
         """Fields of the model for a config.json at `where`. Raises UserError for anything
