@@ -102,4 +102,94 @@ ROWS = {
         },
         generates=True,
     ),
+    "gemma2": Row(
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 23,
+            "attn_logit_softcapping": 1.7,
+            "final_logit_softcapping": 2.3,
+        },
+        generates=True,
+    ),
+    "gemma2-no-caps": Row(
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": 7,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "layer_types": [GLOBAL] * 5,
+            "rope_parameters": rope("linear", factor=3.5),
+            "hidden_activation": "silu",
+            "tie_word_embeddings": False,
+        },
+        gradients=False,
+    ),
+    "gemma3": Row(
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 23,
+            "layer_types": [LOCAL, LOCAL, GLOBAL] * 2 + [LOCAL],
+            "rope_parameters": {
+                GLOBAL: rope("linear", factor=3.5),
+                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
+            },
+        },
+        generates=True,
+    ),
+    "gemma3-cap": Row(
+        "Gemma3ForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "final_logit_softcapping": 2.3,
+            "rope_parameters": None,
+        },
+        gradients=False,
+    ),
+    "olmo2": Row(
+        "Olmo2ForCausalLM",
+        {"rope_parameters": rope("yarn", factor=6.0, **OLD), "attention_bias": True},
+        generates=True,
+    ),
+    "olmo2-tied": Row(
+        "Olmo2ForCausalLM",
+        {"tie_word_embeddings": True, "num_key_value_heads": None, "hidden_act": "relu"},
+        gradients=False,
+    ),
+    "phi3": Row(
+        "Phi3ForCausalLM",
+        {
+            "head_dim": None,
+            "rope_parameters": rope(
+                "longrope",
+                short_factor=[1.0, 1.1, 1.3],
+                long_factor=[1.7, 2.9, 4.3],
+                partial_rotary_factor=0.75,
+                **OLD,
+            ),
+            "original_max_position_embeddings": 13,
+            "sliding_window": 7,
+        },
+        generates=True,
+    ),
+    "phi3-short": Row(
+        "Phi3ForCausalLM",
+        {
+            "head_dim": None,
+            "rope_parameters": rope(
+                "longrope",
+                short_factor=[1.0, 1.1, 1.3, 1.5],
+                long_factor=[1.7, 2.9, 4.3, 5.1],
+                factor=1.7,
+                attention_factor=1.4,
+                original_max_position_embeddings=64,
+            ),
+            "original_max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+        },
+        gradients=False,
+    ),
 }

@@ -31,6 +31,7 @@ WEIGHTS: dict[str, Entry] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "gate_up": None,
     "experts": "expert",
     "head_dim": None,
     "norm": None,
@@ -49,6 +50,7 @@ ACTIVATIONS: dict[str, Entry] = {
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
+    "gate_up": None,
     "vocab": "tensor",
     "experts": None,  # of a token: all of them, or the ones it chose
 }

@@ -123,7 +123,9 @@ class Decoder:
 
 
 def reaches(pattern: Sequence[Reach], num_layers: int) -> tuple[Reach, ...]:
-    """The reach of each layer: the pattern over and over."""
+    """The reach of each layer: the pattern over and over. Raises UserError for an empty one."""
+    if not pattern:
+        raise UserError('model.layer_pattern: is empty; write ["local", "global"] or leave it out')
     return tuple(pattern[i % len(pattern)] for i in range(num_layers))
 
 
@@ -148,8 +150,7 @@ def check_decoder(model: Any) -> None:
                     f"model.rope_scaling.{name}: has {count} numbers, a head has {pairs} pairs; "
                     f"give one for each"
                 )
-    if not model.layer_pattern:
-        raise UserError('model.layer_pattern: is empty; write ["local", "global"] or leave it out')
+    _ = model.kinds
 
 
 def layers_spec(spans: Spans, spec_of: Callable[[str], Tree]) -> dict[str, Tree]:

@@ -4,8 +4,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """x over its root mean square along the last axis, times scale; dtype of x."""
+def rms_norm(x: Array, scale: Array, eps: float, *, dims: int = 1) -> Array:
+    """x over its root mean square along the last `dims` axes, times scale; dtype of x."""
+    x32 = x.astype(jnp.float32)
+    over = tuple(range(-dims, 0))
+    inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=over, keepdims=True) + eps)
+    return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)
+
+
+def rms_norm_from_zero(x: Array, scale: Array, eps: float) -> Array:
+    """The same with weights that are zero where they change nothing, as Gemma stores them
+    (https://arxiv.org/abs/2403.08295): times 1 + scale, before the result is rounded."""
     x32 = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)
+    return (x32 * inverse * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
