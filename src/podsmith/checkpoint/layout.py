@@ -30,7 +30,9 @@ class Slot:
 
     name: str
     path: str
-    layer: int | None
+    at: tuple[int, ...]
+    """Index of this tensor's part in the stacked leaf: its layer, then its expert; () where the
+    leaf is the tensor."""
     shape: tuple[int, ...]
     """Shape over there."""
     param: Param
@@ -42,18 +44,17 @@ class Slot:
 
     def to_layout(self, leaf: Any, dtype: Any = np.float32) -> np.ndarray:
         """The leaf's part for this tensor, on the host, in their layout and `dtype`."""
-        part = leaf if self.layer is None else leaf[self.layer]
+        part = leaf[self.at] if self.at else leaf
         array = np.asarray(part).astype(dtype, copy=False)
         if _is_linear(self.param):
             array = array.reshape(self.shape[::-1]).T
         return np.ascontiguousarray(array.reshape(self.shape))
 
     def from_layout(self, array: np.ndarray) -> np.ndarray:
-        """float32 in our layout, without the layers axis."""
+        """float32 in our layout, without the stacked axes."""
         if _is_linear(self.param):
             array = array.T
-        ours = self.param.shape if self.layer is None else self.param.shape[1:]
-        return np.asarray(array, np.float32).reshape(ours)
+        return np.asarray(array, np.float32).reshape(self.param.shape[len(self.at) :])
 
 
 def _is_linear(param: Param) -> bool:
@@ -65,21 +66,28 @@ def slots(model: Any) -> list[Slot]:
     layer, then the rest.
 
     A model's table has one name for a weight of all kinds of layers, `layers.q`, whatever
-    stacks the layers are in.
+    stacks the layers are in; `{}` in it is the number of an expert. Raises UserError for a
+    reasoning layer, which has no name over there.
     """
+    if getattr(model, "reasoning", None) is not None:
+        raise UserError(
+            "model.reasoning: no Hugging Face architecture has reasoning layers; "
+            "keep the run directory, or train without them to export"
+        )
     places = {path: numbers for span in model.spans for path, _, numbers in span.places()}
     outer, layered = [], []
     for path, param in walk(model.spec()):
         stack, _, leaf = path.rpartition(".")
         if stack in places:
             template = model.hf.weights[f"{LAYERS}.{leaf}"]
-            shape = _their_shape(param)
+            shape, inside = _their_shape(param), param.shape[1 : len(param.batch)]
             layered += [
-                (number, Slot(template.format(i=number), path, i, shape, param))
+                (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
                 for i, number in enumerate(places[stack])
+                for at in np.ndindex(inside)
             ]
         else:
-            outer.append(Slot(model.hf.weights[path], path, None, _their_shape(param), param))
+            outer.append(Slot(model.hf.weights[path], path, (), _their_shape(param), param))
     layered.sort(key=lambda numbered: numbered[0])
     tables = [slot for slot in outer if slot.param.inputs == ("vocab",)]
     rest = [slot for slot in outer if slot not in tables]
@@ -119,8 +127,7 @@ def from_hf(model: Any, given: Mapping[str, Any], where: str = "weights") -> Tre
                 f"{where}: {slot.name} has shape {list(array.shape)}, config.json implies "
                 f"{list(slot.shape)}; they are not of one model"
             )
-        at = ... if slot.layer is None else slot.layer
-        leaves[slot.path][at] = slot.from_layout(array)
+        leaves[slot.path][slot.at or ...] = slot.from_layout(array)
     return _nested(leaves)
 
 

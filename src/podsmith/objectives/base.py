@@ -1,9 +1,12 @@
 """What an objective returns: sums and weights, never means, so that accumulation, packing
 and uneven hosts are exact."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
+
+from podsmith.core.stack import Aux
+from podsmith.models.decoder import penalties
 
 
 class Loss(NamedTuple):
@@ -12,3 +15,10 @@ class Loss(NamedTuple):
     total: Array
     weight: Array
     metrics: dict[str, tuple[Array, Array]]
+
+
+def with_penalties(loss: Loss, model: Any, aux: Aux) -> Loss:
+    """The loss with what the model's layers add to that of each token, and their metrics; `aux`
+    is what `model.hidden` returned beside the residual stream."""
+    added, metrics = penalties(model, aux)
+    return Loss(loss.total + added * loss.weight, loss.weight, loss.metrics | metrics)
