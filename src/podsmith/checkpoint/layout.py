@@ -24,7 +24,9 @@ class Slot:
 
     name: str
     path: str
-    layer: int | None
+    at: tuple[int, ...]
+    """Index of this tensor's part in the stacked leaf: its layer, then its expert; () where the
+    leaf is the tensor."""
     shape: tuple[int, ...]
     """Shape over there."""
     param: Param
@@ -33,11 +35,6 @@ class Slot:
     @property
     def size(self) -> int:
         return int(np.prod(self.shape))
-
-    @property
-    def at(self) -> tuple[int, ...]:
-        """Index of this tensor's part in the stacked leaf; () where the leaf is the tensor."""
-        return () if self.layer is None else (self.layer,)
 
     def to_layout(self, leaf: Any, dtype: Any = None) -> np.ndarray:
         """The leaf's part for this tensor, on the host, in their layout; in the leaf's dtype
@@ -97,21 +94,28 @@ def slots(model: Any) -> list[Slot]:
     layer, then the rest.
 
     A model's table has one name for a weight of all kinds of layers, `layers.q`, whatever
-    stacks the layers are in.
+    stacks the layers are in; `{}` in it is the number of an expert. Raises UserError for a
+    reasoning layer, which has no name over there.
     """
+    if getattr(model, "reasoning", None) is not None:
+        raise UserError(
+            "model.reasoning: no Hugging Face architecture has reasoning layers; "
+            "keep the run directory, or train without them to export"
+        )
     places = {path: numbers for span in model.spans for path, _, numbers in span.places()}
     outer, layered = [], []
     for path, param in walk(model.spec()):
         stack, _, leaf = path.rpartition(".")
         if stack in places:
             template = model.hf.weights[f"{LAYERS}.{leaf}"]
-            shape = _their_shape(param)
+            shape, inside = _their_shape(param), param.shape[1 : len(param.batch)]
             layered += [
-                (number, Slot(template.format(i=number), path, i, shape, param))
+                (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
                 for i, number in enumerate(places[stack])
+                for at in np.ndindex(inside)
             ]
         else:
-            outer.append(Slot(model.hf.weights[path], path, None, _their_shape(param), param))
+            outer.append(Slot(model.hf.weights[path], path, (), _their_shape(param), param))
     layered.sort(key=lambda numbered: numbered[0])
     tables = [slot for slot in outer if slot.param.inputs == ("vocab",)]
     rest = [slot for slot in outer if slot not in tables]

@@ -27,13 +27,16 @@ class Param:
     """Shape, meaning and initialization of one weight.
 
     Matrices start as a normal of `std` (one over the square root of the fan-in if unset);
-    `fill` makes a constant. Raises ValueError where arrow and shape disagree.
+    `fill` makes a constant. What has a `balance_rate` moves by that much against the sign of its
+    gradient, which counts something and is none of the loss: no optimizer, no clipping. Raises
+    ValueError where arrow and shape disagree.
     """
 
     arrow: str
     shape: tuple[int, ...]
     std: float | None = None
     fill: float | None = None
+    balance_rate: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):

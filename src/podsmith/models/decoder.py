@@ -10,6 +10,7 @@ a family whose layers attend to keys and values of their own.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -26,25 +27,42 @@ from podsmith.core.stack import Aux, run_stack, run_stack_cached
 from podsmith.core.weight import dot, lookup
 from podsmith.errors import UserError
 from podsmith.kernels import select
+from podsmith.models.experts import penalty
+from podsmith.models.reasoning import Reasoning, reasoned, run_whole, whole_spec
 from podsmith.nn.attention import masked_attention
 from podsmith.nn.norm import rms_norm
 from podsmith.nn.rope import rope_tables
 from podsmith.nn.rope_scaling import LongRope
 
-Attend = Callable[..., Array]
-"""attend(q [B, T, N, H], k and v [B, T, K, H], scale, *, window=None, soft_cap=None)."""
+
+@dataclass(frozen=True)
+class Attend:
+    """attend(q [B, T, N, H], k and v [B, T, K, H], scale, *, window=None, soft_cap=None)."""
+
+    run: Callable[..., Array]
+    real: Array
+    """bool [B, T]: False at padding."""
+
+    def __call__(self, *args: Any, **masks: Any) -> Array:
+        return self.run(*args, **masks)
+
+
 Layer = Callable[[str, Tree, Array, Tree, Attend], tuple[Array, Aux]]
 Spans = tuple[Span, ...]
 Reach = Literal["local", "global"]
 """Whether a layer looks through the model's window or at the whole row."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """All of a causal decoder but its fields, `spec` and `layer`.
+    """All of a causal decoder but most of its fields, `spec` and `layer`.
 
     Reads the fields num_layers, num_heads, num_kv_heads, head_dim, rope_theta, rope_scaling,
     window, norm_eps and head, and the weights embed, norm and head.
     """
+
+    reasoning: Reasoning | None = None
+    """Small experts beside the decoder's own layers, after every few of them."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -64,7 +82,7 @@ class Decoder:
     @property
     def spans(self) -> Spans:
         """The layers as they are stacked."""
-        return spans(self.kinds)
+        return spans(reasoned(self, self.kinds))
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -153,11 +171,22 @@ def check_decoder(model: Any) -> None:
     _ = model.kinds
 
 
+def penalties(model: Any, aux: Aux) -> tuple[Array | float, dict[str, tuple[Array, Array]]]:
+    """What layers with experts add to the mean loss of a token, and metrics as (sum, weight);
+    `aux` is what the layers returned beside the residual stream."""
+    total, metrics = 0.0, {}
+    for prefix, how in (("router", "experts"), ("reasoning", "reasoning")):
+        if f"{prefix}_counts" in aux:
+            added, new = penalty(aux, prefix, getattr(model, how))
+            total, metrics = total + added, metrics | new
+    return total, metrics
+
+
 def layers_spec(spans: Spans, spec_of: Callable[[str], Tree]) -> dict[str, Tree]:
     """The Params of all spans, `spec_of(kind)` stacked for each place."""
     spec: dict[str, Tree] = {}
     for span in spans:
-        places = [stack(spec_of(kind), span.repeats) for kind in span.kinds]
+        places = [stack(whole_spec(spec_of, kind), span.repeats) for kind in span.kinds]
         spec[span.name] = _by_place(places)
     return spec
 
@@ -177,7 +206,7 @@ def run_layers(
         def attend(q: Array, k: Array, v: Array, scale: float, **masks: Any) -> Array:
             return kernel(q, k, v, ids, scale, **masks)
 
-        return layer(kind, w, x, tables, attend)
+        return run_whole(layer, kind, w, x, tables, Attend(attend, ids > 0))
 
     total: Aux = {}
     for span in spans:
@@ -236,7 +265,7 @@ def extend_layers(
             mask = seen if window is None else seen & (back < window)
             return masked_attention(q, new["k"], new["v"], mask, scale, **masks)
 
-        x, _ = layer(kind, w, x, tables, attend)
+        x, _ = run_whole(layer, kind, w, x, tables, Attend(attend, valid))
         return x, new
 
     kv: Tree = {}

@@ -10,6 +10,8 @@ from jax import Array
 
 Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
 
+GatedMlp = Literal["swiglu", "geglu", "reglu"]
+
 GATED = ("swiglu", "geglu", "reglu")
 
 

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
+from podsmith.core.stack import Aux
+from podsmith.models.decoder import penalties
+
 
 class Loss(NamedTuple):
     """float32 scalars. The gradient is that of `total`; the loss is total over weight."""
@@ -18,3 +21,10 @@ def for_eval(objective: Any) -> Any:
     """The objective as it is measured: without the noise that some add in training."""
     without_noise = getattr(objective, "without_noise", None)
     return without_noise() if without_noise else objective
+
+
+def with_penalties(loss: Loss, model: Any, aux: Aux) -> Loss:
+    """The loss with what the model's layers add to that of each token, and their metrics; `aux`
+    is what `model.hidden` returned beside the residual stream."""
+    added, metrics = penalties(model, aux)
+    return Loss(loss.total + added * loss.weight, loss.weight, loss.metrics | metrics)

@@ -11,7 +11,7 @@ from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.param import Tree
 from podsmith.kernels import select
-from podsmith.objectives.base import Loss
+from podsmith.objectives.base import Loss, with_penalties
 from podsmith.run import STRICT
 
 
@@ -26,7 +26,7 @@ class Clm:
 
     def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
         """Sums over the batch's targets; `key` is unused, nothing is sampled."""
-        x, _ = model.hidden(w, batch, how)
+        x, aux = model.hidden(w, batch, how)
         targets, weights = next_tokens(batch)
         sums = select.cross_entropy(how)(
             model.logits,
@@ -43,7 +43,7 @@ class Clm:
             "accuracy": (sums.correct, weight),
             "z": (sums.z, weight),
         }
-        return Loss(sums.total, weight, metrics)
+        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
 
 def next_tokens(batch: Batch) -> tuple[Array, Array]:

@@ -30,7 +30,7 @@ RULES: dict[str, Rule] = {
     "muon": muon,
 }
 
-__all__ = ["build_optimizer", "clip", "make_schedule", "state_slots", "state_spec"]
+__all__ = ["build_optimizer", "clip", "gradient_norm", "make_schedule", "state_slots", "state_spec"]
 
 
 def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.GradientTransformation:
@@ -59,6 +59,9 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.Gradien
         kept: list[tuple[str, str, Array]] = []
         for path, g in walk(grads):
             param, g = params[path], g.astype(jnp.float32)
+            if param.balance_rate is not None:
+                updates[path] = -param.balance_rate * jnp.sign(g)
+                continue
             step, new = rule.direction(optim, param, g, w[path], slots[path], t)
             if param.is_matrix and optim.weight_decay:
                 step = step + optim.weight_decay * w[path]
@@ -67,6 +70,12 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.Gradien
         return _nest(updates.items()), _state(count + 1, kept)
 
     return optax.GradientTransformation(init, update)
+
+
+def gradient_norm(grads: Tree, spec: Tree) -> Array:
+    """Global norm of the gradients of the loss, float32; those that only count are left out."""
+    params = dict(walk(spec))
+    return optax.global_norm([g for path, g in walk(grads) if params[path].balance_rate is None])
 
 
 def state_spec(optim: Optim, spec: Tree) -> Tree:
@@ -93,6 +102,7 @@ def state_slots(optim: Optim, spec: Tree) -> Tree:
     kept = [
         (name, path, slot)
         for path, param in walk(spec)
+        if param.balance_rate is None
         for name, slot in rule.slots(optim, param).items()
     ]
     return _state(Slot(Param("", (), fill=0.0), "int32"), kept)

@@ -18,7 +18,7 @@ from podsmith.core.pipeline import interleaved, num_stages
 from podsmith.core.sharding import batch_sharding
 from podsmith.kernels import select
 from podsmith.objectives.base import Loss
-from podsmith.optim.build import clip, make_schedule
+from podsmith.optim.build import clip, gradient_norm, make_schedule
 from podsmith.plan.resolve import Plan
 from podsmith.train.state import abstract_state, optimizer_of
 
@@ -60,7 +60,7 @@ def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, A
     grads, loss = summed_gradients(plan, weights, batch, key)
     weight = jnp.maximum(loss.weight, 1.0)
     grads = jax.tree.map(lambda g: g / weight, grads)
-    norm = optax.global_norm(grads)
+    norm = gradient_norm(grads, plan.spec)
     grads = clip(grads, norm, run.optim.clip_norm)
     updates, opt = optimizer_of(plan).update(grads, state["optimizer"], weights)
     new = {

@@ -1,0 +1,196 @@
+"""Families with experts equal transformers: logits, loss with the router's, gradients, text of
+left-padded batches, and folders both ways. Dims pairwise different, features off their defaults."""
+
+import copy
+import json
+from functools import cache
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.checkpoint.hf import export_hf, import_hf, to_hf
+from podsmith.checkpoint.safetensors import TensorFiles
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.evals.generate import Sampling, generate
+from podsmith.objectives.clm import Clm
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 192,
+    "rms_norm_eps": 3e-4, "rope_parameters": {"rope_type": "default", "rope_theta": 5003.0},
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+ROWS = {
+    "mixtral": (
+        "MixtralForCausalLM",
+        {
+            "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
+            "sliding_window": 9, "router_aux_loss_coef": 0.3, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "decoder_sparse_step": 2, "mlp_only_layers": [1],
+            "norm_topk_prob": True, "attention_bias": True, "router_aux_loss_coef": 0.3,
+            "use_sliding_window": True, "sliding_window": 9,
+        },
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28, "head_dim": None,
+            "norm_topk_prob": False, "clip_qkv": 0.9, "attention_bias": True,
+            "router_aux_loss_coef": 0.3,
+        },
+    ),
+    "dots1": (
+        "Dots1ForCausalLM",
+        {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+            "sliding_window": None, "attention_bias": True,
+        },
+    ),
+}  # fmt: skip
+TOLERANCE = 1e-5  # of the largest value
+TOKENS = np.random.default_rng(1).integers(3, 97, (2, 29))
+PADDED = (slice(1, 2), slice(0, 6))  # left of the second row
+PROMPTS = [list(range(40, 63)), [5, 9, 2, 77], [*range(20, 33)]]
+NEW_TOKENS = 64
+
+
+@cache
+def folder_of(name, tmp):
+    """Their model with random weights, and the folder it saved itself in."""
+    architecture, changes = ROWS[name]
+    torch.manual_seed(0)
+    cls = getattr(transformers, architecture)
+    said = {k: v for k, v in (SIZES | changes).items() if v is not None or k == "sliding_window"}
+    config = cls.config_class(**said)
+    theirs = cls._from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for path, parameter in [*theirs.named_parameters(), *theirs.named_buffers()]:
+            noise = torch.randn_like(parameter)
+            if parameter.ndim == 1 and "inv_freq" not in path:
+                parameter += 0.1 * noise
+            elif parameter.ndim > 1:
+                std = 0.3 if "embed" in path else parameter.shape[-1] ** -0.5
+                parameter.copy_(std * noise)
+    theirs.save_pretrained(tmp / name)
+    return theirs, tmp / name
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return tmp_path_factory.mktemp("moe")
+
+
+def problem(name, folders):
+    theirs, folder = folder_of(name, folders)
+    return theirs, folder, *import_hf(folder)[:2]
+
+
+def make_batch(tokens, real):
+    return Batch(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        segment_ids=jnp.asarray(real, jnp.int32),
+        positions=jnp.asarray(np.maximum(np.cumsum(real, 1) - 1, 0), jnp.int32),
+        loss_weight=jnp.asarray(real & (np.cumsum(real, 1) > 1), jnp.float32),
+    )
+
+
+def assert_near(ours, theirs, name):
+    largest = np.abs(theirs).max()
+    distance = np.abs(np.asarray(ours, np.float64) - theirs).max()
+    assert largest > 0, name
+    assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"
+    return distance / largest
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
+    theirs, _, model, w = problem(name, folders)
+    real = np.ones(TOKENS.shape, bool)
+    real[PADDED] = False
+    labels = np.where(real & (np.cumsum(real, 1) > 1), TOKENS, -100)
+    theirs.zero_grad()
+    routed = {} if name == "dots1" else {"output_router_logits": True}
+    out = theirs(
+        input_ids=torch.tensor(TOKENS), attention_mask=torch.tensor(real).long(),
+        position_ids=torch.tensor(np.maximum(np.cumsum(real, 1) - 1, 0)),
+        labels=torch.tensor(labels), **routed,
+    )  # fmt: skip
+    out.loss.backward()
+    batch = make_batch(TOKENS, real)
+
+    def loss(w):
+        found = Clm().loss(model, w, batch, jax.random.key(0), Compute(loss_chunk_tokens=5))
+        return found.total / found.weight, found.metrics
+
+    def both(w):
+        hidden, _ = model.hidden(w, batch, Compute())
+        return model.logits(w, hidden), *jax.value_and_grad(loss, has_aux=True)(w)
+
+    logits, (value, metrics), grads = jax.jit(both)(w)
+    near = assert_near(np.asarray(logits)[real], out.logits.detach().numpy()[real], "logits")
+    record_property("logits", near)
+    np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
+    if routed:
+        np.testing.assert_allclose(metrics["router_balance"][0], out.aux_loss.item(), rtol=1e-5)
+        assert model.experts.balance_loss == 0.3
+    with torch.no_grad():  # under the names of files
+        holder = copy.deepcopy(theirs)
+        for to, source in zip(holder.parameters(), theirs.parameters(), strict=True):
+            to.copy_(source.grad)
+    holder.save_pretrained(tmp_path)
+    wanted, ours = TensorFiles(tmp_path), to_hf(model, grads)
+    assert set(ours) == set(wanted)
+    names = [path for path in ours if not path.endswith("correction_bias")]
+    record_property("gradients", max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in names))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_export_is_their_folder_again(name, folders, tmp_path):
+    """Every tensor by name, bit for bit; the proof compares logits of both in transformers."""
+    theirs, folder, model, w = problem(name, folders)
+    proof = export_hf(model, w, None, tmp_path / "out")
+    assert proof.folder_to_transformers.max_abs_diff < 1e-4
+    first, second = TensorFiles(folder), TensorFiles(tmp_path / "out")
+    assert set(first) == set(second)
+    for path in first:
+        np.testing.assert_array_equal(np.asarray(first[path]), np.asarray(second[path]), path)
+    again, _, _ = import_hf(tmp_path / "out")
+    assert again == model
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    for key, value in theirs.config.to_dict().items():
+        if key in said and value is not None and key in SIZES | ROWS[name][1]:
+            if key not in ("rope_parameters", "decoder_sparse_step", "mlp_only_layers"):
+                assert said[key] == value, key
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_text_of_a_left_padded_batch(name, folders):
+    """Greedy, token for token; the window is shorter than the longest prompt."""
+    theirs, _, model, w = problem(name, folders)
+    longest = max(map(len, PROMPTS))
+    assert all(window < longest for window in model.windows if window)
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
+    out = theirs.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    no_text = SimpleNamespace(decode=lambda ids, **_: "", eos_id=None, bos_id=None)
+    found = generate(model, w, no_text, PROMPTS, Sampling(NEW_TOKENS), prefix=())
+    assert [list(one.tokens) for one in found] == out[:, longest:].tolist()
+    assert len({one.tokens for one in found}) == len(PROMPTS)
