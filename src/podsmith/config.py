@@ -1,6 +1,6 @@
 """Run files: layers of plain values, merged, validated against `Run`, and written back.
 
-    default < recipe < depth < preset < run file < a.b=c
+    default < train.init_from < recipe < depth < preset < run file < a.b=c
 
 Each layer overwrites single values. Naming another `kind` or a `preset` starts the section
 anew, so that nothing of another optimizer or model lingers in it.
@@ -84,6 +84,7 @@ def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tupl
     for keys, value in parsed:
         if keys not in chosen:
             merged.put(keys, value)
+    _put_origin(merged)
     run = _validated(merged)
     check_run(run)
     return run, _provenance(run, merged.origin)
@@ -114,6 +115,27 @@ def _put_layer(
             merged.drop(section)
             merged.merge({section: _preset(section, name, where)}, f"preset {name}")
     merged.merge(layer, label)
+
+
+def _put_origin(merged: Merged) -> None:
+    """Fills in the model, and the tokenizer, of what `train.init_from` names; what is said of
+    them counts first."""
+    train = merged.values.get("train")
+    path = train.get("init_from") if isinstance(train, dict) else None
+    model = merged.values.get("model", {})
+    if not isinstance(path, str) or path == UNSET or not isinstance(model, dict) or "kind" in model:
+        return
+    from podsmith.checkpoint.origin import run_fields
+
+    for section, fields in run_fields(path, merged.values.get("dir")).items():
+        inner = merged.values
+        for key in section:
+            inner = inner.get(key, {})
+        if section == ("model",) or not inner:
+            layer: dict[str, Any] = {key: v for key, v in fields.items() if key not in inner}
+            for key in reversed(section):
+                layer = {key: layer}
+            merged.merge(layer, f"train.init_from {path}")
 
 
 def _recipe(name: Any, where: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from podsmith.run import ROW_PARTS, Chat, Run, Source, Tokenizer
 def check_run(run: Run) -> None:
     """Raises UserError for a run whose sections contradict each other, or that sets what has
     no effect."""
+    _check_length(run)
     _check_batch(run)
     _check_schedule(run)
     _check_lengths(run)
@@ -21,6 +22,16 @@ def check_run(run: Run) -> None:
     _check_tokenizer(run)
     _check_sources(run)
     _check_prices(run)
+
+
+def _check_length(run: Run) -> None:
+    steps, epochs = run.train.steps, run.train.epochs
+    if steps is None and epochs is None:
+        raise UserError("train.steps: missing; say how many steps, or passes in train.epochs")
+    if steps is not None and epochs is not None:
+        raise UserError(
+            f"train.epochs: {epochs:g} and train.steps = {steps} both say how long; keep one"
+        )
 
 
 def _check_batch(run: Run) -> None:
@@ -34,7 +45,7 @@ def _check_batch(run: Run) -> None:
 
 def _check_schedule(run: Run) -> None:
     schedule: Any = getattr(run.optim, "schedule", None)
-    if schedule is None:
+    if schedule is None or run.train.steps is None:
         return
     used = 0
     for name in ("warmup_steps", "decay_steps"):
@@ -76,6 +87,11 @@ def _check_checkpoint(run: Run) -> None:
 
 def _check_tokenizer(run: Run) -> None:
     said = run.data.tokenizer
+    if said.path is None and run.train.init_from is not None and run.data.sources:
+        raise UserError(
+            "data.tokenizer.path: the weights of train.init_from know one tokenizer, and it was "
+            "not found there; name it"
+        )
     if said.path is None:
         size = getattr(run.model, "vocab_size", None)
         if size and said.vocab_size > size:

@@ -209,8 +209,10 @@ class Train:
     """The training loop."""
 
     __pydantic_config__ = STRICT
-    steps: PositiveInt
-    """Optimizer steps."""
+    steps: PositiveInt | None = None
+    """Optimizer steps; this or `epochs`."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the prepared data, instead of `steps`."""
     global_batch_size: PositiveInt
     """Rows in one optimizer step, over all devices and microbatches."""
     num_microbatches: PositiveInt = 1
@@ -229,7 +231,8 @@ class Train:
     ema_decay: Fraction | None = None
     """Keeps an exponential moving average of the weights, used by eval and export."""
     init_from: str | None = None
-    """Run directory or Hugging Face folder whose weights are the start; fresh ones if unset."""
+    """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
+    tokenizer come from; fresh weights if unset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +242,14 @@ class Eval:
     __pydantic_config__ = STRICT
     every_steps: PositiveInt | None = None
     """Steps between evaluations; only at the end if unset."""
+    first: Literal["none", "start"] = "none"
+    """`start` also evaluates before the first step."""
     max_rows: PositiveInt | None = 512
     """Rows per source at most."""
     prompts: tuple[str, ...] = ()
     """Continued greedily after each evaluation; kept in the report."""
+    prompt_format: Literal["text", "chat"] = "text"
+    """`chat` asks each prompt as a user would, by the tokenizer's chat template."""
     sample_tokens: PositiveInt = 64
     """Length of those samples."""
 

@@ -31,6 +31,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # Imports inside functions that look upwards, with the reason.
 UPWARD = {
+    ("config", "checkpoint"): "a run may take its model from where its weights come from",
     ("checkpoint", "train"): "a run directory is read into the state that its training saved",
     ("models", "checkpoint"): "`params` also counts the model of a folder",
     ("plan", "train"): "plan compiles the very step that training runs",

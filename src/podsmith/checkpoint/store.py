@@ -113,6 +113,15 @@ class Checkpoints:
             )
         return None
 
+    def restore_at(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
+        """State and meta of one checkpoint. Raises UserError if it is not there or damaged."""
+        if step not in self.steps():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise UserError(f"{self.root}: there is no checkpoint {step}; there are: {there}")
+        if problem := self._damage(step):
+            raise UserError(f"{self.root / str(step)}: is damaged ({problem}); take another")
+        return self._restore_step(step, abstract)
+
     def _restore_step(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
         check_shapes(self._manager.item_metadata(step).state, abstract, self.root / str(step))
         args = ocp.args.Composite(
@@ -225,9 +234,10 @@ def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
             )
 
 
-def load_run_weights(run_dir: str | Path) -> tuple[Run, Tree]:
-    """The run of a directory and its newest intact weights (the moving average where the run
-    keeps one), on this process's first device. Raises UserError where there are none."""
+def load_run_weights(run_dir: str | Path, step: int | None = None) -> tuple[Run, Tree]:
+    """The run of a directory and its weights at a step, or the newest intact ones (the moving
+    average where the run keeps one), on this process's first device. Raises UserError where
+    there are none."""
     from podsmith.config import load_run
     from podsmith.plan.resolve import resolve
     from podsmith.train.state import abstract_state, eval_weights
@@ -239,7 +249,10 @@ def load_run_weights(run_dir: str | Path) -> tuple[Run, Tree]:
     alone = replace(run, mesh=Mesh())
     plan = resolve(alone, jax.local_devices()[:1])
     with Checkpoints(folder, run.checkpoint) as checkpoints:
-        restored = checkpoints.restore(abstract_state(plan))
+        abstract = abstract_state(plan)
+        if step is not None:
+            return run, eval_weights(checkpoints.restore_at(step, abstract)[0])
+        restored = checkpoints.restore(abstract)
     if restored is None:
         raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
     return run, eval_weights(restored[0])

@@ -98,21 +98,7 @@ def tokenize(
     normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
     facts = _facts(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
-    # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
-    named = settings.route if settings.route == "sentencepiece" else "any"
-    fingerprint = {
-        "parts": [asdict(p) for p in parts],
-        "prepend": settings.prepend,
-        "append": settings.append,
-        "route": named,
-        "tokenizer": facts["tokenizer_fingerprint"],
-    }
-    if conversations:
-        # the template is in the tokenizer's folder; its name says nothing more
-        fingerprint["conversations"] = {
-            **asdict(conversations),
-            "template": template_source(conversations.chat, load_tokenizer(folder / "tokenizer")),
-        }
+    fingerprint = _fingerprint(folder, parts, settings, conversations, facts)
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
     found = finished_stage("tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs)
@@ -143,6 +129,32 @@ def tokenize(
         workers=workers,
         progress=progress,
     )
+
+
+def _fingerprint(
+    folder: Path,
+    parts: Sequence[Part],
+    settings: Tokenize,
+    conversations: Conversations | None,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """What the output depends on."""
+    # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
+    named = settings.route if settings.route == "sentencepiece" else "any"
+    fingerprint = {
+        "parts": [asdict(p) for p in parts],
+        "prepend": settings.prepend,
+        "append": settings.append,
+        "route": named,
+        "tokenizer": facts["tokenizer_fingerprint"],
+    }
+    if conversations:
+        # the template is in the tokenizer's folder; its name says nothing more
+        fingerprint["conversations"] = {
+            **asdict(conversations),
+            "template": template_source(conversations.chat, load_tokenizer(folder / "tokenizer")),
+        }
+    return fingerprint
 
 
 def _facts(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:

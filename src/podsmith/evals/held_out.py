@@ -12,11 +12,12 @@ from podsmith.checkpoint.store import load_run_weights
 from podsmith.core.batch import Batch
 from podsmith.core.param import Tree
 from podsmith.core.sharding import batch_sharding, batch_ways
+from podsmith.data.chat import UnusableError
 from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
 from podsmith.evals.loss import SourceLoss, evaluate_rows
 from podsmith.plan.resolve import Plan, resolve
-from podsmith.run import Mesh
+from podsmith.run import Eval, Mesh
 
 
 class HeldOut:
@@ -26,6 +27,7 @@ class HeldOut:
         self._plan, self._store = plan, store
         rows = plan.run.train.global_batch_size // plan.run.train.num_microbatches
         self._rows = max(rows, batch_ways(plan.mesh))
+        self._asked = asked_prompts(plan.run.eval, store) if plan.run.eval.prompts else ()
 
     def losses(self, weights: Tree) -> list[SourceLoss]:
         """One entry a source; empty where nothing is held out."""
@@ -70,7 +72,7 @@ class HeldOut:
             run.model,
             weights,
             tokenizer,
-            list(run.eval.prompts),
+            list(self._asked),
             settings,
             self._plan.how,
             prefix=(tokenizer.bos_id,) if starts else (),
@@ -79,6 +81,34 @@ class HeldOut:
             {"prompt": prompt, "text": one.text}
             for prompt, one in zip(run.eval.prompts, found, strict=True)
         ]
+
+
+def asked_prompts(settings: Eval, store: TokenStore) -> list[str | list[int]]:
+    """The prompts as they are, or as a user's turn in the chat template, encoded.
+
+    Raises UserError where the tokenizer has no template.
+    """
+    if settings.prompt_format == "text":
+        return list(settings.prompts)
+    from podsmith.data.chat_template import ChatTemplate
+    from podsmith.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    if not tokenizer.chat_template:
+        raise UserError(
+            'eval.prompt_format: "chat" needs a chat template, and the tokenizer of '
+            f'{store.place.name("tokenizer")} has none; set data.chat.template or "text"'
+        )
+    template = ChatTemplate(tokenizer.chat_template, tokenizer)
+    asked = []
+    for prompt in settings.prompts:
+        user = {"role": "user", "content": prompt, "instruction": prompt, "input": ""}
+        try:
+            text = template.render({"messages": [user]}, prompt=True)
+        except UnusableError as error:
+            raise UserError(f"eval.prompts: {prompt!r}: {error}") from None
+        asked.append(tokenizer.encode(text, parse_special=True))
+    return asked
 
 
 def eval_command(path: str, *, max_rows: int | None = None) -> int:

@@ -8,6 +8,7 @@ A slot's tree has the names of the weights' tree, less the weights that have no 
 The state holds arrays only, and `state_spec` gives the axes of each: it shards as weights do.
 """
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ import optax
 from jax import Array
 
 from podsmith.core.param import Param, Tree, walk
+from podsmith.errors import UserError
 from podsmith.optim import adafactor, adam8bit, adamw, lion, muon
 from podsmith.optim.kinds import Optim
 from podsmith.optim.rule import Rule, Slot
@@ -40,6 +42,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.Gradien
     `optax.apply_updates`, and the new state. Raises UserError from the schedule.
     """
     params = dict(walk(spec))
+    shares = rate_shares(optim, params)
     rule = RULES[optim.kind]
     schedule = make_schedule(optim, total_steps)
 
@@ -65,7 +68,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.Gradien
             step, new = rule.direction(optim, param, g, w[path], slots[path], t)
             if param.is_matrix and optim.weight_decay:
                 step = step + optim.weight_decay * w[path]
-            updates[path] = -rate * step
+            updates[path] = -(rate * shares[path] if path in shares else rate) * step
             kept += [(name, path, array) for name, array in new.items()]
         return _nest(updates.items()), _state(count + 1, kept)
 
@@ -76,6 +79,23 @@ def gradient_norm(grads: Tree, spec: Tree) -> Array:
     """Global norm of the gradients of the loss, float32; those that only count are left out."""
     params = dict(walk(spec))
     return optax.global_norm([g for path, g in walk(grads) if params[path].balance_rate is None])
+
+
+def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
+    """What the rate of each weight that `optim.rates` names is multiplied by, by its dotted path.
+
+    Raises UserError for a pattern that fits no weight.
+    """
+    found: dict[str, float] = {}
+    paths = list(paths)
+    for pattern, share in optim.rates.items():
+        fitting = fnmatch.filter(paths, pattern)
+        if not fitting:
+            raise UserError(
+                f"optim.rates: {pattern!r} fits no weight; there are {', '.join(sorted(paths))}"
+            )
+        found |= dict.fromkeys(fitting, share)
+    return found
 
 
 def state_spec(optim: Optim, spec: Tree) -> Tree:

@@ -101,6 +101,13 @@ class Common:
         Positive | None,
         Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),
     ] = 1.0
+    rates: Annotated[
+        dict[str, NonNegative],
+        Field(
+            description="Patterns of weights, as `embed` or `layers.*norm`, and what their rate "
+            "is multiplied by; 0 keeps them, and of several that fit the last counts."
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from podsmith.errors import UserError
 from podsmith.plan.compile import compile_for, require_libtpu
+from podsmith.plan.length import with_steps
 from podsmith.plan.machine import Machine, machine_of, parse_machine
 from podsmith.plan.quick import Quick
 from podsmith.plan.report import Report, write_plan
@@ -43,6 +44,7 @@ def plan_command(run: Run, wanted: Wanted) -> int:
     """
     if wanted.finalists is not None and (wanted.quick or not wanted.search):
         raise UserError("--finalists: only a --search without --quick has any; drop it")
+    run = with_steps(run)
     if wanted.on.strip().lower() == "any":
         return _any(run, wanted)
     machine = parse_machine(wanted.on)

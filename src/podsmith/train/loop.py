@@ -25,6 +25,7 @@ from podsmith.errors import UserError
 from podsmith.evals.held_out import HeldOut
 from podsmith.evals.loss import SourceLoss
 from podsmith.plan.compile import refuse_option
+from podsmith.plan.length import with_steps
 from podsmith.plan.resolve import Plan, resolve
 from podsmith.run import Run
 from podsmith.train.display import Display
@@ -32,7 +33,8 @@ from podsmith.train.hosts import HostRows, join
 from podsmith.train.metrics import MetricsWriter
 from podsmith.train.rundir import claim, keep_tokenizer
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
-from podsmith.train.state import abstract_batch, abstract_state, eval_weights, init_state
+from podsmith.train.start import first_state
+from podsmith.train.state import abstract_batch, abstract_state, eval_weights
 from podsmith.train.step import make_step
 from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
 
@@ -49,6 +51,7 @@ class Outcome:
 def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
     """Trains until the run is done or told to stop; goes on from the newest intact
     checkpoint. Raises UserError for anything a user can cure."""
+    run = with_steps(run)
     plan = resolve(run, devices)
     with ExitStack() as stack:
         store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
@@ -111,7 +114,7 @@ def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> 
     """The newest intact state and its step, or a fresh one and 0."""
     restored = checkpoints.restore(abstract_state(plan))
     if restored is None:
-        return init_state(plan), 0
+        return first_state(plan, store), 0
     state, meta = restored
     if meta["store"] != store.fingerprint:
         raise UserError(
@@ -148,6 +151,8 @@ class Session:
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
+        if self.start == 0 and run.eval.first == "start":
+            self._evaluate(0)
         if self.start >= steps:
             self._evaluate(steps)
             return self._end(self.start, 0)

@@ -25,7 +25,7 @@ from podsmith.train.environment import write_env
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.
 FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics")
-FREE_TRAIN = ("steps", "remat", "context_attention")
+FREE_TRAIN = ("steps", "epochs", "remat", "context_attention")
 FREE_DATA = ("dir", "workers")
 
 

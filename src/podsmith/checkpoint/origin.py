@@ -1,0 +1,85 @@
+"""Origin: where a run's first weights come from, besides chance.
+
+run directory, checkpoint in it, HF folder, GGUF --> model, tokenizer     into the run file
+                                                 --> weights              into the state
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from podsmith.checkpoint.hf import load_model
+from podsmith.checkpoint.reader import model_from_config, read_config
+from podsmith.checkpoint.store import load_run_weights
+from podsmith.checkpoint.tokenizer_files import has_tokenizer
+from podsmith.config_fields import to_plain
+from podsmith.core.param import Tree
+from podsmith.errors import UserError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A model at a place; weights are read by `weights`."""
+
+    path: Path
+    kind: str
+    model: Any
+    tokenizer_dir: Path | None
+    step: int | None = None
+    """Of a run's checkpoint; None takes the newest."""
+
+    def weights(self) -> Tree:
+        """float32 host arrays. Raises UserError where they cannot be read."""
+        if self.kind == "run directory":
+            _, w = load_run_weights(self.path, self.step)
+        else:
+            w = load_model(self.path).weights
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), w)
+
+
+def look_at(path: str | Path) -> Origin:
+    """What is at a path. Raises UserError if it is no model."""
+    from podsmith.config import load_run
+
+    path, step = Path(path).expanduser(), None
+    if path.parent.name == "checkpoints" and path.name.isdigit():
+        path, step = path.parent.parent, int(path.name)
+    if (path / "run.toml").exists():
+        tokenizer = path / "tokenizer"
+        found = tokenizer if has_tokenizer(tokenizer) else None
+        return Origin(path, "run directory", load_run(path / "run.toml").model, found, step)
+    if (path / "config.json").exists():
+        model = model_from_config(read_config(path), str(path / "config.json"))
+        found = path if has_tokenizer(path) else None
+        return Origin(path, "Hugging Face folder", model, found)
+    loaded = load_model(path)
+    # a GGUF's own tokenizer lies in a temporary folder: no run file can name it
+    found = loaded.tokenizer_dir
+    lasting = found if found is not None and found.is_relative_to(path.parent) else None
+    return Origin(path, "GGUF file", loaded.model, lasting)
+
+
+def run_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[str, Any]]:
+    """{section: fields} of a run that starts from `path`: its model and its tokenizer's path.
+
+    Where the path is gone, the run directory says what was there when the run began.
+    """
+    from podsmith.config import load_run
+
+    dumped = Path(run_dir) / "run.toml" if isinstance(run_dir, str) else None
+    if not Path(path).expanduser().exists() and dumped is not None and dumped.exists():
+        run = load_run(dumped)
+        model, tokenizer = run.model, run.data.tokenizer.path
+    else:
+        try:
+            origin = look_at(path)
+        except UserError as error:
+            raise UserError(f"train.init_from: {error}") from error
+        model, tokenizer = origin.model, origin.tokenizer_dir
+    fields = {("model",): to_plain(model, defaults="omit")}
+    if tokenizer is not None:
+        fields["data", "tokenizer"] = {"path": str(tokenizer)}
+    return fields

@@ -1,0 +1,228 @@
+"""Runs that start from other weights: exactly those, with their model and tokenizer."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tomli_w
+
+from podsmith.checkpoint.hf import export_command
+from podsmith.checkpoint.origin import look_at
+from podsmith.config import load_run
+from podsmith.core.param import walk
+from podsmith.data.prepare import prepare
+from podsmith.errors import UserError
+from podsmith.evals.held_out import asked_prompts
+from podsmith.models.llama import Llama
+from podsmith.objectives.clm import Clm
+from podsmith.optim import KINDS
+from podsmith.optim.build import rate_shares
+from podsmith.plan.resolve import resolve
+from podsmith.run import (
+    Checkpoint,
+    Data,
+    Eval,
+    Metrics,
+    Pack,
+    Run,
+    Source,
+    Tokenizer,
+    Train,
+)  # fmt: skip
+from podsmith.train.loop import open_store, train
+from podsmith.train.start import first_state
+
+ONE = slice(0, 1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run of two steps and its Hugging Face folder."""
+    root = tmp_path_factory.mktemp("base")
+    lines = [json.dumps({"text": f"the cat {i} sat on mat {i * 7}"}) for i in range(60)]
+    (root / "text.jsonl").write_text("\n".join(lines) + "\n")
+    run = Run(
+        name="base",
+        dir=str(root / "run"),
+        model=Llama(
+            vocab_size=320, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2,
+            head_dim=4, seq_len=48, rope_theta=5000.0,
+        ),
+        objective=Clm(),
+        optim=KINDS["adamw"](learning_rate=0.01),
+        data=Data(
+            dir=str(root / "data"),
+            workers=1,
+            sources=(Source(path=str(root / "text.jsonl")),),
+            tokenizer=Tokenizer(vocab_size=290),
+            pack=Pack(seq_len=32),
+        ),
+        train=Train(steps=2, global_batch_size=2, precision="fp32"),
+        checkpoint=Checkpoint(save_every_steps=1),
+        metrics=Metrics(trackers=()),
+    )  # fmt: skip
+    prepare(run.data, 32)
+    train(run, jax.devices()[ONE])
+    export_command(root / "run", root / "hf")
+    chats = [{"prompt": f"cat {i}", "completion": f"mat {i * 7}"} for i in range(40)]
+    (root / "chats.jsonl").write_text("".join(json.dumps(c) + "\n" for c in chats))
+    return root
+
+
+def tuned(base, tmp_path, init_from, **tables):
+    """A run file that leaves the model and the tokenizer to `init_from`."""
+    said = {
+        "name": "tuned",
+        "dir": str(tmp_path / "run"),
+        "objective": {"kind": "sft"},
+        "optim": {"kind": "adamw", "learning_rate": 1e-3, "schedule": {"kind": "constant"}},
+        "data": {
+            "dir": str(base / "tuned-data"),
+            "workers": 1,
+            "holdout_fraction": 0.2,
+            "sources": [{"path": str(base / "chats.jsonl"), "rows": "prompt"}],
+            "chat": {"template": "none"},
+            "pack": {"method": "best-fit", "seq_len": 32},
+        },
+        "train": {
+            "epochs": 1.5, "global_batch_size": 2, "precision": "fp32", "init_from": str(init_from),
+        },
+        "eval": {"first": "start"},
+        "checkpoint": {"save_every_steps": 2},
+        "metrics": {"trackers": []},
+    }  # fmt: skip
+    for name, table in tables.items():
+        said[name] = said.get(name, {}) | table
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(said))
+    return path
+
+
+@pytest.mark.parametrize("place", ["hf", "run", "run/checkpoints/1"])
+def test_the_first_state_holds_those_weights(place, base, tmp_path):
+    run = load_run(tuned(base, tmp_path, base / place))
+    assert run.model.rope_theta == 5000.0 and run.model.embed_dim == 16
+    prepare(run.data, 32)
+    run = replace(run, train=replace(run.train, steps=3, epochs=None))
+    Path(run.dir).mkdir()
+    plan = resolve(run, jax.devices()[ONE])
+    state = first_state(plan, open_store(run, plan))
+    wanted = look_at(base / place).weights()
+    for (_, ours), (_, theirs) in zip(walk(state["weights"]), walk(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), theirs)
+    assert int(state["step"]) == 0
+    assert not any(np.asarray(a).any() for a in jax.tree.leaves(state["optimizer"]))
+    written = json.loads((tmp_path / "run/init.json").read_text())
+    assert written["checkpoint"] == (1 if place.endswith("1") else None)
+    if place != "hf":
+        newest = look_at(base / "run").weights()
+        same = np.array_equal(newest["embed"], wanted["embed"])
+        assert same == (place == "run")
+
+
+def test_tuning_goes_on_without_its_source(base, tmp_path):
+    moved = tmp_path / "hf"
+    shutil.copytree(base / "hf", moved)
+    file = tuned(base, tmp_path, moved)
+    run = load_run(file)
+    prepare(run.data, 32)
+    whole = train(run, jax.devices()[ONE])
+    evals = [e for e in lines_of(run.dir) if e["kind"] == "eval"]
+    assert [e["step"] for e in evals] == [0, whole.step]
+    assert evals[1]["loss"] < evals[0]["loss"]
+    rows = open_store(run, resolve(run, jax.devices()[ONE])).epoch_rows
+    assert whole.step == -(-3 * rows // 4)
+    shutil.rmtree(moved)
+    longer = load_run(file, ["train.epochs=2"])
+    assert train(longer, jax.devices()[ONE]).step > whole.step
+    assert load_run(Path(run.dir)).model == run.model
+
+
+def lines_of(run_dir):
+    text = (Path(run_dir) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_what_does_not_fit_is_refused(base, tmp_path):
+    with pytest.raises(UserError, match=r"train.init_from: .*nowhere.*not a folder"):
+        load_run(tuned(base, tmp_path, tmp_path / "nowhere"))
+    run = load_run(tuned(base, tmp_path, base / "hf", model={"mlp_dim": 28}))
+    prepare(run.data, 32)
+    with pytest.raises(UserError, match=r"train.init_from: layers.down is \(2, 24, 16\) in"):
+        train(run, jax.devices()[ONE])
+    other = tuned(base, tmp_path, base / "hf", data={"dir": str(tmp_path / "other")})
+    with pytest.raises(UserError, match=r"data.tokenizer.path: .*name it"):
+        load_run(other, ["data.tokenizer.vocab_size=270"])
+
+
+def test_another_tokenizer_is_refused(base, tmp_path):
+    file = tuned(base, tmp_path, base / "hf")
+    run = load_run(file)
+    other = replace(
+        run.data,
+        dir=str(tmp_path / "other"),
+        tokenizer=Tokenizer(vocab_size=280),
+    )
+    prepare(other, 32)
+    with pytest.raises(UserError, match=r"train.init_from: .* knows another tokenizer"):
+        train(replace(run, data=other), jax.devices()[ONE])
+
+
+def test_steps_or_epochs(base, tmp_path):
+    file = tuned(base, tmp_path, base / "hf")
+    with pytest.raises(UserError, match=r"train.epochs: 1.5 and train.steps = 3"):
+        load_run(file, ["train.steps=3"])
+    run = load_run(file, [f'data.dir="{tmp_path}/not-prepared"'])
+    with pytest.raises(UserError, match=r"train.epochs: .*podsmith prepare"):
+        train(run, jax.devices()[ONE])
+
+
+def test_rates_of_groups(base, tmp_path):
+    run = load_run(tuned(base, tmp_path, base / "hf", optim={"rates": {"layers.*": 0.5}}))
+    names = [name for name, _ in walk(run.model.spec())]
+    shares = rate_shares(replace(run.optim, rates={"layers.*": 0.5, "layers.*norm": 0.0}), names)
+    assert shares["layers.up"] == 0.5 and shares["layers.mlp_norm"] == 0 and "embed" not in shares
+    with pytest.raises(UserError, match=r"optim.rates: 'head' fits no weight; there are embed"):
+        rate_shares(replace(run.optim, rates={"head": 1.0}), names)
+
+
+def test_frozen_and_scaled_weights_move_so(base, tmp_path):
+    file = tuned(base, tmp_path, base / "hf")
+    start, moved = look_at(base / "hf").weights(), {}
+    for name, rates in (("plain", {}), ("groups", {"embed": 0.0, "layers.up": 0.5})):
+        run = load_run(file, ["optim.weight_decay=0.0"])
+        run = replace(run, dir=str(tmp_path / name), optim=replace(run.optim, rates=rates))
+        prepare(run.data, 32)
+        run = replace(run, train=replace(run.train, steps=1, epochs=None))
+        train(run, jax.devices()[ONE])
+        end = look_at(tmp_path / name).weights()
+        moved[name] = {path: leaf - dict(walk(start))[path] for path, leaf in walk(end)}
+    assert not moved["groups"]["embed"].any() and moved["plain"]["embed"].any()
+    half, whole = moved["groups"]["layers.up"], moved["plain"]["layers.up"]
+    np.testing.assert_allclose(half, whole / 2, atol=1e-7)
+    np.testing.assert_array_equal(moved["groups"]["layers.q"], moved["plain"]["layers.q"])
+
+
+def test_prompts_of_a_chat(base, tmp_path):
+    run = load_run(tuned(base, tmp_path, base / "hf"))
+    prepare(run.data, 32)
+    store = open_store(run, resolve(replace(run, train=replace(run.train, steps=1)),
+                                    jax.devices()[ONE]))  # fmt: skip
+    with pytest.raises(UserError, match=r"eval.prompt_format.*has none"):
+        asked_prompts(Eval(prompts=("a",), prompt_format="chat"), store)
+    chat = replace(run.data.chat, template="chatml")
+    pack = replace(run.data.pack, seq_len=128)
+    data = replace(run.data, dir=str(tmp_path / "chat"), chat=chat, pack=pack)
+    prepare(data, 128)
+    from podsmith.data.store import TokenStore
+    from podsmith.data.tokenizer import load_tokenizer
+
+    store = TokenStore.open(data.dir)
+    (ids,) = asked_prompts(Eval(prompts=("a",), prompt_format="chat"), store)
+    said = load_tokenizer(store.tokenizer_dir).decode(ids)
+    assert said == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    assert asked_prompts(Eval(prompts=("a",)), store) == ["a"]
