@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from podsmith.core.param import Param
+from podsmith.core.param import Param, Tree
 
 BLOCK = 32  # inputs that share a scale of Int4
 # shares of the largest magnitude in a block that its scale is made for; the best one is taken
@@ -183,6 +183,12 @@ def merge(w: Any, *, constant_norm: bool = False) -> Array:
     norm = jnp.sqrt(jnp.sum(jnp.square(merged), axis=axes, keepdims=True))
     norm = jax.lax.stop_gradient(norm) if constant_norm else norm
     return merged * jnp.expand_dims(w.magnitude, axes) / norm
+
+
+def cast(tree: Tree, dtype: jnp.dtype) -> Tree:
+    """Arrays of a tree of weights in `dtype`; typed leaves stay as they are stored."""
+    one = lambda leaf: leaf if is_typed(leaf) else jnp.asarray(leaf, dtype)  # noqa: E731
+    return jax.tree.map(one, tree, is_leaf=is_typed)
 
 
 def _input_axes(w: Any) -> tuple[int, ...]:
