@@ -162,8 +162,7 @@ def init_adapter(adapter: ResolvedAdapter, base: Tree, key: Array) -> Tree:
     for module in adapter.modules:
         spec = module_spec(module, adapter.variant)
         made = {
-            name: param.make(path_key(key, f"{module.path}.{name}"))
-            for name, param in spec.items()
+            name: param.make(path_key(key, f"{module.path}.{name}")) for name, param in spec.items()
         }
         if "magnitude" in made:
             made["magnitude"] = column_norms(_leaf(leaves[module.path], module.param, made))

@@ -1,8 +1,8 @@
 """Targets: which weights of a model an adapter changes, by what their axes mean or by name.
 
-    attention, mlp, experts, all     from the arrows
-    q_proj, self_attn.q_proj         module names as PEFT gives them
-    q, layers.q                      our own paths, or how they end
+attention, mlp, experts, all     from the arrows
+q_proj, self_attn.q_proj         module names as PEFT gives them
+q, layers.q                      our own paths, or how they end
 """
 
 from collections.abc import Iterable, Mapping
@@ -90,8 +90,6 @@ def by_target(
     for word, value in words.items():
         found = [target.path for target in targets if target.answers(word)]
         if not found:
-            raise UserError(
-                f"{where}.{word}: matches no target of this run; {_listed(targets)}"
-            )
+            raise UserError(f"{where}.{word}: matches no target of this run; {_listed(targets)}")
         values |= dict.fromkeys(found, value)
     return values

@@ -16,6 +16,7 @@ import numpy as np
 
 from podsmith.core.param import Param, Tree, walk
 from podsmith.core.pattern import LAYERS
+from podsmith.errors import UserError
 
 
 @dataclass(frozen=True)

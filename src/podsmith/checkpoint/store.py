@@ -89,8 +89,12 @@ class Checkpoints:
         """Committed steps, oldest first."""
         return sorted(self._manager.all_steps(read=True))
 
-    def restore(self, abstract: Tree) -> tuple[Tree, dict[str, Any]] | None:
+    def restore(
+        self, abstract: Tree | Callable[[Tree], Tree]
+    ) -> tuple[Tree, dict[str, Any]] | None:
         """State and meta of the newest intact checkpoint, or None where there is none.
+
+        `abstract` may be a function from the shapes that were saved to those that are wanted.
 
         Raises UserError if checkpoints exist but none can be used, or if their shapes are
         another model's.
@@ -123,7 +127,9 @@ class Checkpoints:
         return self._restore_step(step, abstract)
 
     def _restore_step(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
-        check_shapes(self._manager.item_metadata(step).state, abstract, self.root / str(step))
+        found = self._manager.item_metadata(step).state
+        abstract = abstract(found) if callable(abstract) else abstract
+        check_shapes(found, abstract, self.root / str(step))
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
         )
@@ -234,10 +240,12 @@ def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
             )
 
 
-def load_run_weights(run_dir: str | Path, step: int | None = None) -> tuple[Run, Tree]:
+def load_run_weights(
+    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
+) -> tuple[Run, Tree]:
     """The run of a directory and its weights at a step, or the newest intact ones (the moving
-    average where the run keeps one), on this process's first device. Raises UserError where
-    there are none."""
+    average where the run keeps one), on this process's first device; `adapter` names one of
+    several, and is merged into its base. Raises UserError where there are none."""
     from podsmith.config import load_run
     from podsmith.plan.resolve import resolve
     from podsmith.train.state import abstract_state, eval_weights
@@ -248,6 +256,12 @@ def load_run_weights(run_dir: str | Path, step: int | None = None) -> tuple[Run,
     run = load_run(folder / "run.toml", [])
     alone = replace(run, mesh=Mesh())
     plan = resolve(alone, jax.local_devices()[:1])
+    if run.lora is not None:
+        from podsmith.train.lora_restore import merged_weights
+
+        return run, merged_weights(plan, folder, adapter)
+    if adapter is not None:
+        raise UserError(f"{folder}: trained all its weights and has no adapters; drop {adapter!r}")
     with Checkpoints(folder, run.checkpoint) as checkpoints:
         abstract = abstract_state(plan)
         if step is not None:

@@ -196,6 +196,12 @@ def merge(w: Any, *, constant_norm: bool = False) -> Array:
     return merged * jnp.expand_dims(w.magnitude, axes) / norm
 
 
+def cast(tree: Tree, dtype: jnp.dtype) -> Tree:
+    """Arrays of a tree of weights in `dtype`; typed leaves stay as they are stored."""
+    one = lambda leaf: leaf if is_typed(leaf) else jnp.asarray(leaf, dtype)  # noqa: E731
+    return jax.tree.map(one, tree, is_leaf=is_typed)
+
+
 def _input_axes(w: Any) -> tuple[int, ...]:
     return tuple(range(-w.inputs - w.outputs, -w.outputs))
 

@@ -23,6 +23,7 @@ from jax.sharding import AbstractMesh, use_abstract_mesh
 from podsmith.checkpoint.hf import load_model
 from podsmith.checkpoint.tokenizer_files import prompt_prefix
 from podsmith.core.dtypes import DTYPES, Compute
+from podsmith.core.leaves import cast
 from podsmith.core.param import Tree
 from podsmith.data.tokenizer import TextTokenizer
 from podsmith.errors import UserError
@@ -106,7 +107,7 @@ def generate(
     ]
     # Rows need not divide over a mesh, so activations are left to the compiler here.
     with use_abstract_mesh(NO_MESH):
-        w = jax.tree.map(lambda leaf: jnp.asarray(leaf, DTYPES[how.precision]), w)
+        w = cast(w, DTYPES[how.precision])
         for start in range(0, len(rows), batch_rows):
             _run_batch(model, w, how, rows[start : start + batch_rows], settings, ends, on_text)
     return [

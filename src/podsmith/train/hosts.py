@@ -74,11 +74,14 @@ class HostRows:
 
     stretches: tuple[tuple[int, int], ...]
     num_microbatches: int
+    num_rows: int
+    """Rows of a microbatch on all hosts together."""
 
     @classmethod
-    def of(cls, plan: Plan) -> "HostRows":
+    def of(cls, plan: Plan, num_rows: int | None = None) -> "HostRows":
+        """For microbatches of the run's size, or of `num_rows`."""
         train = plan.run.train
-        rows = train.global_batch_size // train.num_microbatches
+        rows = num_rows or train.global_batch_size // train.num_microbatches
         indices = batch_sharding(plan.mesh).addressable_devices_indices_map((rows, plan.seq_len))
         found: list[tuple[int, int]] = []
         for start, stop in sorted({index[0].indices(rows)[:2] for index in indices.values()}):
@@ -86,7 +89,7 @@ class HostRows:
                 found[-1] = (found[-1][0], stop)
             else:
                 found.append((start, stop))
-        return cls(tuple(found), train.num_microbatches)
+        return cls(tuple(found), train.num_microbatches, rows)
 
     @property
     def of_batch(self) -> list[tuple[int, int]]:
@@ -101,7 +104,7 @@ class HostRows:
         sharding = batch_sharding(plan.mesh, leading=1)
         if jax.process_count() == 1:
             return jax.device_put(local, sharding)
-        whole = (num, plan.run.train.global_batch_size // num, rows.shape[1])
+        whole = (num, self.num_rows, rows.shape[1])
 
         def piece(index: tuple[slice, ...]) -> np.ndarray:
             start, stop, _ = index[1].indices(whole[1])

@@ -11,6 +11,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ from podsmith.train.rundir import claim, keep_tokenizer
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
 from podsmith.train.start import first_state
 from podsmith.train.state import abstract_batch, abstract_state, eval_weights
-from podsmith.train.step import make_step
+from podsmith.train.step import Step, make_step
 from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
@@ -53,6 +54,10 @@ def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
     checkpoint. Raises UserError for anything a user can cure."""
     run = with_steps(run)
     plan = resolve(run, devices)
+    if run.lora is not None:
+        from podsmith.train.lora_loop import train_adapters
+
+        return train_adapters(plan)
     with ExitStack() as stack:
         store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
         folder = stack.enter_context(claim(run, plan))
@@ -75,18 +80,22 @@ def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
         return session.run()
 
 
-def open_store(run: Run, plan: Plan) -> TokenStore:
-    """The run's prepared data, checked against the run."""
-    store = TokenStore.open(run.data.dir)
+def open_store(
+    run: Run, plan: Plan, folder: str | None = None, rows: int | None = None
+) -> TokenStore:
+    """The run's prepared data, or that of `folder`, checked against the run and the rows that
+    each step takes of it."""
+    folder = folder or run.data.dir
+    store = TokenStore.open(folder)
     if store.seq_len != plan.seq_len:
         raise UserError(
-            f"{run.data.dir}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
+            f"{folder}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
             f"prepare again or set data.pack.seq_len = {store.seq_len}"
         )
     if store.vocab_size > run.model.vocab_size:
         raise UserError(
             f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
-            f"of the tokenizer in {run.data.dir}; raise it"
+            f"of the tokenizer in {folder}; raise it"
         )
     pairs = hasattr(run.objective, "pairs")
     if pairs != store.pairs:
@@ -96,7 +105,7 @@ def open_store(run: Run, plan: Plan) -> TokenStore:
             f"{run.data.dir}: holds {holds}, which is not what objective.kind = "
             f"{run.objective.kind!r} learns from; choose {cure}"
         )
-    store.check(global_batch_size=run.train.global_batch_size)
+    store.check(global_batch_size=rows or run.train.global_batch_size)
     return store
 
 
@@ -143,43 +152,63 @@ class Session:
     display: Display
     loader: Loader
 
+    @property
+    def steps(self) -> int:
+        """The step at which the run ends."""
+        return self.plan.run.train.steps
+
+    def prepare(self) -> None:
+        """What is made once, before the first step."""
+        self.held_out = HeldOut(self.plan, self.store)
+
     def run(self) -> Outcome:
         """Steps until the end or until asked to stop."""
-        run, steps = self.plan.run, self.plan.run.train.steps
-        self.held_out = HeldOut(self.plan, self.store)
+        run = self.plan.run
+        self.prepare()
         self.losses: list[SourceLoss] = []
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
         if self.start == 0 and run.eval.first == "start":
             self._evaluate(0)
-        if self.start >= steps:
-            self._evaluate(steps)
+        if self.start >= self.steps:
+            self._evaluate(self.steps)
             return self._end(self.start, 0)
         self._compile()
-        self.timer = StepTimer(
-            self.plan.tokens_per_step,
-            self.plan.flops_per_step,
-            peak_flops(self.plan.devices),
-        )
-        for k in range(self.start, steps):
-            values = self._step(k)
-            done = k + 1
-            if done % run.metrics.log_every_steps == 0 or done in (1, steps):
+        done = self.start
+        while done < self.steps:
+            values = self._step(done)
+            done += 1
+            if done % run.metrics.log_every_steps == 0 or done in (1, self.steps):
                 self._log(done, values)
             # Before the save: a run killed between the two evaluates this step again.
-            if done == steps or _due(done, run.eval.every_steps):
+            if self._evaluation_due(done):
                 self._evaluate(done)
             stopping = self.stop.asked(done)
-            if done == steps or stopping or _due(done, run.checkpoint.save_every_steps):
+            if done >= self.steps or stopping or _due(done, run.checkpoint.save_every_steps):
                 self._save(done)
-            if stopping and done < steps:
+            if stopping and done < self.steps:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
-        return self._end(steps, 0)
+        return self._end(done, 0)
+
+    def _evaluation_due(self, done: int) -> bool:
+        return done == self.steps or _due(done, self.plan.run.eval.every_steps)
+
+    def _program(self) -> tuple[Step, Batch, HostRows]:
+        """The step, the shapes of its batch, and this host's rows of it."""
+        return make_step(self.plan), abstract_batch(self.plan), HostRows.of(self.plan)
+
+    @property
+    def share(self) -> float:
+        """Rows of a step over the run's rows of a step."""
+        return 1.0
+
+    def _tokens_seen(self, step: int) -> float:
+        return float(step * self.plan.tokens_per_step)
 
     def _compile(self) -> None:
         began = time.monotonic()
-        step, batch = make_step(self.plan), abstract_batch(self.plan)
+        step, batch, self._host = self._program()
         try:
             self._compiled = step.lower(abstract_state(self.plan), batch).compile()
         except jax.errors.JaxRuntimeError as error:
@@ -189,7 +218,11 @@ class Session:
         self.metrics.event("compile", step=self.start, seconds=seconds)
         self.display.note(f"compiled the train step in {seconds:.1f} s")
         self._running: jax.Array | None = None
-        self._host = HostRows.of(self.plan)
+        self.timer = StepTimer(
+            round(self.share * self.plan.tokens_per_step),
+            self.share * self.plan.flops_per_step,
+            peak_flops(self.plan.devices),
+        )
 
     def _step(self, k: int) -> dict[str, jax.Array]:
         with self.timer.waiting():
@@ -206,7 +239,7 @@ class Session:
         measured = {name: float(value) for name, value in values.items()}
         measured |= self.timer.window()
         measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
-        measured["tokens_seen"] = float(step * self.plan.tokens_per_step)
+        measured["tokens_seen"] = self._tokens_seen(step)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
         if not math.isfinite(measured["loss"]):
@@ -235,10 +268,14 @@ class Session:
             self.metrics.log_samples(step, samples)
 
     def _save(self, step: int) -> None:
-        began = time.monotonic()
         meta = {"store": self.store.fingerprint, "run": dump_toml(self.plan.run)}
+        self.checkpoint(step, self.state, meta)
+
+    def checkpoint(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
+        """Starts saving a state."""
+        began = time.monotonic()
         with self._paused():
-            self.checkpoints.save(step, self.state, meta)
+            self.checkpoints.save(step, state, meta)
         self.metrics.event("checkpoint", step=step, blocked_s=time.monotonic() - began)
         self.display.saved(step)
 

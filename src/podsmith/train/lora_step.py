@@ -218,9 +218,7 @@ def _by_lane(lane: Callable[..., Loss], lanes: Lanes) -> Callable[..., Loss]:
     return each
 
 
-def stack_parts(
-    params: Mapping[str, Param], parts: Sequence[Parts], order: Sequence[int]
-) -> Parts:
+def stack_parts(params: Mapping[str, Param], parts: Sequence[Parts], order: Sequence[int]) -> Parts:
     """Arrays of several adapters with a lane axis in front, ranks padded with zeros."""
     stacked = {}
     for path, param in params.items():

@@ -25,8 +25,9 @@ from podsmith.train.environment import write_env
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.
 FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics")
-FREE_TRAIN = ("steps", "epochs", "remat", "context_attention")
+FREE_TRAIN = ("steps", "epochs", "remat", "context_attention", "init_from")
 FREE_DATA = ("dir", "workers")
+FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
 
 
 @contextmanager
@@ -71,7 +72,9 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             raise UserError(f"dir: {folder} has checkpoints but no run.toml; choose another dir=")
         return
     before = load_run(folder / "run.toml", [])
-    changed = sorted(differences(identity(before), identity(run)))
+    then, now = identity(before), identity(run)
+    _in_both(then, now)
+    changed = sorted(differences(then, now))
     if changed:
         raise UserError(
             f"dir: {folder} belongs to another run, which differs in {', '.join(changed)}; "
@@ -86,7 +89,22 @@ def identity(run: Run) -> dict[str, Any]:
         said.pop(name)
     for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):
         said[section] = {k: v for k, v in said[section].items() if k not in names}
+    if said["lora"] and said["lora"]["adapters"]:  # each is kept or dropped by itself
+        said["train"].pop("global_batch_size")
+        said["lora"]["adapters"] = {
+            one["name"]: {k: v for k, v in one.items() if k not in FREE_ADAPTER}
+            for one in said["lora"]["adapters"]
+        }
     return said
+
+
+def _in_both(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Leaves the adapters that both runs have: others may come and go."""
+    each = [said["lora"]["adapters"] if said["lora"] else None for said in (before, now)]
+    if all(isinstance(found, dict) for found in each):
+        for found, other in (each, each[::-1]):
+            for name in found.keys() - other.keys():
+                del found[name]
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> set[str]:

@@ -48,10 +48,11 @@ def abstract_state(plan: Plan) -> Tree:
     )
 
 
-def abstract_batch(plan: Plan) -> Batch:
-    """The batch of one step, [A, B, T], as ShapeDtypeStructs with shardings."""
+def abstract_batch(plan: Plan, num_rows: int | None = None) -> Batch:
+    """The batch of one step, [A, B, T], as ShapeDtypeStructs with shardings; B is `num_rows`
+    where not all adapters of a run still train."""
     train = plan.run.train
-    rows = train.global_batch_size // train.num_microbatches
+    rows = num_rows or train.global_batch_size // train.num_microbatches
     shape = (train.num_microbatches, rows, plan.seq_len)
     sharding = batch_sharding(plan.mesh, leading=1)
     leaf = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
