@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_hub import SHA, FakeHub
 from safetensors.numpy import save
+
+from fake_hub import SHA, FakeHub
 
 pytest.importorskip("huggingface_hub")
 
-from podsmith.checkpoint.hf import to_hf  # noqa: E402
-from podsmith.core.param import map_params  # noqa: E402
-from podsmith.models.llama import Llama  # noqa: E402
+from podsmith.checkpoint.hf import to_hf
+from podsmith.core.param import map_params
+from podsmith.models.llama import Llama
 
 MODEL = Llama(
     vocab_size=40, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=3, num_kv_heads=1,

@@ -61,9 +61,7 @@ class LoadedModel:
             if dtype is not None:
                 w = jax.tree.map(lambda leaf: leaf.astype(dtype), w)
             return w if shardings is None else jax.device_put(w, shardings)
-        return from_hf(
-            self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings
-        )
+        return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
 
     @cached_property
     def weights(self) -> Tree:
@@ -158,7 +156,9 @@ def _load_run(path: Path) -> LoadedModel:
     tokenizer_dir, prefix = _run_tokenizer(run, path), ()
     if run.data.tokenize.prepend == "bos":
         prefix = (open_tokenizer(tokenizer_dir).bos_id,)
-    return LoadedModel(run.model, HfTensors(run.model, w), tokenizer_dir, facts_of_run(path), path, prefix)
+    return LoadedModel(
+        run.model, HfTensors(run.model, w), tokenizer_dir, facts_of_run(path), path, prefix
+    )
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
@@ -207,9 +207,7 @@ def export_command(
         from podsmith.checkpoint.gguf_write import write_gguf as write
     else:
         write, options["max_shard_bytes"] = write_hf, max_shard_bytes
-    proof = write(
-        loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options
-    )
+    proof = write(loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options)
     _say(loaded, out, proof)
     return proof
 
