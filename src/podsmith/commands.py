@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from podsmith import __version__
+from podsmith import __version__, model_commands
+from podsmith.model_commands import given
 
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 RUN = click.argument("run", metavar="RUN")
@@ -260,7 +261,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     loaded = _load(run, overrides)
     from podsmith.plan.command import Wanted, plan_command
 
-    return plan_command(loaded, Wanted(**_given(**options)))
+    return plan_command(loaded, Wanted(**given(**options)))
 
 
 @podsmith.command()
@@ -279,7 +280,7 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     loaded = _load(run, overrides)
     from podsmith.train.loop import train_command
 
-    return train_command(loaded, **_given(pod=pod or None))
+    return train_command(loaded, **given(pod=pod or None))
 
 
 @podsmith.command()
@@ -300,89 +301,8 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
     return sweep_command(run, overrides, dry_run=dry_run)
 
 
-@podsmith.command("eval")
-@click.argument("run_dir")
-@click.option("--max-rows", type=click.IntRange(min=1), help="Rows per source at most.")
-def evaluate(run_dir: str, max_rows: int | None) -> Any:
-    """Measure held-out loss, source by source.
-
-    Of the newest checkpoint in RUN_DIR, on the data that the run kept out of training.
-
-    \b
-    Example:  podsmith eval quickstart/run --max-rows 100
-    """
-    from podsmith.evals.held_out import eval_command
-
-    return eval_command(run_dir, **_given(max_rows=max_rows))
-
-
-@podsmith.command()
-@click.argument("model", metavar="RUN_DIR_OR_HF")
-@click.option("--prompt", "prompts", multiple=True, required=True, help="May be given again.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length at most.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0 takes the likeliest token.")
-@click.option("--top-k", type=click.IntRange(min=1), help="Only the k likeliest tokens.")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    help="Only the likeliest tokens that make up this share.",
-)
-@click.option("--stop", multiple=True, help="Ends a text; may be given again.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the random choices.")
-def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
-    """Continue prompts with a trained model.
-
-    Of a run directory, or of a Hugging Face folder.
-
-    \b
-    Example:  podsmith generate quickstart/run --prompt "import os" --temperature 0.8
-    """
-    from podsmith.evals.generate import generate_command
-
-    generate_command(model, list(prompts), **_given(**options))
-
-
-@podsmith.command()
-@click.argument("model", metavar="MODEL")
-@click.argument("out")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bf16", "fp16", "fp32", "q8_0"]),
-    help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
-)
-@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
-    """Write a model as a Hugging Face folder or a .gguf file OUT.
-
-    MODEL is a run directory (its newest checkpoint), a Hugging Face folder or a .gguf file.
-
-    \b
-    Example:  podsmith export quickstart/run my-model --dtype bf16 --overwrite
-              podsmith export quickstart/run my-model.gguf --dtype q8_0
-    """
-    from podsmith.checkpoint.hf import export_command
-
-    export_command(model, out, overwrite=overwrite, **_given(**options))
-
-
-@podsmith.command("import")
-@click.argument("source")
-@click.argument("out")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the written weights.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-def import_(source: str, out: str, overwrite: bool, dtype: str | None) -> None:
-    """Read a Hugging Face folder or a .gguf file and write it to OUT.
-
-    Every tensor is checked; what is missing or left over is an error.
-
-    \b
-    Example:  podsmith import downloads/SmolLM2-135M smollm
-              podsmith import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
-    """
-    from podsmith.checkpoint.hf import import_command
-
-    import_command(source, out, overwrite=overwrite, **_given(dtype=dtype))
+for verb in model_commands.VERBS:
+    podsmith.add_command(verb)
 
 
 @podsmith.command()
@@ -398,8 +318,3 @@ def report(run_dirs: Sequence[str], out: str | None) -> None:
     from podsmith.report.html import report_command
 
     report_command(list(run_dirs), out)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Only what was said: each default stays where the function has it."""
-    return {name: value for name, value in options.items() if value not in (None, ())}

@@ -74,7 +74,9 @@ def run_dir(tmp_path_factory):
 def test_a_run_directory_is_exported_with_its_facts(run_dir, tmp_path, capsys, monkeypatch):
     from podsmith.checkpoint import reference
 
-    monkeypatch.setattr(reference.importlib.util, "find_spec", lambda name: None)  # tested elsewhere
+    monkeypatch.setattr(
+        reference.importlib.util, "find_spec", lambda name: None
+    )  # tested elsewhere
     export_command(run_dir, tmp_path / "out")
     model, w, _ = import_hf(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, w, weights_at(2, model))

@@ -23,6 +23,7 @@ ORDER = [
     {"evals", "quantize", "publish"},
     {"train"},
     {"quickstart", "sweep", "cloud"},
+    {"model_commands"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -38,7 +39,18 @@ UPWARD = {
     ("presets", "models"): "a preset makes its model when it is asked for",
 }
 
-JAX_FREE = ("errors", "run", "config", "presets", "cli", "commands", "data", "report", "cloud")
+JAX_FREE = (
+    "errors",
+    "run",
+    "config",
+    "presets",
+    "cli",
+    "commands",
+    "model_commands",
+    "data",
+    "report",
+    "cloud",
+)
 HEAVY = {"jax", "jaxlib", "torch", "tensorflow", "transformers", "datasets"}
 
 

@@ -226,7 +226,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta["attention.value_length"] = meta["attention.key_length"]
         meta["rope.dimension_count"] = meta["attention.key_length"]
     if name == "llama" and config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']!r}")
+        raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):

@@ -188,7 +188,11 @@ def metadata_of_tokenizer(
     else:
         if tokenizer.unk is not None:
             types[tokenizer.backend.token_to_id(tokenizer.unk)] = UNKNOWN
-        meta |= {"model": "llama", "scores": _scores(tokens, types, merges, where)}
+        if tokenizer.sentencepiece is not None:
+            scores = _own_scores(tokenizer.sentencepiece, vocab_size)
+        else:
+            scores = _scores(tokens, types, merges, where)
+        meta |= {"model": "llama", "scores": scores}
         meta["add_space_prefix"] = tokenizer.backend.encode(
             "a", add_special_tokens=False
         ).tokens[0].startswith(SPACE)  # fmt: skip
@@ -200,6 +204,12 @@ def metadata_of_tokenizer(
     found = {f"tokenizer.ggml.{key}": value for key, value in meta.items()}
     if tokenizer.chat_template:
         found["tokenizer.chat_template"] = tokenizer.chat_template
+    back = tokenizer_of(found, where)
+    if any(back.encode(text) != tokenizer.encode(text) for text in PROBE):
+        raise UserError(
+            f"{where}: llama.cpp would cut text otherwise than this tokenizer does; export to a "
+            f"Hugging Face folder instead"
+        )
     return found
 
 
@@ -226,21 +236,33 @@ def _scores(
     tokens: list[str], types: list[int], merges: list[tuple[str, str]], where: str
 ) -> list[float]:
     """Scores with which sentencepiece's rule (join the pair whose piece scores best) makes the
-    very merges. Raises UserError where there are none."""
+    merges. Raises UserError where there are none."""
     ranks: dict[str, list[int]] = {}
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, []).append(rank)
     normal = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
-    listed, blocks = set(merges), 0
+    listed = set(merges)
     for token in normal:
         cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
-        complete = all(cut in listed for cut in cuts if cut[0] in normal and cut[1] in normal)
-        mine = ranks.get(token, [])
-        together = not mine or mine[-1] - mine[0] + 1 == len(mine)
-        blocks += not (complete and together)
-    if blocks:
-        raise UserError(
-            f"{where}: the tokenizer's merges are not those of a sentencepiece model ({blocks} "
-            f"pieces differ), so llama.cpp would cut text otherwise"
-        )
-    return [float(-ranks[token][0]) if token in ranks else 0.0 for token in tokens]
+        if any(cut not in listed for cut in cuts if cut[0] in normal and cut[1] in normal):
+            raise UserError(
+                f"{where}: the merges of {token!r} are not those of a sentencepiece model, so "
+                f"llama.cpp would cut text otherwise"
+            )
+    scores: dict[str, float] = {}
+    score, last = 0.0, -1
+    for token, mine in sorted(ranks.items(), key=lambda item: item[1][0]):
+        # pieces whose merges are mixed had one score, and the leftmost pair went first
+        score = score if mine[0] < last else score - 1.0
+        scores[token], last = score, max(last, mine[-1])
+    return [scores.get(token, 0.0) for token in tokens]
+
+
+def _own_scores(raw: bytes, count: int) -> list[float]:
+    """The scores of a sentencepiece model; tokens beyond it have none."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(raw)
+    scores = [piece.score for piece in proto.pieces]
+    return scores + [0.0] * (count - len(scores))

@@ -5,6 +5,7 @@ proof, beside the file. Matrices take the type asked for; vectors stay F32, as l
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,10 +100,10 @@ def write_gguf(
             source=source,
             exact=dtype == "fp32",
         )
-        said = {kind: sum(e.kind == kind for e in entries) for kind in ("F32", TYPES[dtype])}
+        said = Counter(entry.kind for entry in entries)
         proof = Proof(
             dtype=dtype,
-            tensors=", ".join(f"{n} in {kind}" for kind, n in said.items() if n)
+            tensors=", ".join(f"{n} in {kind}" for kind, n in sorted(said.items()))
             + (", within half a step" if dtype == "q8_0" else ", equal bit for bit"),
             accounting=accounting(model, tensors, xxh3),
             **vars(compared),

@@ -6,7 +6,7 @@ HF folder ------+                          +--> export_hf --> HF folder
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from podsmith.checkpoint.card import Facts, facts_of_run
+from podsmith.checkpoint.hub import PREFIX, fetch, is_hub_name
 from podsmith.checkpoint.layout import HfTensors, slots, to_hf
 from podsmith.checkpoint.proof import Proof
 from podsmith.checkpoint.reader import import_hf, model_from_config, read_config
@@ -60,9 +61,7 @@ class LoadedModel:
             if dtype is not None:
                 w = jax.tree.map(lambda leaf: leaf.astype(dtype), w)
             return w if shardings is None else jax.device_put(w, shardings)
-        return from_hf(
-            self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings
-        )
+        return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
 
     @cached_property
     def weights(self) -> Tree:
@@ -83,8 +82,13 @@ class LoadedModel:
 
 
 def load_model(path: str | Path) -> LoadedModel:
-    """The model in a run directory (its newest intact checkpoint) or an HF folder. Raises
-    UserError if it is neither."""
+    """The model in a run directory (its newest intact checkpoint), an HF folder, a .gguf file
+    or under a hub name (`hf://owner/name`). Raises UserError if it is none of these."""
+    if is_hub_name(path):
+        local, origin = fetch(str(path))
+        found = load_model(local)
+        name = str(path).removeprefix(PREFIX).partition("@")[0]
+        return replace(found, facts=Facts(name=name, origin=f"Imported from {origin}."))
     path = Path(path)
     if (path / "run.toml").exists():
         return _load_run(path)
@@ -93,7 +97,15 @@ def load_model(path: str | Path) -> LoadedModel:
     if (path / "config.json").exists():
         return _open_folder(path)
     what = "holds neither run.toml nor config.json" if path.is_dir() else "is not a folder"
-    raise UserError(f"{path}: {what}; give a run directory or a Hugging Face model folder")
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt") and path.exists():
+        raise UserError(
+            f"{path}: is pickled, so opening it would run code, and is never read here; get the "
+            f"safetensors version, or convert it in a sandbox with transformers"
+        )
+    raise UserError(
+        f"{path}: {what}; give a run directory, a Hugging Face model folder, a .gguf file or "
+        f"hf://owner/name"
+    )
 
 
 def _open_folder(path: Path) -> LoadedModel:
@@ -144,7 +156,9 @@ def _load_run(path: Path) -> LoadedModel:
     tokenizer_dir, prefix = _run_tokenizer(run, path), ()
     if run.data.tokenize.prepend == "bos":
         prefix = (open_tokenizer(tokenizer_dir).bos_id,)
-    return LoadedModel(run.model, HfTensors(run.model, w), tokenizer_dir, facts_of_run(path), path, prefix)
+    return LoadedModel(
+        run.model, HfTensors(run.model, w), tokenizer_dir, facts_of_run(path), path, prefix
+    )
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
@@ -193,9 +207,7 @@ def export_command(
         from podsmith.checkpoint.gguf_write import write_gguf as write
     else:
         write, options["max_shard_bytes"] = write_hf, max_shard_bytes
-    proof = write(
-        loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options
-    )
+    proof = write(loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options)
     _say(loaded, out, proof)
     return proof
 
@@ -206,11 +218,12 @@ def import_command(
     """Checks a Hugging Face folder or a GGUF file tensor by tensor and writes it as podsmith
     keeps models: safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
     the result, as they take the original itself."""
-    path = Path(path)
-    if path.suffix != ".gguf" and not (path / "config.json").exists():
-        raise UserError(
-            f"{path}: has no config.json; give a Hugging Face model folder or a .gguf file"
-        )
+    if not is_hub_name(path) and Path(path).suffix != ".gguf":
+        if not (Path(path) / "config.json").exists():
+            raise UserError(
+                f"{path}: has no config.json; give a Hugging Face model folder, a .gguf file or "
+                f"hf://owner/name"
+            )
     return export_command(path, out, dtype=dtype, overwrite=overwrite)
 
 

@@ -164,7 +164,7 @@ def prove(
     the other. Raises RuntimeError where they are further apart than rounding explains: source
     and result where they are `exact`ly equal, podsmith and transformers always.
     """
-    num_params = count_params(model.spec())
+    num_params, config = count_params(model.spec()), model.hf.config(model)
     if why := too_large(num_params):
         return Comparison(None, None, None, why, why, 0)
     expected = logits(model, load_source(), tokens)
@@ -174,10 +174,10 @@ def prove(
     first = agreement(expected, found)
     if exact:
         _insist(first, "the result read again")
-    there, there_version = _against(transformers_says(result, tokens, num_params), found)
+    there, there_version = _against(transformers_says(result, tokens, num_params, config), found)
     origin = None
     if source is not None and there is not None:
-        said = transformers_says(source, tokens, num_params)
+        said = transformers_says(source, tokens, num_params, config)
         # what the source means is decided by its own config, read by somebody else
         origin, _ = _against(said, expected)
     return Comparison(first, there, origin, there_version, None, int(tokens.size))

@@ -3,8 +3,10 @@
 import contextlib
 import importlib.util
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -31,13 +33,18 @@ def too_large(num_params: int, bytes_each: int = 4) -> str | None:
     return f"it needs {needed / 2**30:.0f} GiB of memory and {free / 2**30:.0f} are free"
 
 
-def transformers_says(path: Path, tokens: np.ndarray, num_params: int) -> Reference:
-    """float32 logits of int tokens [B, T]; no code that lies in the folder is run."""
+def transformers_says(
+    path: Path, tokens: np.ndarray, num_params: int, config: Mapping[str, Any]
+) -> Reference:
+    """float32 logits of int tokens [B, T]; no code that lies in the folder is run. `config` is
+    the model's config.json."""
     if not all(importlib.util.find_spec(name) for name in ("transformers", "torch")):
         return Reference(None, NOT_INSTALLED)
     if why := too_large(num_params):
         return Reference(None, why)
     is_gguf = path.is_file()
+    if is_gguf and (why := _dropped(config)):
+        return Reference(None, f"it drops {why} of GGUF files")
     if is_gguf and not importlib.util.find_spec("accelerate"):
         return Reference(None, "it needs accelerate to read GGUF")
     import transformers
@@ -49,6 +56,17 @@ def transformers_says(path: Path, tokens: np.ndarray, num_params: int) -> Refere
     except Exception as error:  # whatever it raises for what it does not know
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Reference(None, f"version {transformers.__version__} cannot load it: {first}")
+
+
+def _dropped(config: Mapping[str, Any]) -> str | None:
+    """What transformers silently leaves out when it reads a GGUF file."""
+    if config.get("attention_bias") or config.get("mlp_bias"):
+        return "the biases"
+    if (config.get("rope_parameters") or {}).get("rope_type", "default") != "default":
+        return "the rope scaling"
+    if config.get("model_type") == "qwen3" and config["head_dim"] != 128:
+        return "the head_dim"
+    return None
 
 
 def _logits(path: Path, tokens: np.ndarray, is_gguf: bool) -> np.ndarray:

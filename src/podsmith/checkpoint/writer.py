@@ -20,7 +20,13 @@ from podsmith.checkpoint.card import Facts, model_card
 from podsmith.checkpoint.layout import HfTensors, slots
 from podsmith.checkpoint.proof import Proof, accounting, compare_tensors, proof_tokens, prove
 from podsmith.checkpoint.reader import import_hf
-from podsmith.checkpoint.safetensors import DTYPES, TensorFiles, described, plan_shards, write_shards
+from podsmith.checkpoint.safetensors import (
+    DTYPES,
+    TensorFiles,
+    described,
+    plan_shards,
+    write_shards,
+)
 from podsmith.checkpoint.tokenizer_files import open_tokenizer, write_tokenizer
 from podsmith.core.param import Tree
 from podsmith.errors import UserError

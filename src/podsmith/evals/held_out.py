@@ -1,6 +1,7 @@
 """HeldOut: what a run evaluates on while it trains, compiled once."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -116,6 +117,8 @@ def eval_command(path: str, *, max_rows: int | None = None) -> int:
 
     Raises UserError where there is no run, no checkpoint, or nothing is held out.
     """
+    if not (Path(path) / "run.toml").exists() and Path(path).exists():
+        raise UserError(f"{path}: not a run directory, so nothing is held out; add --text FILE")
     run, weights = load_run_weights(path)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     plan = resolve(run, jax.local_devices()[:1])

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback that holds one dataset: just what streaming asks for."""
+"""A Hugging Face hub on loopback that holds one dataset or model: just what clients ask for."""
 
 import hashlib
 import json
@@ -10,11 +10,15 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`files`: path in the dataset `repo` -> bytes. `asked` lists the requested paths."""
+    """`files`: path in `repo` -> bytes. `asked` lists the requested paths. With a `token` the
+    repository is gated: those who do not send it are turned away."""
 
-    def __init__(self, repo: str, files: dict[str, bytes]):
+    def __init__(
+        self, repo: str, files: dict[str, bytes], kind: str = "datasets", token: str | None = None
+    ):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repo, self.files, self.asked = repo, files, []
+        self.kind, self.token = kind, token
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -60,8 +64,13 @@ class _Handler(BaseHTTPRequestHandler):
     def route(self, body):
         hub, path = self.server, unquote(urlsplit(self.path).path)
         hub.asked.append(f"{self.command} {path}")
-        api, files = f"/api/datasets/{hub.repo}", f"/datasets/{hub.repo}/resolve/"
-        if path == api or path.startswith(f"{api}/revision/"):
+        api, files = f"/api/{hub.kind}/{hub.repo}", f"/{hub.kind}/{hub.repo}/resolve/"
+        files = files.removeprefix("/models")
+        if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+            self.missing("GatedRepo", 403)
+        elif path == f"{api}/revision/nowhere":
+            self.missing("RevisionNotFound")
+        elif path == api or path.startswith(f"{api}/revision/"):
             siblings = [{"rfilename": p} for p in hub.files]
             about = {"id": hub.repo, "sha": SHA, "private": False, "tags": [], "siblings": siblings}
             self.json(about)
@@ -87,8 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
     def json(self, found):
         self.reply(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
 
-    def missing(self, code):
-        self.reply(404, b"{}", {"X-Error-Code": code})
+    def missing(self, code, status=404):
+        self.reply(status, b"{}", {"X-Error-Code": code})
 
     def file(self, path):
         raw = self.server.files.get(path)

@@ -1,0 +1,112 @@
+"""Models by hub name: `hf://owner/name[@revision]`, or `hf://owner/name/file.gguf[@revision]`.
+
+Only safetensors (or the one GGUF file), JSON and tokenizer files are fetched; pickles and code
+never are. A token for gated models comes from the environment (HF_TOKEN) or `hf auth login`.
+"""
+
+import json
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from podsmith.checkpoint.safetensors import INDEX, PICKLES, SINGLE, some
+from podsmith.errors import UserError
+
+INSTALL = 'pip install "podsmith[hf]"'
+PREFIX = "hf://"
+BESIDE = (
+    "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja",
+    "LICENSE*", "NOTICE*", "USE_POLICY*",
+)  # fmt: skip
+
+
+def is_hub_name(path: str | os.PathLike) -> bool:
+    """Whether a path names a model of the hub."""
+    return str(path).startswith(PREFIX)
+
+
+def fetch(name: str) -> tuple[Path, str]:
+    """(local folder or .gguf file, `hf://owner/name@commit`), through the hub's own cache.
+
+    Raises UserError where there is no such model, it is gated, it has only pickles, or the
+    package is not installed.
+    """
+    repo, revision, file = _parsed(name)
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise UserError(f"{name}: hub names need huggingface_hub; {INSTALL}") from None
+    try:
+        info = hub.HfApi().model_info(repo, revision=revision)
+        held = {sibling.rfilename for sibling in info.siblings or ()}
+        wanted = [file] if file else _wanted(hub, repo, info.sha, held, name)
+        if file and file not in held:
+            there = some(sorted(each for each in held if each.endswith(".gguf"))) or "none"
+            raise UserError(f"{name}: there is no such file; GGUF files there: {there}")
+        folder = hub.snapshot_download(repo, revision=info.sha, allow_patterns=wanted)
+    except UserError:
+        raise
+    except Exception as error:  # the client raises many kinds
+        raise UserError(f"{name}: {_said(error, repo, revision)}") from None
+    at = Path(folder)
+    return (at / file if file else at), f"{PREFIX}{repo}@{info.sha}"
+
+
+def _parsed(name: str) -> tuple[str, str | None, str | None]:
+    """(owner/name, revision, file within) of a hub name."""
+    text, _, revision = name.removeprefix(PREFIX).partition("@")
+    parts = [part for part in text.split("/") if part]
+    file = "/".join(parts[2:])
+    if len(parts) < 2 or parts[0] in ("datasets", "spaces") or (file and file[-5:] != ".gguf"):
+        raise UserError(
+            f"{name}: is not the name of a model; write hf://owner/name, hf://owner/name@revision "
+            f"or hf://owner/name/file.gguf"
+        )
+    return "/".join(parts[:2]), revision or None, file or None
+
+
+def _wanted(hub: Any, repo: str, commit: str, held: set[str], name: str) -> list[str]:
+    if INDEX in held:
+        index = Path(hub.hf_hub_download(repo, INDEX, revision=commit))
+        try:
+            weights = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{name}: its {INDEX} cannot be read ({error})") from None
+    elif SINGLE in held:
+        weights = [SINGLE]
+    else:
+        raise UserError(f"{name}: {_no_weights(held)}")
+    top = [each for each in held if "/" not in each]
+    return weights + sorted(each for each in top if any(fnmatch(each, p) for p in BESIDE))
+
+
+def _no_weights(held: set[str]) -> str:
+    ggufs = sorted(each for each in held if each.endswith(".gguf"))
+    if ggufs:
+        return f"holds GGUF files; add the name of one: {some(ggufs)}"
+    pickles = sorted(each for each in held if any(fnmatch(each, p) for p in PICKLES))
+    if pickles:
+        return (
+            f"holds only pickled weights ({some(pickles)}), which run code when opened and are "
+            f"never fetched; look for a revision with safetensors (often @refs/pr/1), or convert "
+            f"them in a sandbox with transformers"
+        )
+    return f"holds no {SINGLE} and no {INDEX}"
+
+
+def _said(error: Exception, repo: str, revision: str | None) -> str:
+    """An error of the client in a sentence, without the token."""
+    from huggingface_hub import errors
+
+    token = "set HF_TOKEN to a token that may read it"
+    if isinstance(error, errors.GatedRepoError):
+        return f"is gated; accept its terms at https://huggingface.co/{repo} and {token}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no such model, or it is private: check the name, or {token}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {revision!r}"
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    for secret in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
+        text = text.replace(secret, "***")
+    return f"cannot be fetched ({text}); try again, or give a local folder"

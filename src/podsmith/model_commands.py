@@ -1,0 +1,140 @@
+"""The verbs on a trained model: eval, generate, export, import, verify, vocab.
+
+MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Only what was said: each default stays where the function has it."""
+    return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+@click.command("eval")
+@click.argument("model", metavar="MODEL")
+@click.option("--max-rows", type=click.IntRange(min=1), help="Rows per held-out source at most.")
+@click.option("--text", metavar="FILE", help="Evaluate on this text instead.")
+@click.option("--context", type=click.IntRange(min=2), help="Tokens of a window of --text.")
+@click.option("--stride", type=click.IntRange(min=1), help="Less than --context: windows overlap.")
+@click.option("--max-chars", type=click.IntRange(min=1), help="Only the beginning of --text.")
+def evaluate(model: str, max_rows: int | None, text: str | None, **window: Any) -> Any:
+    """Measure loss, perplexity and bits per byte.
+
+    Of the newest checkpoint in a run directory, source by source on the data that the run kept
+    out of training; or, with --text, of any model on a text file: a Hugging Face folder, a .gguf
+    file, hf://owner/name.
+
+    \b
+    Example:  podsmith eval quickstart/run --max-rows 100
+              podsmith eval my-model.gguf --text README.md --context 256
+    """
+    if text is not None:
+        if max_rows is not None:
+            raise click.UsageError("--max-rows is for held-out data; use --max-chars with --text")
+        from podsmith.evals.text import eval_text_command
+
+        return eval_text_command(model, text, **given(**window))
+    if said := given(**window):
+        raise click.UsageError(f"--{next(iter(said)).replace('_', '-')} needs --text")
+    from podsmith.evals.held_out import eval_command
+
+    return eval_command(model, **given(max_rows=max_rows))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--prompt", "prompts", multiple=True, required=True, help="May be given again.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length at most.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="0 takes the likeliest token.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Only the k likeliest tokens.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    help="Only the likeliest tokens that make up this share.",
+)
+@click.option("--stop", multiple=True, help="Ends a text; may be given again.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the random choices.")
+def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
+    """Continue prompts with a trained model.
+
+    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name.
+
+    \b
+    Example:  podsmith generate quickstart/run --prompt "import os" --temperature 0.8
+    """
+    from podsmith.evals.generate import generate_command
+
+    generate_command(model, list(prompts), **given(**options))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "fp16", "fp32", "q8_0"]),
+    help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
+)
+@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
+    """Write a model as a Hugging Face folder or a .gguf file OUT.
+
+    MODEL is a run directory (its newest checkpoint), a Hugging Face folder, a .gguf file or
+    hf://owner/name.
+
+    \b
+    Example:  podsmith export quickstart/run my-model --dtype bf16 --overwrite
+              podsmith export quickstart/run my-model.gguf --dtype q8_0
+    """
+    from podsmith.checkpoint.hf import export_command
+
+    export_command(model, out, overwrite=overwrite, **given(**options))
+
+
+@click.command("import")
+@click.argument("source")
+@click.argument("out")
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the written weights."
+)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def import_(source: str, out: str, overwrite: bool, dtype: str | None) -> None:
+    """Read a Hugging Face or GGUF model and write it to OUT.
+
+    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked; what is missing or left over is an error.
+
+    \b
+    Example:  podsmith import downloads/SmolLM2-135M smollm
+              podsmith import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
+    """
+    from podsmith.checkpoint.hf import import_command
+
+    import_command(source, out, overwrite=overwrite, **given(dtype=dtype))
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Of logits, over the largest.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
+    """Say whether two models are the same (exit code 0) or not (1).
+
+    A and B are run directories, Hugging Face folders, .gguf files or hf://owner/name. Compared
+    are tensors by name, logits on fixed prompts, and the tokenizers.
+
+    \b
+    Example:  podsmith verify quickstart/run my-model
+              podsmith verify my-model my-model.gguf --tolerance 0.05
+    """
+    from podsmith.checkpoint.verify import verify_command
+
+    return verify_command(first, second, as_json=as_json, **given(**options))
+
+
+VERBS = (evaluate, generate, export, import_, verify)

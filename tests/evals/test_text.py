@@ -1,0 +1,84 @@
+"""Perplexity of a text in windows: by hand, and through the command on any kind of model."""
+
+import numpy as np
+import pytest
+
+from podsmith.cli import main
+from podsmith.checkpoint import reference
+from podsmith.checkpoint.hf import export_command
+from podsmith.checkpoint.proof import logits
+from podsmith.core.param import map_params
+from podsmith.errors import UserError
+from podsmith.evals.text import evaluate_text
+from podsmith.models.llama import Llama
+
+MODEL = Llama(
+    vocab_size=29, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=6, seq_len=32,
+)  # fmt: skip
+
+
+def by_hand(w, ids, context, stride):
+    """Each token from the window that the picture says, one window at a time."""
+    nll, seen, hits = [], 1, 0
+    for start in range(0, len(ids), stride):
+        window = ids[start : start + context]
+        x = logits(MODEL, w, np.asarray([window], np.int32))[0].astype(np.float64)
+        logp = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        for i in range(1, len(window)):
+            if start + i >= seen:
+                nll.append(-logp[i - 1, window[i]])
+                hits += window[i] == logp[i - 1].argmax()
+        seen = start + len(window)
+        if seen == len(ids):
+            break
+        seen += 1 if stride == context else 0
+    return nll, hits
+
+
+@pytest.mark.parametrize("count", [9, 50, 64])
+@pytest.mark.parametrize("context, stride", [(16, 16), (16, 5), (32, 8)])
+def test_windows(count, context, stride):
+    rng = np.random.default_rng(0)
+    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, MODEL.spec())
+    ids = rng.integers(0, 29, count).tolist()
+    found = evaluate_text(MODEL, w, ids, context=context, stride=stride)
+    nll, hits = by_hand(w, ids, context, stride)
+    assert found.tokens == len(nll)
+    assert found.loss == pytest.approx(np.mean(nll), rel=1e-5)
+    assert found.accuracy == pytest.approx(hits / len(nll))
+    if stride < context:
+        assert found.tokens == count - 1  # every token but the first
+
+
+def test_what_does_not_fit():
+    w = {}
+    for options, says in (
+        ({"context": 33}, "from 2 to the model's 32"),
+        ({"context": 8, "stride": 9}, "stride"),
+    ):
+        with pytest.raises(UserError, match=says):
+            evaluate_text(MODEL, w, [1, 2, 3], **options)
+    with pytest.raises(UserError, match="has 1 tokens"):
+        evaluate_text(MODEL, w, [1], context=8)
+
+
+def test_the_command_takes_every_form(shared_data, tmp_path, monkeypatch, capsys):
+    """A folder and its GGUF file give the same table."""
+    pytest.importorskip("gguf")
+    monkeypatch.setattr(reference.importlib.util, "find_spec", lambda name: None)
+    stories = shared_data / "models" / "stories260k"
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time, Lily went to the park. She saw a big dog. " * 30)
+    export_command(stories, tmp_path / "s.gguf")
+    capsys.readouterr()
+    tables = []
+    for path in (stories, tmp_path / "s.gguf"):
+        words = ["eval", str(path), "--text", str(text), "--context", "128", "--max-chars", "900"]
+        assert main(words) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and "text.txt" in tables[0]
+    assert main(["eval", str(stories)]) == 2
+    assert "add --text FILE" in capsys.readouterr().err
+    assert main(["eval", str(stories), "--stride", "4"]) == 2
+    assert main(["eval", str(stories), "--text", str(tmp_path / "no.txt")]) == 2
