@@ -4,32 +4,28 @@
     python benchmarks/plan_accuracy.py --fit      # the constants that the calibration rows give
 
 The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a podsmith
-run, compiled for its slice by the TPU compiler (a minute or two, then kept in --cache) and
+run, compiled for its slice by the TPU compiler (a minute or two, then kept as all plans are) and
 costed by `plan.cost`, without what podsmith does for TPUs and the published programs did
 not (undone.py). Beside it stands the roofline: the model's FLOPs over one share of the
 peak for each generation, set on the same calibration rows.
 """
 
 import argparse
-import gzip
-import hashlib
 import json
 import math
 import statistics
 import tempfile
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 
 from undone import ALL, without
 
-import podsmith
-from podsmith.config import dump_toml, load_run
+from podsmith.config import load_run
 from podsmith.errors import UserError
-from podsmith.plan.compile import Compiled, compile_for
+from podsmith.plan.compile import compile_for
 from podsmith.plan.cost import Estimate, estimate
 from podsmith.plan.hlo import Computation, Instruction, Program, parse
 from podsmith.plan.topology import Slice, parse_slice
@@ -37,12 +33,7 @@ from podsmith.presets.hardware import RATES, peak_of
 from podsmith.run import Run
 
 ROWS = Path(__file__).with_name("published_tpu.toml")
-CACHE = Path("~/.cache/podsmith/plan_accuracy").expanduser()
 TIMEOUT_S = 900.0
-
-# source that decides what is compiled
-PARTS = ("core", "kernels", "models", "nn", "objectives", "optim", "train")
-FILES = ("plan/resolve.py", "plan/child.py")
 
 RUN = """
 name = "accuracy"
@@ -74,6 +65,11 @@ class Row:
     @property
     def num_layers(self) -> int:
         return self.said["model"]["num_layers"]
+
+    @property
+    def undone(self) -> tuple[str, ...]:
+        """What `undone` is to put back, so that the program is like the published one."""
+        return (self.said.get("attention", ALL[0]), *ALL[1:])
 
     @property
     def compiled_layers(self) -> int:
@@ -119,7 +115,8 @@ class Row:
                 "global_batch_size": said["rows_per_chip"] * self.where.num_chips,
                 "remat": said["remat"],
             },
-            "mesh": {"tensor": said.get("tensor", 1)},
+            "train.compiler_options": said.get("options", {}),
+            "mesh": {"tensor": said.get("tensor", 1), "data": self.where.num_slices},
         }
         lines = [
             f"{section}.{key} = {json.dumps(value)}"
@@ -141,31 +138,6 @@ def read_rows() -> list[Row]:
             if abs(off) > 0.01:
                 raise ValueError(f"{row.name}: FLOP rate and time disagree by {off:.1%}")
     return rows
-
-
-def source_hash() -> str:
-    """Of everything but the run that decides what is compiled."""
-    root = Path(podsmith.__file__).parent
-    digest = hashlib.sha256(f"{version('libtpu')} {version('jax')}".encode())
-    paths = [path for part in PARTS for path in sorted((root / part).rglob("*.py"))]
-    for path in [*paths, *(root / name for name in FILES)]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def compiled(row: Row, cache: Path, *, cached: bool = False) -> Compiled:
-    """The compiler's answer, from the cache where it has been asked before; with `cached`, a
-    UserError where it has not."""
-    run = row.run()
-    key = hashlib.sha256(f"{source_hash()} {row.where.name} {dump_toml(run)}".encode()).hexdigest()
-    path = cache / f"{key[:24]}.json.gz"
-    if not path.exists():
-        if cached:
-            raise UserError("not compiled yet")
-        answer = compile_for(run, row.where, timeout_s=TIMEOUT_S, program=without(ALL))
-        cache.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(json.dumps(asdict(answer)).encode()))
-    return Compiled(**json.loads(gzip.decompress(path.read_bytes())))
 
 
 @dataclass(frozen=True)
@@ -198,12 +170,14 @@ class Measured:
         return estimate(self.program, where, rates)
 
 
-def measured(rows: list[Row], cache: Path, cached: bool) -> list[Measured]:
+def measured(rows: list[Row]) -> list[Measured]:
     """Rows with their programs; those that cannot be compiled are named and left out."""
     found = []
     for row in rows:
         try:
-            answer = compiled(row, cache, cached=cached)
+            answer = compile_for(
+                row.run(), row.where, timeout_s=TIMEOUT_S, program=without(row.undone)
+            )
         except (UserError, RuntimeError) as error:
             print(f"left out: {row.name}: {str(error).splitlines()[0]}")
             continue
@@ -298,14 +272,12 @@ def print_kinds(rows: list[Measured]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--cached", action="store_true", help="leave out what is to be compiled")
     parser.add_argument("--fit", action="store_true", help="print constants, not the table")
     parser.add_argument("--kinds", action="store_true", help="print where the seconds go")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     said = parser.parse_args()
     chosen = [row for row in read_rows() if said.only in row.name]
-    rows = measured(chosen, said.cache, said.cached)
+    rows = measured(chosen)
     if said.fit:
         print_fit(rows)
     elif said.kinds:

@@ -182,25 +182,26 @@ def test_an_all_reduce_of_which_a_slice_is_kept_moves_half():
 
 
 SPLASH = """
-ENTRY %main (q: bf16[2,8,2048,96]) -> bf16[2,8,2048,96] {
+ENTRY %main (q: bf16[2,8,2048,96]) -> (bf16[2,8,2048,96]) {
   %q = bf16[2,8,2048,96]{3,2,1,0:T(8,128)(2,1)} parameter(0)
-  ROOT %splash_mha_NAME.1 = bf16[2,8,2048,96]{3,2,1,0:T(8,128)(2,1)} custom-call(%q, %q, %q), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
-"xprof_metadata":"{\\"block_q\\": 1024, \\"block_kv\\": 512, \\"block_q_dkv\\": 512, \\"block_kv_dkv\\": 512, \\"use_fused_bwd_kernel\\": FUSED}"
+  ROOT %splash_mha_NAME.1 = (PARTSbf16[2,8,2048,96]{3,2,1,0:T(8,128)(2,1)}) custom-call(%q, %q, %q), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 1024, \\"block_kv\\": 512, \\"block_q_dkv\\": 512, \\"block_kv_dkv\\": 512}"
 }}, metadata={op_name="x"}
 }
 """  # noqa: E501
 
 
 @pytest.mark.parametrize(
-    "name, fused, matmuls, blocks",
+    "name, parts, matmuls, blocks",
     [
-        ("fwd_segmented_residuals", "false", 2, 1024 * 512 * (2 + 4)),
-        ("dkv_segmented_no_residuals", "false", 4, 512 * 512 * 10),
-        ("dkv_segmented_no_residuals", "true", 5, 512 * 512 * 10),
+        ("fwd_segmented_residuals", "", 2, 1024 * 512 * (2 + 4)),
+        ("dkv_segmented_no_residuals", "", 4, 512 * 512 * 10),
+        # the fused kernel gives dq as well, a part for each block of keys
+        ("dkv_segmented_no_residuals", "bf16[2,4,8,2048,96]{4,3,2,1,0}, ", 5, 512 * 512 * 10),
     ],
 )
-def test_attention_is_costed_by_the_blocks_that_the_mask_touches(name, fused, matmuls, blocks):
-    text = SPLASH.replace("NAME", name).replace("FUSED", fused)
+def test_attention_is_costed_by_the_blocks_that_the_mask_touches(name, parts, matmuls, blocks):
+    text = SPLASH.replace("NAME", name).replace("PARTS", parts)
     found = estimate(parse(text), parse_slice("v4-8"))
     rates, peak = RATES["v4"], peak_of("TPU v4").bf16_flops
     # a head of 96 takes the place of 128 in the matrix units; two cores share the heads

@@ -69,6 +69,8 @@ def test_an_estimate_and_what_it_takes_are_in_plan_json(tmp_path):
     report = report_of(tmp_path, hlo=PROGRAM)
     cost = takes(report.run, machine_of(report.where), 3600.0, 262_144, price=2.0, hours=9)
     plan = json.loads(report.to_json(cost))
+    assert sum(plan["peak"].values()) == plan["peak_bytes"]
+    assert list(plan["peak"])[2:] == ["gradients", "saved activations", "temporaries"]
     assert plan["estimate"]["collectives"] == {"all-reduce": 1}
     assert set(plan["estimate"]["by_kind"]) == {"exposed collectives"}
     assert plan["takes"]["chip_hours"] == 16_000 and plan["takes"]["usd"] == 32_000

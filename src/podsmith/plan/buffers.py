@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from podsmith.plan.hlo import Computation, Instruction, Program, arrays
 from podsmith.plan.parts import OTHER, Frames, part_of, read_frames
 
-_ARRAY = re.compile(r"[a-z]\w*\[[\d,]*\]\{[^}]*\}")
+HBM_ARRAY = re.compile(r"[a-z]\w*\[[\d,]*\]\{[^}]*\}")
 _LAYOUT = re.compile(r"\{([\d,]+):T\((?:(\d+),)?(\d+)\)")
-_ELSEWHERE = re.compile(r"S\(\d+\)")  # vector, scalar and host memory
+ELSEWHERE = re.compile(r"S\(\d+\)")  # vector, scalar and host memory
 _SHARED = {"parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
            "constant", "after-all", "dynamic-update-slice", "opt-barrier"}  # fmt: skip
 
@@ -39,7 +39,7 @@ def largest_buffers(program: Program, count: int = 8) -> list[Buffer]:
         if step.opcode == "fusion"
         for name in step.called
     }
-    stacks = _filled_by(program, frames)
+    stacks = filled_by(program, frames)
     found: dict[tuple[str, str], Buffer] = {}
     for computation in program.computations.values():
         if computation.name in fused:
@@ -50,14 +50,14 @@ def largest_buffers(program: Program, count: int = 8) -> list[Buffer]:
             if step.opcode.endswith(("-done", "-start")) or "dynamic-update-slice" in step.name:
                 continue  # in place
             part = stacks.get(step.name) or part_of(step, frames)
-            for text in _ARRAY.findall(step.shape):
-                if not _ELSEWHERE.search(text):
+            for text in HBM_ARRAY.findall(step.shape):
+                if not ELSEWHERE.search(text):
                     shape = text.partition("{")[0]
                     found.setdefault((shape, part), Buffer(shape, padded_bytes(text), part))
     return sorted(found.values(), key=lambda b: -b.nbytes)[:count]
 
 
-def _filled_by(program: Program, frames: Frames) -> dict[str, str]:
+def filled_by(program: Program, frames: Frames) -> dict[str, str]:
     """Names of arrays that a loop fills, with the part of what is put in."""
     found = {}
     for computation in program.computations.values():
@@ -71,6 +71,8 @@ def _filled_by(program: Program, frames: Frames) -> dict[str, str]:
             body = program.computations[loop.callee("body")]
             for outer, inner in zip(made.operands, root.operands, strict=True):
                 step = body.by_name[inner]
+                if step.opcode == "get-tuple-element":  # the product that also puts its result in
+                    step = body.by_name.get(step.operands[0], step)
                 if "dynamic-update-slice" in step.name and outer in computation.by_name:
                     found[_origin(computation, outer)] = _part_put_in(step, body, frames)
     return found
@@ -88,6 +90,8 @@ def _part_put_in(step: Instruction, body: Computation, frames: Frames) -> str:
     """What a stack is for, by what made the row that is put in."""
     given = [body.by_name[name] for name in step.operands if name in body.by_name]
     parts = [part_of(one, frames) for one in given]
+    if step.shape.startswith("("):
+        parts.insert(0, part_of(step, frames))
     part = next((part for part in parts if part != OTHER), "block input")
     return f"gradients, {part}" if "transpose(" in step.op_name else f"saved, {part}"
 

@@ -14,7 +14,7 @@ from jax.experimental import topologies
 
 from podsmith.config import load_run
 from podsmith.errors import UserError
-from podsmith.plan import cache
+from podsmith.plan import cache, executable
 from podsmith.plan.resolve import resolve
 from podsmith.plan.topology import parse_slice, topology_request
 
@@ -62,20 +62,26 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
         if found := cache.load(key):
             said, hlo = found
         else:
-            said, hlo = ask_compiler(lowered)
+            said, hlo, compiled = ask_compiler(lowered)
             cache.save(key, said, hlo)
+            if compiled is not None:
+                text, mesh_devices = lowered.as_text(), list(plan.mesh.devices.flat)
+                executable.save(executable.key_of(text, mesh_devices, step_options(plan)), compiled)
     if hlo:
         folder.joinpath("step.hlo").write_text(hlo)
     return answer | said | {"from_cache": bool(found)}
 
 
-def ask_compiler(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
-    """What the compiler says of a program, and the program that it makes of it."""
+def ask_compiler(
+    lowered: jax.stages.Lowered,
+) -> tuple[dict[str, Any], str, jax.stages.Compiled | None]:
+    """What the compiler says of a program, and the program that it makes of it: as text, and
+    itself."""
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        return {"error": str(error), "compile_s": time.perf_counter() - started}, ""
+        return {"error": str(error), "compile_s": time.perf_counter() - started}, "", None
     memory = compiled.memory_analysis()
     said = {
         "compile_s": time.perf_counter() - started,
@@ -84,7 +90,7 @@ def ask_compiler(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
         "live_bytes": memory.peak_memory_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
     }
-    return said, compiled.as_text()
+    return said, compiled.as_text(), compiled
 
 
 def main() -> None:

@@ -53,7 +53,8 @@ def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rate
     suffix = _SUFFIX[which]
     q, kv = blocks.get(("q", suffix), t), blocks.get(("kv", suffix), t)
     scores = b * n * visited(t, q, kv)
-    fused = which == "dkv" and '"use_fused_bwd_kernel\\": true' in step.rest
+    # dq in as many parts as there are blocks of keys: [B, blocks, N, T, H]
+    fused = which == "dkv" and any(len(dims) == 5 for _, dims in arrays(step.shape))
     matmuls = FUSED_MATMULS if fused else _MATMULS[which]
     padded = math.ceil(h / LANES) * LANES
     per_score = 2 * padded / peak + VECTOR_CYCLES / (rates.clock_hz * rates.cores)

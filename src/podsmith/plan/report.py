@@ -11,6 +11,7 @@ from podsmith.plan.buffers import Buffer, largest_buffers
 from podsmith.plan.compile import Compiled
 from podsmith.plan.cost import Estimate, estimate
 from podsmith.plan.hlo import Program, parse
+from podsmith.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 from podsmith.plan.takes import Takes
 from podsmith.plan.topology import Slice
 from podsmith.presets.hardware import GIB, peak_of
@@ -41,8 +42,14 @@ class Report:
         """Bytes of one device by what they are for, adding up to the peak."""
         c = self.compiled
         parts = {"weights": c.weights_bytes, "optimizer": c.optimizer_bytes}
-        rest = "gradients, saved activations, temporaries"
-        return parts | {rest: c.peak_bytes - sum(parts.values())}
+        rest = c.peak_bytes - sum(parts.values())
+        if self.program is None:
+            return parts | {f"{GRADIENTS}, {SAVED}, {TEMPORARIES}": rest}
+        split = peak_split(self.program)
+        known = {name: split[name] for name in (GRADIENTS, SAVED)}
+        if sum(known.values()) > rest:  # by our account more is alive than by the compiler's
+            known = {name: int(size * rest / sum(known.values())) for name, size in known.items()}
+        return parts | known | {TEMPORARIES: rest - sum(known.values())}
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -82,6 +89,7 @@ class Report:
                 "hbm_limit_bytes": self.limit_bytes,
                 "least_step_s": self.least_step_s,
                 "mfu": self.mfu,
+                "peak": self.parts,
                 "estimate": asdict(self.estimate) if self.estimate else None,
                 "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,

@@ -26,6 +26,7 @@ from podsmith.errors import UserError
 from podsmith.evals.held_out import HeldOut
 from podsmith.evals.loss import SourceLoss
 from podsmith.plan.compile import refuse_option
+from podsmith.plan.executable import load_or_compile
 from podsmith.plan.length import with_steps
 from podsmith.plan.resolve import Plan, resolve
 from podsmith.run import Run
@@ -36,7 +37,7 @@ from podsmith.train.rundir import claim, keep_tokenizer
 from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
 from podsmith.train.start import first_state
 from podsmith.train.state import abstract_batch, abstract_state, eval_weights
-from podsmith.train.step import Step, make_step
+from podsmith.train.step import Step, make_step, step_options
 from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
@@ -210,13 +211,16 @@ class Session:
         began = time.monotonic()
         step, batch, self._host = self._program()
         try:
-            self._compiled = step.lower(abstract_state(self.plan), batch).compile()
+            lowered = step.lower(abstract_state(self.plan), batch)
+            devices, options = self.plan.devices, step_options(self.plan)
+            self._compiled, by_plan = load_or_compile(lowered, devices, options)
         except jax.errors.JaxRuntimeError as error:
             refuse_option(str(error))
             raise
         seconds = time.monotonic() - began
-        self.metrics.event("compile", step=self.start, seconds=seconds)
-        self.display.note(f"compiled the train step in {seconds:.1f} s")
+        self.metrics.event("compile", step=self.start, seconds=seconds, by_plan=by_plan)
+        how = "took over the step that plan compiled" if by_plan else "compiled the train step"
+        self.display.note(f"{how} in {seconds:.1f} s")
         self._running: jax.Array | None = None
         self.timer = StepTimer(
             round(self.share * self.plan.tokens_per_step),

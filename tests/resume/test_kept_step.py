@@ -1,0 +1,39 @@
+"""A step that was compiled beforehand trains as the one that training compiles itself."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from podsmith.plan import executable
+from podsmith.plan.resolve import resolve
+from podsmith.train.loop import train
+from podsmith.train.state import abstract_batch, abstract_state
+from podsmith.train.step import make_step, step_options
+
+from .conftest import in_dir, losses
+
+
+def compiled_by_plan(run):
+    """What the run's event of compilation says."""
+    lines = Path(run.dir, "metrics.jsonl").read_text().splitlines()
+    events = [row for row in map(json.loads, lines) if row["kind"] == "compile"]
+    assert len(events) == 1
+    return events[0]["by_plan"]
+
+
+def test_training_takes_over_the_kept_step(small_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    alone, helped = (in_dir(small_run, tmp_path / name) for name in ("alone", "helped"))
+    one = jax.devices()[:1]
+    train(alone, one)
+    plan = resolve(helped, one)
+    with jax.set_mesh(plan.mesh):
+        lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan))
+        key = executable.key_of(lowered.as_text(), plan.devices, step_options(plan))
+        assert executable.save(key, lowered.compile())
+    train(helped, one)
+    assert (compiled_by_plan(alone), compiled_by_plan(helped)) == (False, True)
+    assert losses(alone) == losses(helped)
+    assert len(losses(helped)) == helped.train.steps and np.isfinite(losses(helped)[1])
