@@ -53,7 +53,7 @@ class Weight:
     @property
     def is_wide(self) -> bool:
         """Whether `remat = "mlp"` computes its product again, as `core.weight.dot` names it."""
-        return self.outputs == ("mlp",)
+        return self.outputs[-1:] == ("mlp",)
 
     @property
     def is_gate(self) -> bool:
@@ -254,7 +254,8 @@ class Layout:
         the residual stream is cut as that is."""
         if weight.outputs == ("embed",):
             return self.stream_bytes()
-        width = weight.fan_out / self.ways("batch", "seq", weight.outputs[0])
+        cuts = activation_cuts(("batch", "seq", *weight.outputs))[2:]
+        width = weight.fan_out / self._ways(axis for cut in cuts for axis in cut)
         if weight.outputs[-1] == "head_dim":
             width *= self.lanes / self.model.head_dim
         return self.tokens * width * self.activation_bytes
