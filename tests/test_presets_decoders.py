@@ -9,7 +9,7 @@ from podsmith import presets
 from podsmith.checkpoint.reader import model_from_config
 from podsmith.core.param import count_params
 from podsmith.plan.layout import Layout, on_paper
-from podsmith.plan.machine import machine_of
+from podsmith.plan.machine import parse_machine
 from podsmith.run import Data, Mesh, Run, Train
 
 PRESETS = {
@@ -79,7 +79,7 @@ def test_windows_are_counted(name):
         optim=KINDS["adamw"](learning_rate=1e-3),
         train=Train(steps=1, global_batch_size=64, remat="block"), mesh=Mesh(fsdp=64),
     )  # fmt: skip
-    machine = machine_of("v5p-128")
+    machine = parse_machine("v5p-128")
     plan = on_paper(run, machine)
     t, keys = model.seq_len, 0
     for layer in range(model.num_layers):
