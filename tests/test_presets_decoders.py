@@ -1,6 +1,8 @@
 """Presets of released decoders: as many weights as published, and as transformers counts; each is
 the model that its own config.json describes, and resolves on a TPU slice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -94,3 +96,25 @@ def test_windows_are_counted(name):
     assert found == pytest.approx(6 * weights + attention, rel=3e-3, abs=6 * vectors)
     layout = Layout.of(plan)
     assert timing(layout, machine).step_s > 0 and memory(layout).peak > 0
+
+
+def test_a_pattern_of_layers_is_reckoned_like_its_layers():
+    """Two kinds of layers of one size need what as many layers of one kind do."""
+    from podsmith.objectives.clm import Clm
+    from podsmith.optim import KINDS
+    from podsmith.plan.analytic import timing
+    from podsmith.plan.memory import memory
+
+    machine, found = parse_machine("v5p-128"), []
+    for pattern in (("local", "global"), ("global",)):
+        model = replace(PRESETS["gemma2-9b"](), window=8192, layer_pattern=pattern)
+        for remat in ("none", "dots", "mlp", "block"):
+            run = Run(
+                name="t", dir="unused", model=model, objective=Clm(), data=Data(dir="unused"),
+                optim=KINDS["adamw"](learning_rate=1e-3), mesh=Mesh(fsdp=32, tensor=2),
+                train=Train(steps=1, global_batch_size=64, remat=remat),
+            )  # fmt: skip
+            layout = Layout.of(on_paper(run, machine))
+            found.append((memory(layout).parts(), timing(layout, machine).by_kind))
+    for two, one in zip(found[:4], found[4:], strict=True):
+        assert two[0] == pytest.approx(one[0]) and dict(two[1]) == pytest.approx(dict(one[1]))

@@ -196,7 +196,8 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
     if tensor > 1:
         cut = [w for w in layout.weights if w.stacked and w.is_matrix]
         again = layout.run.train.remat == "block"
-        sums = sum(("embed" in w.outputs) + ("embed" in w.inputs) for w in cut) + again
+        streams = lambda w: ("embed" in w.outputs) + ("embed" in w.inputs)  # noqa: E731
+        sums = sum(streams(w) * layout.share(w) for w in cut) + again
         moved = 2 * whole * (tensor - 1) / tensor * sums
         seconds += layout.layers * moved / rate(machine, tensor)
     if context > 1:

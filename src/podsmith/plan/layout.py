@@ -227,6 +227,10 @@ class Layout:
         """Layers of one device."""
         return self.model.num_layers / self.stages
 
+    def share(self, weight: Weight) -> float:
+        """Of all layers, those that have a weight of this stack."""
+        return weight.layers / self.model.num_layers
+
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
         return split_ways(self._sizes, weight.axes)[0]
