@@ -242,7 +242,11 @@ def test_schema_describes_every_field(run_file):
     steps = defined["Train"]["properties"]["steps"]
     clip, workers = defined["AdamW"]["properties"]["clip_norm"], defined["Data"]["properties"]
     assert {"const": "none"} in clip["anyOf"] and "null" not in json.dumps(schema)
-    assert workers["workers"]["anyOf"] == [{"exclusiveMinimum": 0, "type": "integer"}]
+    assert workers["workers"]["anyOf"] == [
+        {"exclusiveMinimum": 0, "type": "integer"},
+        {"const": "none"},
+    ]
+    assert {"const": "none"} not in defined["Tokenizer"]["properties"]["path"]["anyOf"]
     assert steps["anyOf"][0]["exclusiveMinimum"] == 0
     assert "Optimizer steps" in steps["description"]
 

@@ -7,7 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from podsmith import presets
 from podsmith.core.param import count_params
 
-MODELS = presets.of_section("model")
+MODELS = {
+    name: preset
+    for name, preset in presets.of_section("model").items()
+    if preset.__module__ == "podsmith.presets.models"
+}
 
 # Counts in the safetensors metadata of the published models, and ours of kisoku.
 PUBLISHED = {

@@ -170,11 +170,12 @@ BAD = {
     "other architecture": (
         set_config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
     "rope scaling": (
-        set_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope scaling 'llama3'"),
+        set_config(rope_scaling={"rope_type": "spiral", "factor": 8.0}), "rope scaling 'spiral'"),
     "quantized": (set_config(quantization_config={"bits": 4}), "quantization_config"),
     "other activation": (set_config(hidden_act="gelu_new"), "'gelu_new' is not supported"),
-    "sliding window": (
-        set_config(architectures=["MistralForCausalLM"], sliding_window=8), "sliding_window 8"),
+    "layers of an unknown type": (
+        set_config(architectures=["Qwen3ForCausalLM"], use_sliding_window=True,
+                   layer_types=["chunked_attention"] * 2), "layer_types"),
     "string for a number": (set_config(vocab_size="many"), "vocab_size: 'many'"),
     "nonsense": (set_config(rope_parameters=3), "wrong type"),
     "impossible heads": (set_config(num_key_value_heads=2), "multiple of"),

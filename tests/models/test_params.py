@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -67,8 +68,22 @@ def test_a_folder_and_unknown_names(tmp_path):
         ("kisoku-3b", ("hed=tied",), "did you mean 'head'"),
         ("kisoku-3b", ("head=none",), r"model\.head: 'none'"),
         ("kisoku-3b", ("num_kv_heads=5",), "multiple of"),
-        (str(tmp_path), ("head=tied",), "drop it"),
+        (str(tmp_path), ("hed=tied",), "did you mean 'head'"),
+        ("kisoku-3b", ("model.rope_scaling.kind=spiral",), r"model\.rope_scaling: .*spiral"),
         ("nowhere.toml", (), r"nowhere\.toml"),
     ):
         with pytest.raises(UserError, match=says):
             find_model(name, overrides)
+
+
+def test_words_on_top_of_a_model(tmp_path):
+    """Whole fields, fields of a section, another kind of it, and unset again."""
+    yarn = ["model.rope_scaling.factor=4", "rope_scaling.original_seq_len=2048",
+            "model.rope_scaling.kind=yarn", "seq_len=8192"]  # fmt: skip
+    model = find_model("kisoku-3b", yarn)
+    assert (model.rope_scaling.kind, model.rope_scaling.factor, model.seq_len) == ("yarn", 4, 8192)
+    (tmp_path / "config.json").write_text(json.dumps(model.hf.config(model)))
+    assert find_model(str(tmp_path)) == model
+    linear = find_model(str(tmp_path), ["rope_scaling.kind=linear", "rope_scaling.factor=2"])
+    assert linear.rope_scaling == replace(linear.rope_scaling, factor=2.0)
+    assert find_model(str(tmp_path), ["rope_scaling=none"]).rope_scaling is None

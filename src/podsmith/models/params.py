@@ -1,6 +1,5 @@
 """Parameter counts by part, read off the arrows: no formula that could disagree with a model."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,9 +95,8 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
     if path.is_dir() and not (path / "run.toml").exists():
         from podsmith.checkpoint.reader import model_from_config, read_config
 
-        if overrides:
-            raise UserError(f"{overrides[0]}: a Hugging Face folder is taken as it is; drop it")
-        return model_from_config(read_config(path), str(path / "config.json"))
+        model = model_from_config(read_config(path), str(path / "config.json"))
+        return with_overrides(model, overrides, "the model")
     if path.is_dir() or path.suffix == ".toml":
         from podsmith.config import load_run
 
@@ -109,23 +107,45 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
 def _preset(name: str, overrides: Sequence[str]) -> Any:
     from podsmith import presets
     from podsmith.config_errors import nearest
-    from podsmith.config_text import parse_override
 
     known = presets.of_section("model")
     if name not in known:
         cure = nearest(name, list(known), what="there are")
         raise UserError(f"{name}: neither a preset nor a run file; {cure}")
-    model = known[name]()
-    fields = [field.name for field in dataclasses.fields(model)]
-    changes = {}
-    for text in overrides:
-        keys, value = parse_override(text)
-        field = str(keys[-1])
-        if keys[:-1] not in ((), ("model",)) or field not in fields:
-            cure = nearest(field, fields, what="the model's fields are")
-            raise UserError(f"{text}: a preset has no such field; {cure}")
-        changes[field] = value
-    return validated(type(model), {f: getattr(model, f) for f in fields} | changes, "model.")
+    return with_overrides(known[name](), overrides, "a preset")
+
+
+def with_overrides(model: Any, overrides: Sequence[str], what: str) -> Any:
+    """A model with words like `model.rope_scaling.factor=4` on top; `model.` may be left out.
+    Raises UserError for a field that `what` does not have or a value that does not fit."""
+    from podsmith.config_errors import nearest
+    from podsmith.config_fields import field_types, to_plain, with_unset
+    from podsmith.config_text import parse_override
+
+    plain = to_plain(model)
+    parsed = [(*parse_override(text), text) for text in overrides]
+    for keys, value, text in sorted(parsed, key=lambda item: item[0][-1] != "kind"):
+        first, *inner = keys[1:] if keys[0] == "model" and keys[1:] else keys
+        names = list(field_types(type(model)))
+        if first not in names:
+            cure = nearest(str(first), names, what="the model's fields are")
+            raise UserError(f"{text}: {what} has no such field; {cure}")
+        if not inner:
+            plain[first] = value
+            continue
+        table = plain.get(first) if isinstance(plain.get(first), dict) else {}
+        if inner == ["kind"] and table.get("kind") != value:
+            table = {}  # another kind starts anew
+        plain[first] = _put(table, inner, value)
+    return validated(type(model), with_unset(type(model), plain), "model.")
+
+
+def _put(table: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:
+    """The table with one value put in, at any depth."""
+    key, *inner = keys
+    if inner:
+        value = _put(table.get(key) if isinstance(table.get(key), dict) else {}, inner, value)
+    return {**table, key: value}
 
 
 def params_command(name: str, overrides: Sequence[str] = ()) -> None:

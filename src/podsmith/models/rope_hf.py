@@ -7,7 +7,7 @@
 from typing import Any
 
 from podsmith.errors import UserError
-from podsmith.nn.rope_scaling import Dynamic, LongRope, RopeScaling
+from podsmith.nn.rope_scaling import DynamicRope, LongRope, RopeScaling
 
 SAME = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
         "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
@@ -74,7 +74,7 @@ def rope_config(
     config: dict[str, Any] = {"max_position_embeddings": seq_len, "rope_theta": theta}
     if fraction is not None:
         said["partial_rotary_factor"] = config["partial_rotary_factor"] = fraction
-    if isinstance(scaling, Dynamic):
+    if isinstance(scaling, DynamicRope):
         config["max_position_embeddings"] = scaling.original_seq_len  # what it is over there
     elif original := getattr(scaling, "original_seq_len", None):
         said[ORIGINAL] = original

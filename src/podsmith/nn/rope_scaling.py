@@ -27,7 +27,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class LinearRope:
     """Positions divided by a factor."""
 
     __pydantic_config__ = STRICT
@@ -37,7 +37,7 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dynamic:
+class DynamicRope:
     """A theta that grows with rows beyond the original length."""
 
     __pydantic_config__ = STRICT
@@ -49,7 +49,7 @@ class Dynamic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yarn:
+class YarnRope:
     """Slow rotations divided by a factor, fast ones left, a ramp in between."""
 
     __pydantic_config__ = STRICT
@@ -72,7 +72,7 @@ class Yarn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3:
+class Llama3Rope:
     """Slow rotations divided by a factor, fast ones left, as in Llama 3.1."""
 
     __pydantic_config__ = STRICT
@@ -103,14 +103,16 @@ class LongRope:
     """Length of q and k; sqrt(1 + log(factor) / log(original_seq_len)) if unset."""
 
 
-RopeScaling = Annotated[Linear | Dynamic | Yarn | Llama3 | LongRope, Field(discriminator="kind")]
+RopeScaling = Annotated[
+    LinearRope | DynamicRope | YarnRope | Llama3Rope | LongRope, Field(discriminator="kind")
+]
 
 
 def rotations(
     rotary_dim: int, theta: float, scaling: RopeScaling | None, length: int
 ) -> tuple[np.ndarray, float]:
     """(radians a token, float32 [rotary_dim / 2], length of q and k) in rows of `length`."""
-    if isinstance(scaling, Dynamic):
+    if isinstance(scaling, DynamicRope):
         longer = max(length, scaling.original_seq_len) / scaling.original_seq_len
         growth = scaling.factor * longer - (scaling.factor - 1)
         theta = theta * growth ** (rotary_dim / (rotary_dim - 2))
@@ -118,22 +120,24 @@ def rotations(
     periods = np.float32(theta) ** exponents
     if isinstance(scaling, LongRope):
         return _longrope(periods, scaling, length)
-    if isinstance(scaling, Yarn):
+    if isinstance(scaling, YarnRope):
         return _yarn(periods, scaling, rotary_dim, theta)
     plain = 1 / periods
-    if isinstance(scaling, Linear):
+    if isinstance(scaling, LinearRope):
         return plain / np.float32(scaling.factor), 1.0
-    return (_llama3(plain, scaling) if isinstance(scaling, Llama3) else plain), 1.0
+    return (_llama3(plain, scaling) if isinstance(scaling, Llama3Rope) else plain), 1.0
 
 
-def _llama3(plain: np.ndarray, s: Llama3) -> np.ndarray:
+def _llama3(plain: np.ndarray, s: Llama3Rope) -> np.ndarray:
     turns = s.original_seq_len * plain / np.float32(2 * math.pi)
     smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     smooth = np.clip(smooth, 0, 1).astype(np.float32)
     return (1 - smooth) * plain / np.float32(s.factor) + smooth * plain
 
 
-def _yarn(periods: np.ndarray, s: Yarn, rotary_dim: int, theta: float) -> tuple[np.ndarray, float]:
+def _yarn(
+    periods: np.ndarray, s: YarnRope, rotary_dim: int, theta: float
+) -> tuple[np.ndarray, float]:
     def pair(turns: float) -> float:
         """The pair, counted as a fraction, that turns so often within the original length."""
         log = math.log(s.original_seq_len / (turns * 2 * math.pi))
@@ -150,7 +154,7 @@ def _yarn(periods: np.ndarray, s: Yarn, rotary_dim: int, theta: float) -> tuple[
     return found, yarn_attention_factor(s)
 
 
-def yarn_attention_factor(s: Yarn) -> float:
+def yarn_attention_factor(s: YarnRope) -> float:
     """By how much q and k become longer."""
     grown = lambda weight: 0.1 * weight * math.log(s.factor) + 1.0  # noqa: E731
     if s.attention_factor is not None:

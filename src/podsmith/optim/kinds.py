@@ -107,7 +107,7 @@ class Common:
             description="Patterns of weights, as `embed` or `layers.*norm`, and what their rate "
             "is multiplied by; 0 keeps them, and of several that fit the last counts."
         ),
-    ] = field(default_factory=dict)
+    ] = field(default_factory=dict, hash=False)  # plan remembers answers by the optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from podsmith.core.weight import scatters
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import is_recomputed, keeps_attention, score_bytes
+from podsmith.plan.resolve import seen_keys
 from podsmith.plan.topology import GENERATIONS
 
 TILE = 128  # products are padded to multiples of it
@@ -110,9 +111,12 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     m = layout.model
     ways = layout.ways("batch", "seq", "heads")
     again = 0 if keeps_attention(layout) else 2
-    causal = 1 if layout.kernels == "reference" else 0.5
-    per_token = 2 * layout.seq_len * m.num_heads * m.head_dim / ways
-    flops = (9 + again) * causal * per_token * layout.tokens * layout.layers
+    if layout.kernels == "reference":
+        keys = float(layout.seq_len * m.num_layers)  # hidden ones are computed too
+    else:
+        keys = sum(seen_keys(window, layout.seq_len) for window in m.windows)
+    per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
+    flops = (9 + again) * per_token * layout.tokens
     return flops / (machine.flops * machine.attention_efficiency)
 
 
@@ -192,7 +196,8 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
     if tensor > 1:
         cut = [w for w in layout.weights if w.stacked and w.is_matrix]
         again = layout.run.train.remat == "block"
-        sums = sum(("embed" in w.outputs) + ("embed" in w.inputs) for w in cut) + again
+        streams = lambda w: ("embed" in w.outputs) + ("embed" in w.inputs)  # noqa: E731
+        sums = sum(streams(w) * layout.share(w) for w in cut) + again
         moved = 2 * whole * (tensor - 1) / tensor * sums
         seconds += layout.layers * moved / rate(machine, tensor)
     if context > 1:

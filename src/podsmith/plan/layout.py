@@ -53,7 +53,7 @@ class Weight:
     @property
     def is_wide(self) -> bool:
         """Whether `remat = "mlp"` computes its product again, as `core.weight.dot` names it."""
-        return self.outputs == ("mlp",)
+        return self.outputs[-1:] == ("mlp",)
 
     @property
     def is_gate(self) -> bool:
@@ -227,6 +227,10 @@ class Layout:
         """Layers of one device."""
         return self.model.num_layers / self.stages
 
+    def share(self, weight: Weight) -> float:
+        """Of all layers, those that have a weight of this stack."""
+        return weight.layers / self.model.num_layers
+
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
         return split_ways(self._sizes, weight.axes)[0]
@@ -254,7 +258,8 @@ class Layout:
         the residual stream is cut as that is."""
         if weight.outputs == ("embed",):
             return self.stream_bytes()
-        width = weight.fan_out / self.ways("batch", "seq", weight.outputs[0])
+        cuts = activation_cuts(("batch", "seq", *weight.outputs))[2:]
+        width = weight.fan_out / self._ways(axis for cut in cuts for axis in cut)
         if weight.outputs[-1] == "head_dim":
             width *= self.lanes / self.model.head_dim
         return self.tokens * width * self.activation_bytes

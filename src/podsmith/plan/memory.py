@@ -81,7 +81,8 @@ def saved_bytes(layout: Layout) -> float:
     if remat == "none":
         # in and out of two norms and two additions, in both precisions where they differ
         kept += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
-        kept += sum(layout.output_bytes(w) for w in inside if w.outputs != ("embed",))
+        outputs = (w for w in inside if w.outputs != ("embed",))
+        kept += sum(layout.output_bytes(w) * layout.share(w) for w in outputs)
         kept += layout.attention_bytes  # once more, turned around for the next product
         kept += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
         kept += score_bytes(layout)
@@ -90,7 +91,8 @@ def saved_bytes(layout: Layout) -> float:
     if remat in ("mlp", "gate", "dots"):
         # the block's last product is added to the stream, and not needed again
         named = (w for w in inside if "mlp" not in w.inputs)
-        kept += sum(layout.output_bytes(w) for w in named if not is_recomputed(layout, w))
+        named = (w for w in named if not is_recomputed(layout, w))
+        kept += sum(layout.output_bytes(w) * layout.share(w) for w in named)
     under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
     return layout.layers * kept * under_way
 
@@ -137,7 +139,8 @@ def layer_bytes(layout: Layout) -> float:
     """One layer's backward pass: its weights gathered for two layers at once, their gradient
     before it is cut, activations and theirs."""
     inside = [w for w in layout.weights if w.stacked and w.is_matrix]
-    gathered = sum(w.size / w.layers / layout.product_ways(w) for w in inside)
+    one = layout.model.num_layers  # the mean of all layers
+    gathered = sum(w.size / one / layout.product_ways(w) for w in inside)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     return (
         gathered * (2 * layout.activation_bytes + WEIGHT_BYTES)

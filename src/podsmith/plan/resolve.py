@@ -55,15 +55,16 @@ class Plan:
 
     @property
     def flops_per_step(self) -> float:
-        """Forward and backward: 6 per matmul weight and token, 4 where it is frozen, and 12 L T
-        (N H) / 2 for causal attention; the embedding lookup counts only where the table is the
-        head too."""
+        """Forward and backward: 6 per matmul weight and token, 4 where it is frozen, and 12
+        (N H) for each key that a query sees in a layer; the embedding lookup counts only where
+        the table is the head too."""
         model = self.run.model
         each = 6 if self.run.lora is None else 4  # the adapters' own are a few percent
         weights = sum(p.size for _, p in walk(self.spec) if p.is_matrix)
         if getattr(model, "head", "tied") == "untied":
             weights -= model.vocab_size * model.embed_dim
-        attention = 6 * model.num_layers * self.seq_len * model.num_heads * model.head_dim
+        keys = sum(seen_keys(window, self.seq_len) for window in model.windows)
+        attention = 12 * keys * model.num_heads * model.head_dim
         return float(self.tokens_per_step) * (each * weights + attention)
 
     def to_json(self) -> str:
@@ -85,6 +86,14 @@ class Plan:
             },
             indent=1,
         )
+
+
+def seen_keys(window: int | None, seq_len: int) -> float:
+    """Keys that a query of a row sees on average: half of them, or its window but for the
+    beginning of the row."""
+    if window is None or window >= seq_len:
+        return seq_len / 2
+    return window - window**2 / (2 * seq_len)
 
 
 def seq_len_of(run: Run) -> int:

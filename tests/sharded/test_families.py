@@ -1,0 +1,80 @@
+"""Each family over devices gives the single device's loss and gradients; windows, soft caps,
+norms over heads and fused projections included."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import problem
+import pytest
+from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
+
+from podsmith.models.gemma import Gemma
+from podsmith.models.llama import Llama
+from podsmith.models.olmo2 import Olmo2
+from podsmith.models.phi3 import Phi3
+from podsmith.nn.rope_scaling import LinearRope, LongRope, YarnRope
+
+SIZES = {
+    "vocab_size": VOCAB, "embed_dim": 24, "mlp_dim": 40, "num_layers": 4, "num_heads": 16,
+    "num_kv_heads": 8, "head_dim": 6, "seq_len": SEQ_LEN,
+}  # fmt: skip
+YARN = YarnRope(factor=4.0, original_seq_len=12)
+SHORT, LONG = (1.0, 1.2), (2.0, 3.0)
+MODELS = {
+    "llama": Llama(
+        **SIZES, window=7, layer_pattern=("local", "global"), bias="all", qk_norm="head",
+        rope_scaling=YARN,
+    ),
+    "gemma2": Gemma(**SIZES, window=7, attention_soft_cap=1.5, logits_soft_cap=2.0, query_dim=5),
+    "gemma3": Gemma(
+        **SIZES, window=7, qk_norm="head", local_rope_theta=77.0, head="untied",
+        rope_scaling=LinearRope(factor=3.0),
+    ),
+    "olmo2": Olmo2(**SIZES, bias="attention"),
+    "phi3": Phi3(
+        **SIZES, window=7, rotary_fraction=0.75,
+        rope_scaling=LongRope(
+            factor=2.0, original_seq_len=20, short_factor=SHORT, long_factor=LONG
+        ),
+    ),
+}  # fmt: skip
+MESH = {"fsdp": 2, "context": 2, "tensor": 2}
+PIPELINE = {"stage": 2, "context": 2, "tensor": 2}
+
+
+@pytest.fixture(autouse=True)
+def norms_and_biases_do_something(monkeypatch):
+    fresh, rng = problem.fresh_weights, np.random.default_rng(3)
+    stir = lambda a: a + 0.1 * rng.standard_normal(a.shape).astype(a.dtype)  # noqa: E731
+    stirred = cache(lambda model: jax.tree.map(stir, fresh(model)))
+    monkeypatch.setattr(problem, "fresh_weights", stirred)
+    return stirred
+
+
+def run_of(name, axes=None, **train):
+    return replace(make_run(axes, **train), model=MODELS[name])
+
+
+def check(name, axes, **train):
+    assert_same(gradients(run_of(name, axes, **train)), gradients(run_of(name)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_tokens_and_heads_cut(name):
+    check(name, MESH, num_microbatches=2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n != "gemma2" else n for n in MODELS],
+)
+def test_stages(name):
+    check(name, PIPELINE, num_microbatches=4, remat="block")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_traded_for_tokens(name):
+    check(name, {"data": 2, "context": 4}, context_attention="all_to_all", remat="dots")

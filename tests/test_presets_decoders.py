@@ -1,0 +1,120 @@
+"""Presets of released decoders: as many weights as published, and as transformers counts; each is
+the model that its own config.json describes, and resolves on a TPU slice."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from podsmith import presets
+from podsmith.checkpoint.reader import model_from_config
+from podsmith.core.param import count_params
+from podsmith.plan.layout import Layout, on_paper
+from podsmith.plan.machine import parse_machine
+from podsmith.run import Data, Mesh, Run, Train
+
+PRESETS = {
+    name: preset
+    for name, preset in presets.of_section("model").items()
+    if preset.__module__ == "podsmith.presets.decoders" and "." not in name and "phi-3" not in name
+}
+# Of the published models: counts in their safetensors metadata.
+PUBLISHED = {
+    "llama-3-1-8b": 8_030_261_248,
+    "llama-3-1-70b": 70_553_706_496,
+    "llama-3-2-1b": 1_235_814_400,
+    "llama-3-2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "qwen2-5-0-5b": 494_032_768,
+    "qwen2-5-1-5b": 1_543_714_304,
+    "qwen2-5-3b": 3_085_938_688,
+    "qwen2-5-7b": 7_615_616_512,
+    "qwen2-5-14b": 14_770_033_664,
+    "qwen2-5-32b": 32_763_876_352,
+    "qwen2-5-72b": 72_706_203_648,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-1b": 999_885_952,
+    "olmo2-1b": 1_484_916_736,
+    "phi3-mini": 3_821_079_552,
+    "phi3-medium": 13_960_238_080,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_size_and_config(name):
+    model = PRESETS[name]()
+    config = model.hf.config(model)
+    cls = getattr(transformers, config["architectures"][0])
+    with torch.device("meta"):  # shapes without memory
+        theirs = cls(cls.config_class(**config))
+    theirs.tie_weights()
+    count = count_params(model.spec())
+    assert count == theirs.num_parameters() == PUBLISHED.get(name, count)
+    assert model_from_config(config, "config.json") == model
+    number, unit = PRESETS[name].__doc__.split(":")[0].split()
+    assert unit == "B" and f"{float(f'{count / 1e9:.3g}'):g}" == f"{float(number):g}"
+
+
+def test_second_names_are_the_same_models():
+    module = presets.of_section("model")
+    assert module["qwen2.5-7b"] is module["qwen2-5-7b"] and module["phi-3-mini"]().kind == "phi3"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_windows_are_counted(name):
+    """FLOPs of a step, by hand; the analytic plan takes every family."""
+    from podsmith.objectives.clm import Clm
+    from podsmith.optim import KINDS
+    from podsmith.plan.analytic import timing
+    from podsmith.plan.memory import memory
+
+    model = PRESETS[name]()
+    run = Run(
+        name="t", dir="unused", model=model, objective=Clm(), data=Data(dir="unused"),
+        optim=KINDS["adamw"](learning_rate=1e-3),
+        train=Train(steps=1, global_batch_size=64, remat="block"), mesh=Mesh(fsdp=64),
+    )  # fmt: skip
+    machine = parse_machine("v5p-128")
+    plan = on_paper(run, machine)
+    t, keys = model.seq_len, 0
+    for layer in range(model.num_layers):
+        window = model.windows[layer] or t
+        rows = range(0, t, max(1, t // 4096))  # evenly, as the mean over all is too slow
+        keys += sum(min(i + 0.5, window) for i in rows) / len(rows)
+    table = model.vocab_size * model.embed_dim
+    vectors = model.num_layers * 8 * model.embed_dim  # norms and biases at most
+    attention = 12 * keys * model.num_heads * model.head_dim
+    weights = count_params(model.spec()) - (table if model.head == "untied" else 0)
+    found = plan.flops_per_step / plan.tokens_per_step
+    assert found == pytest.approx(6 * weights + attention, rel=3e-3, abs=6 * vectors)
+    layout = Layout.of(plan)
+    assert timing(layout, machine).step_s > 0 and memory(layout).peak > 0
+
+
+def test_a_pattern_of_layers_is_reckoned_like_its_layers():
+    """Two kinds of layers of one size need what as many layers of one kind do."""
+    from podsmith.objectives.clm import Clm
+    from podsmith.optim import KINDS
+    from podsmith.plan.analytic import timing
+    from podsmith.plan.memory import memory
+
+    machine, found = parse_machine("v5p-128"), []
+    for pattern in (("local", "global"), ("global",)):
+        model = replace(PRESETS["gemma2-9b"](), window=8192, layer_pattern=pattern)
+        for remat in ("none", "dots", "mlp", "block"):
+            run = Run(
+                name="t", dir="unused", model=model, objective=Clm(), data=Data(dir="unused"),
+                optim=KINDS["adamw"](learning_rate=1e-3), mesh=Mesh(fsdp=32, tensor=2),
+                train=Train(steps=1, global_batch_size=64, remat=remat),
+            )  # fmt: skip
+            layout = Layout.of(on_paper(run, machine))
+            found.append((memory(layout).parts(), timing(layout, machine).by_kind))
+    for two, one in zip(found[:4], found[4:], strict=True):
+        assert two[0] == pytest.approx(one[0]) and dict(two[1]) == pytest.approx(dict(one[1]))
