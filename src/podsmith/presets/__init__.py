@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-SECTIONS = {"model": "podsmith.presets.models"}
+SECTIONS = {"model": ("podsmith.presets.models", "podsmith.presets.moe")}
 
 
 def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
@@ -20,8 +20,11 @@ def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
 
 def of_section(section: str) -> dict[str, Callable[[], Any]]:
     """Every preset of a section by name, long or short; each returns the section's dataclass."""
-    module = import_module(SECTIONS[section])
-    return _functions(module) | module.SHORT
+    modules = [import_module(name) for name in SECTIONS[section]]
+    found: dict[str, Callable[[], Any]] = {}
+    for module in modules:
+        found |= _functions(module) | getattr(module, "SHORT", {})
+    return found
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[[], Any]]:
