@@ -152,16 +152,19 @@ def _preset(name: str, overrides: Sequence[str]) -> Any:
         cure = nearest(name, list(known), what="there are")
         raise UserError(f"{name}: neither a preset nor a run file; {cure}")
     model = known[name]()
-    fields = [field.name for field in dataclasses.fields(model)]
-    changes = {}
+    fields = dataclasses.asdict(model)
     for text in overrides:
         keys, value = parse_override(text)
-        field = str(keys[-1])
-        if keys[:-1] not in ((), ("model",)) or field not in fields:
-            cure = nearest(field, fields, what="the model's fields are")
+        *above, field = keys[1:] if keys[0] == "model" else keys
+        inner = fields
+        for key in above:  # a section that is not there yet is made
+            inner[key] = inner.get(key) or {}
+            inner = inner[key]
+        if inner and field not in inner:
+            cure = nearest(str(field), list(inner), what="the model's fields are")
             raise UserError(f"{text}: a preset has no such field; {cure}")
-        changes[field] = value
-    return validated(type(model), {f: getattr(model, f) for f in fields} | changes, "model.")
+        inner[field] = value
+    return validated(type(model), fields, "model.")
 
 
 def params_command(name: str, overrides: Sequence[str] = ()) -> None:
