@@ -1,16 +1,28 @@
 """Model presets: their size is that of the published model, by an independent count."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from podsmith import presets
+from podsmith.checkpoint.reader import model_from_config
 from podsmith.core.param import count_params
+from podsmith.models.params import count_active
 
+ALL = presets.of_section("model")
 MODELS = {
     name: preset
-    for name, preset in presets.of_section("model").items()
+    for name, preset in ALL.items()
     if preset.__module__ == "podsmith.presets.models"
+}
+WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
+    "olmoe-1b-7b": (6_919_161_856, 1.3e9),
+    "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
+    "mixtral-8x7b": (46_702_792_704, 12.9e9),
+    "moe-6m": (None, 3.7e6),
 }
 
 # Counts in the safetensors metadata of the published models, and ours of kisoku.
@@ -59,8 +71,25 @@ def test_the_name_and_the_docstring_tell_the_size(name):
     assert abs(count / {"M": 1e6, "B": 1e9}[unit] - float(number)) <= 0.051
 
 
-def test_kisoku_untied():
-    from dataclasses import replace
+@pytest.mark.parametrize("name", sorted(ALL.keys() - MODELS.keys()))
+def test_models_with_experts(name):
+    model = ALL[name]()
+    config = model.hf.config(model)
+    cls = getattr(transformers, config["architectures"][0])
+    with torch.device("meta"):
+        theirs = cls(cls.config_class(**config))
+    theirs.tie_weights()
+    count, (published, active) = count_params(model.spec()), WITH_EXPERTS[name]
+    assert count == theirs.num_parameters() == (published or count)
+    assert count_active(model) == pytest.approx(active, rel=0.03)
+    said = [count, count_active(model)]
+    for size, text in zip(said, ALL[name].__doc__.split(" active:")[0].split(", "), strict=True):
+        number, unit = text.split()
+        assert float(f"{size / {'M': 1e6, 'B': 1e9}[unit]:.3g}") == float(number)
+    same = replace(model, experts=replace(model.experts, z_loss=0.0))  # files say nothing of it
+    assert model_from_config(config, "config.json") == same
 
+
+def test_kisoku_untied():
     untied = replace(MODELS["kisoku-3b"](), head="untied")
     assert count_params(untied.spec()) == 3_480_161_280

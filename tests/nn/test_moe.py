@@ -34,12 +34,12 @@ def by_token(x, experts, shares, real, w, kept=None):
 
 
 def places(experts, real, count):
-    """Which choices find a place: first choices first, then by place in the row."""
+    """Which choices find a place: token by token, so that none depends on later ones."""
     kept = np.zeros(experts.shape, bool)
     for b in range(B):
         free = np.full(E, count)
-        for j in range(K):
-            for t in range(T):
+        for t in range(T):
+            for j in range(K):
                 if real[b, t] and free[experts[b, t, j]]:
                     free[experts[b, t, j]] -= 1
                     kept[b, t, j] = True

@@ -62,8 +62,10 @@ ROWS = {
         },
     ),
 }  # fmt: skip
+NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
+            "bos_token_id", "eos_token_id")  # fmt: skip
 TOLERANCE = 1e-5  # of the largest value
-TOKENS = np.random.default_rng(1).integers(3, 97, (2, 29))
+TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
 PADDED = (slice(1, 2), slice(0, 6))  # left of the second row
 PROMPTS = [list(range(40, 63)), [5, 9, 2, 77], [*range(20, 33)]]
 NEW_TOKENS = 64
@@ -156,7 +158,11 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
     wanted, ours = TensorFiles(tmp_path), to_hf(model, grads)
     assert set(ours) == set(wanted)
     names = [path for path in ours if not path.endswith("correction_bias")]
-    record_property("gradients", max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in names))
+    chosen = [n for n in names if np.asarray(wanted[n]).any()]  # of an unused expert: none
+    assert len(chosen) > 0.9 * len(names) and not any(ours[n].any() for n in set(names) - {*chosen})
+    record_property(
+        "gradients", max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in chosen)
+    )
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -174,7 +180,7 @@ def test_an_export_is_their_folder_again(name, folders, tmp_path):
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     for key, value in theirs.config.to_dict().items():
         if key in said and value is not None and key in SIZES | ROWS[name][1]:
-            if key not in ("rope_parameters", "decoder_sparse_step", "mlp_only_layers"):
+            if key not in NOT_SAID:
                 assert said[key] == value, key
 
 

@@ -73,10 +73,15 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
     zeros. dtype of `x`, and `name` as in `dot`.
     """
-    if isinstance(w, TYPED):
-        w = merge(w) if isinstance(w, Lora) else dequantize(w, x.dtype)
-    out = ragged_product(x, w, sizes).astype(x.dtype)
+    out = ragged_product(x, as_array(w, x.dtype), sizes).astype(x.dtype)
     return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
+
+
+def as_array(w: Weight, dtype: jnp.dtype) -> Array:
+    """The weight as one array: a typed leaf is put together, an array stays as it is."""
+    if isinstance(w, Lora):
+        return merge(w)
+    return dequantize(w, dtype) if isinstance(w, TYPED) else w
 
 
 def _low_rank(eqn: str, x: Array, w: Lora) -> Array:

@@ -13,6 +13,8 @@ from podsmith.models.rope_hf import rope_config, rope_fields
 
 NEW_BIAS_RATE = 0.001
 """DeepSeek-V3's, for going on with a model whose config.json does not say it."""
+ALIASES = {"num_local_experts": "num_experts"}
+"""Keys by which transformers' releases write the same."""
 COMMON = {ours: theirs for ours, theirs in llama_hf.FIELDS.items() if ours != "mlp_dim"}
 BLOCK = "model.layers.{i}.mlp"
 EXPERTS = {
@@ -60,7 +62,8 @@ class _MoeHf:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
         this family does not compute."""
         width = {"num_key_value_heads": config.get("num_attention_heads")} | head_dim(config)
-        said = width | self.defaults | {k: v for k, v in config.items() if v is not None}
+        said = {ALIASES.get(k, k): v for k, v in config.items() if v is not None}
+        said = width | self.defaults | said
         said["sliding_window"] = config.get("sliding_window", self.defaults.get("sliding_window"))
         values = required(said, {}, COMMON | self.own_keys, where)
         experts = required(said, {}, self.keys, where)
@@ -111,20 +114,20 @@ class MixtralHf(_MoeHf):
         },
     }
     keys: ClassVar = {
-        "num_experts": "num_local_experts",
+        "num_experts": "num_experts",
         "experts_per_token": "num_experts_per_tok",
         "mlp_dim": "intermediate_size",
         "balance_loss": "router_aux_loss_coef",
     }
     defaults: ClassVar = {
-        "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001,
+        "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001,
         "num_key_value_heads": 8,
     }  # fmt: skip
 
     def own_config(self, model: Any) -> dict[str, Any]:
         """The window."""
         _insist(model, self.architecture, shares="chosen", **SOFTMAX)
-        return {"sliding_window": model.window}
+        return {"sliding_window": model.window, "num_local_experts": model.experts.num_experts}
 
     def own_fields(
         self, said: dict[str, Any], experts: dict[str, Any], num_layers: int, where: str

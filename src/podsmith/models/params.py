@@ -7,18 +7,21 @@ from typing import Any
 
 from podsmith.core.param import Param, count_params, walk
 from podsmith.errors import UserError
+from podsmith.models.reasoning import PREFIX
 from podsmith.models.validate import validated
 
-PARTS = ("embedding", "attention", "mlp", "norms", "biases", "head")
+PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
 
 
 @dataclass(frozen=True)
 class PartCount:
-    """Weights of one part: in one layer, and altogether. `layers` is 1 outside the stack."""
+    """Weights of one part: in one layer, and altogether. `layers` is 1 outside the layers."""
 
     part: str
     per_layer: int
     layers: int
+    inside: bool = True
+    """Whether it is a part of layers."""
 
     @property
     def total(self) -> int:
@@ -33,27 +36,54 @@ def part_of(param: Param) -> str:
         return "embedding"
     if "vocab" in param.outputs:
         return "head"
+    if "experts" in param.batch + param.outputs:
+        return "experts" if "experts" in param.batch else "router"
     axes = param.inputs + param.outputs
     return "attention" if {"heads", "kv_heads"} & set(axes) else "mlp"
 
 
 def count_by_part(model: Any) -> list[PartCount]:
-    """Counts in the order of PARTS, weights inside and outside the layers apart; their totals
-    sum to the model's count."""
-    sums: dict[tuple[str, int], int] = {}
-    for _, param in walk(model.spec()):
-        layers = param.shape[0] if param.batch[:1] == ("layers",) else 1
-        key = (part_of(param), layers)
-        sums[key] = sums.get(key, 0) + param.size // layers
-    order = sorted(sums, key=lambda key: (PARTS.index(key[0]), -key[1]))
-    return [PartCount(part, sums[part, layers], layers) for part, layers in order]
+    """Counts in the order of PARTS, weights inside and outside the layers apart, and those of
+    layers in which the part is of another size; their totals sum to the model's count."""
+    stacks: dict[tuple[str, str], int] = {}
+    depth = {"": 1}
+    for path, param in walk(model.spec()):
+        inside = param.batch[:1] == ("layers",)
+        stack = path.rpartition(".")[0] if inside else ""
+        depth[stack] = param.shape[0] if inside else 1
+        key = (part_of(param), stack)
+        stacks[key] = stacks.get(key, 0) + param.size // depth[stack]
+    layers: dict[tuple[str, bool, int], int] = {}
+    for (part, stack), size in stacks.items():
+        key = (part, stack != "", size)
+        layers[key] = layers.get(key, 0) + depth[stack]
+    order = sorted(layers, key=lambda key: (PARTS.index(key[0]), not key[1], -layers[key]))
+    return [
+        PartCount(part, size, layers[part, inside, size], inside) for part, inside, size in order
+    ]
+
+
+def active_share(model: Any, path: str, param: Param) -> float:
+    """How much of a weight each token meets: all of it, but of experts those it is sent to."""
+    if "experts" not in param.batch:
+        return 1.0
+    reasoning = path.rpartition(".")[2].startswith(PREFIX)
+    how = model.reasoning.experts if reasoning else model.experts
+    return how.experts_per_token / how.num_experts
+
+
+def count_active(model: Any) -> int:
+    """Weights that a token meets, embedding and head included."""
+    spec = walk(model.spec())
+    return round(sum(param.size * active_share(model, path, param) for path, param in spec))
 
 
 def params_report(name: str, model: Any) -> str:
     """The sum as a text table, with the tied and the untied total."""
     rows = [("part", "each layer", "layers", "together")]
-    for count in count_by_part(model):
-        part, inside = count.part, count.layers > 1
+    counts = count_by_part(model)
+    for count in counts:
+        part, inside = count.part, count.inside
         if part in ("norms", "biases") and not inside:
             part += " (last)"
         rows.append(
@@ -68,6 +98,8 @@ def params_report(name: str, model: Any) -> str:
         total = count_params(replace(model, head=head).spec())
         here = "  <- this model" if model.head == head else ""
         rows.append((f"total, {head}", "", "", f"{total:,}{here}"))
+    if (active := count_active(model)) != count_params(model.spec()):
+        rows.append(("active for a token", "", "", f"{active:,}"))
     widths = [max(len(row[i].partition("  <-")[0]) for row in rows) for i in range(4)]
     lines = [
         f"{part:<{widths[0]}}  {each:>{widths[1]}}  {layers:>{widths[2]}}  "
@@ -77,12 +109,16 @@ def params_report(name: str, model: Any) -> str:
     ]
     rule = "-" * len(lines[0])
     title = f"{name}: {_shape(model)}"
-    return "\n".join([title, "", lines[0], rule, *lines[1:-2], rule, *lines[-2:]])
+    ends = len(rows) - len(counts)
+    return "\n".join([title, "", lines[0], rule, *lines[1 : 1 - ends], rule, *lines[1 - ends :]])
 
 
 def _shape(model: Any) -> str:
+    wide = [f"mlp {model.mlp_dim}"] if hasattr(model, "mlp_dim") else []
+    if (experts := getattr(model, "experts", None)) is not None:
+        wide.append(f"{experts.experts_per_token} of {experts.num_experts} x {experts.mlp_dim}")
     return (
-        f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, mlp {model.mlp_dim} "
+        f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, {', '.join(wide)} "
         f"({model.mlp}), {model.num_heads} query and {model.num_kv_heads} kv heads of "
         f"{model.head_dim}, vocab {model.vocab_size}"
     )

@@ -2,8 +2,9 @@
 
     tokens x choices --sort--> by expert --all-to-all--> where the experts are --sort--> by expert
 
-A device sends each other one as many rows as it must; what arrives has room for the worst case,
-in which all tokens choose the experts of one device, because shapes do not depend on choices.
+What arrives has room for the worst case, in which all tokens choose the experts of one device,
+because shapes do not depend on choices. On TPUs only rows that are there travel; elsewhere, for
+lack of a ragged all-to-all, the room itself does.
 All moves are gathers, and so are their gradients, which know the way back.
 """
 
@@ -45,6 +46,10 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
     return order, jnp.argsort(order)
 
 
+def _is_ragged() -> bool:
+    return jax.sharding.get_abstract_mesh().abstract_device.platform == "tpu"
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One way there and back for k choices of each of N tokens, over `ways` devices."""
@@ -71,20 +76,35 @@ class Exchange:
         how many each expert has; rows after those are of no meaning."""
         if self.ways == 1:
             return moved(x, self.order // self.ids.shape[1], self.place), self.counts
-        slot, choice = self._slots()
         num, k = self.ids.shape
-        sent = moved(x, jnp.where(choice < num * k, choice // k, num), slot)
-        arrived = lax.all_to_all(sent, AXIS, 0, 0, tiled=True)
-        order, place, sizes = self._arrivals()
+        order, place, sizes, arriving = self._arrivals()
+        if _is_ragged():
+            starts, sent = self._parts()
+            rows = moved(x, self.order // k, self.place)
+            arrived = self._ragged(
+                rows, self.ways * self.room, starts, sent, self._ours(), arriving
+            )
+        else:
+            slot, choice = self._slots()
+            rows = moved(x, jnp.where(choice < num * k, choice // k, num), slot)
+            arrived = lax.all_to_all(rows, AXIS, 0, 0, tiled=True)
         return moved(arrived, order, place[:, None]), sizes
 
     def back(self, y: Array) -> Array:
         """Results of those rows, [N, k, D], zeros for no expert."""
         if self.ways == 1:
             y = moved(y, self.place.reshape(-1), self.order[:, None])
+            return y.reshape(*self.ids.shape, -1)
+        order, place, _, arriving = self._arrivals()
+        y = moved(y, place, order[:, None])
+        if _is_ragged():
+            starts, sent = self._parts()
+            to = lax.all_to_all(starts, AXIS, 0, 0, tiled=True)
+            rooms = jnp.arange(self.ways) * self.room
+            y = self._ragged(y, self.order.size, rooms, arriving, to, sent)
+            y = moved(y, self.place.reshape(-1), self.order[:, None])
         else:
-            order, place, _ = self._arrivals()
-            y = lax.all_to_all(moved(y, place, order[:, None]), AXIS, 0, 0, tiled=True)
+            y = lax.all_to_all(y, AXIS, 0, 0, tiled=True)
             slot, choice = self._slots()
             y = moved(y, slot.reshape(-1), choice[:, None])
         return y.reshape(*self.ids.shape, -1)
@@ -95,11 +115,28 @@ class Exchange:
         num, k = self.ids.shape
         return num * min(k, self.counts.shape[0] // self.ways)
 
+    def _parts(self) -> tuple[Array, Array]:
+        """Where the choices of each device begin in the order, and how many they are."""
+        sent = jnp.sum(self.counts.reshape(self.ways, -1), axis=1)
+        return jnp.cumsum(sent) - sent, sent
+
+    def _ours(self) -> Array:
+        """Where this device's rows begin in what each other one receives."""
+        return jnp.full(self.ways, lax.axis_index(AXIS) * self.room)
+
+    @staticmethod
+    def _ragged(
+        rows: Array, size: int, starts: Array, sent: Array, to: Array, arriving: Array
+    ) -> Array:
+        """[size, D]: rows sent, as many as they are, from `starts` to `to` there."""
+        empty = jnp.zeros((size, rows.shape[1]), rows.dtype)
+        where = (a.astype(jnp.int32) for a in (starts, sent, to, arriving))
+        return lax.ragged_all_to_all(rows, empty, *where, axis_name=AXIS)
+
     def _slots(self) -> tuple[Array, Array]:
         """Where each choice [N, k] goes in what is sent, and the choice in each such place."""
         num, k = self.ids.shape
-        sent = jnp.sum(self.counts.reshape(self.ways, -1), axis=1)
-        starts = jnp.cumsum(sent) - sent
+        starts, sent = self._parts()
         device = self.ids // (self.counts.shape[0] // self.ways)
         ours = device * self.room + self.place - jnp.take(starts, device, mode="clip")
         slot = jnp.where(device < self.ways, ours, self.ways * self.room)
@@ -108,9 +145,10 @@ class Exchange:
         choice = jnp.take(self.order, at.reshape(-1), mode="fill", fill_value=num * k)
         return slot, choice
 
-    def _arrivals(self) -> tuple[Array, Array, Array]:
-        """How what arrives is sorted by expert, each row's place then, and the experts' rows."""
+    def _arrivals(self) -> tuple[Array, Array, Array, Array]:
+        """How what arrives is sorted by expert, each row's place then, how many rows each expert
+        has, and how many each device sends."""
         counts = lax.all_to_all(self.counts.reshape(self.ways, -1), AXIS, 0, 0, tiled=True)
         ends = jnp.cumsum(counts, axis=1)  # [devices, experts here]
         expert = jnp.sum(jnp.arange(self.room)[:, None] >= ends[:, None, :], axis=-1)
-        return *_sorted(expert.reshape(-1)), jnp.sum(counts, axis=0)
+        return *_sorted(expert.reshape(-1)), jnp.sum(counts, axis=0), ends[:, -1]

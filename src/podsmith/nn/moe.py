@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, partition
-from podsmith.core.weight import GATE, dot, dot_ragged
+from podsmith.core.weight import GATE, as_array, dot, dot_ragged
 from podsmith.nn.exchange import Exchange, moved
 from podsmith.nn.mlp import GATED, Mlp, activate, gated
 
@@ -54,6 +54,7 @@ def mixture(
     tokens, choices = act("batch seq"), act("batch seq experts")
     arrows = {"up": "experts embed mlp", "gate": "experts embed mlp", "down": "experts mlp embed"}
     specs = {name: partition(tuple(arrows[name].split()), WEIGHTS) for name in w}
+    w = {name: as_array(a, x.dtype) for name, a in w.items()}
     local = partial(_local, how=how, ways=mesh.shape[EXPERT], tensor=mesh.shape[TENSOR])
     return jax.shard_map(
         local,
@@ -119,13 +120,13 @@ def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, mlp: Mlp) -> Array:
 def _by_capacity(
     x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch, ways: int
 ) -> tuple[Array, Array]:
-    """Each row of the batch (its piece on a device) gives each expert the same places; first
-    choices are placed before second ones, earlier tokens before later ones."""
+    """Each row of the batch (its piece on a device) gives each expert the same places; tokens
+    are placed in their order, so that none depends on later ones."""
     (b, t, k), num = experts.shape, how.num_experts
     places = min(t, math.ceil(how.capacity_factor * t * k / num))
     wants = (experts[..., None] == jnp.arange(num)) & real[..., None, None]  # [b, t, k, E]
-    queue = jnp.cumsum(wants.swapaxes(1, 2).reshape(b, k * t, num), axis=1, dtype=jnp.int32)
-    queue = queue.reshape(b, k, t, num).swapaxes(1, 2) - 1
+    queue = jnp.cumsum(wants.reshape(b, t * k, num), axis=1, dtype=jnp.int32) - 1
+    queue = queue.reshape(wants.shape)
     placed = wants & (queue < places)
     at = jnp.sum(jnp.where(placed, jnp.arange(num) * places + queue, 0), axis=-1)  # [b, t, k]
     found = jnp.any(placed, axis=-1)

@@ -16,7 +16,7 @@ from podsmith.core.dtypes import Compute
 from podsmith.core.param import Tree
 from podsmith.core.weight import Noisy
 from podsmith.kernels import select
-from podsmith.objectives.base import Loss
+from podsmith.objectives.base import Loss, with_penalties
 from podsmith.objectives.clm import next_tokens
 from podsmith.run import STRICT, Fraction
 
@@ -42,7 +42,7 @@ class Sft:
         if self.neftune_alpha:
             noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
             noisy = {**w, "embed": Noisy(w["embed"], noise.astype(how.dtype))}
-        x, _ = model.hidden(noisy, batch, how)
+        x, aux = model.hidden(noisy, batch, how)
         targets, weights = next_tokens(batch)
         sums = select.cross_entropy(how)(
             model.logits,
@@ -60,7 +60,7 @@ class Sft:
             "accuracy": (sums.correct, weight),
             "z": (sums.z, weight),
         }
-        return Loss(sums.total, weight, metrics)
+        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
     def without_noise(self) -> "Sft":
         """What evaluation measures."""

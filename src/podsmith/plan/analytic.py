@@ -82,7 +82,9 @@ def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
     """Seconds of the products with a weight (all its layers), for one microbatch."""
     if not weight.is_matrix or not products(layout, weight):
         return 0.0
-    share = weight.size / layout.product_ways(weight) * _padding(layout, weight)
+    share = weight.active * weight.size / layout.product_ways(weight) * _padding(layout, weight)
+    if weight.is_expert:  # tokens of all devices along `expert` come
+        share *= layout.sizes["expert"]
     flops = 2 * products(layout, weight) * layout.tokens * share
     return flops / (machine.flops * machine.matmul_efficiency)
 
@@ -127,7 +129,7 @@ def vector_bytes(layout: Layout) -> float:
     element = layout.tokens * layout.activation_bytes
     per_layer = (
         STREAM_PASSES * layout.stream_bytes()
-        + WIDE_PASSES * element * m.mlp_dim / wide
+        + WIDE_PASSES * element * layout.mlp_width / wide
         + HEAD_PASSES * element * (m.num_heads + 2 * m.num_kv_heads) * layout.lanes / heads
         + SCORE_PASSES * score_bytes(layout)
     )
@@ -166,7 +168,7 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
                 crossing += moved / near / machine.network_bytes_per_s
             if near > 1:
                 reductions += moved / rate(machine, near)
-    sums = pieces * activation_sums_s(layout, machine)
+    sums = pieces * (activation_sums_s(layout, machine) + exchange_s(layout, machine))
     exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums
     found.by_kind["exposed collectives"] = exposed
     found.by_kind["network"] = NETWORK_EXPOSED * crossing
@@ -206,6 +208,17 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
         moved = 3 * (context - 1) * layout.tokens * width * layout.activation_bytes
         seconds += layout.layers * moved / rate(machine, context)
     return seconds
+
+
+def exchange_s(layout: Layout, machine: Machine) -> float:
+    """Rows that go to their experts and come back, forward and backward, of one microbatch."""
+    ways = layout.sizes["expert"]
+    into = [w for w in layout.weights if w.is_expert and w.inputs == ("mlp",)]
+    if ways == 1:
+        return 0.0
+    rows = sum(w.per_token * w.layers for w in into) * layout.tokens / layout.stages
+    moved = 4 * rows * layout.model.embed_dim * layout.activation_bytes * (ways - 1) / ways
+    return moved / rate(machine, ways)
 
 
 def rate(machine: Machine, ways: int) -> float:

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from podsmith.plan.hlo import Computation, Instruction, Program, arrays
-from podsmith.plan.kernel_cost import attention_s
+from podsmith.plan.kernel_cost import attention_s, ragged_flops
 from podsmith.plan.links import transfer_s
 from podsmith.plan.parts import OTHER, part_of, read_frames
 from podsmith.plan.topology import Slice
@@ -224,6 +224,8 @@ class _Walk:
         """FLOPs of the matmuls in an instruction and in what it calls."""
         if step.opcode in MATMULS:
             return matmul_flops(step, holder)
+        if step.opcode == "custom-call":
+            return ragged_flops(step, holder)
         if step.opcode != "fusion":
             return 0.0
         total = 0.0

@@ -61,6 +61,21 @@ def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rate
     return scores * matmuls * per_score
 
 
+def ragged_flops(step: Instruction, holder: Computation) -> float:
+    """FLOPs of a megablox kernel, 2 m k n as if every row were somebody's: from its two operands
+    and its result, of which one is stacked by group; 0 for other kernels."""
+    if "gmm" not in step.op_name:
+        return 0.0
+    shapes = [holder.by_name[n].shape for n in step.operands if n in holder.by_name]
+    sizes = [
+        math.prod(dims[-2:])
+        for shape in (*shapes, step.shape)
+        for _, dims in arrays(shape)
+        if len(dims) in (2, 3)
+    ]
+    return 2 * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
+
+
 def visited(length: int, q: int, kv: int) -> int:
     """Scores of one head in blocks of q x kv that the causal mask touches."""
     rows = math.ceil(length / q)

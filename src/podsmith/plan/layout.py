@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 from podsmith.core.mesh import mesh_shape
 from podsmith.core.param import Param, walk
 from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
-from podsmith.models.params import part_of
+from podsmith.models.params import active_share, part_of
 from podsmith.optim.build import state_slots
 from podsmith.optim.kinds import Optim
 from podsmith.plan.machine import Machine
@@ -49,6 +49,18 @@ class Weight:
     """Elements, of all layers together."""
     fan_in: int
     fan_out: int
+    active: float
+    """How much of it each token meets."""
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether tokens come to where it is, which `expert` cuts, and it is not gathered."""
+        return "experts" in self.param.batch
+
+    @property
+    def per_token(self) -> float:
+        """Products of one token with a matrix of a layer: with experts, those it is sent to."""
+        return self.active * (self.size / self.layers / (self.fan_in * self.fan_out))
 
     @property
     def is_wide(self) -> bool:
@@ -64,10 +76,10 @@ class Weight:
 @cache
 def weights_of(model: Any) -> tuple[Weight, ...]:
     """The weights of a model, by path."""
-    return tuple(_weight(path, param) for path, param in walk(model.spec()))
+    return tuple(_weight(model, path, param) for path, param in walk(model.spec()))
 
 
-def _weight(path: str, param: Param) -> Weight:
+def _weight(model: Any, path: str, param: Param) -> Weight:
     stacked = param.batch[:1] == ("layers",)
     fan_in, fan_out = param.matrix_shape if param.is_matrix else (0, 0)
     return Weight(
@@ -83,6 +95,7 @@ def _weight(path: str, param: Param) -> Weight:
         size=param.size,
         fan_in=fan_in,
         fan_out=fan_out,
+        active=active_share(model, path, param),
     )
 
 
@@ -131,7 +144,10 @@ def split_ways(sizes: Sizes, axes: tuple[str, ...]) -> tuple[int, int]:
     gathered for that)."""
     along = dict(sizes)
     cuts = {a for cut in weight_cuts(axes) for a in cut}
-    shared, gathered = cuts - TOKEN_AXES, cuts & TOKEN_AXES
+    stays = (
+        {"expert"} & set(weight_cuts(axes)[axes.index("experts")]) if "experts" in axes else set()
+    )
+    shared, gathered = cuts - TOKEN_AXES | stays, cuts & TOKEN_AXES - stays
     return math.prod(along[a] for a in shared), math.prod(along[a] for a in gathered)
 
 
@@ -253,13 +269,20 @@ class Layout:
         ways = self.ways("batch", "stream") / self.ways("batch", "seq")
         return self.tokens * self.model.embed_dim * self.activation_bytes / ways
 
+    @property
+    def mlp_width(self) -> float:
+        """Of what a token has in a layer between up and down, the mean over layers."""
+        down = [w for w in self.weights if w.inputs == ("mlp",)]
+        return sum(w.per_token * w.fan_in * w.layers for w in down) / self.model.num_layers
+
     def output_bytes(self, weight: Weight) -> float:
         """What the product with one layer's weight leaves on one device; a product back into
         the residual stream is cut as that is."""
-        if weight.outputs == ("embed",):
+        if weight.outputs == ("embed",) and not weight.is_expert:
             return self.stream_bytes()
         cuts = activation_cuts(("batch", "seq", *weight.outputs))[2:]
-        width = weight.fan_out / self._ways(axis for cut in cuts for axis in cut)
+        width = weight.per_token * weight.fan_out
+        width /= self._ways(axis for cut in cuts for axis in cut)
         if weight.outputs[-1] == "head_dim":
             width *= self.lanes / self.model.head_dim
         return self.tokens * width * self.activation_bytes

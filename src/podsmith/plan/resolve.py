@@ -19,6 +19,7 @@ from podsmith.core.sharding import (
 )
 from podsmith.errors import UserError
 from podsmith.kernels import select
+from podsmith.models.params import active_share
 from podsmith.run import Run
 
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
@@ -55,12 +56,13 @@ class Plan:
 
     @property
     def flops_per_step(self) -> float:
-        """Forward and backward: 6 per matmul weight and token, 4 where it is frozen, and 12
-        (N H) for each key that a query sees in a layer; the embedding lookup counts only where
-        the table is the head too."""
+        """Forward and backward: 6 per matmul weight that a token meets, 4 where it is frozen,
+        and 12 (N H) for each key that a query sees in a layer; the embedding lookup counts only
+        where the table is the head too."""
         model = self.run.model
         each = 6 if self.run.lora is None else 4  # the adapters' own are a few percent
-        weights = sum(p.size for _, p in walk(self.spec) if p.is_matrix)
+        matrices = ((path, p) for path, p in walk(self.spec) if p.is_matrix)
+        weights = sum(p.size * active_share(model, path, p) for path, p in matrices)
         if getattr(model, "head", "tied") == "untied":
             weights -= model.vocab_size * model.embed_dim
         keys = sum(seen_keys(window, self.seq_len) for window in model.windows)

@@ -10,7 +10,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-SECTIONS = {"model": ("podsmith.presets.models", "podsmith.presets.decoders")}
+SECTIONS = {
+    "model": ("podsmith.presets.models", "podsmith.presets.decoders", "podsmith.presets.moe")
+}
 
 
 def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:

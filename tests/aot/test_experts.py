@@ -1,0 +1,40 @@
+"""Experts compiled by the TPU compiler: kernels of ragged products, exchange over `expert`."""
+
+import re
+
+import pytest
+from test_compile import needs_libtpu, run_of
+
+from podsmith.plan import compile as aot
+from podsmith.plan import cost, hlo
+from podsmith.plan.topology import parse_slice
+
+
+def compiled(folder, slice_name, *changes):
+    run = run_of(folder, *changes, preset="moe-6m", batch=32)
+    return aot.compile_for(run, parse_slice(slice_name))
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("slice_name", "changes"),
+    [
+        ("v5e-8", ("mesh.expert=4",)),
+        ("v4-16", ("mesh.expert=2", "mesh.tensor=2", "train.remat=block")),
+    ],
+)
+def test_rows_travel_to_their_experts(slice_name, changes, tmp_path):
+    found = compiled(tmp_path, slice_name, *changes)
+    assert found.fits
+    assert re.search(r" ragged-all-to-all(-start)?\(", found.hlo)
+    assert len(re.findall(r"\bt?gmm\b", found.hlo)) > 0, "megablox"
+    assert cost.estimate(hlo.parse(found.hlo), parse_slice(slice_name)).unknown_loops == 0
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_places_are_plain_products(tmp_path):
+    found = compiled(tmp_path, "v5e-8", "mesh.expert=4", "model.experts.capacity_factor=1.25")
+    assert found.fits and not re.search(r"\bt?gmm\b", found.hlo)
+    assert re.search(r" all-to-all(-start)?\(", found.hlo)

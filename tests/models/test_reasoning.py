@@ -1,0 +1,106 @@
+"""Reasoning layers: nothing at the start, then something; in every family; refused on export."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith import presets
+from podsmith.checkpoint.layout import slots
+from podsmith.core.batch import Batch
+from podsmith.core.dtypes import Compute
+from podsmith.core.param import init_weights, walk
+from podsmith.errors import UserError
+from podsmith.models.llama import Llama
+from podsmith.models.params import count_active, count_by_part
+from podsmith.models.reasoning import Reasoning
+from podsmith.objectives.clm import Clm
+
+PLAIN = Llama(
+    vocab_size=37, embed_dim=12, mlp_dim=20, num_layers=6, num_heads=4, num_kv_heads=2,
+    head_dim=6, seq_len=16, window=5, layer_pattern=("local", "global", "global"),
+)  # fmt: skip
+HOW = Reasoning(every=2, num_experts=5, mlp_dim=7)
+CHOSEN = replace(HOW, experts_per_token=2, balance_loss=0.1)
+
+
+def batch():
+    rng = np.random.default_rng(0)
+    ids = jnp.asarray(np.r_[[[1] * 14], [[0] * 4 + [1] * 10]], jnp.int32)
+    return Batch(
+        tokens=jnp.asarray(rng.integers(0, 37, (2, 14)), jnp.int32),
+        segment_ids=ids,
+        positions=jnp.maximum(jnp.cumsum(ids, 1) - 1, 0).astype(jnp.int32),
+        loss_weight=ids.astype(jnp.float32),
+    )
+
+
+def loss_and_gradients(model, w):
+    def loss(w):
+        found = Clm().loss(model, w, batch(), jax.random.key(0), Compute())
+        return found.total / found.weight, found.metrics
+
+    (value, metrics), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(w)
+    return value, metrics, dict(walk(grads))
+
+
+@pytest.mark.parametrize("how", [HOW, CHOSEN])
+def test_it_starts_as_nothing_and_then_learns(how):
+    model = replace(PLAIN, reasoning=how)
+    w = init_weights(model.spec(), jax.random.key(0))
+    plain = init_weights(PLAIN.spec(), jax.random.key(0))
+    added = {path for path, _ in walk(w) if "reasoning_" in path}
+    assert {path.rpartition(".")[0] for path in added} == {"layers.1", "layers.3", "layers.5"}
+    # the same layers in longer patterns: by hand into the longer one's places
+    for place in range(6):
+        for name, leaf in plain["layers"][str(place % 3)].items():
+            w["layers"][str(place)][name] = leaf[place // 3][None]
+    w |= {name: plain[name] for name in ("embed", "norm")}
+    value, metrics, grads = loss_and_gradients(model, w)
+    want, _, _ = loss_and_gradients(PLAIN, plain)
+    penalty = 0.1 * metrics["reasoning_balance"][0] if how is CHOSEN else 0.0
+    np.testing.assert_allclose(value, want + penalty, rtol=1e-6)
+    assert all(np.any(grads[path]) == ("down" in path) for path in added if "router" not in path)
+    for path, leaf in walk(w):
+        if path.endswith("reasoning_expert_down"):
+            layers, place, name = path.split(".")
+            w[layers][place][name] = leaf + 0.1 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape)
+    value, _, grads = loss_and_gradients(model, w)
+    assert abs(value - want - penalty) > 1e-3 and all(np.any(grads[path]) for path in added)
+
+
+def test_all_experts_are_as_many_chosen():
+    """Every token to every expert, with and without a choice, is one sum."""
+    model = replace(PLAIN, reasoning=HOW)
+    w = jax.tree.map(lambda a: a + 0.1, init_weights(model.spec(), jax.random.key(0)))
+    chosen = replace(PLAIN, reasoning=replace(HOW, experts_per_token=5))
+    a, b = (m.hidden(w, batch(), Compute())[0] for m in (model, chosen))
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-500k", "moe-6m"])
+def test_every_family_takes_it(name):
+    plain = presets.of_section("model")[name]()
+    model = replace(plain, reasoning=Reasoning())
+    added = {c.part: c for c in count_by_part(model)}["experts"]
+    experts = 8 * 3 * model.embed_dim * 1024
+    assert experts in {c.per_layer for c in count_by_part(model)} or added.per_layer == experts
+    each = experts + model.embed_dim * 8 + model.embed_dim  # router, norm
+    assert count_active(model) == count_active(plain) + each
+    with pytest.raises(UserError, match="no Hugging Face architecture has reasoning layers"):
+        slots(model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"every": 7}, "model.reasoning.every: 7 is more than the 6 layers"),
+        ({"experts_per_token": 9}, "model.reasoning.experts_per_token: 9 of 8 experts"),
+        ({"balance_loss": 0.1}, "model.reasoning.balance_loss: has no effect"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields, says):
+    with pytest.raises(UserError, match=says):
+        replace(PLAIN, reasoning=Reasoning(**fields)).spec()

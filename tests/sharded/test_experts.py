@@ -1,0 +1,124 @@
+"""Experts over devices give the single device's loss, metrics and gradients."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problem
+import pytest
+from jax import lax
+from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
+
+from podsmith.errors import UserError
+from podsmith.models.dots1 import Dots1
+from podsmith.models.experts import Experts
+from podsmith.models.mixtral import Mixtral
+from podsmith.models.reasoning import Reasoning
+from podsmith.nn import exchange
+
+SIZES = {
+    "vocab_size": VOCAB, "embed_dim": 24, "num_layers": 2, "num_heads": 16, "num_kv_heads": 8,
+    "head_dim": 6, "seq_len": SEQ_LEN,
+}  # fmt: skip
+BIASED = Dots1(
+    **SIZES,
+    mlp_dim=40,
+    experts=Experts(
+        num_experts=16, experts_per_token=3, mlp_dim=16, shared_dim=32, score="sigmoid",
+        num_groups=4, groups_per_token=2, scale=1.5, bias_rate=0.01, balance_loss=0.1, z_loss=0.01,
+    ),
+    reasoning=Reasoning(every=1, num_experts=8, mlp_dim=8, experts_per_token=2, z_loss=0.1),
+)  # fmt: skip
+SOFTMAX = Mixtral(
+    **SIZES,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1),
+    reasoning=Reasoning(every=1, num_experts=8, mlp_dim=8),
+)
+PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
+
+
+def run_of(model, axes=None, **train):
+    return replace(make_run(axes, **train), model=model)
+
+
+@cache
+def alone(model):
+    """Of the single device; what starts at zero is given values, or nothing would reach it."""
+    return gradients(run_of(model))
+
+
+def stirred(a):
+    """The same, or small numbers where all are zero."""
+    a = np.asarray(a)
+    return a if a.any() else (0.02 * np.cos(np.arange(a.size))).reshape(a.shape).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_zero(monkeypatch):
+    fresh = problem.fresh_weights
+    monkeypatch.setattr(problem, "fresh_weights", lambda m: jax.tree.map(stirred, fresh(m)))
+
+
+MESHES = [
+    (BIASED, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (PLACES, {"data": 2, "expert": 4}),
+]
+MORE_MESHES = [
+    (BIASED, {"expert": 8}),
+    (BIASED, {"data": 2, "fsdp": 2, "expert": 2}),
+    (BIASED, {"expert": 2, "context": 2, "tensor": 2}),
+    (BIASED, {"fsdp": 2, "context": 2, "tensor": 2}),
+    (PLACES, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (SOFTMAX, {"tensor": 8}),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "axes"),
+    [*MESHES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_MESHES)],
+)
+def test_products(model, axes):
+    found, want = gradients(run_of(model, axes)), alone(model)
+    assert_same(found, want)
+    dropped, choices = want[1].metrics["router_dropped"]
+    assert (dropped > 0) == (model is PLACES) and choices > 1000
+
+
+@pytest.mark.slow
+def test_a_pipeline():
+    """Each piece on its way has a busiest expert of its own; all else is the same."""
+    axes = {"stage": 2, "expert": 2, "tensor": 2}
+    grads, loss = gradients(run_of(SOFTMAX, axes, num_microbatches=2))
+    want_grads, want = alone(SOFTMAX)
+    for each in (loss, want):
+        del each.metrics["router_busiest"]
+    assert_same((grads, loss), (want_grads, want))
+
+
+def ragged_all_to_all(rows, out, starts, sent, to, arriving, *, axis_name):
+    """What TPUs do, from the documentation, with everything gathered: for each sender, its rows
+    for us land where it says."""
+    me = lax.axis_index(axis_name)
+    every = [lax.all_gather(a, axis_name) for a in (rows, starts, sent, to)]
+    for i in range(every[0].shape[0]):
+        theirs, start, count, at = (a[i] for a in every)
+        index = jnp.arange(out.shape[0]) - at[me]
+        ours = (index >= 0) & (index < count[me])
+        taken = jnp.take(theirs, start[me] + index, axis=0, mode="clip")
+        out = jnp.where(ours[:, None], taken, out)
+    return out
+
+
+@pytest.mark.slow
+def test_the_ragged_exchange_of_tpus(monkeypatch):
+    monkeypatch.setattr(exchange, "_is_ragged", lambda: True)
+    monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
+    assert_same(gradients(run_of(BIASED, {"data": 2, "expert": 4})), alone(BIASED))
+
+
+def test_experts_that_do_not_divide_are_refused():
+    model = replace(SOFTMAX, experts=replace(SOFTMAX.experts, num_experts=6))
+    with pytest.raises(UserError, match=r"mesh.expert: 4 does not divide the 6 of axis 'experts'"):
+        gradients(run_of(model, {"expert": 4, "data": 2}))
