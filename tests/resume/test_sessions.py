@@ -1,6 +1,5 @@
 """Sessions that end by their limits, one after the other, are one run."""
 
-import functools
 import json
 import os
 import time
@@ -35,12 +34,20 @@ def test_a_run_in_sessions_is_the_run_in_one(small_run, tmp_path, monkeypatch):
     one = jax.devices()[:1]
     whole = loop.train(in_dir(small_run, tmp_path / "whole"), one)
     assert whole.exit_code == 0
-    monkeypatch.setattr(loop, "Budget", functools.partial(Budget, clock=Ticking()))
+    clock = Ticking()
+
+    class Ticked(Budget):
+        """By that clock."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options, clock=clock)
+
+    monkeypatch.setattr(loop, "Budget", Ticked)
     limits = Limits(session_hours=22 / 3600, margin_minutes=0.0)
     parted = replace(in_dir(small_run, tmp_path / "parted"), limits=limits)
     steps, codes = [], []
     for _ in range(8):
-        done = loop.train(parted, one, began=loop.Budget.keywords["clock"]())
+        done = loop.train(parted, one, began=clock())
         steps.append(done.step)
         codes.append(done.exit_code)
         if not done.exit_code:
