@@ -77,7 +77,6 @@ def kisoku_3b_alpaca() -> dict[str, Any]:
     run["model"] = {"preset": "kisoku-3b", "seq_len": 2048}
     run["optim"]["schedule"] = {"kind": "cosine", "warmup_steps": 600, "floor_fraction": 0.0}
     run["data"]["chat"] = {"template": "alpaca"}
-    run["data"]["pack"]["seq_len"] = 2048
     run["train"] |= {"steps": 20_000, "global_batch_size": 12 * 16}
     run["eval"] |= {"every_steps": 1000}
     run["checkpoint"] = {"save_every_steps": 2000}
