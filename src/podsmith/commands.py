@@ -242,7 +242,11 @@ def params(name: str, overrides: Sequence[str]) -> Any:
     type=click.IntRange(min=1),
     help="Candidates of --search that the compiler sees.",
 )
-@click.option("--hours", type=click.FloatRange(min=0), help="Also how far one session gets.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0),
+    help="Also how far a session gets; as limits.session_hours.",
+)
 @click.option("--price", type=click.FloatRange(min=0), help="USD per chip-hour.")
 @click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
 def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:

@@ -22,6 +22,7 @@ def check_run(run: Run) -> None:
     _check_tokenizer(run)
     _check_sources(run)
     _check_prices(run)
+    _check_limits(run)
 
 
 def _check_length(run: Run) -> None:
@@ -175,3 +176,19 @@ def _check_prices(run: Run) -> None:
         if kind not in known:
             cure = nearest(kind, known, what="there are")
             raise UserError(f"plan.prices.{kind}: no chip is called so; {cure}")
+
+
+def _check_limits(run: Run) -> None:
+    limits = run.limits
+    for name in ("session_hours", "total_hours"):
+        hours = getattr(limits, name)
+        if hours is not None and hours * 60 <= limits.margin_minutes:
+            raise UserError(
+                f"limits.{name}: {hours:g} hours are no longer than limits.margin_minutes = "
+                f"{limits.margin_minutes:g}; nothing is left to train in"
+            )
+    if limits.session_hours is None and limits.total_hours is None:
+        if limits.margin_minutes != default_of(type(limits).__dataclass_fields__["margin_minutes"]):
+            raise UserError(
+                "limits.margin_minutes: has no effect without session_hours or total_hours"
+            )

@@ -267,6 +267,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Machine time: a session that ends, and a total that is spent."""
+
+    __pydantic_config__ = STRICT
+    session_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of one session; the run saves and stops before they are over (exit code 43)."""
+    total_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of all sessions together (exit code 44)."""
+    margin_minutes: Annotated[float, Field(ge=0)] = 10.0
+    """Kept free at the end of both."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metrics:
     """What is measured and where it goes; `metrics.jsonl` is always written."""
 
@@ -306,4 +319,5 @@ class Run:
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     metrics: Metrics = field(default_factory=Metrics)
+    limits: Limits = field(default_factory=Limits)
     plan: Planning = field(default_factory=Planning)

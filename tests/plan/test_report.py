@@ -75,4 +75,4 @@ def test_an_estimate_and_what_it_takes_are_in_plan_json(tmp_path):
     assert set(plan["estimate"]["by_kind"]) == {"exposed collectives"}
     assert plan["takes"]["chip_hours"] == 16_000 and plan["takes"]["usd"] == 32_000
     text = "\n".join(report.lines(cost))
-    assert "predicted: " in text and "9 hours: 9 of 1,000 steps" in text
+    assert "predicted: " in text and "9 hours: 8 of 1,000 steps" in text

@@ -7,6 +7,7 @@ from runs import run_of
 
 from podsmith.errors import UserError
 from podsmith.plan.machine import parse_machine
+from podsmith.plan.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
 from podsmith.plan.takes import checkpoint_bytes, takes
 from podsmith.presets.prices import PRICES
 
@@ -19,12 +20,22 @@ def test_hours_chips_money_and_sessions(tmp_path):
     assert (found.hours, found.chips, found.chip_hours) == (4.0, 16, 64.0)
     assert found.tokens == 7_200_000
     assert found.usd == pytest.approx(64 * PRICES["v4"].on_demand)
+    # less the margin, start-up and a save, as training does
+    save_s = checkpoint_bytes(run) / ASSUMED_SAVE_BYTES_PER_S
+    done = int((3 * 3600 - 600 - ASSUMED_START_S - save_s) / 2)
+    assert 4900 < done < 5010
     assert (found.session.steps, found.session.tokens, found.session.sessions) == (
-        5400, 5_400_000, 2,
+        done, 1000 * done, 2,
     )  # fmt: skip
+    assert found.session.all_hours * 3600 == pytest.approx(
+        7200 * 2 + 2 * (ASSUMED_START_S + save_s)
+    )
     text = "\n".join(found.lines())
     assert "about 4 hours, 64 chip-hours" in text and "on demand, list of" in text
-    assert "3 hours: 5,400 of 7,200 steps (0.75 of the run)" in text
+    assert f"3 hours: {done:,} of 7,200 steps (0.69 of the run)" in text
+    limited = run_of(tmp_path, "train.steps=7200", "limits.session_hours=3", "limits.total_hours=4")
+    assert takes(limited, V4, 2.0, 1000).session.sessions == 2
+    assert "more than limits.total_hours = 4" in takes(limited, V4, 2.0, 1000).lines()[-1]
     assert json.loads(json.dumps(found.to_json()))["session"]["sessions"] == 2
 
 

@@ -21,6 +21,7 @@ from podsmith.models.llama import Llama
 from podsmith.objectives.clm import Clm
 from podsmith.optim import KINDS
 from podsmith.optim.build import rate_shares
+from podsmith.optim.kinds import Group
 from podsmith.plan.resolve import resolve
 from podsmith.run import (
     Checkpoint,
@@ -169,7 +170,8 @@ def test_another_tokenizer_is_refused(base, tmp_path):
     )
     prepare(other, 32)
     with pytest.raises(UserError, match=r"train.init_from: .* knows another tokenizer"):
-        train(replace(run, data=other), jax.devices()[ONE])
+        steps = replace(run.train, steps=1, epochs=None)
+        train(replace(run, data=other, train=steps), jax.devices()[ONE])
 
 
 def test_steps_or_epochs(base, tmp_path):
@@ -181,13 +183,20 @@ def test_steps_or_epochs(base, tmp_path):
         train(run, jax.devices()[ONE])
 
 
+def groups(**rates):
+    return tuple(Group(weights=weights, rate=rate) for weights, rate in rates.items())
+
+
 def test_rates_of_groups(base, tmp_path):
-    run = load_run(tuned(base, tmp_path, base / "hf", optim={"rates": {"layers.*": 0.5}}))
+    said = {"groups": [{"weights": "layers.*", "rate": 0.5}]}
+    run = load_run(tuned(base, tmp_path, base / "hf", optim=said))
+    assert run.optim.groups == groups(**{"layers.*": 0.5}) and hash(run.optim)
     names = [name for name, _ in walk(run.model.spec())]
-    shares = rate_shares(replace(run.optim, rates={"layers.*": 0.5, "layers.*norm": 0.0}), names)
+    both = groups(**{"layers.*": 0.5, "layers.*norm": 0.0})
+    shares = rate_shares(replace(run.optim, groups=both), names)
     assert shares["layers.up"] == 0.5 and shares["layers.mlp_norm"] == 0 and "embed" not in shares
-    with pytest.raises(UserError, match=r"optim.rates: 'head' fits no weight; there are embed"):
-        rate_shares(replace(run.optim, rates={"head": 1.0}), names)
+    with pytest.raises(UserError, match=r"groups.0.weights: 'head' fits no weight; there are embe"):
+        rate_shares(replace(run.optim, groups=groups(head=1.0)), names)
 
 
 def test_frozen_and_scaled_weights_move_so(base, tmp_path):
@@ -195,7 +204,9 @@ def test_frozen_and_scaled_weights_move_so(base, tmp_path):
     start, moved = look_at(base / "hf").weights(), {}
     for name, rates in (("plain", {}), ("groups", {"embed": 0.0, "layers.up": 0.5})):
         run = load_run(file, ["optim.weight_decay=0.0"])
-        run = replace(run, dir=str(tmp_path / name), optim=replace(run.optim, rates=rates))
+        run = replace(
+            run, dir=str(tmp_path / name), optim=replace(run.optim, groups=groups(**rates))
+        )
         prepare(run.data, 32)
         run = replace(run, train=replace(run.train, steps=1, epochs=None))
         train(run, jax.devices()[ONE])

@@ -82,19 +82,20 @@ def gradient_norm(grads: Tree, spec: Tree) -> Array:
 
 
 def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
-    """What the rate of each weight that `optim.rates` names is multiplied by, by its dotted path.
+    """What the rate of each weight that `optim.groups` name is multiplied by, by its dotted path.
 
     Raises UserError for a pattern that fits no weight.
     """
     found: dict[str, float] = {}
     paths = list(paths)
-    for pattern, share in optim.rates.items():
-        fitting = fnmatch.filter(paths, pattern)
+    for number, group in enumerate(optim.groups):
+        fitting = fnmatch.filter(paths, group.weights)
         if not fitting:
             raise UserError(
-                f"optim.rates: {pattern!r} fits no weight; there are {', '.join(sorted(paths))}"
+                f"optim.groups.{number}.weights: {group.weights!r} fits no weight; there are "
+                f"{', '.join(sorted(paths))}"
             )
-        found |= dict.fromkeys(fitting, share)
+        found |= dict.fromkeys(fitting, group.rate)
     return found
 
 

@@ -86,6 +86,17 @@ Schedule = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
+class Group:
+    """Weights that learn at another rate."""
+
+    __pydantic_config__ = STRICT
+    weights: str
+    """Pattern of their names, as `embed`, `layers.*norm` or `layers.[qkvo]`."""
+    rate: NonNegative
+    """What the learning rate is multiplied by; 0 keeps them as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Common:
     """Fields that every optimizer has; pydantic finds no docstrings of inherited fields."""
 
@@ -101,13 +112,10 @@ class Common:
         Positive | None,
         Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),
     ] = 1.0
-    rates: Annotated[
-        dict[str, NonNegative],
-        Field(
-            description="Patterns of weights, as `embed` or `layers.*norm`, and what their rate "
-            "is multiplied by; 0 keeps them, and of several that fit the last counts."
-        ),
-    ] = field(default_factory=dict, hash=False)  # plan remembers answers by the optimizer
+    groups: Annotated[
+        tuple[Group, ...],
+        Field(description="Weights with rates of their own; of several that fit the last counts."),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

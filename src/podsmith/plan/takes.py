@@ -12,8 +12,15 @@ from dataclasses import asdict, dataclass
 from podsmith.errors import UserError
 from podsmith.plan.layout import WEIGHT_BYTES, optimizer_arrays, weights_of
 from podsmith.plan.machine import Machine
+from podsmith.plan.sessions import (
+    assumed_pace,
+    course,
+    limits_of,
+    session_limit_s,
+    steps_that_fit,
+)
 from podsmith.presets.prices import PRICES, PRICES_DATE
-from podsmith.run import Run
+from podsmith.run import Limits, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,11 @@ class Session:
     sessions: int | None
     """Such sessions that the whole run needs, each going on where the one before saved; None
     where not one step fits into it."""
+    margin_minutes: float
+    all_hours: float
+    """Of those sessions together, with start-up and a last save in each."""
+    total_hours: float | None = None
+    """What `limits.total_hours` allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +102,15 @@ class Takes:
             return f"{session.hours:g} hours: not one step"
         if session.sessions == 1:
             return f"{session.hours:g} hours: all {session.steps:,} steps"
-        return (
+        text = (
             f"{session.hours:g} hours: {session.steps:,} of {self.steps:,} steps "
             f"({session.steps / self.steps:.2g} of the run), {session.tokens:,} tokens; "
-            f"{session.sessions:,} such sessions for the whole run"
+            f"{session.sessions:,} such sessions for the whole run, {figure(session.all_hours)} "
+            f"hours with start-up and saving"
         )
+        if session.total_hours is not None and session.total_hours < session.all_hours:
+            text += f", more than limits.total_hours = {session.total_hours:g}"
+        return text
 
 
 def takes(
@@ -115,15 +131,6 @@ def takes(
     run_hours = steps * step_s / 3600
     usd, spot, source = _price(run, machine.kind, price)
     written, kept = _checkpoints(run)
-    session = None
-    if hours is not None:
-        done = min(steps, int(hours * 3600 / step_s))
-        session = Session(
-            hours=hours,
-            steps=done,
-            tokens=done * tokens_per_step,
-            sessions=math.ceil(steps / done) if done else None,
-        )
     return Takes(
         steps=steps,
         tokens=steps * tokens_per_step,
@@ -137,7 +144,24 @@ def takes(
         checkpoint_bytes=checkpoint_bytes(run),
         checkpoints_written=written,
         checkpoints_kept=kept,
-        session=session,
+        session=_session(run, step_s, tokens_per_step, limits_of(run, hours)),
+    )
+
+
+def _session(run: Run, step_s: float, tokens_per_step: int, limits: Limits) -> Session | None:
+    if limits.session_hours is None:
+        return None
+    pace, limit = assumed_pace(step_s, checkpoint_bytes(run)), session_limit_s(limits)
+    done = min(run.train.steps, steps_that_fit(pace, limit))
+    whole = course(pace, run.train.steps, limit)
+    return Session(
+        hours=limits.session_hours,
+        steps=done,
+        tokens=done * tokens_per_step,
+        sessions=whole.sessions if done else None,
+        margin_minutes=limits.margin_minutes,
+        all_hours=whole.seconds / 3600,
+        total_hours=limits.total_hours,
     )
 
 

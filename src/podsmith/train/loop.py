@@ -8,7 +8,8 @@ holds the rest.
 
 import math
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,25 @@ from podsmith.plan.compile import refuse_option
 from podsmith.plan.executable import load_or_compile
 from podsmith.plan.length import with_steps
 from podsmith.plan.resolve import Plan, resolve
+from podsmith.report.read import read_run
 from podsmith.run import Run
+from podsmith.train.budget import Budget
 from podsmith.train.display import Display
 from podsmith.train.hosts import HostRows, join
 from podsmith.train.metrics import MetricsWriter
 from podsmith.train.rundir import claim, keep_tokenizer
-from podsmith.train.signals import EXIT_INTERRUPTED, StopRequest
+from podsmith.train.signals import (
+    EXIT_INTERRUPTED,
+    EXIT_SESSION_OVER,
+    EXIT_TIME_SPENT,
+    StopRequest,
+)
 from podsmith.train.start import first_state
 from podsmith.train.state import abstract_batch, abstract_state, eval_weights
 from podsmith.train.step import Step, make_step, step_options
 from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
+
+ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total limit"}
 
 
 @dataclass(frozen=True)
@@ -50,15 +60,19 @@ class Outcome:
     losses: list[SourceLoss]
 
 
-def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
-    """Trains until the run is done or told to stop; goes on from the newest intact
-    checkpoint. Raises UserError for anything a user can cure."""
+def train(
+    run: Run, devices: list[jax.Device] | None = None, *, began: float | None = None
+) -> Outcome:
+    """Trains until the run is done, told to stop or out of time; goes on from the newest intact
+    checkpoint. `began` is when the session's machine time began (`time.time`), now if unset.
+    Raises UserError for anything a user can cure."""
+    began = time.time() if began is None else began
     run = with_steps(run)
     plan = resolve(run, devices)
     if run.lora is not None:
         from podsmith.train.lora_loop import train_adapters
 
-        return train_adapters(plan)
+        return train_adapters(plan, began)
     with ExitStack() as stack:
         store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
         folder = stack.enter_context(claim(run, plan))
@@ -74,6 +88,7 @@ def train(run: Run, devices: list[jax.Device] | None = None) -> Outcome:
             store=store,
             checkpoints=checkpoints,
             stop=stop,
+            budget=Budget.of(run, folder, start, state, began),
             metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
             display=stack.enter_context(Display(run, run.train.steps, start)),
             loader=stack.enter_context(make_loader(plan, store, start)),
@@ -149,6 +164,7 @@ class Session:
     store: TokenStore
     checkpoints: Checkpoints
     stop: StopRequest
+    budget: Budget
     metrics: MetricsWriter
     display: Display
     loader: Loader
@@ -167,9 +183,12 @@ class Session:
         run = self.plan.run
         self.prepare()
         self.losses: list[SourceLoss] = []
+        self._eval_s = self._blocked_s = 0.0
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
+        if self.start < self.steps and (code := self.budget.over()):
+            return self._end(self.start, code)
         if self.start == 0 and run.eval.first == "start":
             self._evaluate(0)
         if self.start >= self.steps:
@@ -184,7 +203,12 @@ class Session:
                 self._log(done, values)
             # Before the save: a run killed between the two evaluates this step again.
             if self._evaluation_due(done):
+                began = time.monotonic()
                 self._evaluate(done)
+                self._eval_s = time.monotonic() - began
+            self.budget.stepped(done)
+            if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
+                self.stop.exit_code = self.stop.exit_code or code
             stopping = self.stop.asked(done)
             if done >= self.steps or stopping or _due(done, run.checkpoint.save_every_steps):
                 self._save(done)
@@ -194,6 +218,10 @@ class Session:
 
     def _evaluation_due(self, done: int) -> bool:
         return done == self.steps or _due(done, self.plan.run.eval.every_steps)
+
+    def _beside_s(self, step: int) -> float:
+        """Seconds of the evaluation that follows a step, as long as the one before took."""
+        return self._eval_s if self._evaluation_due(step) else 0.0
 
     def _program(self) -> tuple[Step, Batch, HostRows]:
         """The step, the shapes of its batch, and this host's rows of it."""
@@ -280,15 +308,22 @@ class Session:
         began = time.monotonic()
         with self._paused():
             self.checkpoints.save(step, state, meta)
-        self.metrics.event("checkpoint", step=step, blocked_s=time.monotonic() - began)
+        self._blocked_s = time.monotonic() - began
+        self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)
         self.display.saved(step)
 
-    def _paused(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
         timer = getattr(self, "timer", None)
-        return timer.paused() if timer else nullcontext()
+        with self.budget.apart(), timer.paused() if timer else nullcontext():
+            yield
 
     def _end(self, step: int, exit_code: int) -> Outcome:
+        began = time.monotonic()
         self.checkpoints.wait()
+        if self._blocked_s:
+            self.budget.saved(self._blocked_s + time.monotonic() - began)
+        self.budget.close(ENDS.get(exit_code, "stopped"))
         return Outcome(step=step, exit_code=exit_code, losses=self.losses)
 
 
@@ -296,23 +331,51 @@ def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
+def stopped_line(run: Run, outcome: Outcome) -> str:
+    """Why a session stopped before the end of its run, and what to do."""
+    why = {
+        EXIT_SESSION_OVER: f"limits.session_hours = {run.limits.session_hours or 0:g} are over: ",
+        EXIT_TIME_SPENT: f"limits.total_hours = {run.limits.total_hours or 0:g} are spent: ",
+    }.get(outcome.exit_code, "")
+    spent = outcome.exit_code == EXIT_TIME_SPENT
+    cure = "Raise them to continue." if spent else "Run the same command again to continue."
+    return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
+
+
+def compared_lines(run: Run, outcome: Outcome) -> list[str]:
+    """Held-out losses before the first step and now, source by source, where both are known."""
+    if run.eval.first != "start":
+        return []
+    evals = read_run(run.dir).evals
+    before = {
+        source: curves["loss"].values[0]
+        for source, curves in evals.items()
+        if curves["loss"].steps[0] == 0
+    }
+    return [
+        f"held-out loss of {one.source}: {before[one.source]:.4f} before, {one.loss:.4f} now"
+        for one in outcome.losses
+        if one.source in before
+    ]
+
+
 def train_command(run: Run, *, pod: bool = False) -> int:
     """Trains, then says where things are and what to do next; returns the exit code. With
     `pod`, or the variables of `train.hosts`, together with other processes."""
+    import psutil
     from rich.console import Console
 
     from podsmith.report.html import write_report
 
     console = Console(highlight=False)
     join(pod=pod)
-    outcome = train(run)
+    outcome = train(run, began=psutil.Process().create_time())
     if jax.process_index() == 0:
         report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
         if outcome.exit_code:
-            console.print(
-                f"stopped after step {outcome.step} of {run.train.steps}; everything is saved in "
-                f"{run.dir}. Run the same command again to continue."
-            )
+            console.print(stopped_line(run, outcome))
         else:
+            for line in compared_lines(run, outcome):
+                console.print(line)
             console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
     return outcome.exit_code

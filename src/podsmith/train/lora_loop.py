@@ -19,6 +19,7 @@ from podsmith.errors import UserError
 from podsmith.evals.held_out import HeldOut
 from podsmith.evals.loss import SourceLoss
 from podsmith.plan.resolve import Plan
+from podsmith.train.budget import Budget
 from podsmith.train.display import Display
 from podsmith.train.hosts import HostRows
 from podsmith.train.loop import Outcome, Session, open_store
@@ -47,7 +48,7 @@ class Watch:
         self.stopped = patience is not None and self.since_best >= patience
 
 
-def train_adapters(plan: Plan) -> Outcome:
+def train_adapters(plan: Plan, began: float) -> Outcome:
     """Trains the run's adapters until all are done or it is told to stop; see `train.loop`."""
     run, adapters = plan.run, resolved(plan.run)
     with ExitStack() as stack:
@@ -71,6 +72,7 @@ def train_adapters(plan: Plan) -> Outcome:
             store=first,
             checkpoints=checkpoints,
             stop=stop,
+            budget=Budget.of(run, folder, start, state, began),
             metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
             display=stack.enter_context(Display(run, start + max(left, 0), start)),
             loader=None,

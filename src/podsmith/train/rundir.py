@@ -24,7 +24,7 @@ from podsmith.train.environment import write_env
 
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.
-FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics")
+FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits")
 FREE_TRAIN = ("steps", "epochs", "remat", "context_attention", "init_from")
 FREE_DATA = ("dir", "workers")
 FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint

@@ -11,6 +11,8 @@ import jax
 
 EXIT_INTERRUPTED = 130
 EXIT_PREEMPTED = 42  # a supervisor restarts this without counting a failure
+EXIT_SESSION_OVER = 43  # limits.session_hours; the next session goes on
+EXIT_TIME_SPENT = 44  # limits.total_hours; nothing goes on until they are raised
 
 
 class StopRequest:

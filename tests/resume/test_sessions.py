@@ -1,0 +1,95 @@
+"""Sessions that end by their limits, one after the other, are one run."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from podsmith.checkpoint.store import load_run_weights
+from podsmith.run import Limits
+from podsmith.train import loop
+from podsmith.train.budget import LEDGER, Budget, read_ledger
+from podsmith.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
+
+from .conftest import in_dir, train_in_process
+
+
+class Ticking:
+    """A clock on which every look takes a second."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_a_run_in_sessions_is_the_run_in_one(small_run, tmp_path, monkeypatch):
+    one = jax.devices()[:1]
+    whole = loop.train(in_dir(small_run, tmp_path / "whole"), one)
+    assert whole.exit_code == 0
+    clock = Ticking()
+
+    class Ticked(Budget):
+        """By that clock."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options, clock=clock)
+
+    monkeypatch.setattr(loop, "Budget", Ticked)
+    limits = Limits(session_hours=22 / 3600, margin_minutes=0.0)
+    parted = replace(in_dir(small_run, tmp_path / "parted"), limits=limits)
+    steps, codes = [], []
+    for _ in range(8):
+        done = loop.train(parted, one, began=clock())
+        steps.append(done.step)
+        codes.append(done.exit_code)
+        if not done.exit_code:
+            break
+    assert codes[-1] == 0 and len(codes) > 1 and set(codes[:-1]) == {EXIT_SESSION_OVER}
+    assert steps == sorted(set(steps)) and steps[-1] == small_run.train.steps
+    ends = [entry["end"] for entry in read_ledger(tmp_path / "parted" / LEDGER)]
+    assert ends == ["session limit"] * (len(codes) - 1) + ["done"]
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(load_run_weights(tmp_path / name)[1] for name in ("whole", "parted")),
+    )
+
+
+def test_a_spent_total_does_nothing(small_run, tmp_path):
+    run = replace(in_dir(small_run, tmp_path), limits=Limits(total_hours=1.0))
+    (tmp_path / LEDGER).write_text(json.dumps([{"seconds": 3599.0}]))
+    done = loop.train(run, jax.devices()[:1])
+    assert (done.step, done.exit_code) == (0, EXIT_TIME_SPENT)
+    assert "limits.total_hours = 1 are spent" in loop.stopped_line(run, done)
+
+
+@pytest.mark.slow
+def test_by_the_real_clock_and_from_the_command_line(small_run, tmp_path):
+    limits = Limits(session_hours=60 / 3600, margin_minutes=0.1)
+    run = replace(
+        in_dir(small_run, tmp_path),
+        limits=limits,
+        train=replace(small_run.train, steps=10_000_000),
+        eval=replace(small_run.eval, every_steps=None),
+        checkpoint=replace(small_run.checkpoint, save_every_steps=10_000_000),
+    )
+    reached = 0
+    for session in (1, 2):
+        began = time.time()
+        done = train_in_process(run)
+        took = time.time() - began
+        assert done.returncode == EXIT_SESSION_OVER, done.stderr
+        assert "limits.session_hours" in done.stdout
+        ledger = read_ledger(Path(run.dir) / LEDGER)
+        assert len(ledger) == session and ledger[-1]["end"] == "session limit"
+        assert ledger[-1]["first_step"] == reached < ledger[-1]["last_step"]
+        assert 40 < took < 70 and ledger[-1]["seconds"] <= 60
+        reached = ledger[-1]["last_step"]
+    assert os.listdir(tmp_path / "checkpoints")

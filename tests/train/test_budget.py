@@ -1,0 +1,123 @@
+"""Machine time: sessions that end are left in time, and all of them are counted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from podsmith.errors import UserError
+from podsmith.plan.sessions import Pace, course, fits, session_limit_s, steps_that_fit
+from podsmith.run import Limits
+from podsmith.train.budget import LEDGER, Budget, read_ledger
+from podsmith.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def session(folder, limits, clock, first, steps, *, start_s, step_s, save_s, most=10**6):
+    """Lives through a session as the loop does; returns the step reached and the exit code."""
+    budget = Budget(limits, folder, first, clock=clock, began=clock.now)
+    clock.sleep(start_s)
+    if code := budget.over():
+        budget.close("at once")
+        return first, code
+    for k in range(first, steps):
+        clock.sleep(step_s)
+        budget.stepped(k + 1)
+        if k + 1 - first == most:
+            return k + 1, -9  # killed: nothing is closed
+        if k + 1 < steps and (code := budget.over()):
+            break
+    else:
+        code = 0
+    clock.sleep(save_s)
+    budget.saved(save_s)
+    budget.close("closed")
+    return k + 1, code
+
+
+def test_a_session_does_as_many_steps_as_the_plan_says(tmp_path):
+    limits, clock = Limits(session_hours=1.0, margin_minutes=5.0), Clock()
+    pace = Pace(step_s=7.0, save_s=40.0, start_s=93.0)
+    limit = session_limit_s(limits)
+    assert limit == 3300
+    # a first session knows no save time yet; this one has measured it
+    (tmp_path / LEDGER).write_text(json.dumps([{"seconds": 0.0, "save_s": 40.0}]))
+    done, code = session(tmp_path, limits, clock, 0, 10_000, start_s=93, step_s=7, save_s=40)
+    assert (done, code) == (steps_that_fit(pace, limit), EXIT_SESSION_OVER)
+    assert done == (3300 - 93 - 40) // 7
+    used = read_ledger(tmp_path / LEDGER)[-1]["seconds"]
+    assert limit - 7 < used <= limit
+
+
+def test_sessions_add_up_to_the_course_of_the_plan(tmp_path):
+    limits, clock = Limits(session_hours=0.5, total_hours=2.1, margin_minutes=1.0), Clock()
+    (tmp_path / LEDGER).write_text(json.dumps([{"seconds": 0.0, "save_s": 11.0}]))
+    step, codes = 0, []
+    while not codes or codes[-1] == EXIT_SESSION_OVER:
+        step, code = session(tmp_path, limits, clock, step, 9999, start_s=60, step_s=13, save_s=11)
+        codes.append(code)
+        clock.sleep(5000)  # between sessions
+    pace = Pace(step_s=13.0, save_s=11.0, start_s=60.0)
+    whole = course(pace, 9999, session_limit_s(limits), 2.1 * 3600 - 60)
+    assert codes[-1] == EXIT_TIME_SPENT and len(codes) == whole.sessions
+    assert step == whole.steps
+    ledger = read_ledger(tmp_path / LEDGER)[1:]
+    assert [e["first_step"] for e in ledger[1:]] == [e["last_step"] for e in ledger[:-1]]
+    assert sum(e["seconds"] for e in ledger) == pytest.approx(whole.seconds)
+    assert course(pace, 40, float("inf")) == course(pace, 40, 10**9)
+    # at once, and again, until the total is raised
+    limits = replace(limits, session_hours=None)
+    again = session(tmp_path, limits, clock, step, 9999, start_s=60, step_s=13, save_s=11)
+    assert again == (step, EXIT_TIME_SPENT)
+
+
+def test_a_killed_session_counts(tmp_path):
+    limits, clock = Limits(total_hours=1.0), Clock()
+    session(tmp_path, limits, clock, 0, 99, start_s=10, step_s=20, save_s=1, most=5)
+    (entry,) = read_ledger(tmp_path / LEDGER)
+    assert entry["end"] == "killed" and entry["last_step"] == 5
+    assert 80 <= entry["seconds"] <= 110
+    assert Budget(limits, tmp_path, 4, clock=clock).total_s == entry["seconds"]
+
+
+def test_what_is_beside_a_step_is_not_its_time(tmp_path):
+    clock = Clock()
+    budget = Budget(Limits(session_hours=1.0, margin_minutes=0.0), tmp_path, 0, clock=clock)
+    for k in range(3):
+        clock.sleep(2)
+        with budget.apart():
+            clock.sleep(100)
+        budget.stepped(k + 1)
+    assert budget.step_s == 2
+    clock.sleep(3600 - 306 - 10)
+    assert budget.over() is None and budget.over(beside_s=9) == EXIT_SESSION_OVER
+
+
+def test_saves_are_reckoned_until_one_is_measured(tmp_path):
+    clock = Clock()
+    limits = Limits(session_hours=1.0, margin_minutes=0.0)
+    budget = Budget(limits, tmp_path, 0, clock=clock, checkpoint_bytes=10**12)
+    clock.sleep(3600 - 1999)
+    assert budget.over() == EXIT_SESSION_OVER
+    budget.saved(5.0)
+    assert budget.over() is None
+    assert fits(1, 2, 3, 6) and not fits(1, 2, 3.1, 6)
+
+
+def test_a_damaged_ledger(tmp_path):
+    for text in ("[{]", '[{"seconds": "x"}]', "3"):
+        (tmp_path / LEDGER).write_text(text)
+        with pytest.raises(UserError, match=r"sessions.json: is no ledger"):
+            read_ledger(tmp_path / LEDGER)
