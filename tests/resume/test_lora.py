@@ -1,0 +1,142 @@
+"""Adapters on one frozen base: each as if it trained alone, resumed bit for bit, come and gone."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from podsmith.adapters.section import Adapter, LowRank
+from podsmith.checkpoint.store import Checkpoints
+from podsmith.config import load_run
+from podsmith.core.param import walk
+from podsmith.data.prepare import prepare
+from podsmith.errors import UserError
+from podsmith.optim.kinds import Linear
+from podsmith.plan.resolve import resolve
+from podsmith.train.loop import train
+from podsmith.train.lora_restore import trained
+
+A = Adapter(name="a", rows=4, rank=3, learning_rate=2e-2)
+B = Adapter(name="b", rows=2, steps=8, rank=5, schedule=Linear(warmup_steps=2))
+
+
+@pytest.fixture(scope="module")
+def runs(small_run, tmp_path_factory):
+    """A function from adapters and a folder's name to a run; b has data of its own."""
+    root = tmp_path_factory.mktemp("adapters")
+    other = replace(
+        small_run.data,
+        dir=str(root / "other"),
+        shuffle=replace(small_run.data.shuffle, seed=7),
+    )
+    prepare(other, small_run.model.seq_len)
+    adapters = {"a": A, "b": replace(B, data=other.dir)}
+
+    def make(names, folder=None, **changes):
+        chosen = tuple(adapters[name] for name in names)
+        rows = sum(one.rows for one in chosen)
+        lora = LowRank(base="int8", alpha=8.0, b_rate_ratio=2.0, adapters=chosen)
+        return replace(
+            small_run,
+            dir=str(root / (folder or f"run-{names}")),
+            lora=replace(lora, **changes),
+            train=replace(small_run.train, global_batch_size=rows),
+        )
+
+    return make
+
+
+def weights_of(run):
+    plan = resolve(replace(run), jax.devices()[:1])
+    return trained(plan, Path(run.dir))[1]
+
+
+@pytest.fixture(scope="module")
+def together(runs):
+    run = runs("ab")
+    outcome = train(run, jax.devices()[:1])
+    assert outcome.step == 12 and outcome.exit_code == 0
+    return run, weights_of(run)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_an_adapter_trains_as_if_alone(runs, together, name):
+    alone = runs(name)
+    assert train(alone, jax.devices()[:1]).step == {"a": 12, "b": 8}[name]
+    got, expected = together[1][name], weights_of(alone)[name]
+    moved = 0.0
+    for (path, one), (_, other) in zip(walk(got), walk(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4, err_msg=path)
+        moved = max(moved, np.abs(one).max() if path.endswith(".b") else 0.0)
+    assert moved > 1e-2  # second factors start at zero
+
+
+def test_a_checkpoint_holds_adapters_only_and_resumes_bit_for_bit(runs, together):
+    run, expected = together
+    again = runs("ab", "again")
+    shutil.copytree(run.dir, again.dir)
+    shutil.rmtree(Path(again.dir) / "checkpoints" / "12")
+    with Checkpoints(Path(again.dir), run.checkpoint) as checkpoints:
+        assert checkpoints.steps() == [9]
+        shapes = checkpoints.shapes(9)
+    assert set(shapes) == {"step", "weights", "optimizer"}
+    text = (Path(again.dir) / "run.toml").read_text().replace(run.dir, again.dir)
+    (Path(again.dir) / "run.toml").write_text(text)
+    assert train(again, jax.devices()[:1]).step == 12
+    for one, other in zip(
+        jax.tree.leaves(weights_of(again)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_adapters_are_added_and_dropped(runs, together):
+    run, before = together
+    changed = runs("b", "changed")
+    shutil.copytree(run.dir, changed.dir)
+    new = replace(changed.lora.adapters[0], name="new", steps=3)
+    grown = replace(changed, lora=replace(changed.lora, adapters=(*changed.lora.adapters, new)),
+                    train=replace(changed.train, global_batch_size=4))  # fmt: skip
+    assert train(grown, jax.devices()[:1]).step == 15  # b is done, the new one has 3 steps
+    after = weights_of(grown)
+    assert set(after) == {"b", "new"}
+    for one, other in zip(jax.tree.leaves(after["b"]), jax.tree.leaves(before["b"]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    saved = load_run(Path(grown.dir) / "run.toml")
+    assert [one.name for one in saved.lora.adapters] == ["b", "new"]
+
+
+def test_another_base_or_other_settings_are_refused(runs, together):
+    run, _ = together
+    with pytest.raises(UserError, match=r"differs in lora\.alpha"):
+        train(replace(run, lora=replace(run.lora, alpha=9.0)), jax.devices()[:1])
+    with pytest.raises(UserError, match=r"differs in seed"):
+        train(replace(run, seed=3), jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"targets": ("q_prj",)}, r"'q_prj' matches no weight; there are: all, attention, mlp"),
+        ({"rank": 33, "adapters": ()}, r"lora.rank: 33 is larger than layers.down \(48 x 32\)"),
+        ({"ranks": {"experts": 2}}, r"lora.ranks.experts: matches no target"),
+        ({"init_from": "x"}, r"lora.init_from: has no effect"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(runs, changes, message):
+    run = runs("ab", **changes)
+    with pytest.raises(UserError, match=message):
+        train(run, jax.devices()[:1])
+
+
+def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
+    run = runs(
+        "b", "patient", adapters=(replace(B, rows=4, steps=12, patience=1, learning_rate=9.0),)
+    )
+    run = replace(
+        run, train=replace(run.train, global_batch_size=4), eval=replace(run.eval, every_steps=2)
+    )
+    outcome = train(run, jax.devices()[:1])
+    assert outcome.exit_code == 0 and outcome.step < 12
