@@ -133,13 +133,13 @@ def test_an_adapter_of_peft_computes_the_same_here(case, tmp_path):
             continue
         stem = f"base_model.model.{slot.name.removesuffix('.weight')}."
         rank = adapter.by_path[slot.path].rank
-        a = np.asarray(at(grads, f"{slot.path}.a")[slot.layer]).reshape(-1, rank).T
-        b = np.asarray(at(grads, f"{slot.path}.b")[slot.layer]).reshape(rank, -1).T
+        a = np.asarray(at(grads, f"{slot.path}.a")[slot.at]).reshape(-1, rank).T
+        b = np.asarray(at(grads, f"{slot.path}.b")[slot.at]).reshape(rank, -1).T
         # scale is ours to fold into b, and theirs to apply after it: the gradients agree
         close(a, named[f"{stem}lora_A.default.weight"], 1e-4)
         close(b, named[f"{stem}lora_B.default.weight"], 1e-4)
         if case == "dora":
-            m = np.asarray(at(grads, f"{slot.path}.magnitude")[slot.layer]).reshape(-1)
+            m = np.asarray(at(grads, f"{slot.path}.magnitude")[slot.at]).reshape(-1)
             close(m, named[f"{stem}lora_magnitude_vector.default.weight"].reshape(-1), 1e-4)
         compared += 1
     assert compared == len(NAMES) * MODEL.num_layers
@@ -230,10 +230,8 @@ def test_dare_keeps_the_mean_and_needs_one_rank(tmp_path):
     torch_adapter(dict(r=3, lora_alpha=7)).save_pretrained(tmp_path / "b")
     a, b = read_folder(tmp_path / "a"), read_folder(tmp_path / "b")
     name = next(iter(a.modules))
-    seeds = [
-        combine([a], [1.0], Combination("dare-linear-svd", 0.5, rank=24, seed=i))
-        for i in range(300)
-    ]
+    how = partial(Combination, "dare-linear-svd", 0.5, rank=24)
+    seeds = [combine([a], [1.0], how(seed=i)) for i in range(300)]
     mean = np.mean([one.modules[name].delta for one in seeds], axis=0)
     delta = a.modules[name].delta
     assert np.abs(mean - delta).max() < 6 * np.abs(delta).max() / 300**0.5

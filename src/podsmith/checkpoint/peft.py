@@ -6,6 +6,7 @@
 A rank that differs between layers over there is padded with zeros here, which stay zero.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,19 @@ def to_peft(model: Any, adapter: ResolvedAdapter, weights: Tree, base: str) -> P
         alphas[name] = module.alpha
     sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
     config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
+    config["target_modules"] = _short(modules, module_slots(model))
     return PeftFolder(config, modules)
 
 
+def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Module names by their last word where it means no other module of the model."""
+    last = lambda name: name.rpartition(".")[2]  # noqa: E731
+    others = {last(name) for name in set(known) - set(chosen)}
+    return sorted({name if last(name) in others else last(name) for name in chosen})
+
+
 def _layer(leaf: np.ndarray, slot: Slot) -> np.ndarray:
-    return leaf if slot.layer is None else leaf[slot.layer]
+    return leaf[slot.at] if slot.at else leaf
 
 
 def read_adapter(folder: str | Path, model: Any, adapter: ResolvedAdapter) -> Tree:
@@ -100,7 +109,7 @@ def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant:
 
 def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: PeftModule) -> None:
     """One module's factors into the stacked arrays; a scale other than ours goes into `b`."""
-    at = ... if slot.layer is None else slot.layer
+    at = slot.at or ...
     a, b = np.zeros((theirs.a.shape[1], module.rank)), np.zeros((module.rank, theirs.b.shape[0]))
     a[:, : theirs.rank] = theirs.a.T
     b[: theirs.rank] = theirs.b.T * (theirs.scale / module.scale)
@@ -131,5 +140,5 @@ def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> Tree:
         if module.magnitude is not None:
             norm = np.linalg.norm(merged, axis=1, keepdims=True)
             merged *= module.magnitude[:, None] / norm
-        leaf[... if slot.layer is None else slot.layer] = slot.from_layout(merged)
+        leaf[slot.at or ...] = slot.from_layout(merged)
     return nest(leaves.items())
