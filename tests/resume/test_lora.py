@@ -140,3 +140,47 @@ def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
     )
     outcome = train(run, jax.devices()[:1])
     assert outcome.exit_code == 0 and outcome.step < 12
+
+
+@pytest.mark.slow
+def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
+    """The whole way: full training, DoRA over int8 from there, both exports, the same logits."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM
+
+    from podsmith.checkpoint.adapter_verbs import export_adapter_command, merge_command
+    from podsmith.checkpoint.hf import export_command
+
+    base = replace(small_run, dir=str(tmp_path / "base"), train=replace(small_run.train, steps=3))
+    train(base, jax.devices()[:1])
+    lora = replace(
+        base,
+        dir=str(tmp_path / "lora"),
+        lora=LowRank(base="fp32", variant="dora", rank=3, targets=("attention", "up_proj")),
+        train=replace(base.train, init_from=base.dir, steps=4, ema_decay=0.5),
+    )
+    assert train(lora, jax.devices()[:1]).step == 4
+    export_command(base.dir, tmp_path / "base-hf")
+    export_command(lora.dir, tmp_path / "merged")
+    export_adapter_command(lora.dir, tmp_path / "adapter")
+    merge_command(tmp_path / "base-hf", tmp_path / "adapter", tmp_path / "merged-too")
+    first, second = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("merged", "merged-too")
+    )
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], atol=1e-6, err_msg=name)
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base-hf")
+        before = model(ids).logits
+        adapted = peft.PeftModel.from_pretrained(model, tmp_path / "adapter")(ids).logits
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
+    torch.testing.assert_close(adapted, merged, atol=1e-5, rtol=1e-4)
+    assert (adapted - before).abs().max() > 1e-3
+
+    other = replace(base, dir=str(tmp_path / "other"), seed=5)
+    train(other, jax.devices()[:1])
+    moved = replace(lora, train=replace(lora.train, init_from=other.dir))
+    with pytest.raises(UserError, match="is not the base that the adapters"):
+        train(moved, jax.devices()[:1])
