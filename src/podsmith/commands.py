@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from podsmith import __version__, model_commands
+from podsmith import __version__, adapter_commands, model_commands
 from podsmith.model_commands import given
 
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
@@ -305,7 +305,7 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
     return sweep_command(run, overrides, dry_run=dry_run)
 
 
-for verb in model_commands.VERBS:
+for verb in (*model_commands.VERBS, adapter_commands.adapters):
     podsmith.add_command(verb)
 
 

@@ -57,6 +57,7 @@ def evaluate(model: str, max_rows: int | None, text: str | None, **window: Any) 
     help="Only the likeliest tokens that make up this share.",
 )
 @click.option("--stop", multiple=True, help="Ends a text; may be given again.")
+@click.option("--adapter", help="Which one, where a run trained several.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the random choices.")
 def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
     """Continue prompts with a trained model.
@@ -80,12 +81,13 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
     help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
 )
 @click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
+@click.option("--adapter", help="Which one, where a run trained several.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
     """Write a model as a Hugging Face folder or a .gguf file OUT.
 
     MODEL is a run directory (its newest checkpoint), a Hugging Face folder, a .gguf file or
-    hf://owner/name.
+    hf://owner/name. An adapter (LoRA) is merged into its base.
 
     \b
     Example:  podsmith export quickstart/run my-model --dtype bf16 --overwrite

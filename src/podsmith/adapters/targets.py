@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podsmith.core.param import Param, walk
+from podsmith.core.pattern import LAYERS
 from podsmith.errors import UserError
 from podsmith.models.params import part_of
 
@@ -43,7 +44,8 @@ def targets_of(model: Any) -> tuple[Target, ...]:
 
 
 def _module(model: Any, path: str) -> Iterable[str]:
-    template = model.hf.weights.get(path)
+    stack, _, leaf = path.rpartition(".")  # one name for a weight of all kinds of layers
+    template = model.hf.weights.get(f"{LAYERS}.{leaf}" if stack else path)
     if isinstance(template, str):
         yield template.removesuffix(".weight")
 

@@ -81,7 +81,7 @@ class LoadedModel:
         return prompt_prefix(self.tokenizer) if self.prefix is None else self.prefix
 
 
-def load_model(path: str | Path) -> LoadedModel:
+def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
     """The model in a run directory (its newest intact checkpoint), an HF folder, a .gguf file
     or under a hub name (`hf://owner/name`). Raises UserError if it is none of these."""
     if is_hub_name(path):
@@ -91,7 +91,9 @@ def load_model(path: str | Path) -> LoadedModel:
         return replace(found, facts=Facts(name=name, origin=f"Imported from {origin}."))
     path = Path(path)
     if (path / "run.toml").exists():
-        return _load_run(path)
+        return _load_run(path, adapter)
+    if adapter is not None:
+        raise UserError(f"{path}: is no run directory, so it has no adapter {adapter!r}")
     if path.suffix == ".gguf":
         return _open_gguf(path)
     if (path / "config.json").exists():
@@ -149,10 +151,10 @@ def _open_gguf(path: Path) -> LoadedModel:
     )
 
 
-def _load_run(path: Path) -> LoadedModel:
+def _load_run(path: Path, adapter: str | None = None) -> LoadedModel:
     from podsmith.checkpoint.store import load_run_weights
 
-    run, w = load_run_weights(path)
+    run, w = load_run_weights(path, adapter=adapter)
     tokenizer_dir, prefix = _run_tokenizer(run, path), ()
     if run.data.tokenize.prepend == "bos":
         prefix = (open_tokenizer(tokenizer_dir).bos_id,)
@@ -192,10 +194,26 @@ def export_command(
     dtype: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
+    adapter: str | None = None,
 ) -> Proof:
     """Writes the model at `path` as `out`, a Hugging Face folder or, where its name ends so, a
-    .gguf file, and prints the proof. Without a `dtype` the weights stay as they are stored."""
-    loaded = load_model(path)
+    .gguf file, and prints the proof. Without a `dtype` the weights stay as they are stored.
+    `adapter` names one of a run's, which is merged into its base."""
+    loaded = load_model(path, adapter)
+    return export_loaded(
+        loaded, out, dtype=dtype, max_shard_bytes=max_shard_bytes, overwrite=overwrite
+    )
+
+
+def export_loaded(
+    loaded: LoadedModel,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    overwrite: bool = False,
+) -> Proof:
+    """The same for a model that is loaded."""
     options = {
         "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),
         "facts": loaded.facts,

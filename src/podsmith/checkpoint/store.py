@@ -128,13 +128,20 @@ class Checkpoints:
 
     def _restore_step(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
         found = self._manager.item_metadata(step).state
-        abstract = abstract(found) if callable(abstract) else abstract
+        if callable(abstract):
+            found = self.shapes(step)
+            abstract = abstract(found)
         check_shapes(found, abstract, self.root / str(step))
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
         )
         restored = self._manager.restore(step, args=args)
         return restored.state, restored.meta
+
+    def shapes(self, step: int) -> Tree:
+        """What a checkpoint's state holds: leaves with `shape` and `dtype`."""
+        with ocp.StandardCheckpointer() as checkpointer:
+            return checkpointer.metadata(self.root / str(step) / "state").item_metadata.tree
 
     def _damage(self, step: int) -> str | None:
         """What is wrong with a checkpoint, the same on all hosts: process 0 looks."""

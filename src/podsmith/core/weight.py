@@ -73,7 +73,15 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
     zeros. dtype of `x`, and `name` as in `dot`.
     """
-    out = ragged_product(x, as_array(w, x.dtype), sizes).astype(x.dtype)
+    if isinstance(w, Lora) and w.magnitude is None:
+        base = lax.stop_gradient(dequantize(w.base, x.dtype))
+        narrow = ragged_product(_dropped(x, w), w.a, sizes).astype(x.dtype)
+        out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
+    elif isinstance(w, Lora):
+        out = ragged_product(x, merge(w, constant_norm=True), sizes)
+    else:
+        out = ragged_product(x, as_array(w, x.dtype), sizes)
+    out = out.astype(x.dtype)
     return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
 
 

@@ -263,6 +263,7 @@ def generate_command(
     stop: Sequence[str] = (),
     seed: int = 0,
     precision: str = "fp32",
+    adapter: str | None = None,
 ) -> list[Generation]:
     """Continues prompts with the model of a run directory or HF folder and prints them: a
     single one as it is written, several one after the other when they are done."""
@@ -271,7 +272,7 @@ def generate_command(
         raise UserError(f"precision: {precision!r} is not one of {', '.join(DTYPES)}")
     if not prompts:
         raise UserError("prompt: none given; add --prompt TEXT")
-    loaded = load_model(path)
+    loaded = load_model(path, adapter)
     tokenizer = loaded.tokenizer
     began = time.monotonic()
     on_text = None

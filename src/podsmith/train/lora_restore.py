@@ -51,8 +51,6 @@ def restore(plan: Plan, checkpoints: Checkpoints, base: Base) -> tuple[Tree, dic
 
 def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
     """What to read: of adapters in both as the run wants it, of others as it was saved."""
-    if shapes is None:
-        return wanted
     whole = NamedSharding(plan.mesh, PartitionSpec())
     as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
     found = dict(shapes)

@@ -29,7 +29,7 @@ from podsmith.adapters.lora import (
     stored,
 )
 from podsmith.core.leaves import quantize
-from podsmith.core.param import Tree, init_weights, map_params, walk
+from podsmith.core.param import Tree, init_weights, walk
 from podsmith.core.sharding import lenient_shardings, weight_shardings
 from podsmith.errors import UserError
 from podsmith.optim.build import build_optimizer, state_spec
@@ -158,19 +158,22 @@ def load_base(plan: Plan) -> Base:
 
 
 def _read(plan: Plan, path: str) -> Tree:
-    from podsmith.checkpoint.hf import load_model
+    from podsmith.checkpoint.origin import look_at
 
-    loaded = load_model(path)
-    ours = map_params(lambda p: p.shape, plan.spec)
-    theirs = map_params(lambda p: p.shape, loaded.model.spec())
-    for name in sorted(dict(walk(ours)).keys() | dict(walk(theirs)).keys()):
-        here, there = dict(walk(ours)).get(name), dict(walk(theirs)).get(name)
+    try:
+        weights = look_at(path).weights()
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from error
+    ours, theirs = dict(walk(plan.spec)), dict(walk(weights))
+    for name in sorted(ours.keys() | theirs.keys()):
+        here = ours[name].shape if name in ours else "absent"
+        there = theirs[name].shape if name in theirs else "absent"
         if here != there:
             raise UserError(
-                f"train.init_from: {path} has {name} {there or 'not at all'}, the run's model "
-                f"{here or 'not at all'}; set [model] as that model is"
+                f"train.init_from: {name} is {there} in {path} and {here} in this run's model; "
+                f"leave [model] out, or change only what no weight depends on"
             )
-    return loaded.weights
+    return weights
 
 
 def init_state(plan: Plan, base: Base) -> Tree:

@@ -23,7 +23,7 @@ from jax import Array
 
 from podsmith.adapters.lora import ResolvedAdapter, bind, scaled
 from podsmith.core.batch import Batch
-from podsmith.core.param import Param, Tree
+from podsmith.core.param import Param, Tree, walk
 from podsmith.core.pipeline import interleaved, num_stages
 from podsmith.core.sharding import batch_sharding, batch_ways
 from podsmith.errors import UserError
@@ -49,6 +49,7 @@ class Lanes:
     def of(cls, plan: Plan, active: Sequence[ResolvedAdapter]) -> "Lanes":
         """Lanes of the adapters that train. Raises UserError where rows do not divide."""
         num, ways = plan.run.train.num_microbatches, batch_ways(plan.mesh)
+        _refuse_experts(plan, active)
         for one in active:
             if one.rows % (num * ways):
                 raise UserError(
@@ -64,6 +65,23 @@ class Lanes:
         rows = math.gcd(*(one.rows // num // ways for one in active)) * ways
         lanes = [i for i, one in enumerate(active) for _ in range(one.rows // num // rows)]
         return cls(tuple(lanes), rows)
+
+
+def _refuse_experts(plan: Plan, active: Sequence[ResolvedAdapter]) -> None:
+    """Raises UserError for what matrices of experts cannot do yet."""
+    experts = [path for path, param in walk(plan.spec) if "experts" in param.axes]
+    if experts and len(active) > 1:
+        raise UserError(
+            "lora.adapters: several at once need a model without experts; train one at a time"
+        )
+    if plan.mesh.size == 1:
+        return
+    if any("experts" in module.param.axes for one in active for module in one.modules):
+        raise UserError("lora.targets: experts take adapters on one device only; leave them out")
+    if experts and plan.run.lora.base in ("int8", "int4"):
+        raise UserError(
+            f'lora.base: {plan.run.lora.base} with experts is for one device; use "bf16"'
+        )
 
 
 def make_step(plan: Plan, active: Sequence[ResolvedAdapter]) -> Step:

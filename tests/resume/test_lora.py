@@ -1,0 +1,186 @@
+"""Adapters on one frozen base: each as if it trained alone, resumed bit for bit, come and gone."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from podsmith.adapters.section import Adapter, LowRank
+from podsmith.checkpoint.store import Checkpoints
+from podsmith.config import load_run
+from podsmith.core.param import walk
+from podsmith.data.prepare import prepare
+from podsmith.errors import UserError
+from podsmith.optim.kinds import Linear
+from podsmith.plan.resolve import resolve
+from podsmith.train.loop import train
+from podsmith.train.lora_restore import trained
+
+A = Adapter(name="a", rows=4, rank=3, learning_rate=2e-2)
+B = Adapter(name="b", rows=2, steps=8, rank=5, schedule=Linear(warmup_steps=2))
+
+
+@pytest.fixture(scope="module")
+def runs(small_run, tmp_path_factory):
+    """A function from adapters and a folder's name to a run; b has data of its own."""
+    root = tmp_path_factory.mktemp("adapters")
+    other = replace(
+        small_run.data,
+        dir=str(root / "other"),
+        shuffle=replace(small_run.data.shuffle, seed=7),
+    )
+    prepare(other, small_run.model.seq_len)
+    adapters = {"a": A, "b": replace(B, data=other.dir)}
+
+    def make(names, folder=None, **changes):
+        chosen = tuple(adapters[name] for name in names)
+        rows = sum(one.rows for one in chosen)
+        lora = LowRank(base="int8", alpha=8.0, b_rate_ratio=2.0, adapters=chosen)
+        return replace(
+            small_run,
+            dir=str(root / (folder or f"run-{names}")),
+            lora=replace(lora, **changes),
+            train=replace(small_run.train, global_batch_size=rows),
+        )
+
+    return make
+
+
+def weights_of(run):
+    plan = resolve(replace(run), jax.devices()[:1])
+    return trained(plan, Path(run.dir))[1]
+
+
+@pytest.fixture(scope="module")
+def together(runs):
+    run = runs("ab")
+    outcome = train(run, jax.devices()[:1])
+    assert outcome.step == 12 and outcome.exit_code == 0
+    return run, weights_of(run)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_an_adapter_trains_as_if_alone(runs, together, name):
+    alone = runs(name)
+    assert train(alone, jax.devices()[:1]).step == {"a": 12, "b": 8}[name]
+    got, expected = together[1][name], weights_of(alone)[name]
+    moved = 0.0
+    for (path, one), (_, other) in zip(walk(got), walk(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4, err_msg=path)
+        moved = max(moved, np.abs(one).max() if path.endswith(".b") else 0.0)
+    assert moved > 1e-2  # second factors start at zero
+
+
+def test_a_checkpoint_holds_adapters_only_and_resumes_bit_for_bit(runs, together):
+    run, expected = together
+    again = runs("ab", "again")
+    shutil.copytree(run.dir, again.dir)
+    shutil.rmtree(Path(again.dir) / "checkpoints" / "12")
+    with Checkpoints(Path(again.dir), run.checkpoint) as checkpoints:
+        assert checkpoints.steps() == [9]
+        shapes = checkpoints.shapes(9)
+    assert set(shapes) == {"step", "weights", "optimizer"}
+    text = (Path(again.dir) / "run.toml").read_text().replace(run.dir, again.dir)
+    (Path(again.dir) / "run.toml").write_text(text)
+    assert train(again, jax.devices()[:1]).step == 12
+    for one, other in zip(
+        jax.tree.leaves(weights_of(again)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_adapters_are_added_and_dropped(runs, together):
+    run, before = together
+    changed = runs("b", "changed")
+    shutil.copytree(run.dir, changed.dir)
+    new = replace(changed.lora.adapters[0], name="new", steps=3)
+    grown = replace(changed, lora=replace(changed.lora, adapters=(*changed.lora.adapters, new)),
+                    train=replace(changed.train, global_batch_size=4))  # fmt: skip
+    assert train(grown, jax.devices()[:1]).step == 15  # b is done, the new one has 3 steps
+    after = weights_of(grown)
+    assert set(after) == {"b", "new"}
+    for one, other in zip(jax.tree.leaves(after["b"]), jax.tree.leaves(before["b"]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    saved = load_run(Path(grown.dir) / "run.toml")
+    assert [one.name for one in saved.lora.adapters] == ["b", "new"]
+
+
+def test_another_base_or_other_settings_are_refused(runs, together):
+    run, _ = together
+    with pytest.raises(UserError, match=r"differs in lora\.alpha"):
+        train(replace(run, lora=replace(run.lora, alpha=9.0)), jax.devices()[:1])
+    with pytest.raises(UserError, match=r"differs in seed"):
+        train(replace(run, seed=3), jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"targets": ("q_prj",)}, r"'q_prj' matches no weight; there are: all, attention, mlp"),
+        ({"rank": 33, "adapters": ()}, r"lora.rank: 33 is larger than layers.down \(48 x 32\)"),
+        ({"ranks": {"experts": 2}}, r"lora.ranks.experts: matches no target"),
+        ({"init_from": "x"}, r"lora.init_from: has no effect"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(runs, changes, message):
+    run = runs("ab", **changes)
+    with pytest.raises(UserError, match=message):
+        train(run, jax.devices()[:1])
+
+
+def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
+    run = runs(
+        "b", "patient", adapters=(replace(B, rows=4, steps=12, patience=1, learning_rate=9.0),)
+    )
+    run = replace(
+        run, train=replace(run.train, global_batch_size=4), eval=replace(run.eval, every_steps=2)
+    )
+    outcome = train(run, jax.devices()[:1])
+    assert outcome.exit_code == 0 and outcome.step < 12
+
+
+@pytest.mark.slow
+def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
+    """The whole way: full training, DoRA over int8 from there, both exports, the same logits."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM
+
+    from podsmith.checkpoint.adapter_verbs import export_adapter_command, merge_command
+    from podsmith.checkpoint.hf import export_command
+
+    base = replace(small_run, dir=str(tmp_path / "base"), train=replace(small_run.train, steps=3))
+    train(base, jax.devices()[:1])
+    lora = replace(
+        base,
+        dir=str(tmp_path / "lora"),
+        lora=LowRank(base="fp32", variant="dora", rank=3, targets=("attention", "up_proj")),
+        train=replace(base.train, init_from=base.dir, steps=4, ema_decay=0.5),
+    )
+    assert train(lora, jax.devices()[:1]).step == 4
+    export_command(base.dir, tmp_path / "base-hf")
+    export_command(lora.dir, tmp_path / "merged")
+    export_adapter_command(lora.dir, tmp_path / "adapter")
+    merge_command(tmp_path / "base-hf", tmp_path / "adapter", tmp_path / "merged-too")
+    first, second = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("merged", "merged-too")
+    )
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], atol=1e-6, err_msg=name)
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base-hf")
+        before = model(ids).logits
+        adapted = peft.PeftModel.from_pretrained(model, tmp_path / "adapter")(ids).logits
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
+    torch.testing.assert_close(adapted, merged, atol=1e-5, rtol=1e-4)
+    assert (adapted - before).abs().max() > 1e-3
+
+    other = replace(base, dir=str(tmp_path / "other"), seed=5)
+    train(other, jax.devices()[:1])
+    moved = replace(lora, train=replace(lora.train, init_from=other.dir))
+    with pytest.raises(UserError, match="is not the base that the adapters"):
+        train(moved, jax.devices()[:1])
