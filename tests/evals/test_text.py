@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from podsmith.cli import main
 from podsmith.checkpoint import reference
 from podsmith.checkpoint.hf import export_command
 from podsmith.checkpoint.proof import logits
+from podsmith.cli import main
 from podsmith.core.param import map_params
 from podsmith.errors import UserError
 from podsmith.evals.text import evaluate_text
