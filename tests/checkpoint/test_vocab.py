@@ -42,7 +42,7 @@ def folder(request, tmp_path_factory):
 
 def tables(path):
     loaded = load_model(path)
-    return [np.asarray(loaded.tensors[n]) for n in sorted(loaded.tensors) if "embed" in n or
+    return [np.asarray(loaded.tensors[n]) for n in sorted(loaded.tensors, reverse=True) if "embed" in n or
             "lm_head" in n]  # fmt: skip
 
 

@@ -199,6 +199,8 @@ def merged(
             f"train one with byte-level BPE as the model's, or give the words with --add-file"
         )
     vocab = spec["model"]["vocab"]
+    for token in spec["added_tokens"]:  # the library numbers those outside anew, at the end
+        vocab.setdefault(token["content"], token["id"])
     merges = [_pair(merge) for merge in spec["model"]["merges"]]
     taken, next_id, added = set(merges), tokenizer.vocab_size, 0
     known = set(tokenizer.backend.get_vocab(with_added_tokens=True))
