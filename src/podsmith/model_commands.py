@@ -108,7 +108,8 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 def import_(source: str, out: str, overwrite: bool, dtype: str | None) -> None:
     """Read a Hugging Face or GGUF model and write it to OUT.
 
-    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked; what is missing or left over is an error.
+    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked;
+    what is missing or left over is an error.
 
     \b
     Example:  podsmith import downloads/SmolLM2-135M smollm
@@ -139,4 +140,32 @@ def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
     return verify_command(first, second, as_json=as_json, **given(**options))
 
 
-VERBS = (evaluate, generate, export, import_, verify)
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out")
+@click.option("--add", "tokens", multiple=True, metavar="TOKEN", help="May be given again.")
+@click.option("--add-file", metavar="FILE", help="A token a line.")
+@click.option("--add-from", metavar="TOKENIZER", help="What this tokenizer has beyond the model's.")
+@click.option("--max-new", type=click.IntRange(min=1), help="Of --add-from, the first so many.")
+@click.option("--special", is_flag=True, help="The tokens of --add and --add-file are markup.")
+@click.option("--size", type=click.IntRange(min=1), help="Rows of the embedding.")
+@click.option("--multiple", type=click.IntRange(min=1), help="Round the rows up to a multiple.")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) -> None:
+    """Resize a model's vocabulary, or add tokens.
+
+    A new token begins as the mean of the tokens that it was before; the rows of the others stay
+    as they are, and OUT holds a tokenizer that knows it.
+
+    \b
+    Example:  podsmith vocab my-model padded --multiple 128
+              podsmith vocab my-model chatty --add "<|user|>" --add "<|bot|>" --special
+              podsmith vocab my-model bilingual --add-from tokenizers/yoruba --max-new 8000
+    """
+    from podsmith.checkpoint.vocab import vocab_command
+
+    vocab_command(model, out, special=special, overwrite=overwrite, **given(**options))
+
+
+VERBS = (evaluate, generate, export, import_, verify, vocab)
