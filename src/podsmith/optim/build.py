@@ -9,11 +9,10 @@ The state holds arrays only, and `state_spec` gives the axes of each: it shards 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from podsmith.core.param import Param, Tree, walk
@@ -21,6 +20,9 @@ from podsmith.optim import adafactor, adam8bit, adamw, lion, muon
 from podsmith.optim.kinds import Optim
 from podsmith.optim.rule import Rule, Slot
 from podsmith.optim.schedule import make_schedule
+
+if TYPE_CHECKING:
+    import optax
 
 RULES: dict[str, Rule] = {
     "adamw": adamw,
@@ -33,12 +35,14 @@ RULES: dict[str, Rule] = {
 __all__ = ["build_optimizer", "clip", "make_schedule", "state_slots", "state_spec"]
 
 
-def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.GradientTransformation:
+def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.GradientTransformation":
     """The optimizer of weights declared by `spec`; clipping is left to `clip`.
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
     `optax.apply_updates`, and the new state. Raises UserError from the schedule.
     """
+    import optax  # 0.2 s, which a plan on paper need not wait for
+
     params = dict(walk(spec))
     rule = RULES[optim.kind]
     schedule = make_schedule(optim, total_steps)
