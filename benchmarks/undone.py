@@ -6,8 +6,9 @@ For benchmarks: what a change brings, and programs like those that others ran. G
 
 import sys
 
-ALL = ("attention", "rope", "gradients")
-OTHER_ATTENTION = ("splash 2048", "no kernel")  # instead of "attention", as some published runs
+ALL = ("attention", "rope", "gradients", "swiglu")
+# instead of "attention": as some published runs, and as podsmith did before
+OTHER_ATTENTION = ("splash 2048", "no kernel", "one block of keys")
 
 
 def without(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -17,11 +18,26 @@ def without(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def undo(names: list[str]) -> None:
     """Puts the old functions back, in this process."""
+    from dataclasses import replace
+    from functools import partial
+
+    import jax
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     from podsmith.core import weight
     from podsmith.kernels import tpu_attention
-    from podsmith.nn import rope
+    from podsmith.models import llama
+    from podsmith.nn import mlp, rope
+
+    ours = tpu_attention.block_sizes
+
+    def one_block_of_keys(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+        sizes = {"block_q_dkv": min(seq_len, 512), "block_kv_dkv": min(seq_len, 2048)}
+        return replace(ours(seq_len, head_dim, early), **sizes)
+
+    @partial(jax.checkpoint, static_argnums=0)
+    def behind_barrier(kind: str, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return mlp.activate(kind, gate) * up
 
     def head_minor(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
         fitting = (s for s in (1024, 512, 256, 128) if seq_len % s == 0 and s * head_dim <= 2**17)
@@ -44,6 +60,10 @@ def undo(names: list[str]) -> None:
         tpu_attention.block_sizes = head_minor
     if "splash 2048" in names:
         tpu_attention.block_sizes = fused_2048
+    if "one block of keys" in names:
+        tpu_attention.block_sizes = one_block_of_keys
+    if "swiglu" in names:
+        llama.gated = behind_barrier
     if "no kernel" in names:
         tpu_attention.fits = lambda seq_len, early=False: False
 

@@ -1,7 +1,15 @@
-"""The train step compiled by the TPU compiler itself, for slices that are not here."""
+"""The train step compiled by the TPU compiler itself, for slices that are not here.
 
+golden/collectives.json has which collectives each compiled step runs, and how often. After a
+change that is meant: `PODSMITH_GOLDEN=write pytest tests/aot/test_compile.py`, and read the diff.
+"""
+
+import importlib.metadata
 import importlib.util
+import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +45,24 @@ def run_of(folder, *overrides, preset="llama-15m", batch=64):
     return load_run(path, overrides)
 
 
+GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
+
+
+def check_collectives(name, found, where):
+    """The counts are those of the golden file, where the compiler is the one that it is of;
+    another one's kinds at least."""
+    counts = dict(sorted(cost.estimate(hlo.parse(found.hlo), where).collectives.items()))
+    golden, libtpu = json.loads(GOLDEN.read_text()), importlib.metadata.version("libtpu")
+    if os.environ.get("PODSMITH_GOLDEN") == "write":
+        kept = {} if golden["libtpu"] != libtpu else golden["steps"]
+        golden = {"libtpu": libtpu, "steps": dict(sorted((kept | {name: counts}).items()))}
+        GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+    if golden["libtpu"] == libtpu:
+        assert counts == golden["steps"][name]
+    else:
+        assert set(counts) == set(golden["steps"][name])
+
+
 def collectives(hlo):
     return set(re.findall(r"\b(all-gather|all-reduce|reduce-scatter|all-to-all)\b", hlo))
 
@@ -61,6 +87,26 @@ def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
     assert found.argument_bytes >= found.weights_bytes + found.optimizer_bytes
     assert found.peak_bytes < 16 * 2**30
     check_estimate(found, parse_slice(slice_name))
+    check_collectives(" ".join(["llama-15m", slice_name, *mesh]), found, parse_slice(slice_name))
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("train.remat=dots", "train.num_microbatches=2"),
+        ("train.remat=gate", "train.loss_chunk_tokens=512"),
+    ],
+)
+def test_the_flagship_compiles_and_fits(changes, tmp_path):
+    run = run_of(tmp_path, "data.tokenizer.vocab_size=50304", *changes, preset="kisoku-3b",
+                 batch=128)  # fmt: skip
+    where = parse_slice("v4-32")
+    found = aot.compile_for(run, where)
+    assert found.fits
+    check_estimate(found, where)
+    check_collectives(" ".join(["kisoku-3b", where.name, *changes]), found, where)
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ import pytest
 
 from podsmith.plan.cost import estimate
 from podsmith.plan.hlo import parse
-from podsmith.plan.kernel_cost import VECTOR_CYCLES, visited
+from podsmith.plan.kernel_cost import visited
 from podsmith.plan.links import group_size
 from podsmith.plan.topology import parse_slice
 from podsmith.presets.hardware import RATES, peak_of
+from podsmith.presets.machines import NETWORK_BYTES_PER_S
 
 PROGRAM = """
 HloModule jit_step, is_scheduled=true
@@ -181,6 +182,34 @@ def test_an_all_reduce_of_which_a_slice_is_kept_moves_half():
     assert found.step_s == pytest.approx(moved / (2 * RATES["v4"].link_bytes_per_s))
 
 
+ACROSS_SLICES = """
+ENTRY %main (p: f32[1024,1024]) -> f32[1024,1024] {
+  %p = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  %token = token[] after-all()
+  %out = (f32[1024,1024]{1,0:T(8,128)}, u32[], token[]) send(%p, %token), channel_id=1, is_host_transfer=true
+  %in = (f32[1024,1024]{1,0:T(8,128)}, u32[], token[]) recv(%token), channel_id=2, is_host_transfer=true
+  %work = f32[1024,1024]{1,0:T(8,128)} fusion(%p), kind=kLoop, calls=%c, backend_config={"estimated_cycles":"105000"}
+  %in-done = (f32[1024,1024]{1,0:T(8,128)}, token[]) recv-done(%in), channel_id=2, is_host_transfer=true
+  %out-done = token[] send-done(%out), channel_id=1, is_host_transfer=true
+  ROOT %got = f32[1024,1024]{1,0:T(8,128)} get-tuple-element(%in-done), index=0
+}
+
+%c (q: f32[1024,1024]) -> f32[1024,1024] {
+  %q = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %negated = f32[1024,1024]{1,0:T(8,128)} negate(%q)
+}
+"""  # noqa: E501
+
+
+def test_slices_exchange_over_the_hosts_network_behind_arithmetic():
+    found = estimate(parse(ACROSS_SLICES), parse_slice("2xv4-8"))
+    crossing = 1024 * 1024 * 4 / NETWORK_BYTES_PER_S["v4"]  # both ways at once
+    work = 105_000 / RATES["v4"].clock_hz
+    assert found.step_s == pytest.approx(crossing, rel=1e-5)
+    assert found.by_kind["exposed collectives"] == pytest.approx(crossing - work, rel=1e-5)
+    assert found.collectives == {"send": 1, "recv": 1}
+
+
 SPLASH = """
 ENTRY %main (q: bf16[2,8,2048,96]) -> (bf16[2,8,2048,96]) {
   %q = bf16[2,8,2048,96]{3,2,1,0:T(8,128)(2,1)} parameter(0)
@@ -205,7 +234,7 @@ def test_attention_is_costed_by_the_blocks_that_the_mask_touches(name, parts, ma
     found = estimate(parse(text), parse_slice("v4-8"))
     rates, peak = RATES["v4"], peak_of("TPU v4").bf16_flops
     # a head of 96 takes the place of 128 in the matrix units; two cores share the heads
-    per_score = 2 * 128 / peak + VECTOR_CYCLES / (2 * rates.clock_hz)
+    per_score = 2 * 128 / peak + rates.attention_cycles / (2 * rates.clock_hz)
     assert found.by_kind["attention"] == pytest.approx(2 * 8 * blocks * matmuls * per_score)
 
 

@@ -10,11 +10,10 @@ The state holds arrays only, and `state_spec` gives the axes of each: it shards 
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from podsmith.core.param import Param, Tree, walk
@@ -23,6 +22,9 @@ from podsmith.optim import adafactor, adam8bit, adamw, lion, muon
 from podsmith.optim.kinds import Optim
 from podsmith.optim.rule import Rule, Slot
 from podsmith.optim.schedule import make_schedule
+
+if TYPE_CHECKING:
+    import optax
 
 RULES: dict[str, Rule] = {
     "adamw": adamw,
@@ -35,12 +37,14 @@ RULES: dict[str, Rule] = {
 __all__ = ["build_optimizer", "clip", "gradient_norm", "make_schedule", "state_slots", "state_spec"]
 
 
-def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> optax.GradientTransformation:
+def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.GradientTransformation":
     """The optimizer of weights declared by `spec`; clipping is left to `clip`.
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
     `optax.apply_updates`, and the new state. Raises UserError from the schedule.
     """
+    import optax  # 0.2 s, which a plan on paper need not wait for
+
     params = dict(walk(spec))
     shares = rate_shares(optim, params)
     rule = RULES[optim.kind]

@@ -58,18 +58,19 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
             "optimizer_bytes": shard_bytes(state["optimizer"]) + shard_bytes(state.get("ema", {})),
             "lower_s": lower_s,
         }
-        key = cache.key_of(lowered.as_text(), where.name, step_options(plan))
+        text, options = lowered.as_text(), step_options(plan)
+        key = cache.key_of(text, where.name, options)
+        step_key = executable.key_of(text, list(plan.mesh.devices.flat), options)
         if found := cache.load(key):
             said, hlo = found
+            kept = executable.exists(step_key)
         else:
             said, hlo, compiled = ask_compiler(lowered)
             cache.save(key, said, hlo)
-            if compiled is not None:
-                text, mesh_devices = lowered.as_text(), list(plan.mesh.devices.flat)
-                executable.save(executable.key_of(text, mesh_devices, step_options(plan)), compiled)
+            kept = compiled is not None and executable.save(step_key, compiled)
     if hlo:
         folder.joinpath("step.hlo").write_text(hlo)
-    return answer | said | {"from_cache": bool(found)}
+    return answer | said | {"from_cache": bool(found), "step_kept": kept}
 
 
 def ask_compiler(

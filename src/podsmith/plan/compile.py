@@ -67,6 +67,8 @@ class Compiled:
     error: str | None = None
     from_cache: bool = False
     """Whether an earlier plan had asked the compiler for the same program."""
+    step_kept: bool = False
+    """Whether `train` will find the compiled step (`plan.executable`)."""
     hlo: str = field(default="", repr=False)
     """The optimized, scheduled program."""
 

@@ -8,6 +8,7 @@ as they turn. Costs of one instruction:
     other fusion        the compiler's cycles / clock
     attention kernel    blocks x (matmul cycles + vector cycles), see `plan.kernel_cost`
     collective          bytes a device receives / (links x bandwidth), see `plan.links`
+    between slices      bytes that a chip sends or receives / its share of the host's network
     what has no cycles  bytes / HBM bandwidth
 
 Rates are in `presets.hardware.RATES`; the estimate is as good as they.
@@ -23,11 +24,13 @@ from podsmith.plan.links import transfer_s
 from podsmith.plan.parts import OTHER, part_of, read_frames
 from podsmith.plan.topology import Slice
 from podsmith.presets.hardware import RATES, Rates, peak_of
+from podsmith.presets.machines import NETWORK_BYTES_PER_S
 
 MATMULS = {"convolution", "dot"}
 COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
         "partition-id", "replica-id", "opt-barrier"}  # fmt: skip
+NETWORK = {"send", "recv"}  # between slices, through the hosts
 SCALAR_BYTES = 4096  # below, an instruction is bookkeeping
 EXPOSED = "exposed collectives"
 
@@ -86,7 +89,8 @@ class _Clocks:
     """Where a walk through one computation stands; the core's clock is `found.step_s`."""
 
     found: Estimate = field(default_factory=Estimate)
-    links_free_s: float = 0.0
+    free_s: dict[str, float] = field(default_factory=dict)
+    """When the links, and the network in either direction, are idle again."""
     under_way: dict[str, _Transfer] = field(default_factory=dict)
     """By the name of the instruction that handed it on last."""
 
@@ -100,10 +104,10 @@ class _Clocks:
                 return self.under_way[one.name]
         return None
 
-    def begin(self, part: str, cost_s: float) -> _Transfer:
-        """Puts a transfer on the links, after those before it."""
-        self.links_free_s = max(self.links_free_s, self.found.step_s) + cost_s
-        return _Transfer(part, cost_s, self.links_free_s)
+    def begin(self, part: str, cost_s: float, way: str = "links") -> _Transfer:
+        """Puts a transfer on its way, after those before it."""
+        self.free_s[way] = max(self.free_s.get(way, 0.0), self.found.step_s) + cost_s
+        return _Transfer(part, cost_s, self.free_s[way])
 
     def wait(self, transfer: _Transfer) -> None:
         """Moves the core's clock to the end of the transfer."""
@@ -118,6 +122,8 @@ class _Walk:
     def __init__(self, program: Program, where: Slice, rates: Rates):
         self.program, self.where, self.rates = program, where, rates
         self.peak = peak_of(where.family.device_kind).bf16_flops
+        per_chip = where.family.devices_per_chip
+        self.network_bytes_per_s = NETWORK_BYTES_PER_S[where.generation] / per_chip
         self.frames = read_frames(program.text)
         self.flops_inside: dict[str, float] = {}
 
@@ -133,6 +139,11 @@ class _Walk:
             elif step.opcode in ("call", "conditional"):
                 branches = [self.run(self.program.computations[c]) for c in step.called]
                 found.add(max(branches, key=lambda b: b.step_s), 1)
+            elif step.opcode in NETWORK:
+                cost = step.nbytes / self.network_bytes_per_s
+                transfer = clocks.begin(self.part(step), cost, way=step.opcode)
+                clocks.under_way[step.name] = transfer
+                found.count(step.opcode, 1)
             elif (moved := self.collective(step, computation)) is not None:
                 self._move(clocks, step, computation, *moved)
             elif step.opcode.endswith("-done"):

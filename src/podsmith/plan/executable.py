@@ -74,6 +74,11 @@ def save(key: str, compiled: jax.stages.Compiled) -> bool:
     return True
 
 
+def exists(key: str) -> bool:
+    """Whether there is an entry."""
+    return (folder() / key).exists()
+
+
 def load(
     key: str, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]
 ) -> jax.stages.Compiled | None:

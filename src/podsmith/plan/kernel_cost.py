@@ -24,8 +24,6 @@ import re
 from podsmith.plan.hlo import Computation, Instruction, arrays
 from podsmith.presets.hardware import Rates
 
-VECTOR_CYCLES = 1.8e-3
-"""Per score and matmul, of one core: the mean of the four above."""
 LANES = 128
 
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
@@ -57,7 +55,7 @@ def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rate
     fused = which == "dkv" and any(len(dims) == 5 for _, dims in arrays(step.shape))
     matmuls = FUSED_MATMULS if fused else _MATMULS[which]
     padded = math.ceil(h / LANES) * LANES
-    per_score = 2 * padded / peak + VECTOR_CYCLES / (rates.clock_hz * rates.cores)
+    per_score = 2 * padded / peak + rates.attention_cycles / (rates.clock_hz * rates.cores)
     return scores * matmuls * per_score
 
 

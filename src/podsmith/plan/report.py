@@ -121,7 +121,9 @@ class Report:
         lines += [
             f"no step is faster than {least:.3g} s ({c.tokens_per_step / least:,.0f} tokens/s): "
             f"{c.flops_per_step:.3g} FLOPs at the chips' peak",
-            f"compiled in {c.compile_s:.0f} s" + (", by an earlier plan" if c.from_cache else ""),
+            f"compiled in {c.compile_s:.0f} s"
+            + (", by an earlier plan" if c.from_cache else "")
+            + ("; the step is kept for train" if c.step_kept else ""),
         ]
         return lines
 

@@ -67,6 +67,9 @@ class Rates:
     """The compiler's cycles for products over the cycles that they take on the chip."""
     cores: int = 1
     """TensorCores of the device."""
+    attention_cycles: float = 1.8e-3
+    """Of one core, beyond the matrix units' own, for each score and product of the attention
+    kernel; see `plan.kernel_cost`."""
     matmul_efficiency: float = 0.8
     """Share of the peak that a large model's products reach, for the answer without a compiler."""
     attention_efficiency: float = 0.5
