@@ -215,6 +215,18 @@ def config_presets() -> None:
 
 
 @podsmith.command()
+def models() -> Any:
+    """List the model families, the architectures they read and write, and their presets.
+
+    \b
+    Example:  podsmith models
+    """
+    from podsmith.models.table import models_command
+
+    return models_command()
+
+
+@podsmith.command()
 @click.argument("name", metavar="PRESET_OR_RUN")
 @OVERRIDES
 def params(name: str, overrides: Sequence[str]) -> Any:

@@ -57,24 +57,31 @@ def run_of(name, axes=None, **train):
     return replace(make_run(axes, **train), model=MODELS[name])
 
 
+@cache
+def alone(name):
+    return gradients(run_of(name))
+
+
 def check(name, axes, **train):
-    assert_same(gradients(run_of(name, axes, **train)), gradients(run_of(name)))
+    assert_same(gradients(run_of(name, axes, **train)), alone(name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+def slow_but(*quick):
+    """All families; those that are not named are for the long suite."""
+    slow = pytest.mark.slow
+    return [name if name in quick else pytest.param(name, marks=slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", slow_but("gemma2", "phi3"))
 def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n != "gemma2" else n for n in MODELS],
-)
+@pytest.mark.parametrize("name", slow_but("gemma2"))
 def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but())
 def test_heads_traded_for_tokens(name):
     check(name, {"data": 2, "context": 4}, context_attention="all_to_all", remat="dots")
