@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podsmith.checkpoint.hf import load_model
@@ -24,7 +25,7 @@ from podsmith.errors import UserError
 class Origin:
     """A model at a place; weights are read by `weights`."""
 
-    path: Path
+    path: str | Path
     kind: str
     model: Any
     tokenizer_dir: Path | None
@@ -39,11 +40,25 @@ class Origin:
             w = load_model(self.path).weights
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), w)
 
+    def placed(self, shardings: Tree) -> Tree:
+        """float32 arrays on devices as `shardings` say; files are read tensor by tensor, so that
+        no host holds them all."""
+        if self.kind != "run directory":
+            return load_model(self.path).load(dtype=jnp.float32, shardings=shardings)
+
+        def put(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+        return jax.tree.map(put, self.weights(), shardings)
+
 
 def look_at(path: str | Path) -> Origin:
     """What is at a path. Raises UserError if it is no model."""
     from podsmith.config import load_run
 
+    if "://" in str(path):
+        loaded = load_model(path)
+        return Origin(path, "model of a hub", loaded.model, loaded.tokenizer_dir)
     path, step = Path(path).expanduser(), None
     if path.parent.name == "checkpoints" and path.name.isdigit():
         path, step = path.parent.parent, int(path.name)

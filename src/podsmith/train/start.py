@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from podsmith.checkpoint.origin import Origin, look_at
 from podsmith.checkpoint.store import write_atomically
@@ -31,7 +29,7 @@ def first_state(plan: Plan, store: TokenStore) -> Tree:
     try:
         origin = look_at(path)
         refuse_tokenizer(origin, store)
-        state = state_from(plan, origin.weights(), path)
+        state = state_from(plan, origin)
     except UserError as error:
         text = str(error)
         raise UserError(
@@ -49,20 +47,20 @@ def first_state(plan: Plan, store: TokenStore) -> Tree:
     return state
 
 
-def state_from(plan: Plan, weights: Tree, where: Any) -> Tree:
-    """The state before the first step around given float32 host weights, on the plan's devices."""
-    ours, theirs = dict(walk(plan.spec)), dict(walk(weights))
+def state_from(plan: Plan, origin: Origin) -> Tree:
+    """The state before the first step around the origin's weights, on the plan's devices.
+
+    Raises UserError where the plan's model has other weights.
+    """
+    ours, theirs = dict(walk(plan.spec)), dict(walk(origin.model.spec()))
     for name in sorted(ours.keys() | theirs.keys()):
         have = theirs[name].shape if name in theirs else "absent"
         want = ours[name].shape if name in ours else "absent"
         if have != want:
             raise UserError(
-                f"train.init_from: {name} is {have} in {where} and {want} in this run's model; "
-                "leave [model] out, or change only what no weight depends on"
+                f"train.init_from: {name} is {have} in {origin.path} and {want} in this run's "
+                "model; leave [model] out, or change only what no weight depends on"
             )
-
-    def placed(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
     def build(weights: Tree) -> Tree:
         state = {
@@ -73,8 +71,8 @@ def state_from(plan: Plan, weights: Tree, where: Any) -> Tree:
         return state if plan.run.train.ema_decay is None else {**state, "ema": weights}
 
     with jax.set_mesh(plan.mesh):
-        on_devices = jax.tree.map(placed, weights, plan.shardings)
-        return jax.jit(build, out_shardings=state_shardings(plan), donate_argnums=0)(on_devices)
+        weights = origin.placed(plan.shardings)
+        return jax.jit(build, out_shardings=state_shardings(plan), donate_argnums=0)(weights)
 
 
 def refuse_tokenizer(origin: Origin, store: TokenStore) -> None:
