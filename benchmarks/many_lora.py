@@ -30,6 +30,7 @@ SHAPES = {
 }  # fmt: skip
 ROWS, RANK = 8, 16
 COUNTS = (1, 2, 4, 8)
+MEMORY = ("adapter_bytes", "program_bytes")
 REFRESH = 2  # steps after a pause that are not counted: an idle process may lose its memory
 
 Step = Callable[[], float]
@@ -181,7 +182,7 @@ def show(found: dict[str, dict]) -> None:
             name,
             *(f"{statistics.median(r[k] for r in one['rounds']):.3f}" for k in ("wall_s", "cpu_s")),
             f"{ratio('wall_s'):.2f}", f"{ratio('cpu_s'):.2f}",
-            *(f"{one[k] / 1e6:.1f}" if k in one else "" for k in ("adapter_bytes", "program_bytes")),
+            *(f"{one[k] / 1e6:.1f}" if k in one else "" for k in MEMORY),
             f"{one['rounds'][-1]['peak_bytes'] / 1e6:.0f}",
         ))  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

@@ -21,7 +21,10 @@ def given(**options: Any) -> dict[str, Any]:
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of a window of --text.")
 @click.option("--stride", type=click.IntRange(min=1), help="Less than --context: windows overlap.")
 @click.option("--max-chars", type=click.IntRange(min=1), help="Only the beginning of --text.")
-def evaluate(model: str, max_rows: int | None, text: str | None, **window: Any) -> Any:
+@click.option("--adapter", help="Which one, where a run trained several.")
+def evaluate(
+    model: str, max_rows: int | None, text: str | None, adapter: str | None, **window: Any
+) -> Any:
     """Measure loss, perplexity and bits per byte.
 
     Of the newest checkpoint in a run directory, source by source on the data that the run kept
@@ -42,7 +45,7 @@ def evaluate(model: str, max_rows: int | None, text: str | None, **window: Any) 
         raise click.UsageError(f"--{next(iter(said)).replace('_', '-')} needs --text")
     from podsmith.evals.held_out import eval_command
 
-    return eval_command(model, **given(max_rows=max_rows))
+    return eval_command(model, **given(max_rows=max_rows, adapter=adapter))
 
 
 @click.command()

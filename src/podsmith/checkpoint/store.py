@@ -117,7 +117,9 @@ class Checkpoints:
             )
         return None
 
-    def restore_at(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
+    def restore_at(
+        self, step: int, abstract: Tree | Callable[[Tree], Tree]
+    ) -> tuple[Tree, dict[str, Any]]:
         """State and meta of one checkpoint. Raises UserError if it is not there or damaged."""
         if step not in self.steps():
             there = ", ".join(map(str, self.steps())) or "none"
@@ -266,7 +268,7 @@ def load_run_weights(
     if run.lora is not None:
         from podsmith.train.lora_restore import merged_weights
 
-        return run, merged_weights(plan, folder, adapter)
+        return run, merged_weights(plan, folder, adapter, step)
     if adapter is not None:
         raise UserError(f"{folder}: trained all its weights and has no adapters; drop {adapter!r}")
     with Checkpoints(folder, run.checkpoint) as checkpoints:

@@ -112,20 +112,23 @@ def asked_prompts(settings: Eval, store: TokenStore) -> list[str | list[int]]:
     return asked
 
 
-def eval_command(path: str, *, max_rows: int | None = None) -> int:
-    """Prints the held-out loss of a run directory's newest checkpoint; returns 0.
+def eval_command(path: str, *, max_rows: int | None = None, adapter: str | None = None) -> int:
+    """Prints the held-out loss of a run directory's newest checkpoint, or of one of its adapters
+    on that adapter's own data; returns 0.
 
     Raises UserError where there is no run, no checkpoint, or nothing is held out.
     """
     if not (Path(path) / "run.toml").exists() and Path(path).exists():
         raise UserError(f"{path}: not a run directory, so nothing is held out; add --text FILE")
-    run, weights = load_run_weights(path)
+    run, weights = load_run_weights(path, adapter=adapter)
+    own = run.lora.adapters if run.lora is not None else ()
+    folder = next((one.data for one in own if one.name == adapter and one.data), run.data.dir)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     plan = resolve(run, jax.local_devices()[:1])
-    losses = HeldOut(plan, TokenStore.open(run.data.dir)).losses(weights)
+    losses = HeldOut(plan, TokenStore.open(folder)).losses(weights)
     if not losses:
         raise UserError(
-            f"{run.data.dir}: nothing is held out; set data.holdout_fraction or a source with "
+            f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
             f'use = "eval" and prepare again'
         )
     Console().print(loss_table(losses))

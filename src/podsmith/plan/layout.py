@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from podsmith.core.mesh import mesh_shape
 from podsmith.core.param import Param, walk
 from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
+from podsmith.errors import UserError
 from podsmith.models.params import active_share, part_of
 from podsmith.optim.build import state_slots
 from podsmith.optim.kinds import Optim
@@ -167,7 +168,12 @@ def optimizer_arrays(optim: Optim, model: Any) -> tuple[tuple[tuple[str, ...], t
 
 def on_paper(run: Run, machine: Machine) -> Plan:
     """The plan of a run on devices that are not there. Raises UserError where the run cannot
-    be laid out on them."""
+    be laid out on them, or trains adapters, which this arithmetic does not know."""
+    if run.lora is not None:
+        raise UserError(
+            "lora: --quick, --search and machines other than TPUs reckon with runs that train all "
+            "weights; plan this one with --on a TPU slice alone"
+        )
     sizes = mesh_shape(run.mesh, machine.num_devices)
     plan = Plan(
         run=run,

@@ -21,13 +21,20 @@ from podsmith.train.lora_state import Base, abstract_state, init_state, load_bas
 BY_ADAPTER = ("weights", "optimizer", "ema")
 
 
-def restore(plan: Plan, checkpoints: Checkpoints, base: Base) -> tuple[Tree, dict[str, Any]]:
-    """The state around the base and the newest checkpoint's meta, empty for a fresh state.
+def restore(
+    plan: Plan, checkpoints: Checkpoints, base: Base, step: int | None = None
+) -> tuple[Tree, dict[str, Any]]:
+    """The state around the base and the meta of the newest checkpoint, or of that of a step;
+    for a fresh state the meta is empty.
 
     Raises UserError where the base is not the one that the adapters were trained on.
     """
     wanted = saved(abstract_state(plan))
-    found = checkpoints.restore(lambda shapes: _in_checkpoint(plan, shapes, wanted))
+    abstract = lambda shapes: _in_checkpoint(plan, shapes, wanted)  # noqa: E731
+    if step is None:
+        found = checkpoints.restore(abstract)
+    else:
+        found = checkpoints.restore_at(step, abstract)
     if found is None:
         return init_state(plan, base), {}
     state, meta = found
@@ -77,12 +84,12 @@ def counts_of(state: Tree) -> dict[str, int]:
     return {name: int(opt["count"]) for name, opt in state["optimizer"].items()}
 
 
-def trained(plan: Plan, folder: Path) -> tuple[Base, Tree]:
-    """The base, and the newest weights of each adapter (the moving average where there is one).
-    Raises UserError where there is no checkpoint."""
+def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Base, Tree]:
+    """The base, and each adapter's weights (the moving average where there is one), newest or
+    of a step. Raises UserError where there is no checkpoint."""
     base = load_base(plan)
     with Checkpoints(folder, plan.run.checkpoint) as checkpoints:
-        state, meta = restore(plan, checkpoints, base)
+        state, meta = restore(plan, checkpoints, base, step)
     if not meta:
         raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
     return base, state.get("ema", state["weights"])
@@ -100,9 +107,11 @@ def pick(plan: Plan, name: str | None) -> ResolvedAdapter:
     return adapters[name]
 
 
-def merged_weights(plan: Plan, folder: Path, name: str | None = None) -> Tree:
+def merged_weights(
+    plan: Plan, folder: Path, name: str | None = None, step: int | None = None
+) -> Tree:
     """float32 weights of the model with one adapter in them."""
     adapter = pick(plan, name)
-    base, weights = trained(plan, folder)
+    base, weights = trained(plan, folder, step)
     with jax.set_mesh(plan.mesh):
         return jax.jit(lambda b, w: merged(adapter, b, w))(base.weights, weights[adapter.name])

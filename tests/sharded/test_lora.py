@@ -1,0 +1,67 @@
+"""Adapters over a frozen base on eight devices equal one device, two steps in."""
+
+import jax
+import numpy as np
+import pytest
+
+from podsmith.adapters.section import Adapter, LowRank
+from podsmith.core.batch import Batch
+from podsmith.core.sharding import batch_sharding
+from podsmith.errors import UserError
+from podsmith.models.llama import Llama
+from podsmith.objectives.clm import Clm
+from podsmith.optim import KINDS
+from podsmith.plan.resolve import resolve
+from podsmith.run import Data, Mesh, Run, Train
+from podsmith.train.state import init_state
+from podsmith.train.step import make_step
+
+MODEL = Llama(
+    vocab_size=64, embed_dim=64, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, seq_len=16,
+)  # fmt: skip
+ONE = LowRank(base="int4", rank=6, variant="dora")
+TWO = LowRank(base="int8", adapters=(Adapter(name="a", rank=3), Adapter(name="b", rank=5, rows=8)))
+
+
+def two_steps(lora, num_devices, **mesh):
+    run = Run(
+        name="x", dir="x", model=MODEL, objective=Clm(), data=Data(dir="x"), lora=lora,
+        optim=KINDS["adamw"](learning_rate=1e-2, eps=1e-4),
+        train=Train(steps=9, global_batch_size=16, precision="fp32"), mesh=Mesh(**mesh),
+    )  # fmt: skip
+    plan = resolve(run, jax.devices()[:num_devices])
+    tokens = np.random.default_rng(0).integers(0, 64, (1, 16, 16), dtype=np.int32)
+    batch = Batch(
+        tokens=tokens,
+        segment_ids=np.ones_like(tokens),
+        positions=np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape),
+        loss_weight=np.ones(tokens.shape, np.float32),
+    )
+    with jax.set_mesh(plan.mesh):
+        batch = jax.device_put(batch, batch_sharding(plan.mesh, leading=1))
+        step, state = make_step(plan), init_state(plan)
+        for _ in range(2):
+            state, metrics = step(state, batch)
+    return jax.device_get((state["weights"], metrics)), state["base"]
+
+
+@pytest.mark.parametrize(
+    "lora, mesh",
+    [(ONE, {"fsdp": 2, "tensor": 2, "stage": 2}), (TWO, {"fsdp": 4, "context": 2})],
+    ids=["one, with stages", "two"],
+)
+def test_eight_devices_equal_one(lora, mesh):
+    (weights, metrics), _ = two_steps(lora, 1)
+    (sharded, others), base = two_steps(lora, 8, **mesh)
+    for name, value in metrics.items():
+        np.testing.assert_allclose(others[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
+    for one, other in zip(jax.tree.leaves(weights), jax.tree.leaves(sharded), strict=True):
+        np.testing.assert_allclose(other, one, atol=2e-4)
+    up = base["layers"]["up"].values
+    assert up.addressable_shards[0].data.size * 8 == up.size
+
+
+def test_several_adapters_and_stages_are_refused():
+    with pytest.raises(UserError, match=r"mesh\.stage: several adapters"):
+        two_steps(TWO, 8, fsdp=4, stage=2)
