@@ -75,11 +75,8 @@ def write_gguf(
     nothing behind, if `out` exists (`overwrite` replaces it), cannot be written, or model or
     tokenizer have no GGUF form; RuntimeError where the proof fails.
     """
-    if dtype not in TYPES:
-        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
     out = Path(out)
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    _refuse(out, dtype, overwrite)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
@@ -118,6 +115,13 @@ def write_gguf(
     finally:
         hidden.unlink(missing_ok=True)
     return proof
+
+
+def _refuse(out: Path, dtype: str, overwrite: bool) -> None:
+    if dtype not in TYPES:
+        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
 
 
 def _entries(model: Any, name: str, kind: str) -> list[Entry]:
