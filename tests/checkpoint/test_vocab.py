@@ -42,8 +42,8 @@ def folder(request, tmp_path_factory):
 
 def tables(path):
     loaded = load_model(path)
-    return [np.asarray(loaded.tensors[n]) for n in sorted(loaded.tensors, reverse=True) if "embed" in n or
-            "lm_head" in n]  # fmt: skip
+    names = sorted((n for n in loaded.tensors if "embed" in n or "lm_head" in n), reverse=True)
+    return [np.asarray(loaded.tensors[n]) for n in names]
 
 
 def test_added_tokens(folder, tmp_path):

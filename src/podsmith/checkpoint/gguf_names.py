@@ -55,6 +55,8 @@ class Arch:
     """q and k rows are stored in pairs (x0, y0, x1, y1 ...) instead of halves."""
     norm_shift: float = 0.0
     """What llama.cpp has added to the scales of norms."""
+    window: bool = False
+    """Whether llama.cpp reads the length of a sliding window."""
     fixed: dict[str, Any] = field(default_factory=dict)
     """What config.json says and the metadata do not."""
     renamed: dict[str, str] = field(default_factory=dict)
@@ -76,11 +78,12 @@ ARCHS = {
     "olmoe": Arch(
         "OlmoeForCausalLM", "olmoe", renamed={"moe_intermediate_size": "intermediate_size"}
     ),
-    "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, fixed=GEMMA),
+    "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
     "gemma3": Arch(
         "Gemma3ForCausalLM",
         "gemma3_text",
         norm_shift=1.0,
+        window=True,
         fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
     ),
 }
@@ -215,11 +218,14 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     for key, value in arch.fixed.items():
         if config.get(key, value) != value:
             raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
+    config = {"rope_theta": rope.get("rope_theta"), **config}
     meta: dict[str, Any] = {}
     for key, theirs in KEYS.items():
         value = config.get(arch.renamed.get(theirs, theirs))
-        if key == "attention.sliding_window" and not config.get("use_sliding_window", True):
-            continue
+        if key == "attention.sliding_window" and not arch.window:
+            continue  # what is lost is found when the file is read again
         if value is not None:
             meta[key] = float(value) if key in FLOAT_KEYS else int(value)
     if "attention.key_length" in meta:
@@ -227,7 +233,6 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta["rope.dimension_count"] = meta["attention.key_length"]
     if name == "llama" and config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):
         meta["rope.scaling.type"] = kind

@@ -7,7 +7,7 @@ proof, beside the file. Matrices take the type asked for; vectors stay F32, as l
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,8 @@ def write_gguf(
     nothing behind, if `out` exists (`overwrite` replaces it), cannot be written, or model or
     tokenizer have no GGUF form; RuntimeError where the proof fails.
     """
-    if dtype not in TYPES:
-        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
     out = Path(out)
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    _refuse(out, dtype, overwrite)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
@@ -90,7 +87,7 @@ def write_gguf(
         facts = facts or Facts(name=out.stem)
         keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
         _write(hidden, name, keys, entries, tensors, config, arch)
-        xxh3 = _compare(hidden, entries, tensors)
+        xxh3 = _compare(hidden, model, entries, tensors)
         compared = prove(
             model,
             load,
@@ -118,6 +115,13 @@ def write_gguf(
     finally:
         hidden.unlink(missing_ok=True)
     return proof
+
+
+def _refuse(out: Path, dtype: str, overwrite: bool) -> None:
+    if dtype not in TYPES:
+        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
 
 
 def _entries(model: Any, name: str, kind: str) -> list[Entry]:
@@ -237,10 +241,11 @@ def _laid_out(
     return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])
 
 
-def _compare(path: Path, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
+def _compare(path: Path, model: Any, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
     """xxh3 of the values read back through the importer. Raises RuntimeError where they are
     not the source's, rounded."""
-    _, _, found = open_gguf(path)
+    _, again, found = open_gguf(path)
+    _insist_on_fields(model, again)
     digest = xxhash.xxh3_128()
     for slot, kind in _slots_of(entries):
         wanted, read = np.asarray(tensors[slot.name]).astype(np.float32), found[slot.name]
@@ -259,6 +264,29 @@ def _compare(path: Path, entries: list[Entry], tensors: Mapping[str, Any]) -> st
         if not same:
             raise RuntimeError(f"{slot.name}: the file does not hold what was written")
     return digest.hexdigest()
+
+
+# fields that are about training alone
+OF_TRAINING = ("_std", "_loss", "bias_rate", "capacity_factor")
+
+
+def _insist_on_fields(model: Any, again: Any) -> None:
+    """Raises UserError for a field of the model that the file could not say."""
+    said, found = (dict(_flat(asdict(each))) for each in (model, again))
+    for name in said.keys() | found.keys():
+        if said.get(name) != found.get(name) and not name.endswith(OF_TRAINING):
+            raise UserError(
+                f"model.{name}: {said.get(name)!r} cannot be said in a GGUF file of this "
+                f"architecture; export to a Hugging Face folder instead"
+            )
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
 
 
 def _slots_of(entries: list[Entry]) -> Iterator[tuple[Slot, str]]:

@@ -1,6 +1,7 @@
 """A Hugging Face model folder read: config.json to a model, safetensors to weights."""
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture = (config.get("architectures") or ["?"])[0]
     known = {name: kind for kind in KINDS.values() for name in kind.hf.architectures}
     if architecture not in known:
+        close = get_close_matches(architecture, known, n=2, cutoff=0.7)
+        near = f"the nearest: {' and '.join(close)}; " if close else ""
         raise UserError(
-            f"{where}: architecture {architecture!r} is not supported; "
-            f"these are: {', '.join(known)}"
+            f"{where}: architecture {architecture!r} is not supported; {near}these are: "
+            f"{', '.join(known)}"
         )
     if config.get("quantization_config"):
         raise UserError(

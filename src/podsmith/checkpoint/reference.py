@@ -58,8 +58,14 @@ def transformers_says(
         return Reference(None, f"version {transformers.__version__} cannot load it: {first}")
 
 
+# whose metadata it reads in full; of others it leaves scales, caps or sizes at their defaults
+WHOLE = ("llama", "mistral", "qwen2", "qwen3")
+
+
 def _dropped(config: Mapping[str, Any]) -> str | None:
     """What transformers silently leaves out when it reads a GGUF file."""
+    if config.get("model_type") not in WHOLE:
+        return f"some of {config.get('model_type')}'s settings"
     if config.get("attention_bias") or config.get("mlp_bias"):
         return "the biases"
     if (config.get("rope_parameters") or {}).get("rope_type", "default") != "default":

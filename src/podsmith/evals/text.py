@@ -1,11 +1,12 @@
 """Perplexity of any model on a text file, in windows.
 
     |------- context -------|
-            stride  |------- context -------|      each token is predicted once, by the window in
-    |- all of the first -|  |- the last stride -|  which it sees most
+            stride  |------- context -------|      each token but the first is predicted once, by
+      all of the first      |- the last stride -|  the window that shows most of what is before it
 
-With a stride as long as the context the windows do not overlap: fast, and the first tokens of each
-see little. https://huggingface.co/docs/transformers/perplexity
+A window has `context` tokens and predicts the one after each of them. With a stride as long as the
+context windows lie side by side: fast, and the first tokens of each see little.
+https://huggingface.co/docs/transformers/perplexity
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,24 +60,24 @@ def _batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     windows = list(_windows(len(ids), context, stride))
     for first in range(0, len(windows), rows):
-        shape = (rows, context)
+        shape = (rows, context + 1)  # the last is a target alone
         batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "segment_ids")}
-        batch["positions"] = np.broadcast_to(np.arange(context, dtype=np.int32), shape)
+        places = np.minimum(np.arange(context + 1, dtype=np.int32), context - 1)
+        batch["positions"] = np.broadcast_to(places, shape)
         batch["loss_weight"] = np.zeros(shape, np.float32)
         batch["text_bytes"] = np.zeros(rows)
         for row, (start, new, stop) in enumerate(windows[first : first + rows]):
             batch["tokens"][row, : stop - start] = ids[start:stop]
             batch["segment_ids"][row, : stop - start] = 1
             batch["loss_weight"][row, new - start : stop - start] = 1.0
-            batch["loss_weight"][row, 0] = 0.0  # nothing stands before it
         yield batch
 
 
 def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(start, first token predicted, stop) of each window."""
-    seen = 0
-    for start in range(0, count, stride):
-        stop = min(start + context, count)
+    seen = 1
+    for start in range(0, count - 1, stride):
+        stop = min(start + context + 1, count)
         yield start, seen, stop
         seen = stop
         if stop == count:
