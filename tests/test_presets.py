@@ -14,9 +14,7 @@ from podsmith.models.params import count_active
 
 ALL = presets.of_section("model")
 MODELS = {
-    name: preset
-    for name, preset in ALL.items()
-    if preset.__module__ == "podsmith.presets.models"
+    name: preset for name, preset in ALL.items() if preset.__module__ == "podsmith.presets.models"
 }
 WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
