@@ -36,7 +36,8 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
         "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1},
-    "OlmoeForCausalLM": {"num_experts": 5, "num_experts_per_tok": 2, "head_dim": 16},
+    "OlmoeForCausalLM": {
+        "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "num_key_value_heads": 6},
     "Olmo2ForCausalLM": {"head_dim": 16},
     "Gemma2ForCausalLM": GEMMA | {
         "attn_logit_softcapping": 21.0, "final_logit_softcapping": 17.0, "rope_theta": 10_000.0},

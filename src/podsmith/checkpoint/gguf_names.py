@@ -231,6 +231,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     if "attention.key_length" in meta:
         meta["attention.value_length"] = meta["attention.key_length"]
         meta["rope.dimension_count"] = meta["attention.key_length"]
+    if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
     if name == "llama" and config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
     kind = rope.get("rope_type", "default")
