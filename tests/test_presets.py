@@ -14,9 +14,7 @@ from podsmith.models.params import count_active
 
 ALL = presets.of_section("model")
 MODELS = {
-    name: preset
-    for name, preset in ALL.items()
-    if preset.__module__ == "podsmith.presets.models"
+    name: preset for name, preset in ALL.items() if preset.__module__ == "podsmith.presets.models"
 }
 WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
@@ -71,7 +69,7 @@ def test_the_name_and_the_docstring_tell_the_size(name):
     assert abs(count / {"M": 1e6, "B": 1e9}[unit] - float(number)) <= 0.051
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - MODELS.keys()))
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_models_with_experts(name):
     model = ALL[name]()
     config = model.hf.config(model)
