@@ -120,6 +120,16 @@ def test_none_unsets_what_is_set_by_default(run_file):
     assert load_run(run_file) == run
 
 
+def test_none_unsets_what_a_preset_sets(run_file):
+    changes = ["model.preset=mistral-7b", "model.seq_len=4096"]
+    run = load_run(run_file, changes)
+    assert run.model.window == 4096
+    run = load_run(run_file, [*changes, "model.window=none"])
+    assert run.model.window is None
+    run_file.write_text(dump_toml(run))
+    assert load_run(run_file) == run
+
+
 def test_a_run_directory_stands_for_its_run_file(run_file):
     assert load_run(run_file.parent) == load_run(run_file)
 

@@ -69,7 +69,7 @@ def test_the_name_and_the_docstring_tell_the_size(name):
     assert abs(count / {"M": 1e6, "B": 1e9}[unit] - float(number)) <= 0.051
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - MODELS.keys()))
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_models_with_experts(name):
     model = ALL[name]()
     config = model.hf.config(model)

@@ -38,6 +38,7 @@ UPWARD = {
     ("models", "checkpoint"): "`params` also counts the model of a folder",
     ("plan", "train"): "plan compiles the very step that training runs",
     ("presets", "models"): "a preset makes its model when it is asked for",
+    ("presets", "nn"): "and the rope scaling in it",
 }
 
 JAX_FREE = (

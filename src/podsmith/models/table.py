@@ -7,7 +7,7 @@ from typing import Any
 from podsmith import presets
 from podsmith.models import KINDS
 
-HEADER = ("`model.kind`", "in Hugging Face", "can have", "presets")
+HEADER = ("`model.kind`", "in Hugging Face", "its fields choose", "presets")
 FEATURES = {
     "bias": "biases",
     "qk_norm": "norms of q and k",
@@ -18,6 +18,7 @@ FEATURES = {
     "local_rope_theta": "two thetas",
     "attention_soft_cap": "soft caps",
     "experts": "experts",
+    "reasoning": "reasoning layers",
     "dense_layers": "plain layers among them",
 }
 """What a family can have, by the field that says so."""
@@ -25,22 +26,20 @@ FEATURES = {
 
 def table_rows() -> Iterator[tuple[str, str, str, str]]:
     """A row of Markdown cells for each kind, in the order of the registry."""
-    named = presets.of_section("model")
+    names: dict[Any, list[str]] = {}
+    for name, preset in presets.of_section("model").items():
+        names.setdefault(preset, []).append(name)
     by_kind: dict[str, list[str]] = {}
-    for name, preset in _longest_known(named).items():
-        by_kind.setdefault(preset().kind, []).append(name)
+    for preset, spelled in names.items():
+        # the name that its makers use has a dot, or is the longer one
+        best = max(spelled, key=lambda name: ("." in name, len(name)))
+        by_kind.setdefault(preset().kind, []).append(f"`{best}`")
     for kind, family in KINDS.items():
         has = {field.name for field in fields(family)}
         architectures = [f"`{name}`" for name in family.hf.architectures]
         features = [text for name, text in FEATURES.items() if name in has]
-        names = [f"`{name}`" for name in by_kind.get(kind, ())]
-        yield f"`{kind}`", ", ".join(architectures), ", ".join(features), ", ".join(names)
-
-
-def _longest_known(named: dict[str, Any]) -> dict[str, Any]:
-    """Presets once each, under the name that is spelled as their makers do where there is one."""
-    last = {id(preset): name for name, preset in named.items() if len(name) > len("600b")}
-    return {name: preset for name, preset in named.items() if last.get(id(preset)) == name}
+        cells = (architectures, features, by_kind.get(kind, ()))
+        yield f"`{kind}`", *(", ".join(cell) for cell in cells)
 
 
 def models_table() -> str:

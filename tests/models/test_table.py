@@ -1,0 +1,37 @@
+"""The page about models says what the registry says, and its figures are those of the files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from podsmith.models import KINDS
+from podsmith.models.table import models_command, models_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_has_the_table_of_the_registry(capsys):
+    models_command()
+    table = capsys.readouterr().out.strip()
+    assert table == models_table() and all(f"| `{kind}` |" in table for kind in KINDS)
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert table in page, "put the output of `podsmith models` into docs/models.md"
+
+
+def test_the_page_about_adding_a_family_counts_right():
+    page = (ROOT / "docs" / "add-a-family.md").read_text()
+    counted = re.findall(r"^\| `(\S+\.py)` \| (\d+) \|", page, re.M)
+    assert len(counted) >= 2
+    for path, lines in counted:
+        assert len((ROOT / path).read_text().splitlines()) == int(lines), path
+    total = int(re.search(r"^\| together \| (\d+) \|", page, re.M)[1])
+    others = re.findall(r"^\| .* in `\S+` \| (\d+) \|", page, re.M)
+    assert total == sum(int(n) for _, n in counted) + sum(map(int, others))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_the_parity_table(kind):
+    """Each family of the registry is compared with transformers somewhere."""
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "parity").glob("*.py"))
+    assert any(name in tests for name in KINDS[kind].hf.architectures)
