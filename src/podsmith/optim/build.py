@@ -81,6 +81,8 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
 
 def gradient_norm(grads: Tree, spec: Tree) -> Array:
     """Global norm of the gradients of the loss, float32; those that only count are left out."""
+    import optax
+
     params = dict(walk(spec))
     return optax.global_norm([g for path, g in walk(grads) if params[path].balance_rate is None])
 
