@@ -105,4 +105,4 @@ def test_fifty_steps_follow_peft(theirs, ours, tmp_path, record_property):
     record_property("largest difference of loss", difference)
     print(f"largest difference of loss over {STEPS} steps: {difference:.2e}")
     assert difference < 2e-4
-    assert expected[-5:].mean() < expected[:5].mean() - 0.3
+    assert expected[-5:].mean() < expected[:5].mean() - 0.04

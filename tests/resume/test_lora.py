@@ -157,6 +157,7 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     lora = replace(
         base,
         dir=str(tmp_path / "lora"),
+        data=replace(base.data, sources=()),  # prepared; what comes with the base is not here
         lora=LowRank(base="fp32", variant="dora", rank=3, targets=("attention", "up_proj")),
         train=replace(base.train, init_from=base.dir, steps=4, ema_decay=0.5),
     )
