@@ -4,9 +4,8 @@ The program is walked in its order with two clocks: the TensorCore's, and that o
 links, on which a `-start` puts its bytes and a `-done` waits for them. Loops count as often
 as they turn. Costs of one instruction:
 
-    matmul fusion       the compiler's cycles / clock / efficiency
-    other fusion        the compiler's cycles / clock
-    attention kernel    blocks x (matmul cycles + vector cycles), see `plan.kernel_cost`
+    fusion              the compiler's cycles / clock / share
+    attention kernel    blocks x (matmul cycles + vector cycles), see `plan.kernel_cost`, / share
     collective          bytes a device receives / (links x bandwidth), see `plan.links`
     between slices      bytes that a chip sends or receives / its share of the host's network
     what has no cycles  bytes / HBM bandwidth
@@ -217,14 +216,14 @@ class _Walk:
 
     def compute_s(self, step: Instruction, holder: Computation, flops: float) -> tuple[str, float]:
         """(kind, seconds) of an instruction that the core runs."""
+        share = self.rates.cycles_share
+        by_cycles = (step.cycles or 0) / self.rates.clock_hz
         if flops:
-            ideal = flops / self.peak
-            by_cycles = (step.cycles or 0) / self.rates.clock_hz
-            return "matmul", max(ideal, by_cycles) / self.rates.cycles_share
+            return "matmul", max(flops / self.peak, by_cycles) / share
         if "tpu_custom_call" in step.rest:
-            return "attention", attention_s(step, holder, self.peak, self.rates)
+            return "attention", attention_s(step, holder, self.peak, self.rates) / share
         if step.cycles is not None:
-            return "vector", step.cycles / self.rates.clock_hz
+            return "vector", by_cycles / share
         read = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
         moved = read + step.nbytes
         if moved < SCALAR_BYTES or step.opcode == "custom-call":

@@ -9,13 +9,10 @@ the diagonal in full:
 
 In a block every score passes through a few matmuls (2 forward; 7 backward in two kernels, or
 5 in one) and, for each of them, some vector work. Both run on one TensorCore, and what they
-take adds up: libtpu 0.0.42.1's static profile (`--xla_jf_dump_static_llo_profile_to`, which
-knows v5p and v6e and counts one turn of the grid) has for blocks of 1024 x 1024, head size 128
-
-    v5p   dq 11,878   dkv 16,737 cycles, of which the matrix units need  6,144 and 8,192
-    v6e   dq  6,247   dkv  9,081                                         1,536 and 2,048
-
-so about 1.8 cycles are left for each matmul and 1,000 scores on either.
+take is added up. How much vector work is assumed (`Rates.attention_cycles`): libtpu's static
+profile (`--xla_jf_dump_static_llo_profile_to`, for v5p and v6e), from which 1.8 cycles for each
+matmul and 1,000 scores were once read, does not count the turns of the grid in a way that could be
+told: its numbers grow with the heads, not with the blocks.
 """
 
 import math

@@ -19,8 +19,8 @@ from podsmith.run import Run
 
 ERROR_SHARE = 0.25
 """Half the width of the interval around a predicted step: the 90th percentile of the errors on
-published runs that were not used to calibrate (docs/plan.md), which are few. Runs over `tensor`
-were off by up to twice that."""
+published runs that were not used to calibrate (docs/plan.md), which are few, the one over `tensor`
+among them, and something more."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Rates:
     link_bytes_per_s: float
     """One way over one link between chips."""
     cycles_share: float
-    """The compiler's cycles for products over the cycles that they take on the chip."""
+    """The compiler's cycles over those that published runs took, of all that the core does."""
     cores: int = 1
     """TensorCores of the device."""
     attention_cycles: float = 1.8e-3
@@ -77,24 +77,24 @@ class Rates:
 
 
 # Clocks, HBM and link rates are the vendor's (v6e's and 7x's clocks: assumed). cycles_share is
-# fitted by `benchmarks/plan_accuracy.py --fit` to one published run each for v4, v5e and v6e, and
-# assumed to be v4's elsewhere. On v4 the compiler's cycles hold as they are; above one, the
-# published run was tiled or laid out better than our program is. matmul_efficiency: one
-# published run each for v4 to v6e, by another libtpu; assumed elsewhere.
+# fitted by `benchmarks/plan_accuracy.py --fit` to one published run each for v4, v5e, v5p and
+# v6e; v2 and v3 take v4's, 7x v5p's. Above one, the chip, or the published run's tiles and
+# layouts, are better than the compiler expects of our program. matmul_efficiency: one published
+# run each for v4 to v6e, by another libtpu; assumed elsewhere.
 # HBM and link rates: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
 RATES = {
     "v2": Rates(clock_hz=0.7e9, hbm_bytes_per_s=350e9, link_bytes_per_s=62e9,
-                cycles_share=0.956, matmul_efficiency=0.8),
+                cycles_share=0.961, matmul_efficiency=0.8),
     "v3": Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
-                cycles_share=0.956, matmul_efficiency=0.8),
+                cycles_share=0.961, matmul_efficiency=0.8),
     "v4": Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
-                cycles_share=0.956, cores=2, matmul_efficiency=0.807),
+                cycles_share=0.961, cores=2, matmul_efficiency=0.807),
     "v5e": Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
-                 cycles_share=1.223, matmul_efficiency=0.889),
+                 cycles_share=1.170, matmul_efficiency=0.889),
     "v5p": Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
-                 cycles_share=0.956, cores=2, matmul_efficiency=0.907),
+                 cycles_share=1.290, cores=2, matmul_efficiency=0.907),
     "v6e": Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
-                 cycles_share=1.757, matmul_efficiency=0.649),
+                 cycles_share=1.525, matmul_efficiency=0.649),
     "7x": Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
-                cycles_share=0.956, matmul_efficiency=0.8),
+                cycles_share=1.290, matmul_efficiency=0.8),
 }  # fmt: skip
