@@ -21,8 +21,10 @@ from podsmith.adapters.targets import by_target, choose
 from podsmith.core.leaves import Lora, column_norms, dequantize, merge, quantize, stored_spec
 from podsmith.core.param import Param, Tree, path_key, walk
 from podsmith.errors import UserError
+from podsmith.models.params import part_of
 from podsmith.run import Run
 
+NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
 DEFAULT = "default"  # what PEFT calls a single adapter
 ROWS = "lora.adapters.rows"
 
@@ -190,7 +192,7 @@ def _storages(run: Run) -> list[tuple[str, Param, str]]:
     kind = run.lora.base
     small = "bf16" if kind in ("int8", "int4") else kind
     return [
-        (path, param, kind if param.is_matrix and "vocab" not in param.axes else small)
+        (path, param, kind if part_of(param) in NARROW else small)
         for path, param in walk(run.model.spec())
     ]
 

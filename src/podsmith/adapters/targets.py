@@ -51,12 +51,10 @@ def _module(model: Any, path: str) -> Iterable[str]:
 
 
 def _groups(param: Param) -> Iterable[str]:
-    if "vocab" in param.axes:
-        return
-    yield "all"
-    yield part_of(param)
-    if "experts" in param.batch:
-        yield "experts"
+    part = part_of(param)
+    if part in ("attention", "mlp", "experts"):
+        yield "all"
+        yield part
 
 
 def choose(model: Any, words: Iterable[str], where: str = "lora.targets") -> list[Target]:

@@ -1,0 +1,51 @@
+"""Adapters on every family: the step is traced, over int8, for one adapter and for two."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+
+from podsmith.adapters.lora import resolved
+from podsmith.adapters.section import Adapter, LowRank
+from podsmith.checkpoint.reader import model_from_config
+from podsmith.core.param import walk
+from podsmith.objectives.clm import Clm
+from podsmith.optim import KINDS
+from podsmith.plan.resolve import resolve
+from podsmith.run import Data, Pack, Run, Train
+from podsmith.train.lora_step import Lanes, lora_step
+from podsmith.train.state import abstract_batch, abstract_state
+
+sys.path.append(str(Path(__file__).parents[1] / "parity"))
+from families import ROWS
+
+TWO = (Adapter(name="a", rank=2), Adapter(name="b", rank=3))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_matrix_of_the_layers_takes_an_adapter(name):
+    row = ROWS[name]
+    model = model_from_config(row.said | {"architectures": [row.architecture]}, name)
+    experts = any("experts" in param.axes for _, param in walk(model.spec()))
+    for adapters in ((),) if experts else ((), TWO):
+        run = Run(
+            name="x", dir="x", model=model, objective=Clm(),
+            optim=KINDS["adamw"](learning_rate=1e-2),
+            data=Data(dir="x", pack=Pack(seq_len=16)),
+            lora=LowRank(base="int8", rank=4, adapters=adapters),
+            train=Train(steps=9, global_batch_size=4, precision="bf16"),
+        )  # fmt: skip
+        plan = resolve(run, jax.devices()[:1])
+        active = resolved(run)
+        found = {module.path for module in active[0].modules}
+        matrices = {p for p, w in walk(model.spec()) if w.is_matrix and "vocab" not in w.axes}
+        assert {p for p in matrices - found if not p.endswith("router")} == set()
+        step = partial(lora_step, plan, active, Lanes.of(plan, active))
+        with jax.set_mesh(plan.mesh):
+            state = abstract_state(plan)
+            new, metrics = jax.eval_shape(step, state, abstract_batch(plan))
+        assert metrics["loss"].shape == ()
+        for one, other in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
