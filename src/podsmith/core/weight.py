@@ -67,7 +67,9 @@ def _dot_bwd(eqn: str, kept: tuple[Array, Array], g: Array) -> tuple[Array, Arra
         cpu=partial(cpu.weight_gradient, eqn),
         default=partial(_weight_gradient, eqn),
     )
-    return dx.astype(x.dtype), dw.astype(w.dtype)
+    return lax.platform_dependent(
+        dx.astype(x.dtype), dw.astype(w.dtype), cpu=cpu.together, default=lambda *both: both
+    )
 
 
 _dot.defvjp(_dot_fwd, _dot_bwd)

@@ -54,7 +54,9 @@ def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, A
     key = jax.random.fold_in(jax.random.key(run.seed), state["step"])
     grads, loss = summed_gradients(plan, weights, batch, key)
     weight = jnp.maximum(loss.weight, 1.0)
-    grads = jax.tree.map(lambda g: g / weight, grads)
+    # a product, since compilers repeat one where it is read but store a quotient
+    share = 1 / weight
+    grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)
     norm = optax.global_norm(grads)
     grads = clip(grads, norm, run.optim.clip_norm)
     updates, opt = optimizer_of(plan).update(grads, state["optimizer"], weights)
