@@ -116,16 +116,10 @@ def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
     return total
 
 
-def together(dx: Array, dw: Array) -> tuple[Array, Array]:
-    """Both gradients of a product, at once: left to itself the compiler puts off all weight
-    gradients to the end of the backward pass, and what they read lives until then."""
-    return lax.optimization_barrier((dx, dw))
-
-
 def unstacked(layers: jax.Array) -> list[Array]:
-    """Slices of axis 0; their gradients are put together by one concatenation instead of
-    a sum of padded arrays."""
-    return [a[0] for a in lax.split(layers, [1] * layers.shape[0], axis=0)]
+    """Slices [1, ...] of axis 0; their gradients are put together by one concatenation instead
+    of a sum of padded arrays."""
+    return lax.split(layers, [1] * layers.shape[0], axis=0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -144,7 +138,25 @@ def _layer_of_fwd(index: int, slot: Array, layers: Array) -> tuple[Array, None]:
 
 
 def _layer_of_bwd(index: int, kept: None, g: Array) -> tuple[Array, None]:
-    return g, None
+    return g[None], None
 
 
 layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
+
+
+@jax.custom_vjp
+def together(*inputs: Array) -> tuple[Array, ...]:
+    """The inputs of a block, whose gradients are taken all at once: left to itself the compiler
+    puts off weight gradients to the end of the backward pass, and what they read lives on."""
+    return inputs
+
+
+def _together_fwd(*inputs: Array) -> tuple[tuple[Array, ...], None]:
+    return inputs, None
+
+
+def _together_bwd(kept: None, grads: tuple[Array, ...]) -> tuple[Array, ...]:
+    return lax.optimization_barrier(grads)
+
+
+together.defvjp(_together_fwd, _together_bwd)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 from jax import Array
 
-from podsmith.core.cpu import layer_of, unstacked
+from podsmith.core.cpu import layer_of, together, unstacked
 from podsmith.core.param import Tree
 from podsmith.core.pipeline import num_stages, pipelined
 from podsmith.core.weight import GATE, MATMUL, WIDE_MATMUL
@@ -75,7 +75,8 @@ def _unrolled(
         again = rematerialized(
             partial(one, index), "dots" if remat == "none" else remat, prevent_cse=True
         )
-        x = again(list(slots), fixed, x, *side)
+        x, *slots = together(x, *slots)
+        x = again(slots, fixed, x, *side)
     return x
 
 
