@@ -6,6 +6,7 @@ fast bfloat16 product without AMX. All functions here work, slower, without the 
 """
 
 import functools
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -116,6 +117,46 @@ def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
 
 
 def unstacked(layers: jax.Array) -> list[Array]:
-    """Slices of axis 0; their gradients are put together by one concatenation instead of
-    a sum of padded arrays."""
-    return [a[0] for a in lax.split(layers, [1] * layers.shape[0], axis=0)]
+    """Slices [1, ...] of axis 0; their gradients are put together by one concatenation instead
+    of a sum of padded arrays."""
+    return lax.split(layers, [1] * layers.shape[0], axis=0)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def layer_of(index: int, slot: Array, layers: Array) -> Array:
+    """`layers[index]`, whose gradient goes to `slot`, one of `unstacked(layers)`.
+
+    The slot's own value is never read: a backward pass that computes this again takes the
+    slice from the stack, and no copy of the layer lives in between.
+    """
+    del slot
+    return lax.index_in_dim(layers, index, keepdims=False)
+
+
+def _layer_of_fwd(index: int, slot: Array, layers: Array) -> tuple[Array, None]:
+    return layer_of(index, slot, layers), None
+
+
+def _layer_of_bwd(index: int, kept: None, g: Array) -> tuple[Array, None]:
+    return g[None], None
+
+
+layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
+
+
+@jax.custom_vjp
+def together(*inputs: Array) -> tuple[Array, ...]:
+    """The inputs of a block, whose gradients are taken all at once: left to itself the compiler
+    puts off weight gradients to the end of the backward pass, and what they read lives on."""
+    return inputs
+
+
+def _together_fwd(*inputs: Array) -> tuple[tuple[Array, ...], None]:
+    return inputs, None
+
+
+def _together_bwd(kept: None, grads: tuple[Array, ...]) -> tuple[Array, ...]:
+    return lax.optimization_barrier(grads)
+
+
+together.defvjp(_together_fwd, _together_bwd)
