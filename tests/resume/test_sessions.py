@@ -34,6 +34,10 @@ def test_a_run_in_sessions_is_the_run_in_one(small_run, tmp_path, monkeypatch):
     one = jax.devices()[:1]
     whole = loop.train(in_dir(small_run, tmp_path / "whole"), one)
     assert whole.exit_code == 0
+    lines = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
+    compiled_s = next(line["seconds"] for line in lines if line["kind"] == "compile")
+    (entry,) = read_ledger(tmp_path / "whole" / LEDGER)
+    assert entry["step_s"] < compiled_s, "compiling is no step"
     clock = Ticking()
 
     class Ticked(Budget):

@@ -194,7 +194,8 @@ class Session:
         if self.start >= self.steps:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
-        self._compile()
+        with self.budget.apart():
+            self._compile()
         done = self.start
         while done < self.steps:
             values = self._step(done)

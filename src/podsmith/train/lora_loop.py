@@ -156,7 +156,8 @@ class AdapterSession(Session):
 
     def _step(self, k: int) -> dict[str, jax.Array]:
         if self.feeding != tuple(one.name for one in self.active):
-            self._compile()
+            with self.budget.apart():
+                self._compile()
         values = super()._step(k)
         for name in self.feeding:
             self.counts[name] += 1
