@@ -91,18 +91,18 @@ def test_all_experts_are_as_many_chosen():
     w = jax.tree.map(lambda a: a + 0.1, init_weights(model.spec(), jax.random.key(0)))
     chosen = replace(PLAIN, reasoning=replace(HOW, experts_per_token=5))
     a, b = (m.hidden(w, batch(), Compute())[0] for m in (model, chosen))
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    real = np.asarray(batch().segment_ids) > 0  # padding is sent to no expert
+    np.testing.assert_allclose(a[real], b[real], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama-500k", "moe-6m"])
 def test_every_family_takes_it(name):
     plain = presets.of_section("model")[name]()
     model = replace(plain, reasoning=Reasoning())
-    added = {c.part: c for c in count_by_part(model)}["experts"]
     experts = 8 * 3 * model.embed_dim * 1024
-    assert experts in {c.per_layer for c in count_by_part(model)} or added.per_layer == experts
     each = experts + model.embed_dim * 8 + model.embed_dim  # router, norm
-    assert count_active(model) == count_active(plain) + each
+    for count in (count_active, lambda m: sum(c.total for c in count_by_part(m))):
+        assert count(model) == count(plain) + each
     with pytest.raises(UserError, match="no Hugging Face architecture has reasoning layers"):
         slots(model)
 
