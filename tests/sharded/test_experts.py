@@ -4,11 +4,9 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import problem
 import pytest
-from jax import lax
 from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
 from podsmith.errors import UserError
@@ -16,7 +14,6 @@ from podsmith.models.dots1 import Dots1
 from podsmith.models.experts import Experts
 from podsmith.models.mixtral import Mixtral
 from podsmith.models.reasoning import Reasoning
-from podsmith.nn import exchange
 
 SIZES = {
     "vocab_size": VOCAB, "embed_dim": 24, "num_layers": 2, "num_heads": 16, "num_kv_heads": 8,
@@ -95,27 +92,6 @@ def test_a_pipeline():
     for each in (loss, want):
         del each.metrics["router_busiest"]
     assert_same((grads, loss), (want_grads, want))
-
-
-def ragged_all_to_all(rows, out, starts, sent, to, arriving, *, axis_name):
-    """What TPUs do, from the documentation, with everything gathered: for each sender, its rows
-    for us land where it says."""
-    me = lax.axis_index(axis_name)
-    every = [lax.all_gather(a, axis_name) for a in (rows, starts, sent, to)]
-    for i in range(every[0].shape[0]):
-        theirs, start, count, at = (a[i] for a in every)
-        index = jnp.arange(out.shape[0]) - at[me]
-        ours = (index >= 0) & (index < count[me])
-        taken = jnp.take(theirs, start[me] + index, axis=0, mode="clip")
-        out = jnp.where(ours[:, None], taken, out)
-    return out
-
-
-@pytest.mark.slow
-def test_the_ragged_exchange_of_tpus(monkeypatch):
-    monkeypatch.setattr(exchange, "_is_ragged", lambda: True)
-    monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
-    assert_same(gradients(run_of(BIASED, {"data": 2, "expert": 4})), alone(BIASED))
 
 
 def test_experts_that_do_not_divide_are_refused():

@@ -1,0 +1,76 @@
+"""Rows that go to their experts' devices and come back: all choices, in the right hands, also as
+TPUs do it, with an emulation of their collective."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from podsmith.nn import exchange
+from podsmith.nn.exchange import Exchange
+
+N, K, D, E, WAYS = 7, 3, 5, 8, 4  # tokens of a device, choices, width, experts, devices
+
+
+def ragged_all_to_all(rows, out, starts, sent, to, arriving, *, axis_name):
+    """What TPUs do, from the documentation, with everything gathered: each sender's rows for us
+    land where it says."""
+    me = lax.axis_index(axis_name)
+    every = [lax.all_gather(a, axis_name) for a in (rows, starts, sent, to)]
+    for i in range(every[0].shape[0]):
+        theirs, start, count, at = (a[i] for a in every)
+        index = jnp.arange(out.shape[0]) - at[me]
+        ours = (index >= 0) & (index < count[me])
+        taken = jnp.take(theirs, start[me] + index, axis=0, mode="clip")
+        out = jnp.where(ours[:, None], taken, out)
+        assert arriving.shape == sent.shape
+    return out
+
+
+def choices(seed):
+    """[WAYS N, K]: experts without repetition, some tokens without any; one device's tokens all
+    choose the experts of one other."""
+    rng = np.random.default_rng(seed)
+    ids = np.argsort(rng.random((WAYS * N, E)), axis=1)[:, :K].astype("i4")
+    ids[rng.random(WAYS * N) < 0.2] = E
+    ids[N : 2 * N] = [6, 7, 0]
+    return ids
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_every_choice_meets_its_expert_and_comes_back(ragged, monkeypatch):
+    """Each expert multiplies by a vector of its own, so that a wrong one would show."""
+    monkeypatch.setattr(exchange, "_is_ragged", lambda: ragged)
+    monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
+    mesh = Mesh(np.array(jax.devices()[:WAYS]), ("expert",), axis_types=(AxisType.Auto,))
+    rng = np.random.default_rng(0)
+    x, scales = (rng.standard_normal((n, D)).astype("f4") for n in (WAYS * N, E))
+    pull = rng.standard_normal((WAYS * N, K, D)).astype("f4")
+    ids = choices(1)
+
+    def local(x, ids, scales):
+        swap = Exchange.of(ids, E, WAYS)
+        rows, sizes = swap.there(x)
+        ends = jnp.cumsum(sizes)
+        expert = jnp.sum(jnp.arange(rows.shape[0])[:, None] >= ends, axis=1)
+        return swap.back(rows * jnp.take(scales, expert, axis=0, mode="fill", fill_value=0))
+
+    cut = PartitionSpec("expert")
+    whole = jax.shard_map(
+        local, mesh=mesh, in_specs=(cut, cut, cut), out_specs=cut, check_vma=False
+    )
+
+    def both(x, scales):
+        return jax.value_and_grad(lambda x, s: jnp.sum(whole(x, ids, s) * pull), (0, 1))(x, scales)
+
+    with jax.set_mesh(mesh):
+        y = jax.jit(whole)(x, ids, scales)
+        _, (dx, dscales) = jax.jit(both)(x, scales)
+    padded = np.concatenate([scales, np.zeros((1, D), "f4")])
+    np.testing.assert_allclose(y, x[:, None] * padded[ids], rtol=1e-6)
+    np.testing.assert_allclose(dx, (pull * padded[ids]).sum(1), rtol=1e-5, atol=1e-5)
+    want = np.zeros((E + 1, D), "f4")
+    np.add.at(want, ids, pull * x[:, None])
+    np.testing.assert_allclose(dscales, want[:E], rtol=1e-5, atol=1e-5)
