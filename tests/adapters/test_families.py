@@ -24,7 +24,9 @@ from families import ROWS
 TWO = (Adapter(name="a", rank=2), Adapter(name="b", rank=3))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name", [n if n == "phi3" else pytest.param(n, marks=pytest.mark.slow) for n in ROWS]
+)
 def test_every_matrix_of_the_layers_takes_an_adapter(name):
     row = ROWS[name]
     model = model_from_config(row.said | {"architectures": [row.architecture]}, name)

@@ -34,7 +34,9 @@ adapters = [{name = "a", rank = 4}, {name = "b", rank = 6}]
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    "text", [RUN, RUN.replace('base = "int4"', TWO)], ids=["one over int4", "two over int8"]
+    "text",
+    [RUN, pytest.param(RUN.replace('base = "int4"', TWO), marks=pytest.mark.slow)],
+    ids=["one over int4", "two over int8"],
 )
 def test_the_step_compiles_and_the_base_is_small(text, tmp_path):
     path = tmp_path / "run.toml"

@@ -131,6 +131,7 @@ def test_bad_settings_are_one_clear_line(runs, changes, message):
         train(run, jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
     run = runs(
         "b", "patient", adapters=(replace(B, rows=4, steps=12, patience=1, learning_rate=9.0),)

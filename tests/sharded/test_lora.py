@@ -46,6 +46,7 @@ def two_steps(lora, num_devices, **mesh):
     return jax.device_get((state["weights"], metrics)), state["base"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora, mesh",
     [(ONE, {"fsdp": 2, "tensor": 2, "stage": 2}), (TWO, {"fsdp": 4, "context": 2})],
