@@ -120,10 +120,14 @@ def _by_reach(rope: dict[str, Any], model: Any) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": model.local_rope_theta}
     if model.local_rope_theta is None:
         local = whole
-    return {
+    found = {
         "max_position_embeddings": rope["max_position_embeddings"],
         "rope_parameters": {TYPES["global"]: whole, TYPES["local"]: local},
     }
+    if model.local_rope_theta is not None:  # the form before can say no other
+        found |= {"rope_theta": model.rope_theta, "rope_local_base_freq": model.local_rope_theta}
+        found |= {"rope_scaling": rope["rope_scaling"]} if model.rope_scaling else {}
+    return found
 
 
 def _rope_by_reach(config: dict[str, Any], where: str) -> dict[str, Any]:

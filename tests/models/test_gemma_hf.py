@@ -1,0 +1,46 @@
+"""Gemma 3's config.json in the form before `rope_parameters`, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from podsmith import presets
+from podsmith.checkpoint.reader import model_from_config
+from podsmith.errors import UserError
+
+
+def test_the_older_form_is_the_same_model():
+    for name in ("gemma3-1b", "gemma3-4b"):
+        model = presets.of_section("model")[name]()
+        config = model.hf.config(model)
+        assert model_from_config(config, "config.json") == model
+        for new in ("rope_parameters", "layer_types"):
+            del config[new]
+        assert model_from_config(config, "config.json") == model
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
+        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types does not name the type of 26"),
+        ({"hidden_activation": "gelu"}, "'gelu' is not supported"),
+    ],
+)
+def test_what_is_not_computed_is_refused(change, says):
+    model = presets.of_section("model")["gemma3-1b"]()
+    with pytest.raises(UserError, match=says):
+        model_from_config(model.hf.config(model) | change, "config.json")
+
+
+def test_what_cannot_be_said_is_not_exported():
+    two, three = (presets.of_section("model")[name]() for name in ("gemma2-2b", "gemma3-1b"))
+    for model, says in (
+        (replace(two, local_rope_theta=7.0), "local_rope_theta"),
+        (replace(three, attention_soft_cap=7.0), "attention_soft_cap"),
+        (replace(two, mlp="relu2"), "model.mlp"),
+    ):
+        with pytest.raises(UserError, match=says):
+            model.hf.config(model)
