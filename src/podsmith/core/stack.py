@@ -5,13 +5,14 @@ are stored the same way in all cases.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from podsmith.core.cpu import unstacked
+from podsmith.core.cpu import layer_of, together, unstacked
 from podsmith.core.param import Tree
 from podsmith.core.pipeline import num_stages, pipelined
 from podsmith.core.weight import GATE, MATMUL, WIDE_MATMUL
@@ -24,8 +25,11 @@ Block = Callable[..., tuple[Array, Aux]]
 Remat = Literal["none", "dots", "gate", "mlp", "block"]
 
 
-def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """`block` whose backward pass recomputes what `remat` says."""
+def rematerialized(
+    block: Callable[..., Any], remat: Remat, *, prevent_cse: bool = False
+) -> Callable[..., Any]:
+    """`block` whose backward pass recomputes what `remat` says; outside of a loop
+    `prevent_cse` keeps the compiler from finding it in the forward pass."""
     if remat == "none":
         return block
     policies = jax.checkpoint_policies
@@ -35,7 +39,7 @@ def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any
         "mlp": policies.save_only_these_names(MATMUL, ATTENTION),
         "block": policies.nothing_saveable,
     }[remat]
-    return jax.checkpoint(block, policy=policy, prevent_cse=False)
+    return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
 
 
 def run_stack(
@@ -53,19 +57,36 @@ def run_stack(
     There is one block for each place of the span's pattern; leaves of `layers` are [L, ...],
     below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
     stages, rows go in `num_microbatches` pieces."""
-    block = _chained([rematerialized(block, remat) for block in blocks])
     layers = layers if len(blocks) > 1 else {"0": layers}
+    if unroll and num_stages() == 1:
+        return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
+    block = _chained([rematerialized(block, remat) for block in blocks])
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
-    if unroll:
-        leaves, tree = jax.tree.flatten(layers)
-        aux = None
-        for group in zip(*map(unstacked, leaves), strict=True):
-            x, new = block(jax.tree.unflatten(tree, group), x, *side)
-            aux = new if aux is None else jax.tree.map(jnp.add, aux, new)
-        return x, aux
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
     return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
+
+
+def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
+    """The same without a loop, for platforms where fresh memory costs more than arithmetic on
+    elements: what is no product's result is computed again, and a layer's slice of the
+    weights is taken again, rather than kept."""
+    leaves, tree = jax.tree.flatten(layers)
+
+    def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
+        layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
+        return block(jax.tree.unflatten(tree, layer), x, *side)
+
+    fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
+    aux = None
+    for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
+        again = rematerialized(
+            partial(one, index), "dots" if remat == "none" else remat, prevent_cse=True
+        )
+        x, *slots = together(x, *slots)
+        x, new = again(slots, fixed, x, *side)
+        aux = new if aux is None else jax.tree.map(jnp.add, aux, new)
+    return x, aux
 
 
 def _chained(blocks: Sequence[Block]) -> Block:

@@ -13,8 +13,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from podsmith.core.cpu import product
+from podsmith.core.stack import ATTENTION
 from podsmith.nn.attention import MASKED, Scoring
 
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin
@@ -120,7 +122,8 @@ def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring):
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
     loop = (*(_split(a, kv_heads) for a in (q, k, v)), ids)
     out, log_sums = lax.map(one, loop, batch_size=_together(q, kv_heads))
-    out = _join(out, kv_heads, q)
+    out = checkpoint_name(_join(out, kv_heads, q), ATTENTION)
+    log_sums = checkpoint_name(log_sums, ATTENTION)
     return out, (q, k, v, segment_ids, out, log_sums)
 
 

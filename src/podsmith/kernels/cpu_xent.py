@@ -7,8 +7,10 @@ times embed_dim tokens.
 
 from typing import Any
 
+import jax
 from jax import Array
 
+from podsmith.core.cpu import together
 from podsmith.nn import xent
 
 TOKENS_PER_DIM = 4
@@ -28,6 +30,12 @@ def chunked_xent(
     """As `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T, D]."""
     b, _, d = x.shape
     chunk = min(chunk, max(1, TOKENS_PER_DIM * d // b))
+
+    def logits(w: Any, x: Array) -> Array:
+        leaves, tree = jax.tree.flatten(w)
+        x, *leaves = together(x, *leaves)
+        return logits_fn(jax.tree.unflatten(tree, leaves), x)
+
     return xent.chunked_xent(
-        logits_fn, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing
+        logits, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing
     )

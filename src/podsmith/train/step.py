@@ -59,8 +59,11 @@ def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, A
     key = jax.random.fold_in(jax.random.key(run.seed), state["step"])
     grads, loss = summed_gradients(plan, weights, batch, key)
     weight = jnp.maximum(loss.weight, 1.0)
-    grads = jax.tree.map(lambda g: g / weight, grads)
-    norm = gradient_norm(grads, plan.spec)
+    # the norm is that of the sums, and means are a product, not a quotient: this way a CPU
+    # takes them while the optimizer reads the sums, and never stores them
+    share = 1 / weight
+    norm = gradient_norm(grads, plan.spec) * share
+    grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)
     grads = clip(grads, norm, run.optim.clip_norm)
     updates, opt = optimizer_of(plan).update(grads, state["optimizer"], weights)
     new = {
