@@ -8,6 +8,7 @@ fast bfloat16 product without AMX. All functions here work, slower, without the 
 import functools
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,12 +152,16 @@ def together(*inputs: Array) -> tuple[Array, ...]:
     return inputs
 
 
-def _together_fwd(*inputs: Array) -> tuple[tuple[Array, ...], None]:
-    return inputs, None
+def _together_fwd(*inputs: Any) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
+    trained = tuple(() if a.perturbed else None for a in inputs)  # a tree, so known in advance
+    return tuple(a.value for a in inputs), trained
 
 
-def _together_bwd(kept: None, grads: tuple[Array, ...]) -> tuple[Array, ...]:
-    return lax.optimization_barrier(grads)
+def _together_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array | None, ...]:
+    # a frozen input's gradient is nobody's: in the barrier it would be computed all the same
+    wanted = [t is not None and isinstance(g, Array) for t, g in zip(trained, grads, strict=True)]
+    sealed = iter(lax.optimization_barrier([g for g, w in zip(grads, wanted, strict=True) if w]))
+    return tuple(next(sealed) if w else None for w in wanted)
 
 
-together.defvjp(_together_fwd, _together_bwd)
+together.defvjp(_together_fwd, _together_bwd, symbolic_zeros=True)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from podsmith.core.cpu import layer_of, together, unstacked
-from podsmith.core.leaves import is_typed
 from podsmith.core.param import Tree
 from podsmith.core.pipeline import num_stages, pipelined
 from podsmith.core.weight import GATE, MATMUL, WIDE_MATMUL
@@ -60,12 +59,34 @@ def run_stack(
     stages, rows go in `num_microbatches` pieces."""
     layers = layers if len(blocks) > 1 else {"0": layers}
     if unroll and num_stages() == 1:
-        return _unrolled(blocks, layers, x, *side, remat=remat)
+        return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
     block = _chained([rematerialized(block, remat) for block in blocks])
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
     return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
+
+
+def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
+    """The same without a loop, for platforms where fresh memory costs more than arithmetic on
+    elements: what is no product's result is computed again, and a layer's slice of the
+    weights is taken again, rather than kept."""
+    leaves, tree = jax.tree.flatten(layers)
+
+    def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
+        layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
+        return block(jax.tree.unflatten(tree, layer), x, *side)
+
+    fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
+    aux = None
+    for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
+        again = rematerialized(
+            partial(one, index), "dots" if remat == "none" else remat, prevent_cse=True
+        )
+        x, *slots = together(x, *slots)
+        x, new = again(slots, fixed, x, *side)
+        aux = new if aux is None else jax.tree.map(jnp.add, aux, new)
+    return x, aux
 
 
 def _chained(blocks: Sequence[Block]) -> Block:
@@ -75,55 +96,10 @@ def _chained(blocks: Sequence[Block]) -> Block:
         total: Aux = {}
         for i, each in enumerate(blocks):
             x, aux = each(w[str(i)], x, *side)
-            total = added(total, aux)
+            total |= {k: total[k] + v if k in total else v for k, v in aux.items()}
         return x, total
 
     return block
-
-
-def added(total: Aux, aux: Aux) -> Aux:
-    """Sums by name; a name may be in one of them alone."""
-    return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
-
-
-def _unrolled(
-    blocks: Sequence[Block], layers: Tree, x: Array, *side: Any, remat: Remat
-) -> tuple[Array, Aux]:
-    """The same without a loop, for platforms where fresh memory costs more than arithmetic on
-    elements: what is no product's result is computed again, and a layer's slice of the
-    weights is taken again, rather than kept."""
-    if any(is_typed(leaf) for leaf in jax.tree.leaves(layers, is_leaf=is_typed)):
-        return _unrolled_frozen(blocks, layers, x, *side, remat=remat)
-    leaves, tree = jax.tree.flatten(layers)
-    block = _chained(blocks)
-
-    def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any) -> Any:
-        layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
-        return block(jax.tree.unflatten(tree, layer), x, *side)
-
-    fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    total: Aux = {}
-    for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
-        again = rematerialized(
-            partial(one, index), "dots" if remat == "none" else remat, prevent_cse=True
-        )
-        x, *slots = together(x, *slots)
-        x, aux = again(slots, fixed, x, *side)
-        total = added(total, aux)
-    return x, total
-
-
-def _unrolled_frozen(
-    blocks: Sequence[Block], layers: Tree, x: Array, *side: Any, remat: Remat
-) -> tuple[Array, Aux]:
-    """Layers whose base takes no gradient: slices are cheap to keep, and nothing waits."""
-    leaves, tree = jax.tree.flatten(layers)
-    block = _chained([rematerialized(block, remat) for block in blocks])
-    total: Aux = {}
-    for slots in zip(*map(unstacked, leaves), strict=True):
-        x, aux = block(jax.tree.unflatten(tree, [a[0] for a in slots]), x, *side)
-        total = added(total, aux)
-    return x, total
 
 
 def run_stack_cached(
