@@ -1,6 +1,7 @@
 """The CPU's formulations equal plain ones, in value and gradient, with and without the
 compiler options that make them fast."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -15,6 +16,7 @@ from podsmith.core.weight import dot
 from podsmith.kernels import cpu_attention, cpu_xent, select, tpu_attention
 from podsmith.nn import attention, xent
 from podsmith.nn.mlp import activate, gated
+from podsmith.nn.norm import rms_norm
 
 EQUATIONS = {
     "btd,dnh->btnh": ((2, 5, 6), (6, 3, 4)),
@@ -219,6 +221,49 @@ def test_unrolled_stack_equals_scan(remat):
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(layers, x)
 
     near(run(True), run(False), share=1e-5)
+
+
+def test_unrolled_stack_takes_no_gradient_of_frozen_weights():
+    rng = np.random.default_rng(8)
+    frozen = {"w": normal(rng, 3, 6, 7), "codes": jnp.arange(6).reshape(3, 2)}
+    scale, x = normal(rng, 3, 6), normal(rng, 2, 4, 6)
+
+    def block(w, x):
+        h = jnp.sin(dot("btd,df->btf", x * w["scale"], w["w"]))
+        return x + w["codes"].sum() * h[..., :6], {}
+
+    def total(scale, unroll):
+        layers = {**frozen, "scale": scale}
+        return jnp.sum(run_stack([block], layers, x, unroll=unroll)[0] ** 2)
+
+    gradient = jax.jit(jax.grad(total), static_argnums=1)
+    near(gradient(scale, True), gradient(scale, False), share=1e-5)
+    text = gradient.lower(scale, True).compile().as_text()
+    assert len(re.findall(r"= f32\S+ dot\(", text)) == 2 * 3  # x @ w and g @ w.T a layer
+
+
+def test_backward_pass_keeps_results_of_products_only():
+    num, rows, dim, wide = 8, 1024, 64, 256
+    layers = {
+        "in": jnp.ones((num, dim, wide)),
+        "out": jnp.ones((num, wide, dim)),
+        "norm": jnp.ones((num, dim)),
+    }
+
+    def block(w, x):
+        h = jnp.tanh(dot("btd,df->btf", rms_norm(x, w["norm"], 1e-5), w["in"]))
+        return x + dot("btf,fd->btd", h, w["out"]), {}
+
+    def step(layers):
+        def total(layers):
+            return jnp.sum(run_stack([block], layers, jnp.ones((1, rows, dim)), unroll=True)[0])
+
+        return jax.tree.map(lambda w, g: w - g, layers, jax.grad(total)(layers))
+
+    jitted = jax.jit(step, donate_argnums=0, compiler_options=cpu.compiler_options())
+    needed = jitted.lower(layers).compile().memory_analysis().temp_size_in_bytes
+    # the rest is one layer's; with tanh, norms and slices kept it would be as much again
+    assert needed < 1.5 * num * rows * (dim + wide) * 4
 
 
 def test_select():
