@@ -216,7 +216,7 @@ def config_presets() -> None:
 
 @podsmith.command()
 def models() -> Any:
-    """List the model families, the architectures they read and write, and their presets.
+    """List the model families, with their architectures and presets.
 
     \b
     Example:  podsmith models
