@@ -10,9 +10,10 @@ import pytest
 from podsmith.adapters.lora import at, bind, resolved, scaled
 from podsmith.adapters.section import LowRank
 from podsmith.checkpoint.combine import Combination, combine
-from podsmith.checkpoint.layout import from_hf, slots
+from podsmith.checkpoint.layout import slots
 from podsmith.checkpoint.peft import merge_into, read_adapter, to_peft
 from podsmith.checkpoint.peft_folder import read_folder, write_folder
+from podsmith.checkpoint.stream import from_hf
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.param import walk
