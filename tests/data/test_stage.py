@@ -169,7 +169,7 @@ def test_killed_stage_resumes_with_the_same_bytes(tmp_path, sent):
     wait_for(lambda: markers.exists() and len(list(markers.glob("part*.json"))) == 4)
     stuck = [int(p.name.split(".")[1]) for p in log.iterdir() if p.name[0] == "2"]
     job.send_signal(sent)
-    job.wait(timeout=60)
+    job.wait(timeout=300)
     wait_for(lambda: gone(stuck[0]))  # no worker outlives its parent
     assert not (folder / "manifest.json").exists()
     (tmp_path / "never").touch()

@@ -117,6 +117,8 @@ def test_facts_and_routes(tmp_path, tokenizer_dir):
         "eos_id": 299,
         "bos_id": 299,
         "tokenizer_fingerprint": tokenizer.fingerprint,
+        "masked": False,
+        "pairs": False,
     }
     # the special token that the text holds ends no document
     assert [ids.count(299) for ids, _ in by_route["auto"]] == [1, 1]

@@ -139,6 +139,6 @@ def test_rows_of_a_host(small_run):
     rows = np.arange(16 * 32).reshape(16, 32)
     placed = host.place(plan, rows)
     np.testing.assert_array_equal(placed[1], rows[1::2])
-    apart = HostRows(((1, 2), (4, 6)), 2)
+    apart = HostRows(((1, 2), (4, 6)), 2, 8)
     assert apart.of_batch == [(2, 4), (8, 12)]
     assert [apart._local(row) for row in (1, 4, 5)] == [0, 1, 2]
