@@ -102,7 +102,7 @@ def test_fifty_steps_follow_peft(theirs, ours, tmp_path, record_property):
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
     difference = float(np.abs(np.array(losses) - expected).max())
-    record_property("largest difference of loss", difference)
+    record_property("largest difference of loss", float(difference))
     print(f"largest difference of loss over {STEPS} steps: {difference:.2e}")
     assert difference < 2e-4
     assert expected[-5:].mean() < expected[:5].mean() - 0.04

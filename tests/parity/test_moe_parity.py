@@ -145,7 +145,7 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
 
     logits, (value, metrics), grads = jax.jit(both)(w)
     near = assert_near(np.asarray(logits)[real], out.logits.detach().numpy()[real], "logits")
-    record_property("logits", near)
+    record_property("logits", float(near))
     np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
     if routed:
         np.testing.assert_allclose(metrics["router_balance"][0], out.aux_loss.item(), rtol=1e-5)
@@ -160,9 +160,8 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
     names = [path for path in ours if not path.endswith("correction_bias")]
     chosen = [n for n in names if np.asarray(wanted[n]).any()]  # of an unused expert: none
     assert len(chosen) > 0.9 * len(names) and not any(ours[n].any() for n in set(names) - {*chosen})
-    record_property(
-        "gradients", max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in chosen)
-    )
+    found = max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in chosen)
+    record_property("gradients", float(found))
 
 
 @pytest.mark.parametrize("name", ROWS)
