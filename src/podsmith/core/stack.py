@@ -96,10 +96,15 @@ def _chained(blocks: Sequence[Block]) -> Block:
         total: Aux = {}
         for i, each in enumerate(blocks):
             x, aux = each(w[str(i)], x, *side)
-            total |= {k: total[k] + v if k in total else v for k, v in aux.items()}
+            total = added(total, aux)
         return x, total
 
     return block
+
+
+def added(total: Aux, aux: Aux) -> Aux:
+    """Sums by name; a name may be in one of them alone."""
+    return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
 
 
 def run_stack_cached(

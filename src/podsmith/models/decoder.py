@@ -23,7 +23,7 @@ from podsmith.core.dtypes import Compute
 from podsmith.core.param import Tree, stack
 from podsmith.core.pattern import Span, spans
 from podsmith.core.sharding import constrain
-from podsmith.core.stack import Aux, run_stack, run_stack_cached
+from podsmith.core.stack import Aux, added, run_stack, run_stack_cached
 from podsmith.core.weight import dot, lookup
 from podsmith.errors import UserError
 from podsmith.kernels import select
@@ -215,7 +215,7 @@ def run_layers(
             w[span.name], x, tables, batch.segment_ids,
             remat=how.remat, unroll=how.unroll, num_microbatches=how.num_microbatches,
         )  # fmt: skip
-        total |= {k: total[k] + v if k in total else v for k, v in aux.items()}
+        total = added(total, aux)
     return x, total
 
 

@@ -161,19 +161,11 @@ def _read(plan: Plan, path: str) -> Tree:
     from podsmith.checkpoint.origin import look_at
 
     try:
-        weights = look_at(path).weights()
+        origin = look_at(path)
+        origin.refuse_unlike(plan.spec)
+        return origin.weights()
     except UserError as error:
         raise UserError(f"train.init_from: {error}") from error
-    ours, theirs = dict(walk(plan.spec)), dict(walk(weights))
-    for name in sorted(ours.keys() | theirs.keys()):
-        here = ours[name].shape if name in ours else "absent"
-        there = theirs[name].shape if name in theirs else "absent"
-        if here != there:
-            raise UserError(
-                f"train.init_from: {name} is {there} in {path} and {here} in this run's model; "
-                f"leave [model] out, or change only what no weight depends on"
-            )
-    return weights
 
 
 def init_state(plan: Plan, base: Base) -> Tree:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from podsmith.checkpoint.origin import Origin, look_at
 from podsmith.checkpoint.store import write_atomically
 from podsmith.checkpoint.tokenizer_files import open_tokenizer
-from podsmith.core.param import Tree, count_params, walk
+from podsmith.core.param import Tree, count_params
 from podsmith.data.probe import PROBE
 from podsmith.data.store import TokenStore
 from podsmith.data.tokenizer import TextTokenizer, load_tokenizer
@@ -52,15 +52,7 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
 
     Raises UserError where the plan's model has other weights.
     """
-    ours, theirs = dict(walk(plan.spec)), dict(walk(origin.model.spec()))
-    for name in sorted(ours.keys() | theirs.keys()):
-        have = theirs[name].shape if name in theirs else "absent"
-        want = ours[name].shape if name in ours else "absent"
-        if have != want:
-            raise UserError(
-                f"train.init_from: {name} is {have} in {origin.path} and {want} in this run's "
-                "model; leave [model] out, or change only what no weight depends on"
-            )
+    origin.refuse_unlike(plan.spec)
 
     def build(weights: Tree) -> Tree:
         state = {
