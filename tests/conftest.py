@@ -1,6 +1,7 @@
 """Every test sees eight CPU devices; JAX reads the flag at its first import."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,15 @@ _cache = tempfile.TemporaryDirectory(prefix="podsmith-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # no answer from before, nothing left in the home
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def no_mesh_left():
+    """A mesh set for good by one test would be every later test's of the same worker."""
+    yield
+    if "jax" in sys.modules:
+        mesh = sys.modules["jax"].sharding.get_abstract_mesh()
+        assert mesh.empty, f"this test leaves a mesh set, say `with jax.set_mesh(...)`: {mesh}"
 
 
 @pytest.fixture(scope="session")

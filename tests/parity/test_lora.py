@@ -89,18 +89,18 @@ def test_fifty_steps_follow_peft(theirs, ours, tmp_path, record_property):
         ),
     )  # fmt: skip
     plan = resolve(run, jax.devices()[:1])
-    jax.set_mesh(plan.mesh)
-    step, state, losses = make_step(plan), init_state(plan), []
-    for rows in tokens:
-        shape = (1, *rows.shape)
-        batch = Batch(
-            tokens=jnp.asarray(rows[None], jnp.int32),
-            segment_ids=jnp.ones(shape, jnp.int32),
-            positions=jnp.broadcast_to(jnp.arange(shape[2], dtype=jnp.int32), shape),
-            loss_weight=jnp.ones(shape, jnp.float32),
-        )
-        state, metrics = step(state, batch)
-        losses.append(float(metrics["loss"]))
+    with jax.set_mesh(plan.mesh):
+        step, state, losses = make_step(plan), init_state(plan), []
+        for rows in tokens:
+            shape = (1, *rows.shape)
+            batch = Batch(
+                tokens=jnp.asarray(rows[None], jnp.int32),
+                segment_ids=jnp.ones(shape, jnp.int32),
+                positions=jnp.broadcast_to(jnp.arange(shape[2], dtype=jnp.int32), shape),
+                loss_weight=jnp.ones(shape, jnp.float32),
+            )
+            state, metrics = step(state, batch)
+            losses.append(float(metrics["loss"]))
     difference = float(np.abs(np.array(losses) - expected).max())
     record_property("largest difference of loss", float(difference))
     print(f"largest difference of loss over {STEPS} steps: {difference:.2e}")
