@@ -13,8 +13,13 @@ FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILE} --xla_force_host_platform_device_count=8"
 )
-_cache = tempfile.TemporaryDirectory(prefix="podsmith-tests-")
-os.environ["XDG_CACHE_HOME"] = _cache.name  # no answer from before, nothing left in the home
+# No answer from before, nothing left in the home. All workers share one: many tests compile the
+# same small program, and those that train in a process of its own inherit it, too.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="podsmith-tests-")
+    os.environ["XDG_CACHE_HOME"] = _cache.name
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_cache.name, "compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -58,7 +58,7 @@ def stack_at(tree, path):
     return tree
 
 
-@pytest.mark.parametrize("how", [HOW, CHOSEN])
+@pytest.mark.parametrize("how", [pytest.param(HOW, marks=pytest.mark.slow), CHOSEN])
 def test_it_starts_as_nothing_and_then_learns(how):
     model = replace(PLAIN, reasoning=how)
     w = init_weights(model.spec(), jax.random.key(0))

@@ -93,6 +93,8 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": flags,
             "PATH": "/usr/bin:/bin",
+            "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
+            "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
             "PYTHONPATH": os.pathsep.join(sys.path),  # the checkout under test
         },
         capture_output=True,

@@ -48,7 +48,7 @@ def uninterrupted(small_run, tmp_path_factory):
 @pytest.mark.parametrize(
     "before",
     [
-        KILL_IN_STEP.format(step=0, signal="SIGKILL"),
+        pytest.param(KILL_IN_STEP.format(step=0, signal="SIGKILL"), marks=pytest.mark.slow),
         KILL_IN_STEP.format(step=7, signal="SIGKILL"),
         KILL_AFTER_SAVE.format(step=6),  # while the save is in flight
     ],
@@ -86,7 +86,10 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     assert losses(run) == uninterrupted[1]
 
 
-@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+@pytest.mark.parametrize(
+    "harm",
+    ["flip", pytest.param("truncate", marks=pytest.mark.slow), "remove"],
+)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
     small_run, uninterrupted, tmp_path, harm, capsys
 ):

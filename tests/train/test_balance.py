@@ -53,7 +53,7 @@ def rows(step, pieces):
     )
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("pieces", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_step_moves_the_bias_by_its_rate(pieces):
     plan = resolve(run_of(num_microbatches=pieces), jax.devices()[:1])
     state = init_state(plan)

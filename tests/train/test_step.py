@@ -1,6 +1,7 @@
 """The train step: microbatches, chunks and rematerialization change memory, not numbers;
 any mesh gives the single device's result."""
 
+import functools
 import re
 from dataclasses import replace
 
@@ -60,6 +61,21 @@ def make_batch(run, seed=0):
     )
 
 
+def once(fn):
+    """Remembers the result of each run: several tests compare with the same one."""
+    known = {}
+
+    @functools.wraps(fn)
+    def found(run, *args, **kwargs):
+        key = repr((run, args, kwargs))
+        if key not in known:
+            known[key] = fn(run, *args, **kwargs)
+        return known[key]
+
+    return found
+
+
+@once
 def one_step(run, devices=1):
     plan = resolve(run, jax.devices()[:devices])
     with jax.set_mesh(plan.mesh):
@@ -67,6 +83,7 @@ def one_step(run, devices=1):
         return step(init_state(plan), make_batch(run))
 
 
+@once
 def gradients(run):
     plan = resolve(run, jax.devices()[:1])
     batch = make_batch(run)
@@ -104,9 +121,19 @@ def test_gradients_do_not_depend_on(change):
     assert_close_to_largest(grads, other_grads)
 
 
-@pytest.mark.parametrize("remat", ["none", "block"])
-@pytest.mark.parametrize("head", ["tied", "untied"])
-@pytest.mark.parametrize("axes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"tensor": 2}])
+@pytest.mark.parametrize(
+    "axes, head, remat",
+    [
+        ({"fsdp": 8}, "untied", "none"),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "tied", "none"),
+        ({"tensor": 2}, "untied", "none"),
+        pytest.param({"fsdp": 8}, "tied", "block", marks=pytest.mark.slow),
+        pytest.param(
+            {"data": 2, "fsdp": 2, "tensor": 2}, "untied", "block", marks=pytest.mark.slow
+        ),
+        pytest.param({"tensor": 2}, "tied", "block", marks=pytest.mark.slow),
+    ],
+)
 def test_meshes_equal_one_device(axes, head, remat):
     run = make_run({"head": head}, global_batch_size=16, num_microbatches=2, remat=remat)
     run = replace(run, optim=replace(run.optim, eps=1e-4))  # Adam amplifies rounding near zero
@@ -170,7 +197,8 @@ def test_chunked_loss_equals_whole_logits():
 
 
 def test_two_runs_are_bit_equal():
-    first, second = one_step(make_run(precision="bf16")), one_step(make_run(precision="bf16"))
+    run = make_run(precision="bf16")
+    first, second = one_step(run), one_step.__wrapped__(run)
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
