@@ -134,11 +134,12 @@ def _check_sources(run: Run) -> None:
             )
         _check_rows(source, where)
     kinds = {source.rows for source in run.data.sources}
-    if "preference" in kinds and len(kinds) > 1:
-        raise UserError(
-            'data.sources: rows = "preference" are pairs of answers, and other rows are not; '
-            "keep them in runs of their own"
-        )
+    for kind, what in (("preference", "pairs of answers"), ("rated", "rated answers")):
+        if kind in kinds and len(kinds) > 1:
+            raise UserError(
+                f'data.sources: rows = "{kind}" are {what}, and other rows are not; '
+                "keep them in runs of their own"
+            )
     if run.data.sources and run.data.chat != Chat():
         if all(source.rows == "text" for source in run.data.sources):
             raise UserError(

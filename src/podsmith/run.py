@@ -27,6 +27,7 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "messages": (("messages",), ("tools",), ("role", "content")),
     "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
     "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
+    "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
 }
 
 
@@ -55,7 +56,9 @@ class Source:
     """How the source is called in reports and mixing; the last part of the path if unset."""
     format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
     """Taken from the file's ending unless said; `.gz` and `.zst` may follow it."""
-    rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt", "preference"] = "text"
+    rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"] = (
+        "text"
+    )
     """What a row is: text, or an example to fine-tune on (docs/sft.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Where a row of examples calls its parts otherwise, as in `columns.prompt = "question"`."""

@@ -3,23 +3,17 @@
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from answers_problem import gradients_of, logits, loss_of, weights
 
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.leaves import Lora
-from podsmith.core.param import init_weights
 from podsmith.errors import UserError
-from podsmith.models.llama import Llama
 from podsmith.objectives.preference import Dpo, Orpo
 
-MODEL = Llama(
-    vocab_size=37, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=6, seq_len=48,
-)  # fmt: skip
 PROMPTS, LENGTHS = (4, 6, 3), ((5, 7), (8, 4), (6, 6))
 
 
@@ -48,26 +42,6 @@ def packed(found, length=48):
         jnp.asarray(rows["tokens"]), jnp.asarray(rows["ids"]), jnp.asarray(rows["places"]),
         jnp.asarray(rows["weight"], jnp.float32),
     )  # fmt: skip
-
-
-def weights(rank=3):
-    """A base, and adapters on two of its matrices."""
-    base = jax.tree.map(lambda a: 3 * a, init_weights(MODEL.spec(), jax.random.key(0)))
-    rng = np.random.default_rng(1)
-    normal = lambda *shape: jnp.asarray(rng.normal(0, 0.3, shape), jnp.float32)  # noqa: E731
-    layers = dict(base["layers"])
-    layers["up"] = Lora(layers["up"], normal(2, 12, rank), normal(2, rank, 20))
-    layers["down"] = Lora(layers["down"], normal(2, 20, rank), normal(2, rank, 12))
-    return base, {**base, "layers": layers}
-
-
-def logits(w, ids):
-    """float32 [T, V] of one conversation alone."""
-    t = len(ids)
-    batch = Batch(
-        jnp.asarray(ids)[None], jnp.ones((1, t), jnp.int32), jnp.arange(t)[None], jnp.ones((1, t))
-    )
-    return np.asarray(MODEL.logits(w, MODEL.hidden(w, batch, Compute())[0])[0])
 
 
 def by_trl(found, w, base, beta, kind):
@@ -112,9 +86,8 @@ def by_trl(found, w, base, beta, kind):
 def test_dpo_equals_trl(kind):
     base, w = weights()
     found = list(conversations())
-    loss = Dpo(beta=0.3, loss_kind=kind).loss(
-        MODEL, w, packed(found), jax.random.key(0), Compute(loss_chunk_tokens=7)
-    )
+    how = Compute(loss_chunk_tokens=7)
+    loss = loss_of(Dpo(beta=0.3, loss_kind=kind), w, packed(found), how)
     assert float(loss.weight) == 3
     want = by_trl(found, w, base, 0.3, kind)
     np.testing.assert_allclose(float(loss.total) / 3, want, rtol=2e-5)
@@ -127,7 +100,7 @@ def test_orpo_equals_trl():
     # of one length, since trl's first term is a mean over all tokens of a batch
     lengths = tuple((9 - prompt, 4) for prompt in PROMPTS)
     found = list(conversations(lengths))
-    loss = Orpo(beta=0.4).loss(MODEL, w, packed(found), jax.random.key(0), Compute())
+    loss = loss_of(Orpo(beta=0.4), w, packed(found))
     means, nll = [], []
     for prompt, ids in found:
         scores = torch.log_softmax(torch.tensor(logits(w, ids))[:-1], -1)
@@ -147,9 +120,7 @@ def test_gradients_reach_adapters_alone_and_are_finite():
     _, w = weights()
     batch = packed(list(conversations()))
     for objective in (Dpo(), Dpo(loss_kind="ipo"), Orpo()):
-        grads = jax.grad(
-            lambda w, o=objective: o.loss(MODEL, w, batch, jax.random.key(0), Compute()).total
-        )(w)
+        grads = gradients_of(objective, w, batch)
         adapter = grads["layers"]["up"]
         assert np.isfinite(adapter.a).all() and np.abs(adapter.a).max() > 0
         assert np.abs(adapter.base).max() == 0
@@ -161,9 +132,7 @@ def test_at_the_start_it_is_log_2_and_smoothing_by_hand():
     for name in ("up", "down"):
         leaf = w["layers"][name]
         zero["layers"][name] = Lora(leaf.base, leaf.a, jnp.zeros_like(leaf.b))
-    run = lambda o, w: o.loss(  # noqa: E731
-        MODEL, w, packed(list(conversations())), jax.random.key(0), Compute()
-    )
+    run = lambda o, w: loss_of(o, w, packed(list(conversations())))  # noqa: E731
     np.testing.assert_allclose(float(run(Dpo(), zero).total) / 3, np.log(2), rtol=1e-5)
     plain, smooth = run(Dpo(beta=0.5), w), run(Dpo(beta=0.5, label_smoothing=0.1), w)
     # -(1 - s) log sig(m) - s log sig(-m) = -log sig(m) + s m

@@ -20,6 +20,8 @@ from typing import Any
 
 from podsmith.run import ROW_PARTS, Source
 
+_LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+
 ROLES = ("system", "user", "assistant", "tool")
 
 SHAREGPT_ROLES = {
@@ -59,6 +61,8 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
         made = _prompt(found, columns, source)
     elif source.rows == "preference":
         made = _preference(found, columns, source)
+    elif source.rows == "rated":
+        made = _rated(found, columns, source)
     else:
         chat = "messages" if source.rows == "messages" else "conversations"
         made = {"messages": _messages(found[chat], columns, columns[chat], source)}
@@ -110,6 +114,15 @@ def _preference(found: dict[str, Any], columns: dict[str, str], source: Source) 
         for name in ("chosen", "rejected")
     ]
     return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
+
+
+def _rated(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    before = _said(found["prompt"], "user", columns["prompt"], source)
+    after = _said(found["completion"], "assistant", columns["completion"], source)
+    label = _LABELS.get(str(found["label"]).strip().lower())
+    if label is None:
+        raise UnusableError(f"{columns['label']!r} is {found['label']!r}, not true or false")
+    return {"messages": before + after, "first": len(before), "liked": label}
 
 
 def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ a special token gets the one that ends a document, so that the model learns to s
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from podsmith.data.chat_template import ChatTemplate
 from podsmith.data.tokenizer import TextTokenizer
 from podsmith.run import Chat
 
-LEARNED, BEGINS = 1, 2
+LEARNED, BEGINS, LIKED = 1, 2, 4
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,18 @@ class Example:
     cut: bool = False
     second: int | None = None
     """Where the rejected answer's conversation begins, in a pair."""
+    liked: bool | None = None
+    """Of a rated answer."""
 
     @property
     def marks(self) -> np.ndarray:
-        """uint8 of each token: LEARNED if it is, BEGINS where another conversation begins."""
+        """uint8 of each token: LEARNED if it is, BEGINS where another conversation begins. The
+        first token of a rated one, which nothing predicts, is LIKED or not marked."""
         marks = self.learned.astype(np.uint8) * LEARNED
         if self.second is not None:
             marks[self.second] |= BEGINS
+        if self.liked is not None:
+            marks[0] = LIKED * self.liked
         return marks
 
 
@@ -78,7 +83,10 @@ class ChatEncoder:
         if self.chat.special_text == "refuse":
             self._refuse_special(conversation)
         turns = self.template.turns(conversation)
-        spans = turns.turns if self.chat.train_on == "all" else turns.turns[-1:]
+        liked = conversation.get("liked")
+        # an answer that is rated is one turn: it changes places with others (objectives/kto.py)
+        every = self.chat.train_on == "all" and liked is None
+        spans = turns.turns if every else turns.turns[-1:]
         ids, offsets = self.tokenizer.encode_offsets(turns.text)
         learned = overlaps(offsets, spans)
         said = "".join(turns.text[a:b] for a, b in spans)
@@ -87,7 +95,7 @@ class ChatEncoder:
             learned = np.append(learned, bool(spans))
         if not learned[1:].any():
             raise UnusableError("the chat template leaves nothing to learn")
-        return Example(ids, learned, len(said.encode()))
+        return Example(ids, learned, len(said.encode()), liked=liked)
 
     def _fit(self, example: Example, room: int) -> Example | None:
         size, T = len(example.ids), room
@@ -101,7 +109,8 @@ class ChatEncoder:
             raise UnusableError(f"nothing to learn is left of its {size} tokens when it is cut")
         # bytes are not known token by token
         share = int(learned.sum()) / max(1, int(example.learned.sum()))
-        return Example(example.ids[kept], learned, round(example.text_bytes * share), cut=True)
+        size = round(example.text_bytes * share)
+        return replace(example, ids=example.ids[kept], learned=learned, text_bytes=size, cut=True)
 
     def _ends(self, text: str) -> bool:
         return text.rstrip().endswith(tuple(self.tokenizer.special_tokens) or ("\0",))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from podsmith.data.chat_encode import BEGINS, LEARNED
+from podsmith.data.chat_encode import BEGINS, LEARNED, LIKED
 from podsmith.data.manifest import Manifest, read_manifest
 from podsmith.data.progress import Progress
 from podsmith.data.record import row_dtype
@@ -106,7 +106,7 @@ def pack_tokens(
         raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text.")
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
-    facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs")}
+    facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
     if facts["masked"]:
         refuse_splitting(pack)
 
@@ -362,7 +362,7 @@ def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]
         if window.marks is not None:
             marks = np.zeros((count, T), np.uint8)
             marks[real] = window.marks[source]
-            block["learned"] = np.packbits(marks & LEARNED, axis=1, bitorder="little")
+            block["learned"] = np.packbits(marks & (LEARNED | LIKED), axis=1, bitorder="little")
             starts |= (marks & BEGINS) > 0
         block["starts"] = np.packbits(starts, axis=1, bitorder="little")
         yield block

@@ -130,8 +130,14 @@ def _stages(
     weights = {name: source.weight for name, source in named if source.use == "train"}
     chats = None
     if has_chats(data):
-        pairs = any(source.rows == "preference" for source in data.sources)
-        chats = Conversations(data.chat, seq_len, data.normalize.max_bad_fraction, pairs)
+        kinds = {source.rows for source in data.sources}
+        chats = Conversations(
+            data.chat,
+            seq_len,
+            data.normalize.max_bad_fraction,
+            pairs="preference" in kinds,
+            rated="rated" in kinds,
+        )
     return {
         "normalize": lambda: normalize(data, **how),
         "tokenizer": lambda: make_tokenizer(data.dir, data.tokenizer, progress=progress),

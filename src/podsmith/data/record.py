@@ -31,13 +31,15 @@ def row_dtype(seq_len: int, token_dtype: str, masked: bool = False) -> np.dtype:
     return np.dtype([*fields, ("learned", "u1", ((seq_len + 7) // 8,))] if masked else fields)
 
 
-def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str, np.ndarray]:
+def unpack_rows(
+    rows: np.ndarray, attention: Attention = "document", *, rated: bool = False
+) -> dict[str, np.ndarray]:
     """Arrays of a batch from records [B]; all [B, T].
 
     tokens int32; segment_ids int32, 0 padding, from 1 in each row; positions int32, restart
     at each segment; loss_weight float32, 0 for padding, for tokens that are not learned and for
-    the first token of a segment, which nothing before it predicts. attention="row" takes the
-    whole row as one segment.
+    the first token of a segment, which nothing before it predicts; of `rated` rows, that token's
+    is 1 where the answer was liked. attention="row" takes the whole row as one segment.
     """
     tokens = rows["tokens"].astype(np.int32)  # [B, T]
     B, T = tokens.shape
@@ -64,7 +66,8 @@ def unpack_rows(rows: np.ndarray, attention: Attention = "document") -> dict[str
         "positions": positions.reshape(B, T),
         "loss_weight": weight,
     }
-    batch["loss_weight"].reshape(-1)[first] = 0
+    if not rated:
+        batch["loss_weight"].reshape(-1)[first] = 0
     lengths = rows["length"]
     for b in np.flatnonzero(lengths < T):
         for name in ("segment_ids", "positions", "loss_weight"):

@@ -26,6 +26,7 @@ from podsmith.errors import UserError
 from podsmith.run import Data, Source
 
 LEARNED = "green"
+LIKED = ("not liked", "liked")
 WITHOUT_END = 1 << 30  # tokens; examples are shown whole
 
 
@@ -42,6 +43,7 @@ def show_command(
     _say(console, f"{data_dir}: {store.epoch_rows:,} rows of {store.seq_len} tokens an epoch")
     for number, record in enumerate(store.records(start, stop), start):
         pieces = list(row_pieces(record))
+        liked = unpack_rows(record[None], rated=True)["loss_weight"][0][_firsts(record)]
         tokens = sum(len(ids) for ids, _ in pieces)
         _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
         for place, (ids, learned) in enumerate(pieces, 1):
@@ -49,8 +51,15 @@ def show_command(
             if not store.masked:
                 _say(console, f"{head}: {tokenizer.decode(ids)!r}")
                 continue
-            _say(console, f"{head}, {sum(learned)} learned:")
+            rating = f", {LIKED[bool(liked[place - 1])]}" if store.rated else ""
+            _say(console, f"{head}, {sum(learned)} learned{rating}:")
             console.print(in_color(tokenizer, ids, learned, marks=not console.is_terminal))
+
+
+def _firsts(record: np.void) -> np.ndarray:
+    """Where the segments of a row begin."""
+    row = unpack_rows(record[None])
+    return np.flatnonzero((row["positions"][0] == 0) & (row["segment_ids"][0] > 0))
 
 
 def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool]]]:
@@ -89,7 +98,8 @@ def _show_example(console: Console, name: str, row: Row | Bad, encoder: ChatEnco
         _say(console, f"\n{name}, row {row.number}: cannot be used: {e}")
         return
     ids, learned = example.ids.tolist(), example.learned.tolist()
-    _say(console, f"\n{name}, row {row.number}: {len(ids)} tokens, {sum(learned)} learned")
+    rating = "" if example.liked is None else f", {LIKED[example.liked]}"
+    _say(console, f"\n{name}, row {row.number}: {len(ids)} tokens, {sum(learned)} learned{rating}")
     console.print(in_color(encoder.tokenizer, ids, learned, marks=not console.is_terminal))
 
 

@@ -42,6 +42,7 @@ class TokenStore:
         self.eval_sources: tuple[str, ...] = tuple(sorted(packed.counts["sources"].get("eval", {})))
         self.masked: bool = facts.get("masked", False)
         self.pairs: bool = facts.get("pairs", False)
+        self.rated: bool = facts.get("rated", False)
         self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked)
         self.order = order_of(shuffled.facts)
         self.epoch_rows = self.order.epoch_rows
@@ -129,7 +130,7 @@ class TokenStore:
 
     def batch(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Arrays of global rows start..stop-1 as `record.unpack_rows` gives them, [rows, T]."""
-        return unpack_rows(self.records(start, stop), self.attention)
+        return unpack_rows(self.records(start, stop), self.attention, rated=self.rated)
 
     def eval_rows(self, source: str) -> int:
         """Rows of a source that are kept for evaluation."""
@@ -146,7 +147,7 @@ class TokenStore:
         found = shards.read(np.arange(start, max(start, min(stop, shards.rows))))
         missing = (size or stop - start) - len(found)
         records = np.concatenate([found, padding_rows(missing, self.dtype)])
-        return unpack_rows(records, self.attention) | {
+        return unpack_rows(records, self.attention, rated=self.rated) | {
             "text_bytes": records["text_bytes"].astype(np.int64)
         }
 

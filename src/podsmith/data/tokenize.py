@@ -57,6 +57,8 @@ class Conversations:
     max_bad_fraction: float
     pairs: bool = False
     """Preferences: every example is two conversations."""
+    rated: bool = False
+    """Every answer is liked or not."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def tokenize(
         | {
             "masked": conversations is not None,
             "pairs": bool(conversations and conversations.pairs),
+            "rated": bool(conversations and conversations.rated),
         },
         finish=finish if conversations else None,
         workers=workers,

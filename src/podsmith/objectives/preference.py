@@ -85,7 +85,7 @@ class Dpo:
     """Share of pairs taken to be the wrong way round (sigmoid only; cDPO,
     https://ericmitchell.ai/cdpo.pdf)."""
 
-    pairs: ClassVar[str] = "chosen, rejected"
+    learns_from: ClassVar[str] = "pairs"
 
     def __post_init__(self) -> None:
         if self.label_smoothing and self.loss_kind != "sigmoid":
@@ -132,7 +132,7 @@ class Orpo:
     """Weight of the odds ratio beside the chosen conversation's own loss, a mean over its
     tokens."""
 
-    pairs: ClassVar[str] = "chosen, rejected"
+    learns_from: ClassVar[str] = "pairs"
 
     def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
         """Sums over the batch's pairs."""

@@ -113,16 +113,23 @@ def open_store(
             f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
             f"of the tokenizer in {folder}; raise it"
         )
-    pairs = hasattr(run.objective, "pairs")
-    if pairs != store.pairs:
-        holds = "pairs of answers" if store.pairs else "no pairs of answers"
-        cure = "dpo or orpo" if store.pairs else 'another, or sources of rows = "preference"'
-        raise UserError(
-            f"{run.data.dir}: holds {holds}, which is not what objective.kind = "
-            f"{run.objective.kind!r} learns from; choose {cure}"
-        )
+    _check_kind(run, store)
     store.check(global_batch_size=rows or run.train.global_batch_size)
     return store
+
+
+def _check_kind(run: Run, store: TokenStore) -> None:
+    known = {"pairs": "dpo or orpo", "rated": "kto", "texts": "clm or sft"}
+    rows = {"pairs": "preference", "rated": "rated"}
+    wanted = getattr(run.objective, "learns_from", "texts")
+    holds = "pairs" if store.pairs else "rated" if store.rated else "texts"
+    if wanted != holds:
+        what = {"pairs": "pairs of answers", "rated": "rated answers", "texts": "texts"}
+        other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
+        raise UserError(
+            f"{run.data.dir}: holds {what[holds]}, which is not what objective.kind = "
+            f"{run.objective.kind!r} learns from; choose {known[holds]}{other}"
+        )
 
 
 def make_loader(plan: Plan, store: TokenStore, start: int) -> Loader:
