@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from quick_compile import FLAGS
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile far more than they compute: code generation without optimization halves them.
-FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILE} --xla_force_host_platform_device_count=8"
+    f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
 )
 # No answer from before, nothing left in the home. All workers share one: many tests compile the
 # same small program, and those that train in a process of its own inherit it, too.

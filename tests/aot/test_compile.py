@@ -73,7 +73,7 @@ def collectives(hlo):
     [
         ("v5e-8", (), {"all-gather", "all-reduce"}),
         ("v4-32", ("mesh.tensor=2",), {"all-gather", "all-reduce"}),
-        ("v6e:1x1", (), set()),
+        pytest.param("v6e:1x1", (), set(), marks=pytest.mark.slow),  # a minute
     ],
 )
 def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):

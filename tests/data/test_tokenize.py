@@ -119,6 +119,7 @@ def test_facts_and_routes(tmp_path, tokenizer_dir):
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "masked": False,
         "pairs": False,
+        "rated": False,
     }
     # the special token that the text holds ends no document
     assert [ids.count(299) for ids, _ in by_route["auto"]] == [1, 1]

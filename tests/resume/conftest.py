@@ -16,6 +16,7 @@ from podsmith.models.llama import Llama
 from podsmith.objectives.clm import Clm
 from podsmith.optim import KINDS
 from podsmith.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
+from quick_compile import FLAGS
 
 STEPS = 12
 
@@ -85,8 +86,7 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
         from podsmith.train.loop import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)
-    fast = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    flags = f"{fast} --xla_force_host_platform_device_count={devices}"
+    flags = f"{FLAGS} --xla_force_host_platform_device_count={devices}"
     return subprocess.run(
         [sys.executable, "-c", code],
         env={

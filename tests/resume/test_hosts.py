@@ -21,10 +21,9 @@ from podsmith.plan.resolve import resolve
 from podsmith.run import Mesh
 from podsmith.train.hosts import HostRows, join
 from podsmith.train.loop import train
+from quick_compile import FLAGS
 
 from .conftest import in_dir, losses
-
-FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def free_port():
@@ -45,7 +44,7 @@ def start_two(run):
                 "PATH": "/usr/bin:/bin",
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count=4",
+                "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=4",
                 "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
                 "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(index),
