@@ -129,9 +129,8 @@ class Checkpoints:
         return self._restore_step(step, abstract)
 
     def _restore_step(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
-        found = self._manager.item_metadata(step).state
+        found = self.shapes(step)
         if callable(abstract):
-            found = self.shapes(step)
             abstract = abstract(found)
         check_shapes(found, abstract, self.root / str(step))
         args = ocp.args.Composite(
@@ -234,8 +233,6 @@ def damage(folder: Path) -> str | None:
 
 def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
     """Raises UserError where a checkpoint's leaves are not those of `wanted`."""
-    if saved is None:
-        return
     theirs = {jax.tree_util.keystr(p): tuple(leaf.shape)
               for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip
     ours = {jax.tree_util.keystr(p): tuple(leaf.shape)

@@ -31,10 +31,7 @@ def first_state(plan: Plan, store: TokenStore) -> Tree:
         refuse_tokenizer(origin, store)
         state = state_from(plan, origin)
     except UserError as error:
-        text = str(error)
-        raise UserError(
-            text if text.startswith("train.init_from") else f"train.init_from: {text}"
-        ) from error
+        raise UserError(f"train.init_from: {error}") from error
     if jax.process_index() == 0:
         facts = {
             "path": str(path),
