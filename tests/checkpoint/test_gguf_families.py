@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("gguf")
 
+from podsmith.checkpoint import proof
 from podsmith.checkpoint.gguf_write import write_gguf
 from podsmith.checkpoint.hf import HfTensors, load_model
+from podsmith.checkpoint.proof import agreement, logits
 from podsmith.checkpoint.reader import model_from_config
+from podsmith.checkpoint.reference import Reference
 from podsmith.core.param import map_params
 from podsmith.errors import UserError
 
@@ -31,6 +34,9 @@ FAMILIES = {
     "LlamaForCausalLM linear": {
         "rope_parameters": {"rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0}},
     "MistralForCausalLM": {"sliding_window": None},
+    "ArceeForCausalLM": {"hidden_act": "relu2"},
+    "Qwen2ForCausalLM": {"use_sliding_window": False, "head_dim": 16},
+    "Qwen3ForCausalLM": {"use_sliding_window": False},
     "MixtralForCausalLM": {
         "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
     "Qwen3MoeForCausalLM": {
@@ -48,16 +54,18 @@ FAMILIES = {
 
 
 def model_of(case):
-    architecture = case.split()[0]
-    return model_from_config(SIZES | {"architectures": [architecture]} | FAMILIES[case], case)
+    """(model, random weights) of a family."""
+    architecture, rng = case.split()[0], np.random.default_rng(0)
+    model = model_from_config(SIZES | {"architectures": [architecture]} | FAMILIES[case], case)
+    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, model.spec())
+    return model, w
 
 
 @pytest.mark.parametrize("case", FAMILIES)
 def test_there_and_back(case, tmp_path):
-    model, rng = model_of(case), np.random.default_rng(0)
-    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, model.spec())
+    model, w = model_of(case)
     out = tmp_path / "m.gguf"
-    proof = write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
+    found = write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
     back = load_model(out)
     shifted = case.startswith("Gemma")  # norms are stored as 1 + scale, which rounds
     close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
@@ -65,8 +73,27 @@ def test_there_and_back(case, tmp_path):
     jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)
     assert asdict(back.model)["num_layers"] == model.num_layers
     if case == "MistralForCausalLM":
-        assert proof.folder_to_transformers is not None, proof.transformers
-        assert proof.folder_to_transformers.greedy_agreement > 0.99
+        assert found.folder_to_transformers is not None, found.transformers
+        assert found.folder_to_transformers.greedy_agreement > 0.99
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_property):
+    """29 ids, past the windows; gelu comes from llama.cpp's table of float16 values."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+    model, w = model_of(case)
+    write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="fp32")
+    ids = np.random.default_rng(1).integers(0, model.vocab_size, (1, 29)).astype(np.int32)
+    theirs = llama_cpp.Llama(
+        str(tmp_path / "m.gguf"), n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1,
+        logits_all=True, verbose=False, type_k=0, type_v=0, flash_attn=False,
+    )  # fmt: skip
+    theirs.eval(ids[0].tolist())
+    found = agreement(logits(model, w, ids), theirs.scores[None, : ids.shape[1]])
+    apart = found.max_abs_diff / found.max_abs_logit
+    record_property("llama_cpp_logits", apart)
+    assert apart < (1e-3 if case.startswith("Gemma") else 1e-5)
 
 
 @pytest.mark.parametrize(
