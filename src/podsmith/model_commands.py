@@ -104,23 +104,29 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 @click.command("import")
 @click.argument("source")
 @click.argument("out")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 @click.option(
     "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the written weights."
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-def import_(source: str, out: str, overwrite: bool, dtype: str | None) -> None:
+def import_(
+    source: str, out: str, overrides: Sequence[str], overwrite: bool, dtype: str | None
+) -> None:
     """Read a Hugging Face or GGUF model and write it to OUT.
 
     SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked;
-    what is missing or left over is an error.
+    what is missing or left over is an error. Fields that no weight depends on may be changed on
+    the way, for rows longer than those of the model's training, say.
 
     \b
     Example:  podsmith import downloads/SmolLM2-135M smollm
               podsmith import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
+              podsmith import mistral long rope_scaling.kind=linear rope_scaling.factor=4 \\
+                seq_len=131072
     """
     from podsmith.checkpoint.hf import import_command
 
-    import_command(source, out, overwrite=overwrite, **given(dtype=dtype))
+    import_command(source, out, overrides, overwrite=overwrite, **given(dtype=dtype))
 
 
 @click.command()

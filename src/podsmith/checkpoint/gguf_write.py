@@ -28,7 +28,7 @@ from podsmith.checkpoint.gguf_names import (
 from podsmith.checkpoint.gguf_read import open_gguf
 from podsmith.checkpoint.gguf_tokenizer import metadata_of_tokenizer
 from podsmith.checkpoint.layout import Slot, slots
-from podsmith.checkpoint.proof import Proof, accounting, proof_tokens, prove
+from podsmith.checkpoint.proof import Proof, Source, accounting, proof_tokens, prove
 from podsmith.checkpoint.stream import check_tensors, from_hf
 from podsmith.checkpoint.tokenizer_files import prompt_prefix
 from podsmith.checkpoint.writer import checked_tokenizer, write_json
@@ -67,7 +67,7 @@ def write_gguf(
     facts: Facts | None = None,
     prefix: tuple[int, ...] | None = None,
     overwrite: bool = False,
-    source: Path | None = None,
+    source: Source | None = None,
 ) -> Proof:
     """Writes the file `out` and `out`.convert.json; returns the proof.
 
@@ -103,6 +103,7 @@ def write_gguf(
             tensors=", ".join(f"{n} in {kind}" for kind, n in sorted(said.items()))
             + (", within half a step" if dtype == "q8_0" else ", equal bit for bit"),
             accounting=accounting(model, tensors, xxh3),
+            changed=source.changed(model) if source else {},
             **vars(compared),
         )
         os.replace(hidden, out)

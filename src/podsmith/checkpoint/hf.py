@@ -5,7 +5,7 @@ run directory --+                          +--> generate, eval
 HF folder ------+                          +--> export_hf --> HF folder
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,20 @@ import numpy as np
 from podsmith.checkpoint.card import Facts, facts_of_run
 from podsmith.checkpoint.hub import PREFIX, fetch, is_hub_name
 from podsmith.checkpoint.layout import HfTensors, slots, to_hf
-from podsmith.checkpoint.proof import Proof
-from podsmith.checkpoint.reader import import_hf, model_from_config, read_config
-from podsmith.checkpoint.safetensors import TensorFiles
+from podsmith.checkpoint.proof import Proof, Source
+from podsmith.checkpoint.reader import (
+    import_hf,
+    model_from_config,
+    open_tensors,
+    read_config,
+)
 from podsmith.checkpoint.stream import check_tensors, from_hf
 from podsmith.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
 from podsmith.checkpoint.writer import MAX_SHARD_BYTES, export_hf, stored_dtype, write_hf
 from podsmith.core.param import Tree, count_params
 from podsmith.data.tokenizer import TextTokenizer, read_json, save_tokenizer
 from podsmith.errors import UserError
+from podsmith.models.params import with_overrides
 
 __all__ = [
     "LoadedModel", "export_command", "export_hf", "from_hf", "import_command", "import_hf",
@@ -50,6 +55,8 @@ class LoadedModel:
     """Ids that end a text, beside the tokenizer's own."""
     reference: Path | None = None
     """What transformers can load as this very model."""
+    origin: Source | None = field(default=None, repr=False)
+    """What the files say, where `model` was changed since."""
     kept: Any = field(default=None, repr=False)
     """What must live as long as this does, such as a temporary folder."""
 
@@ -74,6 +81,29 @@ class LoadedModel:
         if self.tokenizer_dir is None:
             raise UserError(f"{self.path}: has no tokenizer; copy its tokenizer.json there")
         return open_tokenizer(self.tokenizer_dir)
+
+    @property
+    def source(self) -> Source | None:
+        """What transformers can be asked about; None where it can read nothing."""
+        if self.reference is None:
+            return None
+        return self.origin or Source(self.reference, self.model, self.load)
+
+    def changed(self, overrides: Sequence[str]) -> "LoadedModel":
+        """With words such as `rope_scaling.factor=4` on top of the model's fields. Raises
+        UserError for a field that weights depend on."""
+        if not overrides:
+            return self
+        model = with_overrides(self.model, overrides, "the model")
+        have, want = ({slot.name: slot.shape for slot in slots(m)} for m in (self.model, model))
+        for name in sorted(have.keys() | want.keys()):
+            if have.get(name) != want.get(name):
+                raise UserError(
+                    f"{' '.join(overrides)}: {name} is {have.get(name, 'absent')} in {self.path} "
+                    f"and would be {want.get(name, 'absent')}; change only what no weight depends "
+                    f"on (podsmith vocab changes vocabularies)"
+                )
+        return replace(self, model=model, origin=self.source)
 
     @property
     def prompt_prefix(self) -> tuple[int, ...]:
@@ -111,8 +141,9 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
 
 
 def _open_folder(path: Path) -> LoadedModel:
-    model = model_from_config(read_config(path), str(path / "config.json"))
-    tensors = TensorFiles(path)
+    config = read_config(path)
+    model = model_from_config(config, str(path / "config.json"))
+    tensors = open_tensors(path, config)
     check_tensors(slots(model), tensors, str(path))
     return LoadedModel(
         model,
@@ -219,7 +250,7 @@ def export_loaded(
         "facts": loaded.facts,
         "prefix": loaded.prefix,
         "overwrite": overwrite,
-        "source": loaded.reference,
+        "source": loaded.source,
     }
     if Path(out).suffix == ".gguf":
         from podsmith.checkpoint.gguf_write import write_gguf as write
@@ -231,18 +262,25 @@ def export_loaded(
 
 
 def import_command(
-    path: str | Path, out: str | Path, *, dtype: str | None = None, overwrite: bool = False
+    path: str | Path,
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
 ) -> Proof:
     """Checks a Hugging Face folder or a GGUF file tensor by tensor and writes it as podsmith
     keeps models: safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
-    the result, as they take the original itself."""
+    the result, as they take the original itself. `overrides` change fields of the model that no
+    weight depends on, such as `seq_len=32768`."""
     if not is_hub_name(path) and Path(path).suffix != ".gguf":
         if not (Path(path) / "config.json").exists():
             raise UserError(
                 f"{path}: has no config.json; give a Hugging Face model folder, a .gguf file or "
                 f"hf://owner/name"
             )
-    return export_command(path, out, dtype=dtype, overwrite=overwrite)
+    loaded = load_model(path).changed(overrides)
+    return export_loaded(loaded, out, dtype=dtype, overwrite=overwrite)
 
 
 def _say(loaded: LoadedModel, out: str | Path, proof: Proof) -> None:

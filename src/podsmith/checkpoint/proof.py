@@ -7,7 +7,7 @@ logits    the result in podsmith against source and result in transformers, wher
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import podsmith
 from podsmith.checkpoint.layout import slots
 from podsmith.checkpoint.reference import Reference, too_large, transformers_says
 from podsmith.checkpoint.stream import unused
+from podsmith.checkpoint.text_tensors import NotTaken, TextTensors
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.param import Tree, count_params
@@ -57,6 +58,23 @@ class Accounting:
     """Tensors of the source that are no weights: known buffers, a stored copy of a tied head."""
     xxh3: str
     """Of names, dtypes and bytes of the result's tensors, in its order."""
+    not_taken: tuple[NotTaken, ...] = ()
+    """Parts of the source beside the text model, such as a vision tower."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model was made from, where transformers may read it."""
+
+    path: Path
+    model: Any
+    """As its own configuration describes it."""
+    load: Callable[[], Tree]
+    """Its weights in our tree."""
+
+    def changed(self, model: Any) -> dict[str, tuple[Any, Any]]:
+        """Fields in which `model` was made to differ: before and after."""
+        return differences(self.model, model)
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,8 @@ class Proof:
     why_no_logits: str | None = None
     source_to_transformers: Agreement | None = None
     """None where the source is our own, or transformers cannot read it."""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Fields of the model that were changed on the way: before and after."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"podsmith": podsmith.__version__, **asdict(self)}
@@ -82,6 +102,11 @@ class Proof:
     def lines(self) -> list[str]:
         """For people: one sentence a comparison."""
         said = [f"tensors: {self.tensors}"]
+        said += [
+            f"not taken: {each.part}, {each.tensors} tensors of {each.parameters:,} parameters"
+            for each in self.accounting.not_taken
+        ]
+        said += [f"changed: {name} from {a!r} to {b!r}" for name, (a, b) in self.changed.items()]
         if self.source_to_folder is None:
             said.append(f"logits: not compared, {self.why_no_logits}")
         else:
@@ -133,6 +158,7 @@ def accounting(model: Any, source: Mapping[str, Any], xxh3: str) -> Accounting:
         parameters=sum(slot.size for slot in wanted),
         left_out=tuple(unused(wanted, source)),
         xxh3=xxh3,
+        not_taken=source.not_taken if isinstance(source, TextTensors) else (),
     )
 
 
@@ -155,13 +181,13 @@ def prove(
     tokens: np.ndarray,
     *,
     result: Path,
-    source: Path | None,
+    source: Source | None,
     exact: bool,
 ) -> Comparison:
     """Compares logits of the source, of the result read again, and of both in transformers.
 
-    `source` is a path that transformers may read, or None. The models are in memory one after
-    the other. Raises RuntimeError where they are further apart than rounding explains: source
+    The source is run as `model`, and as its own configuration says where transformers reads
+    it. The models are in memory one after the other. Raises RuntimeError where they are further apart than rounding explains: source
     and result where they are `exact`ly equal, podsmith and transformers always.
     """
     num_params, config = count_params(model.spec()), model.hf.config(model)
@@ -177,8 +203,11 @@ def prove(
     there, there_version = _against(transformers_says(result, tokens, num_params, config), found)
     origin = None
     if source is not None and there is not None:
-        said = transformers_says(source, tokens, num_params, config)
         # what the source means is decided by its own config, read by somebody else
+        there_config = source.model.hf.config(source.model)
+        said = transformers_says(source.path, tokens, num_params, there_config)
+        if source.model != model:
+            expected = logits(source.model, source.load(), tokens)
         origin, _ = _against(said, expected)
     return Comparison(first, there, origin, there_version, None, int(tokens.size))
 
@@ -197,6 +226,12 @@ def _insist(found: Agreement, other: str) -> None:
         raise RuntimeError(
             f"the result was refused: {other} gives logits that differ by {found.max_abs_diff:.3g}"
         )
+
+
+def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two models differ: in the first and in the second."""
+    x, y = asdict(a), asdict(b)
+    return {n: (x.get(n), y.get(n)) for n in {**x, **y} if x.get(n) != y.get(n)}
 
 
 def proof_tokens(model: Any, tokenizer: Any) -> np.ndarray:

@@ -1,16 +1,21 @@
 """A Hugging Face model folder read: config.json to a model, safetensors to weights."""
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from podsmith.checkpoint.safetensors import TensorFiles
 from podsmith.checkpoint.stream import from_hf
+from podsmith.checkpoint.text_tensors import TextTensors
 from podsmith.checkpoint.tokenizer_files import has_tokenizer
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
 from podsmith.models import KINDS
+from podsmith.models.text_part import TEXT_PARTS, architecture_of, text_config, text_part_of
 from podsmith.models.validate import validated
 
 
@@ -31,14 +36,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 def model_from_config(config: dict[str, Any], where: str) -> Any:
     """The model that a config.json describes, by its architecture. Raises UserError for an
     architecture or a feature that podsmith does not compute."""
-    architecture = (config.get("architectures") or ["?"])[0]
+    config = text_config(config, where)
+    architecture = architecture_of(config)
     known = {name: kind for kind in KINDS.values() for name in kind.hf.architectures}
     if architecture not in known:
-        close = get_close_matches(architecture, known, n=2, cutoff=0.7)
+        close = get_close_matches(architecture, [*known, *TEXT_PARTS], n=2, cutoff=0.7)
         near = f"the nearest: {' and '.join(close)}; " if close else ""
         raise UserError(
             f"{where}: architecture {architecture!r} is not supported; {near}these are: "
-            f"{', '.join(known)}"
+            f"{', '.join([*known, *TEXT_PARTS])}"
         )
     if config.get("quantization_config"):
         raise UserError(
@@ -54,6 +60,13 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     return validated(kind, fields, f"{where}: ")
 
 
+def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarray]:
+    """The tensors of an HF folder under the names of the model that its config.json describes.
+    Raises UserError where files are missing, damaged or do not agree."""
+    part, files = text_part_of(config), TensorFiles(folder)
+    return files if part is None else TextTensors(files, part, str(folder))
+
+
 def import_hf(
     folder: str | Path, *, dtype: Any = None, shardings: Tree | None = None
 ) -> tuple[Any, Tree, Path | None]:
@@ -63,6 +76,8 @@ def import_hf(
     Raises UserError in one sentence for whatever keeps it from being exactly this model.
     """
     folder = Path(folder)
-    model = model_from_config(read_config(folder), str(folder / "config.json"))
-    w = from_hf(model, TensorFiles(folder), str(folder), dtype=dtype, shardings=shardings)
+    config = read_config(folder)
+    model = model_from_config(config, str(folder / "config.json"))
+    tensors = open_tensors(folder, config)
+    w = from_hf(model, tensors, str(folder), dtype=dtype, shardings=shardings)
     return model, w, folder if has_tokenizer(folder) else None

@@ -19,6 +19,7 @@ from podsmith.checkpoint.proof import (
     TOLERANCE,
     Agreement,
     agreement,
+    differences,
     logits,
     proof_tokens,
     sentence,
@@ -100,10 +101,9 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
 
 
 def _fields(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
-    x, y = asdict(a), asdict(b)
     # how weights once began is no part of what they are
-    names = [name for name in {**x, **y} if not name.endswith("_std")]
-    return {n: (x.get(n), y.get(n)) for n in names if x.get(n) != y.get(n)}
+    found = differences(a, b)
+    return {name: both for name, both in found.items() if not name.endswith("_std")}
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> TensorDiff:

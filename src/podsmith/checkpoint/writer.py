@@ -18,7 +18,14 @@ from safetensors import SafetensorError
 
 from podsmith.checkpoint.card import Facts, model_card
 from podsmith.checkpoint.layout import HfTensors, slots
-from podsmith.checkpoint.proof import Proof, accounting, compare_tensors, proof_tokens, prove
+from podsmith.checkpoint.proof import (
+    Proof,
+    Source,
+    accounting,
+    compare_tensors,
+    proof_tokens,
+    prove,
+)
 from podsmith.checkpoint.reader import import_hf
 from podsmith.checkpoint.safetensors import (
     DTYPES,
@@ -75,14 +82,14 @@ def write_hf(
     facts: Facts | None = None,
     prefix: tuple[int, ...] | None = None,
     overwrite: bool = False,
-    source: Path | None = None,
+    source: Source | None = None,
 ) -> Proof:
     """Writes `out` for transformers and everything that reads its layout; returns the proof.
 
     `tensors` gives the weights by Hugging Face name, `load` the same as our tree, for the
     proof. `dtype` is fp32, bf16 or fp16; `prefix` are the ids that began the documents in
-    training, where known (the tokenizer's own file has the say otherwise); `source` is where
-    transformers finds the original. Tensors stream through one shard of host memory; the
+    training, where known (the tokenizer's own file has the say otherwise); `source` is the
+    original, where transformers may read it. Tensors stream through one shard of host memory; the
     proof then holds the source and the result once, one after the other.
     Raises UserError, leaving nothing behind, if `out` is a folder with something in it
     (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
@@ -114,6 +121,7 @@ def write_hf(
             dtype=dtype,
             tensors=f"all {len(files)} equal bit for bit in {dtype}",
             accounting=accounting(model, tensors, xxh3),
+            changed=source.changed(model) if source else {},
             **vars(compared),
         )
         write_json(folder / CONVERT, proof.to_dict())

@@ -16,8 +16,11 @@ CAPS = {
 MODEL_TYPES = {"Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3_text"}
 DEFAULTS = {
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "Gemma3ForCausalLM": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
-}
+    "Gemma3ForCausalLM": {
+        "vocab_size": 262_208, "max_position_embeddings": 131_072,
+        "num_attention_heads": 8, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
 SHARED_DEFAULTS = {
     "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
 }  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 from podsmith import presets
 from podsmith.models import KINDS
+from podsmith.models.text_part import TEXT_PARTS
 
 HEADER = ("`model.kind`", "in Hugging Face", "its fields choose", "presets")
 FEATURES = {
@@ -37,6 +38,11 @@ def table_rows() -> Iterator[tuple[str, str, str, str]]:
     for kind, family in KINDS.items():
         has = {field.name for field in fields(family)}
         architectures = [f"`{name}`" for name in family.hf.architectures]
+        architectures += [
+            f"the text of `{whole}`"
+            for whole, part in TEXT_PARTS.items()
+            if part.architecture in family.hf.architectures
+        ]
         features = [text for name, text in FEATURES.items() if name in has]
         cells = (architectures, features, by_kind.get(kind, ()))
         yield f"`{kind}`", *(", ".join(cell) for cell in cells)
