@@ -227,16 +227,18 @@ def models() -> Any:
 
 
 @podsmith.command()
-@click.argument("name", metavar="PRESET_OR_RUN")
+@click.argument("name", metavar="MODEL")
 @OVERRIDES
 def params(name: str, overrides: Sequence[str]) -> Any:
     """Count parameters, part by part.
 
-    Of a model preset, or of the model in a run file.
+    MODEL is a preset, a run file, a run directory, a Hugging Face folder, a .gguf file or
+    hf://owner/name, of which only config.json is fetched.
 
     \b
     Example:  podsmith params kisoku-3b head=untied
               podsmith params run.toml model.num_layers=8
+              podsmith params hf://HuggingFaceTB/SmolLM2-135M
     """
     from podsmith.models.params import params_command
 

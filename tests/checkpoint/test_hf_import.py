@@ -194,6 +194,23 @@ def test_bad_folder_is_one_clear_error(case, folder, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_taken_to_longer_rows(folder, tmp_path):
+    """What transformers says of the source and of the longer model is compared, both."""
+    words = ["seq_len=64", "model.rope_scaling.kind=yarn", "rope_scaling.factor=4",
+             "rope_scaling.original_seq_len=16"]  # fmt: skip
+    proof = import_command(folder, tmp_path / "out", words)
+    assert set(proof.changed) == {"seq_len", "rope_scaling"} and proof.changed["seq_len"] == (16, 64)
+    if proof.folder_to_transformers is not None:
+        assert proof.source_to_transformers.max_abs_diff < 1e-4
+    assert "changed: seq_len from 16 to 64" in (tmp_path / "out" / "README.md").read_text()
+    longer = load_model(tmp_path / "out")
+    assert longer.model.rope_scaling.factor == 4 and longer.model.seq_len == 64
+    for words, says in ((["embed_dim=24"], "change only what no weight"), (["seq=3"], "did you m")):
+        with pytest.raises(UserError, match=says):
+            import_command(folder, tmp_path / "other", words)
+    assert not (tmp_path / "other").exists()
+
+
 def test_harmless_extras_are_tolerated(folder):
     before = import_hf(folder)[1]
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, "f4")}

@@ -59,7 +59,7 @@ def files():
     }, sum(float(np.abs(t).sum()) for t in tensors.values())
 
 
-def ask(hub, tmp_path, *names, **more):
+def ask(hub, tmp_path, *names, script=SCRIPT, **more):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     env |= {
         "HF_ENDPOINT": hub.url,
@@ -68,7 +68,7 @@ def ask(hub, tmp_path, *names, **more):
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src"),
     } | more
-    command = [sys.executable, "-c", SCRIPT, *names]
+    command = [sys.executable, "-c", script, *names]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
@@ -91,6 +91,15 @@ def test_a_gated_model_with_a_token(tmp_path):
         assert "is gated" in wrong[0]
     everything = "".join([*said, *refused, *wrong, noise, more, most])
     assert TOKEN not in everything and "hf_wrongsecret" not in everything
+
+
+def test_params_fetches_the_config_alone(tmp_path):
+    held, _ = files()
+    count = "from podsmith.models.params import params_command as p; p(*__import__('sys').argv[1:])"
+    with FakeHub("acme/tiny", held, "models") as hub:
+        said, _ = ask(hub, tmp_path, "hf://acme/tiny", script=count)
+        fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}
+    assert said[0].startswith("hf://acme/tiny: llama, 2 layers") and fetched == {"config.json"}
 
 
 def test_what_there_is_not(tmp_path):

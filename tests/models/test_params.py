@@ -70,7 +70,10 @@ def test_a_folder_and_unknown_names(tmp_path):
         ("kisoku-3b", ("num_kv_heads=5",), "multiple of"),
         (str(tmp_path), ("hed=tied",), "did you mean 'head'"),
         ("kisoku-3b", ("model.rope_scaling.kind=spiral",), r"model\.rope_scaling: .*spiral"),
+        ("kisoku-3b", ("rope_scaling.kind=yarn",), r"rope_scaling\.\w+: is missing; give"),
         ("nowhere.toml", (), r"nowhere\.toml"),
+        ("nowhere.gguf", (), r"nowhere\.gguf: is not there"),
+        ("gs://acme/tiny", (), "write hf://"),
     ):
         with pytest.raises(UserError, match=says):
             find_model(name, overrides)

@@ -6,6 +6,7 @@ never are. A token for gated models comes from the environment (HF_TOKEN) or `hf
 
 import json
 import os
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ def is_hub_name(path: str | os.PathLike) -> bool:
     return str(path).startswith(PREFIX)
 
 
-def fetch(name: str) -> tuple[Path, str]:
+def fetch(name: str, only: Sequence[str] = ()) -> tuple[Path, str]:
     """(local folder or .gguf file, `hf://owner/name@commit`), through the hub's own cache.
+    `only` names files of a folder that are wanted instead of all that a model needs.
 
     Raises UserError where there is no such model, it is gated, it has only pickles, or the
     package is not installed.
@@ -40,7 +42,7 @@ def fetch(name: str) -> tuple[Path, str]:
     try:
         info = hub.HfApi().model_info(repo, revision=revision)
         held = {sibling.rfilename for sibling in info.siblings or ()}
-        wanted = [file] if file else _wanted(hub, repo, info.sha, held, name)
+        wanted = [file] if file else list(only) or _wanted(hub, repo, info.sha, held, name)
         if file and file not in held:
             there = some(sorted(each for each in held if each.endswith(".gguf"))) or "none"
             raise UserError(f"{name}: there is no such file; GGUF files there: {there}")

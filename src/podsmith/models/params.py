@@ -125,14 +125,15 @@ def _shape(model: Any) -> str:
 
 
 def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
-    """The model of a preset, a run file, a run directory or a Hugging Face folder, with
-    `model.field=value` overrides. Raises UserError where there is none of that name."""
+    """The model of a preset, a run file, a run directory, a Hugging Face folder, a GGUF file or
+    a hub name, with `model.field=value` overrides; no weights are read. Raises UserError where
+    there is none of that name."""
     path = Path(name)
-    if path.is_dir() and not (path / "run.toml").exists():
-        from podsmith.checkpoint.reader import model_from_config, read_config
+    stored = path.is_dir() and not (path / "run.toml").exists()
+    if stored or path.suffix == ".gguf" or "://" in name:
+        from podsmith.checkpoint.header import model_at
 
-        model = model_from_config(read_config(path), str(path / "config.json"))
-        return with_overrides(model, overrides, "the model")
+        return with_overrides(model_at(name), overrides, "the model")
     if path.is_dir() or path.suffix == ".toml":
         from podsmith.config import load_run
 
@@ -147,7 +148,7 @@ def _preset(name: str, overrides: Sequence[str]) -> Any:
     known = presets.of_section("model")
     if name not in known:
         cure = nearest(name, list(known), what="there are")
-        raise UserError(f"{name}: neither a preset nor a run file; {cure}")
+        raise UserError(f"{name}: neither a preset nor a file or folder of a model; {cure}")
     return with_overrides(known[name](), overrides, "a preset")
 
 
@@ -185,5 +186,5 @@ def _put(table: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:
 
 
 def params_command(name: str, overrides: Sequence[str] = ()) -> None:
-    """Prints the count of a preset, run file, run directory or Hugging Face folder by part."""
+    """Prints the count of whatever `find_model` finds by that name, by part."""
     print(params_report(name, find_model(name, overrides)))
