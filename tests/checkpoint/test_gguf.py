@@ -256,6 +256,8 @@ def test_nothing_is_overwritten_or_left(good, tmp_path):
     before = good.read_bytes()
     with pytest.raises(UserError, match="--overwrite"):
         export_command(good, good)
+    with pytest.raises(UserError, match="one file"):
+        export_command(good, tmp_path / "x.gguf", max_shard_bytes=1000)
     with pytest.raises(UserError, match="too large for fp16"):
         w = weights_of(BASE)
         w["layers"]["up"][1, 2, 3] = 1e30

@@ -17,6 +17,7 @@ from podsmith.core.dtypes import Compute
 from podsmith.errors import UserError
 from podsmith.evals.generate import Sampling, generate, generate_command
 from podsmith.models.llama import Llama
+from podsmith.models.params import find_model
 from podsmith.objectives.clm import Clm
 
 TEXT = "Lily and Tom went to the park. They saw a big dog and a small bird."
@@ -169,6 +170,11 @@ BAD = {
     "index that escapes": (index_that_escapes, "not an index"),
     "other architecture": (
         set_config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
+    "no architecture": (set_config(architectures="LlamaForCausalLM"), "names no architecture"),
+    "a near architecture": (
+        set_config(architectures=["Qwen2MoeForCausalLM"]), "the nearest: Qwen3MoeForCausalLM and"),
+    "too many layers": (set_config(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
+    "not a number": (set_tensors(lambda t: t[NORM].fill(np.nan)), "the source is damaged"),
     "rope scaling": (
         set_config(rope_scaling={"rope_type": "spiral", "factor": 8.0}), "rope scaling 'spiral'"),
     "quantized": (set_config(quantization_config={"bits": 4}), "quantization_config"),
@@ -199,7 +205,7 @@ def test_taken_to_longer_rows(folder, tmp_path):
     words = ["seq_len=64", "model.rope_scaling.kind=yarn", "rope_scaling.factor=4",
              "rope_scaling.original_seq_len=16"]  # fmt: skip
     proof = import_command(folder, tmp_path / "out", words)
-    assert set(proof.changed) == {"seq_len", "rope_scaling"} and proof.changed["seq_len"] == (16, 64)
+    assert proof.changed["seq_len"] == (16, 64) and len(proof.changed) == 2
     if proof.folder_to_transformers is not None:
         assert proof.source_to_transformers.max_abs_diff < 1e-4
     assert "changed: seq_len from 16 to 64" in (tmp_path / "out" / "README.md").read_text()
@@ -249,8 +255,18 @@ def test_an_older_tokenizer_and_its_terms_come_along(folder, tmp_path, monkeypat
 def test_neither_run_nor_model(tmp_path):
     with pytest.raises(UserError, match=r"neither run\.toml nor config\.json"):
         load_model(tmp_path)
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="is not there"):
         load_model(tmp_path / "nowhere")
+    for name, says in (
+        ("model.bin", "is pickled"), ("model.safetensors", "weights alone"), ("a.txt", "not a fol"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(b"\x80\x04")
+        for verb in (load_model, find_model, lambda path: import_command(path, tmp_path / "out")):
+            with pytest.raises(UserError, match=says):
+                verb(str(tmp_path / name))
+    (tmp_path / "run.toml").write_text("")
+    with pytest.raises(UserError, match="podsmith export"):
+        import_command(tmp_path, tmp_path / "out")
 
 
 def test_null_fields_take_their_defaults(folder):

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from podsmith.checkpoint.card import Facts, facts_of_run
+from podsmith.checkpoint.header import no_model
 from podsmith.checkpoint.hub import PREFIX, fetch, is_hub_name
 from podsmith.checkpoint.layout import HfTensors, slots, to_hf
 from podsmith.checkpoint.proof import Proof, Source
@@ -128,16 +129,7 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
         return _open_gguf(path)
     if (path / "config.json").exists():
         return _open_folder(path)
-    what = "holds neither run.toml nor config.json" if path.is_dir() else "is not a folder"
-    if path.suffix in (".bin", ".pt", ".pth", ".ckpt") and path.exists():
-        raise UserError(
-            f"{path}: is pickled, so opening it would run code, and is never read here; get the "
-            f"safetensors version, or convert it in a sandbox with transformers"
-        )
-    raise UserError(
-        f"{path}: {what}; give a run directory, a Hugging Face model folder, a .gguf file or "
-        f"hf://owner/name"
-    )
+    raise no_model(path)
 
 
 def _open_folder(path: Path) -> LoadedModel:
@@ -223,7 +215,7 @@ def export_command(
     out: str | Path,
     *,
     dtype: str | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
     overwrite: bool = False,
     adapter: str | None = None,
 ) -> Proof:
@@ -241,7 +233,7 @@ def export_loaded(
     out: str | Path,
     *,
     dtype: str | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
     overwrite: bool = False,
 ) -> Proof:
     """The same for a model that is loaded."""
@@ -254,8 +246,12 @@ def export_loaded(
     }
     if Path(out).suffix == ".gguf":
         from podsmith.checkpoint.gguf_write import write_gguf as write
+
+        if max_shard_bytes is not None:
+            raise UserError("max_shard_bytes: a GGUF file is one file; leave it out")
     else:
-        write, options["max_shard_bytes"] = write_hf, max_shard_bytes
+        write = write_hf
+        options["max_shard_bytes"] = MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes
     proof = write(loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options)
     _say(loaded, out, proof)
     return proof
@@ -273,12 +269,8 @@ def import_command(
     keeps models: safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
     the result, as they take the original itself. `overrides` change fields of the model that no
     weight depends on, such as `seq_len=32768`."""
-    if not is_hub_name(path) and Path(path).suffix != ".gguf":
-        if not (Path(path) / "config.json").exists():
-            raise UserError(
-                f"{path}: has no config.json; give a Hugging Face model folder, a .gguf file or "
-                f"hf://owner/name"
-            )
+    if not is_hub_name(path) and (Path(path) / "run.toml").exists():
+        raise UserError(f"{path}: is a run directory; write its model with podsmith export")
     loaded = load_model(path).changed(overrides)
     return export_loaded(loaded, out, dtype=dtype, overwrite=overwrite)
 

@@ -187,8 +187,9 @@ def prove(
     """Compares logits of the source, of the result read again, and of both in transformers.
 
     The source is run as `model`, and as its own configuration says where transformers reads
-    it. The models are in memory one after the other. Raises RuntimeError where they are further apart than rounding explains: source
-    and result where they are `exact`ly equal, podsmith and transformers always.
+    it. The models are in memory one after the other. Raises RuntimeError where they are further
+    apart than rounding explains: source and result where they are `exact`ly equal, podsmith and
+    transformers always.
     """
     num_params, config = count_params(model.spec()), model.hf.config(model)
     if why := too_large(num_params):

@@ -15,8 +15,16 @@ from podsmith.checkpoint.tokenizer_files import has_tokenizer
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
 from podsmith.models import KINDS
-from podsmith.models.text_part import TEXT_PARTS, architecture_of, text_config, text_part_of
+from podsmith.models.text_part import (
+    NONE,
+    TEXT_PARTS,
+    architecture_of,
+    text_config,
+    text_part_of,
+)
 from podsmith.models.validate import validated
+
+MAX_LAYERS = 10_000
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -42,13 +50,19 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     if architecture not in known:
         close = get_close_matches(architecture, [*known, *TEXT_PARTS], n=2, cutoff=0.7)
         near = f"the nearest: {' and '.join(close)}; " if close else ""
-        raise UserError(
-            f"{where}: architecture {architecture!r} is not supported; {near}these are: "
-            f"{', '.join([*known, *TEXT_PARTS])}"
-        )
+        named = "names no architecture" if architecture == NONE else (
+            f"architecture {architecture!r} is not supported"
+        )  # fmt: skip
+        raise UserError(f"{where}: {named}; {near}these are: {', '.join([*known, *TEXT_PARTS])}")
     if config.get("quantization_config"):
         raise UserError(
             f"{where}: quantization_config is set; start from the unquantized model instead"
+        )
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
+        raise UserError(
+            f"{where}: num_hidden_layers = {layers} is no model's; take config.json from the "
+            f"source again"
         )
     kind = known[architecture]
     try:

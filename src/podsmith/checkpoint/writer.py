@@ -211,8 +211,8 @@ def cast_tensors(
                     f"dtype: {slot.name} has values too large for {dtype}; use bf16 or fp32"
                 )
             raise UserError(
-                f"{slot.name}: holds values that are not finite, so the training diverged; "
-                f"export an earlier checkpoint"
+                f"{slot.name}: holds values that are not finite: the training diverged, or the "
+                f"source is damaged; take an earlier checkpoint, or download it again"
             )
         del array
         yield slot.name, cast

@@ -129,12 +129,12 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
     a hub name, with `model.field=value` overrides; no weights are read. Raises UserError where
     there is none of that name."""
     path = Path(name)
-    stored = path.is_dir() and not (path / "run.toml").exists()
-    if stored or path.suffix == ".gguf" or "://" in name:
+    of_a_run = path.suffix == ".toml" or (path / "run.toml").exists()
+    if not of_a_run and (path.exists() or path.suffix == ".gguf" or "://" in name):
         from podsmith.checkpoint.header import model_at
 
         return with_overrides(model_at(name), overrides, "the model")
-    if path.is_dir() or path.suffix == ".toml":
+    if of_a_run:
         from podsmith.config import load_run
 
         return load_run(path / "run.toml" if path.is_dir() else path, overrides).model

@@ -1,7 +1,7 @@
 """Checkpoints that hold more than text: config.json nests the text model, weights have a prefix.
 
-    config.json                  language_model.model.layers... --> model.layers...
-      text_config --> config     vision_tower...                --> not taken, and counted
+config.json                  language_model.model.layers... --> model.layers...
+  text_config --> config     vision_tower...                --> not taken, and counted
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,13 @@ TEXT_PARTS = MappingProxyType(
 )
 
 
+NONE = "?"
+
+
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first of the architectures that a config.json names; "?" where it names none."""
+    """The first of the architectures that a config.json names; NONE where it names none."""
     said = config.get("architectures")
-    return str(said[0]) if isinstance(said, list) and said else "?"
+    return str(said[0]) if isinstance(said, list) and said else NONE
 
 
 def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
