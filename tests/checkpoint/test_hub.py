@@ -123,7 +123,12 @@ def test_what_there_is_not(tmp_path):
 
 
 def test_nobody_answers(tmp_path):
-    with FakeHub("acme/tiny", {}, "models") as hub:
-        pass  # gone again, its address is known
-    said, _ = ask(hub, tmp_path, "hf://acme/tiny", HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
-    assert "cannot be fetched" in said[0] and TOKEN not in said[0]
+    """Offline, what was fetched before is there, and nothing else."""
+    held, total = files()
+    with FakeHub("acme/tiny", held, "models") as hub:
+        ask(hub, tmp_path, "hf://acme/tiny")
+    # gone again, its address is known
+    names = ("hf://acme/tiny", "hf://acme/other")
+    said, _ = ask(hub, tmp_path, *names, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
+    assert said[0] == f"Imported from hf://acme/tiny@{SHA}. 12 {total:.2f}"
+    assert "cannot be fetched" in said[1] and TOKEN not in said[1]

@@ -37,9 +37,13 @@ def fetch(name: str, only: Sequence[str] = ()) -> tuple[Path, str]:
     repo, revision, file = _parsed(name)
     try:
         import huggingface_hub as hub
+        from huggingface_hub import constants
     except ImportError:
         raise UserError(f"{name}: hub names need huggingface_hub; {INSTALL}") from None
     try:
+        if constants.HF_HUB_OFFLINE:
+            at = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
+            return (at / file if file else at), f"{PREFIX}{repo}@{at.name}"
         info = hub.HfApi().model_info(repo, revision=revision)
         held = {sibling.rfilename for sibling in info.siblings or ()}
         wanted = [file] if file else list(only) or _wanted(hub, repo, info.sha, held, name)
