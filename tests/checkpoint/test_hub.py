@@ -131,4 +131,4 @@ def test_nobody_answers(tmp_path):
     names = ("hf://acme/tiny", "hf://acme/other")
     said, _ = ask(hub, tmp_path, *names, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
     assert said[0] == f"Imported from hf://acme/tiny@{SHA}. 12 {total:.2f}"
-    assert "cannot be fetched" in said[1] and TOKEN not in said[1]
+    assert "was not fetched before" in said[1] and TOKEN not in said[1]

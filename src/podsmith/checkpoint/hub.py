@@ -42,21 +42,34 @@ def fetch(name: str, only: Sequence[str] = ()) -> tuple[Path, str]:
         raise UserError(f"{name}: hub names need huggingface_hub; {INSTALL}") from None
     try:
         if constants.HF_HUB_OFFLINE:
-            at = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
-            return (at / file if file else at), f"{PREFIX}{repo}@{at.name}"
+            return _fetched_before(hub, repo, revision, file, name)
         info = hub.HfApi().model_info(repo, revision=revision)
         held = {sibling.rfilename for sibling in info.siblings or ()}
         wanted = [file] if file else list(only) or _wanted(hub, repo, info.sha, held, name)
         if file and file not in held:
             there = some(sorted(each for each in held if each.endswith(".gguf"))) or "none"
             raise UserError(f"{name}: there is no such file; GGUF files there: {there}")
-        folder = hub.snapshot_download(repo, revision=info.sha, allow_patterns=wanted)
+        # by the name of the revision, which the cache then knows offline
+        at = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
+        if at.name != info.sha:  # it moved meanwhile
+            at = Path(hub.snapshot_download(repo, revision=info.sha, allow_patterns=wanted))
     except UserError:
         raise
     except Exception as error:  # the client raises many kinds
         raise UserError(f"{name}: {_said(error, repo, revision)}") from None
-    at = Path(folder)
     return (at / file if file else at), f"{PREFIX}{repo}@{info.sha}"
+
+
+def _fetched_before(
+    hub: Any, repo: str, revision: str | None, file: str | None, name: str
+) -> tuple[Path, str]:
+    """The same without the network, from the hub's cache."""
+    found = hub.try_to_load_from_cache(repo, file or "config.json", revision=revision)
+    if not isinstance(found, str):
+        raise UserError(f"{name}: was not fetched before, and HF_HUB_OFFLINE is set; unset it")
+    inside = (file or "config.json").count("/")
+    at = Path(found).parents[inside]
+    return (at / file if file else at), f"{PREFIX}{repo}@{at.name}"
 
 
 def _parsed(name: str) -> tuple[str, str | None, str | None]:
