@@ -3,82 +3,44 @@
 balanced by a bias; shared experts for every token; the first layers plain."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from jax import Array
 from pydantic import Field
 
-from podsmith.core.param import Param, Tree
+from podsmith.core.param import Tree
 from podsmith.core.stack import Aux
-from podsmith.models.decoder import Attend, Decoder
-from podsmith.models.experts import Experts
-from podsmith.models.moe_block import check_moe, moe_kinds, moe_layer, moe_spec
+from podsmith.models.decoder import Attend
+from podsmith.models.moe_block import MoeDecoder, head_norms, moe_layer, moe_spec, norm_heads
 from podsmith.models.moe_hf import Dots1Hf
-from podsmith.nn.mlp import GatedMlp
-from podsmith.nn.norm import rms_norm
-from podsmith.nn.rope_scaling import RopeScaling
 from podsmith.run import STRICT, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dots1(Decoder):
+class Dots1(MoeDecoder):
     """A decoder of the dots1 family; its fields are the model."""
 
     __pydantic_config__ = STRICT
     kind: Literal["dots1"] = "dots1"
-    vocab_size: PositiveInt
-    embed_dim: PositiveInt
     mlp_dim: PositiveInt
     """Width of the plain mlp of `dense_layers`."""
-    num_layers: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    seq_len: PositiveInt
-    """Context length the model is built for, in tokens."""
-    experts: Experts
     dense_layers: tuple[NonNegativeInt, ...] = ()
     """Numbers of the layers that have a plain mlp."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    """How rotations change for a longer context."""
     norm_eps: Annotated[float, Field(gt=0)] = 1e-6
-    mlp: GatedMlp = "swiglu"
-    """Gated feed-forward of the experts and of the plain layers."""
-    head: Literal["tied", "untied"] = "untied"
-    """Whether the output head is the embedding table."""
     bias: Literal["none", "attention"] = "none"
     """Whether the projections of attention add a bias."""
-    embed_std: Annotated[float, Field(gt=0)] = 0.02
-    """Standard deviation of fresh embeddings."""
 
     hf: ClassVar[Dots1Hf] = Dots1Hf()
 
-    def __post_init__(self) -> None:
-        check_moe(self)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
-        return moe_kinds(self.num_layers, self.dense_layers)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Tokens that the queries of each layer look at; None for all."""
-        return (None,) * self.num_layers
-
     def spec(self) -> Tree:
         """Every weight, once."""
-        norm = Param("head_dim", (self.head_dim,), fill=1.0)
-        return moe_spec(self, self.bias, {"q_norm": norm, "k_norm": norm})
+        return moe_spec(self, head_norms(self))
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and experts."""
-
-        def normed(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-            q = rms_norm(q, w["q_norm"], self.norm_eps)
-            return q, rms_norm(k, w["k_norm"], self.norm_eps), v
-
+        normed = partial(norm_heads, w, self.norm_eps)
         return moe_layer(self, kind, w, x, tables, attend, normed)

@@ -1,4 +1,4 @@
-"""The layer of decoders with experts, which their families fill in.
+"""What decoders with experts share: fields, and the layer, which their families fill in.
 
 x --+--> norm --> attention (queries and keys as the family has them) --+-->
     +-------------------------------------------------------------------^
@@ -7,9 +7,11 @@ x --+--> norm --> experts, or a plain mlp in `dense_layers` ------------+-->
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from jax import Array
+from pydantic import Field
 
 from podsmith.core.param import Param, Tree
 from podsmith.core.sharding import constrain
@@ -25,23 +27,62 @@ from podsmith.models.block import (
     output,
     project,
 )
-from podsmith.models.decoder import Attend, check_decoder, layers_spec
-from podsmith.models.experts import expert_layer, experts_spec
+from podsmith.models.decoder import Attend, Decoder, check_decoder, layers_spec
+from podsmith.models.experts import Experts, expert_layer, experts_spec
+from podsmith.nn.mlp import GatedMlp
 from podsmith.nn.norm import rms_norm
 from podsmith.nn.rope import apply_rope
+from podsmith.nn.rope_scaling import RopeScaling
+from podsmith.run import PositiveInt
 
 DENSE, MOE = "dense", "moe"
 
 
-def moe_kinds(num_layers: int, dense_layers: tuple[int, ...] = ()) -> tuple[str, ...]:
-    """The kind of each layer: with experts, or with a plain mlp."""
-    return tuple(DENSE if i in dense_layers else MOE for i in range(num_layers))
+@dataclass(frozen=True, kw_only=True)
+class MoeDecoder(Decoder):
+    """The fields of every decoder with experts. A family adds its own, `hf`, `spec` and `layer`,
+    and makes fields of the constants here that can be chosen in it."""
+
+    vocab_size: PositiveInt
+    embed_dim: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    seq_len: PositiveInt
+    """Context length the model is built for, in tokens."""
+    experts: Experts
+    rope_scaling: RopeScaling | None = None
+    """How rotations change for a longer context."""
+    mlp: GatedMlp = "swiglu"
+    """Gated feed-forward of the experts, and of plain layers."""
+    head: Literal["tied", "untied"] = "untied"
+    """Whether the output head is the embedding table."""
+    embed_std: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of fresh embeddings."""
+
+    window: ClassVar[int | None] = None
+    dense_layers: ClassVar[tuple[int, ...]] = ()
+    bias: ClassVar[Bias] = "none"
+
+    def __post_init__(self) -> None:
+        check_moe(self)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer: with experts, or with a plain mlp."""
+        return tuple(DENSE if i in self.dense_layers else MOE for i in range(self.num_layers))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Tokens that the queries of each layer look at; None for all."""
+        return (self.window,) * self.num_layers
 
 
-def check_moe(model: Any) -> None:
+def check_moe(model: MoeDecoder) -> None:
     """Raises UserError where a model's fields do not go together."""
     check_decoder(model)
-    dense = getattr(model, "dense_layers", ())
+    dense = model.dense_layers
     if list(dense) != sorted(set(dense)) or any(not 0 <= i < model.num_layers for i in dense):
         raise UserError(
             f"model.dense_layers: {list(dense)} must be numbers of layers from 0 to "
@@ -51,11 +92,11 @@ def check_moe(model: Any) -> None:
         raise UserError("model.dense_layers: names every layer; use a model without experts")
 
 
-def moe_spec(model: Any, bias: Bias = "none", qk_norms: Tree | None = None) -> Tree:
+def moe_spec(model: MoeDecoder, qk_norms: Tree | None = None) -> Tree:
     """Every weight; `qk_norms` are those of the norms of queries and keys."""
 
     def layer(kind: str) -> Tree:
-        spec = attention_spec(model, bias) | (qk_norms or {})
+        spec = attention_spec(model, model.bias) | (qk_norms or {})
         for name in ("attention_norm", "mlp_norm"):
             spec[name] = Param("norm", (model.embed_dim,), fill=1.0)
         if kind == DENSE:
@@ -70,21 +111,30 @@ def moe_spec(model: Any, bias: Bias = "none", qk_norms: Tree | None = None) -> T
     }
 
 
+def head_norms(model: MoeDecoder) -> Tree:
+    """The norms of queries and keys in each head, for `moe_spec`."""
+    return {name: Param("head_dim", (model.head_dim,), fill=1.0) for name in ("q_norm", "k_norm")}
+
+
+def norm_heads(w: Tree, eps: float, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    """What becomes of queries, keys and values by `head_norms`."""
+    return rms_norm(q, w["q_norm"], eps), rms_norm(k, w["k_norm"], eps), v
+
+
 def moe_layer(
-    model: Any,
+    model: MoeDecoder,
     kind: str,
     w: Tree,
     x: Array,
     tables: tuple[Array, Array],
     attend: Attend,
     normed: Callable[[Array, Array, Array], tuple[Array, Array, Array]] = lambda *qkv: qkv,
-    window: int | None = None,
 ) -> tuple[Array, Aux]:
     """x [B, T, D] after attention and experts; `normed` is what becomes of queries, keys and
     values before queries and keys are rotated."""
     q, k, v = normed(*project(w, rms_norm(x, w["attention_norm"], model.norm_eps)))
     q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
-    h = attend(q, k, v, model.head_dim**-0.5, window=window)  # [B, T, N, H]
+    h = attend(q, k, v, model.head_dim**-0.5, window=model.window)  # [B, T, N, H]
     x = constrain(x + output(w, h), "batch stream embed")
     h = rms_norm(x, w["mlp_norm"], model.norm_eps)
     if kind == DENSE:

@@ -10,60 +10,27 @@ from pydantic import Field
 
 from podsmith.core.param import Param, Tree
 from podsmith.core.stack import Aux
-from podsmith.models.decoder import Attend, Decoder
-from podsmith.models.experts import Experts
-from podsmith.models.moe_block import check_moe, moe_kinds, moe_layer, moe_spec
+from podsmith.models.decoder import Attend
+from podsmith.models.moe_block import MoeDecoder, moe_layer, moe_spec
 from podsmith.models.moe_hf import OlmoeHf
-from podsmith.nn.mlp import GatedMlp
 from podsmith.nn.norm import rms_norm
-from podsmith.nn.rope_scaling import RopeScaling
-from podsmith.run import STRICT, PositiveInt
+from podsmith.run import STRICT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Olmoe(Decoder):
+class Olmoe(MoeDecoder):
     """A decoder of the olmoe family; its fields are the model."""
 
     __pydantic_config__ = STRICT
     kind: Literal["olmoe"] = "olmoe"
-    vocab_size: PositiveInt
-    embed_dim: PositiveInt
-    num_layers: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    seq_len: PositiveInt
-    """Context length the model is built for, in tokens."""
-    experts: Experts
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    """How rotations change for a longer context."""
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    mlp: GatedMlp = "swiglu"
-    """Gated feed-forward of the experts."""
-    head: Literal["tied", "untied"] = "untied"
-    """Whether the output head is the embedding table."""
     bias: Literal["none", "attention"] = "none"
     """Whether the projections of attention add a bias."""
     qkv_limit: Annotated[float, Field(gt=0)] | None = None
     """Largest magnitude of queries, keys and values; none if unset."""
-    embed_std: Annotated[float, Field(gt=0)] = 0.02
-    """Standard deviation of fresh embeddings."""
 
     hf: ClassVar[OlmoeHf] = OlmoeHf()
-
-    def __post_init__(self) -> None:
-        check_moe(self)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
-        return moe_kinds(self.num_layers)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Tokens that the queries of each layer look at; None for all."""
-        return (None,) * self.num_layers
 
     def spec(self) -> Tree:
         """Every weight, once."""
@@ -72,7 +39,7 @@ class Olmoe(Decoder):
             "q_norm": Param("heads head_dim", (n, h), fill=1.0),
             "k_norm": Param("kv_heads head_dim", (k, h), fill=1.0),
         }
-        return moe_spec(self, self.bias, norms)
+        return moe_spec(self, norms)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
