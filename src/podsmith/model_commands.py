@@ -121,8 +121,7 @@ def import_(
     \b
     Example:  podsmith import downloads/SmolLM2-135M smollm
               podsmith import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
-              podsmith import mistral long rope_scaling.kind=linear rope_scaling.factor=4 \\
-                seq_len=131072
+              podsmith import mistral long seq_len=131072 rope_theta=5e6
     """
     from podsmith.checkpoint.hf import import_command
 
