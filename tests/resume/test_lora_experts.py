@@ -12,11 +12,11 @@ from podsmith.adapters.lora import bind, resolved, scaled
 from podsmith.adapters.section import LowRank
 from podsmith.checkpoint.adapter_verbs import export_adapter_command, merge_command
 from podsmith.checkpoint.hf import export_command, load_model
-from podsmith.checkpoint.peft import read_adapter
-from podsmith.checkpoint.peft_folder import read_folder
+from podsmith.checkpoint.peft import read_adapter, to_peft
+from podsmith.checkpoint.peft_folder import read_folder, write_folder
 from podsmith.checkpoint.proof import logits
 from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.param import walk
+from podsmith.core.param import Param, walk
 from podsmith.plan.resolve import resolve
 from podsmith.train.loop import train
 from podsmith.train.lora_restore import trained
@@ -43,28 +43,44 @@ FAMILIES = {
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 23)).astype(np.int32)
 
 
+def make_base(family, folder, **changes):
+    """A random model of transformers in a folder, and ours for its config."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family] | changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return model_from_config(json.loads((folder / "config.json").read_text()), "base")
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def run(request, small_run, tmp_path_factory):
     """A run that has trained adapters on the experts and on q for 12 steps, half of them after
     it was stopped."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     root = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(request.param, **SIZES, **FAMILIES[request.param])
-    AutoModelForCausalLM.from_config(config).save_pretrained(root / "base")
-    said = json.loads((root / "base/config.json").read_text())
+    model = make_base(request.param, root / "base")
     run = replace(
         in_dir(small_run, root / "run"),
-        model=model_from_config(said, "base"),
+        model=model,
         train=replace(small_run.train, init_from=str(root / "base")),
         lora=LowRank(targets=("experts", "q_proj"), rank=5, alpha=9.0, base="fp32",
-                     ranks={"up": 3}, alphas={"down": 4.0}),
+                     ranks={"expert_up": 3}, alphas={"expert_down": 4.0}),
     )  # fmt: skip
     half = replace(run, train=replace(run.train, steps=6))
     assert train(half, jax.devices()[:1]).step == 6
     assert train(run, jax.devices()[:1]).step == 12
     return run
+
+
+def torch_model(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def torch_logits(model):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(TOKENS).long()).logits.numpy()
 
 
 def test_it_trains_is_kept_and_merged(run, tmp_path):
@@ -85,14 +101,30 @@ def test_it_trains_is_kept_and_merged(run, tmp_path):
         loaded = load_model(folder)
         np.testing.assert_allclose(logits(loaded.model, loaded.weights, TOKENS), expected,
                                    atol=2e-4)  # fmt: skip
-    from transformers import AutoModelForCausalLM
-
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    with torch.no_grad():
-        got = theirs(input_ids=torch.tensor(TOKENS).long()).logits.numpy()
-    np.testing.assert_allclose(got, expected, atol=2e-4)
+    np.testing.assert_allclose(torch_logits(torch_model(tmp_path / "merged")), expected, atol=2e-4)
 
     assert any(".experts." in name for name in read_folder(adapter).modules)
     back = dict(walk(read_adapter(adapter, run.model, one)))
     for path, leaf in walk(weights["default"]):
         np.testing.assert_allclose(back[path], leaf, rtol=1e-6, atol=1e-7, err_msg=path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_reads_factors_of_experts(family, small_run, tmp_path):
+    """With one rank and alpha for all, and in models without plain layers."""
+    plain = {"mlp_only_layers": []} if family == "qwen3_moe" else {}
+    model = make_base(family, tmp_path / "base", **plain)
+    lora = LowRank(targets=("experts", "q_proj"), rank=5, alpha=9.0, base="fp32")
+    (one,) = resolved(replace(small_run, model=model, lora=lora))
+    rng = np.random.default_rng(1)
+    draw = lambda param: (rng.normal(size=param.shape) * 0.1).astype(np.float32)  # noqa: E731
+    weights = jax.tree.map(draw, one.spec, is_leaf=lambda leaf: isinstance(leaf, Param))
+    (tmp_path / "adapter").mkdir()
+    write_folder(tmp_path / "adapter", to_peft(model, one, weights, "base"))
+    loaded = load_model(tmp_path / "base")
+    plain = logits(model, loaded.weights, TOKENS)
+    params = {module.path: module.param for module in one.modules}
+    expected = logits(model, bind(params, loaded.weights, scaled(one, weights)), TOKENS)
+    assert np.abs(expected - plain).max() > 0.1
+    theirs = peft.PeftModel.from_pretrained(torch_model(tmp_path / "base"), tmp_path / "adapter")
+    np.testing.assert_allclose(torch_logits(theirs), expected, atol=2e-4)

@@ -6,6 +6,7 @@ fast bfloat16 product without AMX. All functions here work, slower, without the 
 """
 
 import functools
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,25 @@ def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
     for letter in letters:
         total *= sizes[letter]
     return total
+
+
+def over_rows(rows_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`rows_fn`, whose arrays all begin with rows that never see each other, such that a `vmap`
+    around it takes the rows of all lanes at once: to the compiler it is one batch, of the same
+    loops and products. Not to be differentiated; it belongs inside rules that are."""
+    whole = jax.custom_batching.custom_vmap(rows_fn)
+
+    @whole.def_vmap
+    def lanes(num: int, mapped: list[bool], *arrays: Array) -> tuple[Any, Any]:
+        arrays = tuple(
+            a if is_mapped else jnp.broadcast_to(a, (num, *a.shape))
+            for a, is_mapped in zip(arrays, mapped, strict=True)
+        )
+        out = whole(*(a.reshape(-1, *a.shape[2:]) for a in arrays))
+        out = jax.tree.map(lambda a: a.reshape(num, -1, *a.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return whole
 
 
 def unstacked(layers: jax.Array) -> list[Array]:

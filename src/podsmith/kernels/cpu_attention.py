@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from podsmith.core.cpu import product
+from podsmith.core.cpu import over_rows, product
 from podsmith.core.stack import ATTENTION
 from podsmith.nn.attention import MASKED, Scoring
 
@@ -101,6 +101,14 @@ def _scores(q: Array, k: Array, ids: Array, how: Scoring, start: int, end: int):
 
 
 def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring):
+    out, log_sums = over_rows(partial(_outputs, how))(q, k, v, segment_ids)
+    out = checkpoint_name(out, ATTENTION)
+    log_sums = checkpoint_name(log_sums, ATTENTION)
+    return out, (q, k, v, segment_ids, out, log_sums)
+
+
+def _outputs(how: Scoring, q: Array, k: Array, v: Array, segment_ids: Array):
+    """[B, T, N, H], and the logs of the softmax sums [B K, G, T]."""
     kv_heads = k.shape[2]
 
     def one(operands: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -122,13 +130,15 @@ def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring):
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
     loop = (*(_split(a, kv_heads) for a in (q, k, v)), ids)
     out, log_sums = lax.map(one, loop, batch_size=_together(q, kv_heads))
-    out = checkpoint_name(_join(out, kv_heads, q), ATTENTION)
-    log_sums = checkpoint_name(log_sums, ATTENTION)
-    return out, (q, k, v, segment_ids, out, log_sums)
+    return _join(out, kv_heads, q), log_sums
 
 
 def _bwd(how: Scoring, kept: tuple[Array, ...], g_out: Array):
-    q, k, v, segment_ids, out, log_sums = kept
+    return *over_rows(partial(_gradients, how))(*kept, g_out), None
+
+
+def _gradients(how: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
+    """Those of q, k and v."""
     kv_heads = k.shape[2]
 
     def one(operands: tuple[Array, ...]) -> tuple[Array, Array, Array]:
@@ -155,8 +165,7 @@ def _bwd(how: Scoring, kept: tuple[Array, ...], g_out: Array):
     split = partial(_split, kv_heads=kv_heads)
     loop = (split(q), split(k), split(v), ids, log_sums, split(out), split(g_out))
     dq, dk, dv = lax.map(one, loop, batch_size=_together(q, kv_heads))
-    grads = (_join(a, kv_heads, like) for a, like in ((dq, q), (dk, k), (dv, v)))
-    return *grads, None
+    return tuple(_join(a, kv_heads, like) for a, like in ((dq, q), (dk, k), (dv, v)))
 
 
 _attention.defvjp(_fwd, _bwd)

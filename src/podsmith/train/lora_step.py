@@ -228,8 +228,8 @@ def _by_lane(lane: Callable[..., Loss], lanes: Lanes) -> Callable[..., Loss]:
     count = max(lanes.adapters) + 1
 
     def each(parts: Parts, rows: Batch, keys: Sequence[Array], rates: Sequence[float]) -> Loss:
-        cut = jax.tree.map(lambda a: a.reshape(-1, num, *a.shape[1:]), rows)
-        mapped = jax.vmap(lane, in_axes=(0, 1, 0, 0))
+        cut = jax.tree.map(lambda a: a.reshape(-1, num, *a.shape[1:]).swapaxes(0, 1), rows)
+        mapped = jax.vmap(lane)
         losses = mapped(parts, cut, jnp.stack(keys)[of], jnp.array(rates, jnp.float32)[of])
         return jax.tree.map(lambda a: jax.ops.segment_sum(a, of, num_segments=count), losses)
 
