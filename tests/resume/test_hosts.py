@@ -108,7 +108,7 @@ def test_sigterm_to_one_stops_both_at_the_same_step(small_run, tmp_path):
         time.sleep(0.5)
     processes[1].send_signal(signal.SIGTERM)
     said = outputs(processes, [42, 42])
-    step = int(re.search(r"stopped after step (\d+) of", said[0])[1])
+    step = int(re.search(r"stopped after step (\d+);", said[0])[1])
     assert (Path(run.dir) / "checkpoints" / str(step)).is_dir()
 
 
