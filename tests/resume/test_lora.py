@@ -180,9 +180,14 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
     torch.testing.assert_close(adapted, merged, atol=1e-5, rtol=1e-4)
     assert (adapted - before).abs().max() > 1e-3
+    export_command(base.dir, tmp_path / "rounded", dtype="bf16")
+    merge_command(tmp_path / "rounded", tmp_path / "adapter", tmp_path / "merged-rounded")
 
     other = replace(base, dir=str(tmp_path / "other"), seed=5)
     train(other, jax.devices()[:1])
     moved = replace(lora, train=replace(lora.train, init_from=other.dir))
     with pytest.raises(UserError, match="is not the base that the adapters"):
         train(moved, jax.devices()[:1])
+    with pytest.raises(UserError, match=r"trained on .*base, and the weights of .*other are others"):
+        merge_command(other.dir, tmp_path / "adapter", tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()

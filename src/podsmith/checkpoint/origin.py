@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
 from podsmith.checkpoint.hf import load_model
 from podsmith.checkpoint.reader import model_from_config, read_config
@@ -62,6 +63,20 @@ class Origin:
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
         return jax.tree.map(put, self.weights(), shardings)
+
+
+def weights_hash(w: Tree, rounded_to: Any = None) -> str:
+    """Hash of all weights by their names, as float32 or first rounded to a dtype."""
+    digest = xxhash.xxh3_128()
+    for name, array in walk(w):
+        add_to_hash(digest, name, array if rounded_to is None else array.astype(rounded_to))
+    return digest.hexdigest()
+
+
+def add_to_hash(digest: xxhash.xxh3_128, name: str, array: np.ndarray) -> None:
+    """One weight more, as float32."""
+    digest.update(name.encode())
+    digest.update(np.ascontiguousarray(array, np.float32).data)
 
 
 def look_at(path: str | Path) -> Origin:

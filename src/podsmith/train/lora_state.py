@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import xxhash
 from jax.sharding import NamedSharding, PartitionSpec
@@ -145,12 +144,12 @@ def load_base(plan: Plan) -> Base:
             )
             return Base(make(), "", f"seed {plan.run.seed}")
     weights = _read(plan, path)
+    from podsmith.checkpoint.origin import add_to_hash
+
     digest, kinds, leaves = xxhash.xxh3_128(), storages(plan.run), []
     params, places = dict(walk(plan.spec)), dict(walk(shardings))
     for name, array in walk(weights):
-        array = np.ascontiguousarray(array, np.float32)
-        digest.update(name.encode())
-        digest.update(array.data)
+        add_to_hash(digest, name, array)
         keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
         with jax.set_mesh(plan.mesh):
             leaves.append((name, keep(array, params[name], kinds[name])))
