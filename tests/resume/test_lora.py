@@ -188,6 +188,6 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     moved = replace(lora, train=replace(lora.train, init_from=other.dir))
     with pytest.raises(UserError, match="is not the base that the adapters"):
         train(moved, jax.devices()[:1])
-    with pytest.raises(UserError, match=r"trained on .*base, and the weights of .*other are others"):
+    with pytest.raises(UserError, match="was trained on"):
         merge_command(other.dir, tmp_path / "adapter", tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
