@@ -109,12 +109,16 @@ def test_it_trains_is_kept_and_merged(run, tmp_path):
         np.testing.assert_allclose(back[path], leaf, rtol=1e-6, atol=1e-7, err_msg=path)
 
 
+@pytest.mark.parametrize("scaling", ["rank", "sqrt-rank"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_peft_reads_factors_of_experts(family, small_run, tmp_path):
-    """With one rank and alpha for all, and in models without plain layers."""
+def test_peft_reads_factors_of_experts(family, scaling, small_run, tmp_path):
+    """With one rank and alpha for all experts, and in models without plain layers."""
     plain = {"mlp_only_layers": []} if family == "qwen3_moe" else {}
     model = make_base(family, tmp_path / "base", **plain)
-    lora = LowRank(targets=("experts", "q_proj"), rank=5, alpha=9.0, base="fp32")
+    lora = LowRank(
+        targets=("experts", "q_proj"), rank=5, alpha=9.0, ranks={"q": 3}, base="fp32",
+        scaling=scaling,
+    )  # fmt: skip
     (one,) = resolved(replace(small_run, model=model, lora=lora))
     rng = np.random.default_rng(1)
     draw = lambda param: (rng.normal(size=param.shape) * 0.1).astype(np.float32)  # noqa: E731

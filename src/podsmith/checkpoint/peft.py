@@ -45,6 +45,10 @@ def to_peft(model: Any, adapter: ResolvedAdapter, weights: Tree, base: str) -> P
         modules[name] = PeftModule(a, b, module.scale, magnitude, table)
         alphas[name] = module.alpha
     sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
+    if sqrt and any("experts" in module.param.axes for module in adapter.modules):
+        # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
+        # alpha over rank and not alpha over its root
+        sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
     config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config["target_modules"] = _short(modules, module_slots(model))
     return PeftFolder(config, modules)
