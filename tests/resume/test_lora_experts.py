@@ -62,6 +62,7 @@ def run(request, small_run, tmp_path_factory):
     run = replace(
         in_dir(small_run, root / "run"),
         model=model,
+        data=replace(small_run.data, sources=()),  # prepared; the base has no tokenizer
         train=replace(small_run.train, init_from=str(root / "base")),
         lora=LowRank(targets=("experts", "q_proj"), rank=5, alpha=9.0, base="fp32",
                      ranks={"expert_up": 3}, alphas={"expert_down": 4.0}),
