@@ -16,6 +16,11 @@ from podsmith.nn import xent
 TOKENS_PER_DIM = 4
 
 
+def chunk_tokens(chunk: int, num_rows: int, embed_dim: int) -> int:
+    """Tokens of each of `num_rows` rows whose logits exist at once: at most `chunk`."""
+    return min(chunk, max(1, TOKENS_PER_DIM * embed_dim // num_rows))
+
+
 def chunked_xent(
     logits_fn: xent.LogitsFn,
     w: Any,
@@ -29,7 +34,7 @@ def chunked_xent(
 ) -> xent.Xent:
     """As `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T, D]."""
     b, _, d = x.shape
-    chunk = min(chunk, max(1, TOKENS_PER_DIM * d // b))
+    chunk = chunk_tokens(chunk, b, d)
 
     def logits(w: Any, x: Array) -> Array:
         leaves, tree = jax.tree.flatten(w)
