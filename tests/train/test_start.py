@@ -149,7 +149,7 @@ def lines_of(run_dir):
 
 
 def test_what_does_not_fit_is_refused(base, tmp_path):
-    with pytest.raises(UserError, match=r"train.init_from: .*nowhere.*not a folder"):
+    with pytest.raises(UserError, match=r"train.init_from: .*nowhere.*is not there"):
         load_run(tuned(base, tmp_path, tmp_path / "nowhere"))
     run = load_run(tuned(base, tmp_path, base / "hf", model={"mlp_dim": 28}))
     prepare(run.data, 32)
