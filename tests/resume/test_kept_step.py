@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from podsmith.plan import executable
 from podsmith.plan.resolve import resolve
@@ -23,16 +24,21 @@ def compiled_by_plan(run):
     return events[0]["by_plan"]
 
 
+def use_cache(wanted):
+    jax.config.update("jax_enable_compilation_cache", wanted)
+    compilation_cache.reset_cache()
+
+
 def test_training_takes_over_the_kept_step(small_run, tmp_path, monkeypatch, request):
-    request.addfinalizer(lambda: jax.config.update("jax_enable_compilation_cache", True))
+    # as in plan's process: what JAX's own cache gave back cannot be kept a second time
+    use_cache(False)
+    request.addfinalizer(lambda: use_cache(True))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     alone, helped = (in_dir(small_run, tmp_path / name) for name in ("alone", "helped"))
     one = jax.devices()[:1]
     train(alone, one)
     plan = resolve(helped, one)
     with jax.set_mesh(plan.mesh):
-        # as in plan's process: what JAX's own cache gave back cannot be kept a second time
-        jax.config.update("jax_enable_compilation_cache", False)
         lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan))
         key = executable.key_of(lowered.as_text(), plan.devices, step_options(plan))
         assert executable.save(key, lowered.compile())
