@@ -89,7 +89,7 @@ def _refuse_other_base(adapter: Path, base: str | Path, weights: Tree) -> None:
         raise UserError(f"{adapter / ORIGIN}: cannot be read ({error}); export it again") from None
     if ROUNDED not in said:  # a base made from a seed has no files to compare with
         return
-    if known.isdisjoint({weights_hash(weights), weights_hash(weights, ml_dtypes.bfloat16)}):
+    if not any(weights_hash(weights, to) in known for to in (None, ml_dtypes.bfloat16)):
         raise UserError(
             f"{adapter}: was trained on {said.get('base')}, and the weights of {base} are others; "
             f"merge into that one, or remove {adapter / ORIGIN} to merge all the same"

@@ -29,7 +29,7 @@ from podsmith.checkpoint.reader import (
 from podsmith.checkpoint.stream import check_tensors, from_hf
 from podsmith.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
 from podsmith.checkpoint.writer import MAX_SHARD_BYTES, export_hf, stored_dtype, write_hf
-from podsmith.core.param import Tree, count_params
+from podsmith.core.param import Tree, count_params, first_difference
 from podsmith.data.tokenizer import TextTokenizer, read_json, save_tokenizer
 from podsmith.errors import UserError
 from podsmith.models.params import with_overrides
@@ -97,13 +97,12 @@ class LoadedModel:
             return self
         model = with_overrides(self.model, overrides, "the model")
         have, want = ({slot.name: slot.shape for slot in slots(m)} for m in (self.model, model))
-        for name in sorted(have.keys() | want.keys()):
-            if have.get(name) != want.get(name):
-                raise UserError(
-                    f"{' '.join(overrides)}: {name} is {have.get(name, 'absent')} in {self.path} "
-                    f"and would be {want.get(name, 'absent')}; change only what no weight depends "
-                    f"on (podsmith vocab changes vocabularies)"
-                )
+        if found := first_difference(have, want):
+            name, there, here = found
+            raise UserError(
+                f"{' '.join(overrides)}: {name} is {there} in {self.path} and would be {here}; "
+                f"change only what no weight depends on (podsmith vocab changes vocabularies)"
+            )
         return replace(self, model=model, origin=self.source)
 
     @property

@@ -18,7 +18,7 @@ from podsmith.checkpoint.reader import model_from_config, read_config
 from podsmith.checkpoint.store import load_run_weights
 from podsmith.checkpoint.tokenizer_files import has_tokenizer
 from podsmith.config_fields import to_plain
-from podsmith.core.param import Tree, walk
+from podsmith.core.param import Tree, first_difference, walk
 from podsmith.errors import UserError
 
 
@@ -35,15 +35,13 @@ class Origin:
 
     def refuse_unlike(self, spec: Tree) -> None:
         """UserError unless its weights have the names and shapes of `spec`."""
-        ours, theirs = dict(walk(spec)), dict(walk(self.model.spec()))
-        for name in sorted(ours.keys() | theirs.keys()):
-            have = theirs[name].shape if name in theirs else "absent"
-            want = ours[name].shape if name in ours else "absent"
-            if have != want:
-                raise UserError(
-                    f"{name} is {have} in {self.path} and {want} in this run's model; "
-                    "leave [model] out, or change only what no weight depends on"
-                )
+        shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, self.model.spec()))
+        if found := first_difference(*shapes):
+            name, want, have = found
+            raise UserError(
+                f"{name} is {have} in {self.path} and {want} in this run's model; "
+                "leave [model] out, or change only what no weight depends on"
+            )
 
     def weights(self) -> Tree:
         """float32 host arrays. Raises UserError where they cannot be read."""

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 import xxhash
 from jax.experimental import multihost_utils
 
-from podsmith.core.param import Tree
+from podsmith.core.param import Tree, first_difference
 from podsmith.errors import UserError
 from podsmith.run import Checkpoint, Mesh, Run
 
@@ -237,13 +237,12 @@ def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
               for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip
     ours = {jax.tree_util.keystr(p): tuple(leaf.shape)
             for p, leaf in jax.tree_util.tree_leaves_with_path(wanted)}  # fmt: skip
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            raise UserError(
-                f"{where}: {name} is {theirs.get(name, 'absent')} in the checkpoint and "
-                f"{ours.get(name, 'absent')} in this run; use the run file it was trained with, "
-                f"or another dir="
-            )
+    if found := first_difference(theirs, ours):
+        name, there, here = found
+        raise UserError(
+            f"{where}: {name} is {there} in the checkpoint and {here} in this run; use the run "
+            f"file it was trained with, or another dir="
+        )
 
 
 def load_run_weights(

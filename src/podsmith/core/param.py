@@ -118,6 +118,17 @@ def stack(spec: Tree, count: int, axis: str = "layers") -> Tree:
     return map_params(lambda p: p.stacked(axis, count), spec)
 
 
+def first_difference(
+    ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
+) -> tuple[str, tuple[int, ...] | str, tuple[int, ...] | str] | None:
+    """The first name whose shapes are not equal, with both ("absent" where it has none)."""
+    for name in sorted(ours.keys() | theirs.keys()):
+        both = ours.get(name, "absent"), theirs.get(name, "absent")
+        if both[0] != both[1]:
+            return name, *both
+    return None
+
+
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, leaf) pairs of a nested dict, in sorted order."""
     for name in sorted(tree):
