@@ -43,33 +43,27 @@ def show_command(
     _say(console, f"{data_dir}: {store.epoch_rows:,} rows of {store.seq_len} tokens an epoch")
     for number, record in enumerate(store.records(start, stop), start):
         pieces = list(row_pieces(record))
-        liked = unpack_rows(record[None], rated=True)["loss_weight"][0][_firsts(record)]
-        tokens = sum(len(ids) for ids, _ in pieces)
+        tokens = sum(len(ids) for ids, _, _ in pieces)
         _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
-        for place, (ids, learned) in enumerate(pieces, 1):
+        for place, (ids, learned, liked) in enumerate(pieces, 1):
             head = f"  document {place}, {len(ids)} tokens"
             if not store.masked:
                 _say(console, f"{head}: {tokenizer.decode(ids)!r}")
                 continue
-            rating = f", {LIKED[bool(liked[place - 1])]}" if store.rated else ""
+            rating = f", {LIKED[liked]}" if store.rated else ""
             _say(console, f"{head}, {sum(learned)} learned{rating}:")
             console.print(in_color(tokenizer, ids, learned, marks=not console.is_terminal))
 
 
-def _firsts(record: np.void) -> np.ndarray:
-    """Where the segments of a row begin."""
-    row = unpack_rows(record[None])
-    return np.flatnonzero((row["positions"][0] == 0) & (row["segment_ids"][0] > 0))
-
-
-def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool]]]:
-    """Token ids of each document, or piece of one, in a packed row, and which are learned;
-    without the padding."""
-    row = unpack_rows(record[None])  # [1, T]
+def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], bool]]:
+    """Token ids of each document, or piece of one, in a packed row, which are learned, and
+    whether it is marked as liked; without the padding."""
+    row = unpack_rows(record[None], rated=True)  # [1, T]
     segments = row["segment_ids"][0]
     for segment in range(1, int(segments.max()) + 1):
         mine = segments == segment
-        yield row["tokens"][0][mine].tolist(), (row["loss_weight"][0][mine] > 0).tolist()
+        liked, *learned = (row["loss_weight"][0][mine] > 0).tolist()
+        yield row["tokens"][0][mine].tolist(), [False, *learned], liked
 
 
 def show_sources(data: Data, start: int = 0, count: int = 3) -> None:

@@ -52,6 +52,11 @@ class TokenStore:
         if not self._written.rows:
             self._packed_train()
 
+    @property
+    def holds(self) -> str:
+        """What a document is: a text to learn, one of a pair of answers, or a rated one."""
+        return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
+
     @classmethod
     def open(cls, path: str | os.PathLike, *, verify: Verify = "sizes") -> "TokenStore":
         """Opens a prepared `data.dir` (or the shuffle folder in it), local or a URL.

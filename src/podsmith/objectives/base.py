@@ -23,6 +23,11 @@ def for_eval(objective: Any) -> Any:
     return without_noise() if without_noise else objective
 
 
+def learns_from(objective: Any) -> str:
+    """What a store must hold for it (`TokenStore.holds`)."""
+    return getattr(objective, "learns_from", "texts")
+
+
 def with_penalties(loss: Loss, model: Any, aux: Aux) -> Loss:
     """The loss with what the model's layers add to that of each token, and their metrics; `aux`
     is what `model.hidden` returned beside the residual stream."""

@@ -9,24 +9,19 @@ answers are made of the row itself, each conversation taking the answer of the o
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from pydantic import Field
 
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
-from podsmith.core.leaves import has_adapters, without_adapters
 from podsmith.core.param import Tree
-from podsmith.errors import UserError
-from podsmith.nn.logps import segment_sums, token_logps
+from podsmith.nn.logps import segment_sums
+from podsmith.objectives.answers import Positive, reference_of, said
 from podsmith.objectives.base import Loss
-from podsmith.objectives.clm import next_tokens
 from podsmith.run import STRICT
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +39,20 @@ class Kto:
     undesirable_weight: Positive = 1.0
     """Weight of answers that were not."""
 
-    learns_from: ClassVar[str] = "rated"
+    learns_from: ClassVar[str] = "rated answers"
 
     def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
         """Sums over the batch's answers; the reference point is the mean of the batch. Raises
         UserError for weights without adapters."""
-        if not has_adapters(w):
-            raise UserError(
-                'objective.kind: "kto" compares with the base, adapters off; add a [lora] section'
-            )
-        base = lax.stop_gradient(without_adapters(w))
-        said, tokens = answer_logps(model, w, batch, how)
-        ratio = said - answer_logps(model, base, batch, how)[0]  # [B, T + 1]
+        base = reference_of(w, self.kind)
+        logps, tokens = answer_logps(model, w, batch, how)
+        ratio = logps - answer_logps(model, base, batch, how)[0]  # [B, T + 1]
         there = (tokens > 0).astype(jnp.float32)
         point = jnp.zeros(())
         if self.loss_kind == "kto":
             point = self._point(model, lax.stop_gradient(w), base, batch, how)
         liked = liked_answers(batch)
-        return self.of(ratio, liked, there, point, (said, tokens))
+        return self.of(ratio, liked, there, point, (logps, tokens))
 
     def _point(self, model: Any, w: Tree, base: Tree, batch: Batch, how: Compute) -> Array:
         """Mean log ratio of answers with other prompts, at least 0. An answer that is alone in
@@ -75,15 +66,15 @@ class Kto:
         return jnp.maximum(mean, 0.0)
 
     def of(
-        self, ratio: Array, liked: Array, there: Array, point: Array, said: tuple[Array, Array]
+        self, ratio: Array, liked: Array, there: Array, point: Array, answers: tuple[Array, Array]
     ) -> Loss:
-        """The loss of log ratios float32 [B, S] of answers that are `there`; `said` is their log
-        probability and how many tokens they have."""
+        """The loss of log ratios float32 [B, S] of answers that are `there`; `answers` is their
+        log probability and how many tokens they have."""
         sign = 2 * liked - 1
         weight = liked * self.desirable_weight + (1 - liked) * self.undesirable_weight
         each = weight * jax.nn.sigmoid(-self.beta * sign * (ratio - point))
         reward = lax.stop_gradient(self.beta * ratio)
-        logps, tokens = lax.stop_gradient(said)
+        logps, tokens = lax.stop_gradient(answers)
         count, good = jnp.sum(there), there * liked
         bad = there - good
         right = (sign * (ratio - point) > 0) * tokens
@@ -100,14 +91,7 @@ class Kto:
 
 def answer_logps(model: Any, w: Tree, batch: Batch, how: Compute) -> tuple[Array, Array]:
     """Log probability of each segment's answer, and its tokens; both float32 [B, T + 1]."""
-    x, _ = model.hidden(w, batch, how)
-    targets, learned = next_tokens(batch)
-    # the weight of a segment's first token is the rating
-    inside = jnp.roll(batch.positions, -1, axis=1) > 0
-    learned = ((learned > 0) & inside).astype(jnp.float32)
-    logps = token_logps(
-        model.logits, model.head_weights(w), x, targets, chunk=how.loss_chunk_tokens
-    )
+    logps, learned, _ = said(model, w, batch, how)
     ids = batch.segment_ids
     return segment_sums(logps * learned, ids), segment_sums(learned, ids)
 
@@ -125,7 +109,7 @@ def rotate(batch: Batch) -> Batch:
 
     def of_row(tokens: Array, ids: Array, positions: Array, weight: Array) -> Batch:
         number = jnp.arange(t + 1)
-        size = jnp.bincount(ids, length=t + 1)
+        size = jnp.bincount(ids, length=t + 1).at[0].set(0)  # padding is behind, and no segment
         learned = (weight > 0) & (positions > 0)
         asked = jnp.full(t + 1, t).at[ids].min(jnp.where(learned, positions, t))
         asked = jnp.minimum(asked, size)  # tokens of each prompt
@@ -139,7 +123,7 @@ def rotate(batch: Batch) -> Batch:
         here = jnp.minimum(here, last)
         position = place - (stop - new_size)[here]
         prompt = position < asked[here]
-        start = jnp.cumsum(size.at[0].set(0)) - size.at[0].set(0)  # padding is behind
+        start = jnp.cumsum(size) - size
         theirs = other[here]
         source = jnp.where(
             prompt,

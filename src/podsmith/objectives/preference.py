@@ -18,15 +18,13 @@ from pydantic import Field
 
 from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
-from podsmith.core.leaves import has_adapters, without_adapters
 from podsmith.core.param import Tree
 from podsmith.errors import UserError
-from podsmith.nn.logps import segment_sums, token_logps
+from podsmith.nn.logps import segment_sums
+from podsmith.objectives.answers import Positive, reference_of, said
 from podsmith.objectives.base import Loss
-from podsmith.objectives.clm import next_tokens
 from podsmith.run import STRICT
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
 
@@ -47,27 +45,18 @@ class Answers(NamedTuple):
         return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
 
 
-def answers(model: Any, w: Tree, batch: Batch, how: Compute) -> tuple[Answers, dict[str, Array]]:
-    """The answers of a batch under these weights, and the model's auxiliary sums."""
-    x, aux = model.hidden(w, batch, how)
-    targets, learned = next_tokens(batch)
-    # a segment's last token predicts nothing of it
+def answers(model: Any, w: Tree, batch: Batch, how: Compute) -> Answers:
+    """The answers of a batch under these weights."""
+    logps, learned, whole = said(model, w, batch, how)
     ids = batch.segment_ids
-    same = (jnp.roll(ids, -1, axis=1) == ids).at[:, -1].set(False) & (ids > 0)
-    logps = token_logps(
-        model.logits, model.head_weights(w), x, targets, chunk=how.loss_chunk_tokens
-    )
-    learned = (learned > 0).astype(jnp.float32)
-    whole = same.astype(jnp.float32)
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
     pairs = ids.shape[1] // 2
     chosen, rejected = slice(1, 2 * pairs, 2), slice(2, 2 * pairs + 1, 2)
-    said, tokens, all_said, all_tokens = sums
-    found = Answers(
-        said[:, chosen], said[:, rejected], tokens[:, chosen], tokens[:, rejected],
-        all_said[:, chosen], all_tokens[:, chosen],
+    total, tokens, all_total, all_tokens = sums
+    return Answers(
+        total[:, chosen], total[:, rejected], tokens[:, chosen], tokens[:, rejected],
+        all_total[:, chosen], all_tokens[:, chosen],
     )  # fmt: skip
-    return found, aux
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +74,7 @@ class Dpo:
     """Share of pairs taken to be the wrong way round (sigmoid only; cDPO,
     https://ericmitchell.ai/cdpo.pdf)."""
 
-    learns_from: ClassVar[str] = "pairs"
+    learns_from: ClassVar[str] = "pairs of answers"
 
     def __post_init__(self) -> None:
         if self.label_smoothing and self.loss_kind != "sigmoid":
@@ -96,13 +85,8 @@ class Dpo:
 
     def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
-        if not has_adapters(w):
-            raise UserError(
-                'objective.kind: "dpo" compares with the base, adapters off; add a [lora] section'
-            )
-        found, _ = answers(model, w, batch, how)
-        base, _ = answers(model, lax.stop_gradient(without_adapters(w)), batch, how)
-        return self.of(found, base)
+        reference = reference_of(w, self.kind)
+        return self.of(answers(model, w, batch, how), answers(model, reference, batch, how))
 
     def of(self, found: Answers, base: Answers) -> Loss:
         """The loss of answers, given the reference's."""
@@ -132,11 +116,11 @@ class Orpo:
     """Weight of the odds ratio beside the chosen conversation's own loss, a mean over its
     tokens."""
 
-    learns_from: ClassVar[str] = "pairs"
+    learns_from: ClassVar[str] = "pairs of answers"
 
     def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
         """Sums over the batch's pairs."""
-        return self.of(answers(model, w, batch, how)[0])
+        return self.of(answers(model, w, batch, how))
 
     def of(self, found: Answers) -> Loss:
         """The loss of answers."""

@@ -26,6 +26,8 @@ from podsmith.data.store import TokenStore
 from podsmith.errors import UserError
 from podsmith.evals.held_out import HeldOut
 from podsmith.evals.loss import SourceLoss
+from podsmith.objectives import KINDS
+from podsmith.objectives.base import learns_from
 from podsmith.plan.compile import refuse_option
 from podsmith.plan.executable import load_or_compile
 from podsmith.plan.length import with_steps
@@ -119,16 +121,14 @@ def open_store(
 
 
 def _check_kind(run: Run, store: TokenStore) -> None:
-    known = {"pairs": "dpo or orpo", "rated": "kto", "texts": "clm or sft"}
-    rows = {"pairs": "preference", "rated": "rated"}
-    wanted = getattr(run.objective, "learns_from", "texts")
-    holds = "pairs" if store.pairs else "rated" if store.rated else "texts"
-    if wanted != holds:
-        what = {"pairs": "pairs of answers", "rated": "rated answers", "texts": "texts"}
+    wanted = learns_from(run.objective)
+    if wanted != store.holds:
+        known = " or ".join(name for name, o in KINDS.items() if learns_from(o) == store.holds)
+        rows = {"pairs of answers": "preference", "rated answers": "rated"}
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(
-            f"{run.data.dir}: holds {what[holds]}, which is not what objective.kind = "
-            f"{run.objective.kind!r} learns from; choose {known[holds]}{other}"
+            f"{run.data.dir}: holds {store.holds}, which is not what objective.kind = "
+            f"{run.objective.kind!r} learns from; choose {known}{other}"
         )
 
 
