@@ -1,6 +1,7 @@
 """Which implementation runs where. Every kernel equals its `nn/` twin."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from jax import Array
@@ -64,6 +65,16 @@ def _whole_rows(how: Compute) -> Callable[..., Array]:
         attend = tpu_attention.causal_attention
         return partial(attend, early=True) if how.kernels == "early tpu" else attend
     return attention.causal_attention
+
+
+def for_lanes(how: Compute, num_rows: int, embed_dim: int) -> Compute:
+    """The same for a step that is mapped over lanes of `num_rows` rows in all: a lane does not
+    see the rows beside it, memory does."""
+    if how.kernels != "cpu":
+        return how
+    from podsmith.kernels.cpu_xent import chunk_tokens
+
+    return replace(how, loss_chunk_tokens=chunk_tokens(how.loss_chunk_tokens, num_rows, embed_dim))
 
 
 def cross_entropy(how: Compute) -> Callable[..., xent.Xent]:

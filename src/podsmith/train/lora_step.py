@@ -12,7 +12,7 @@ An adapter with more rows than others has several lanes.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from podsmith.core.param import Param, Tree, walk
 from podsmith.core.pipeline import interleaved, num_stages
 from podsmith.core.sharding import batch_sharding, batch_ways
 from podsmith.errors import UserError
-from podsmith.kernels.cpu_xent import chunk_tokens
+from podsmith.kernels import select
 from podsmith.objectives.base import Loss
 from podsmith.optim.build import clip, make_schedule
 from podsmith.plan.resolve import Plan
@@ -187,10 +187,7 @@ def summed_gradients(
 ) -> tuple[Tree, Loss]:
     """Gradients of every adapter's summed loss, and the sums [K], over all A microbatches."""
     objective, model = plan.run.objective, plan.run.model
-    how = plan.how
-    if how.kernels == "cpu":  # a lane does not see the rows beside it, memory does
-        chunk = chunk_tokens(how.loss_chunk_tokens, batch.tokens.shape[1], model.embed_dim)
-        how = replace(how, loss_chunk_tokens=chunk)
+    how = select.for_lanes(plan.how, batch.tokens.shape[1], model.embed_dim)
     params = {m.path: m.param for one in active for m in one.modules}
     keys = [jax.random.fold_in(jax.random.key(plan.run.seed), count) for count in counts]
     rates = [one.dropout for one in active]
