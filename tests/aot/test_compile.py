@@ -5,45 +5,18 @@ change that is meant: `PODSMITH_GOLDEN=write pytest tests/aot/test_compile.py`, 
 """
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
 from pathlib import Path
 
 import pytest
+from slices import needs_libtpu, run_of
 
-from podsmith.config import load_run
 from podsmith.errors import UserError
 from podsmith.plan import compile as aot
 from podsmith.plan import cost, hlo
 from podsmith.plan.topology import parse_slice
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
-)
-
-RUN = """
-name = "aot"
-dir = "run"
-recipe = "pretrain"
-[model]
-preset = "{preset}"
-[data]
-dir = "data"
-tokenizer.vocab_size = 1024
-sources = [{{path = "text"}}]
-[train]
-steps = 1000
-global_batch_size = {batch}
-"""
-
-
-def run_of(folder, *overrides, preset="llama-15m", batch=64):
-    path = folder / "run.toml"
-    path.write_text(RUN.format(preset=preset, batch=batch))
-    return load_run(path, overrides)
-
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
 

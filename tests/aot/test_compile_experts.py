@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_compile import needs_libtpu, run_of
+from slices import needs_libtpu, run_of
 
 from podsmith.plan import compile as aot
 from podsmith.plan import cost, hlo

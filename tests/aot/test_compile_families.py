@@ -1,36 +1,16 @@
 """One preset of each family compiles for a TPU slice, with the kernel that knows its windows and
 soft caps, near what the analytic plan says of it."""
 
-import importlib.util
-
 import pytest
+from slices import needs_libtpu, run_of
 
-from podsmith.config import load_run
 from podsmith.plan.compile import compile_for
 from podsmith.plan.machine import machine_of
 from podsmith.plan.quick import Quick
 from podsmith.plan.topology import parse_slice
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_libtpu]
 
-RUN = """
-name = "aot"
-dir = "run"
-recipe = "pretrain"
-model.preset = "{preset}"
-[data]
-dir = "data"
-sources = [{{path = "text"}}]
-pack.seq_len = {seq_len}
-[train]
-steps = 1000
-global_batch_size = {batch}
-"""
 CASES = [
     ("qwen3-0.6b", "v5e-8", 4096, 8, ()),
     ("gemma2-2b", "v6e-8", 8192, 8, ()),
@@ -43,9 +23,8 @@ CASES = [
 
 @pytest.mark.parametrize(("preset", "where", "seq_len", "batch", "mesh"), CASES)
 def test_a_preset_compiles(preset, where, seq_len, batch, mesh, tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text(RUN.format(preset=preset, seq_len=seq_len, batch=batch))
-    run, where = load_run(path, mesh), parse_slice(where)
+    seq = f"data.pack.seq_len={seq_len}"
+    run, where = run_of(tmp_path, seq, *mesh, preset=preset, batch=batch), parse_slice(where)
     quick, compiled = Quick.of(run, machine_of(where)), compile_for(run, where)
     assert compiled.fits and quick.fits
     assert "splash" in compiled.hlo

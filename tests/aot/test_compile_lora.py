@@ -1,51 +1,28 @@
 """The step of adapters compiled by the TPU compiler: int4 and int8 bases on a slice."""
 
-import importlib.util
-
 import pytest
+from slices import needs_libtpu, run_of
 
-from podsmith.config import load_run
 from podsmith.plan import compile as aot
 from podsmith.plan.topology import parse_slice
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
-)
-
-RUN = """
-name = "aot"
-dir = "run"
-recipe = "pretrain"
-model = {preset = "llama-15m", num_layers = 2}
-train = {steps = 1000, global_batch_size = 16}
-[data]
-dir = "data"
-tokenizer.vocab_size = 1024
-sources = [{path = "text"}]
-[lora]
-base = "int4"
-rank = 8
-"""
-TWO = """
-base = "int8"
-adapters = [{name = "a", rank = 4}, {name = "b", rank = 6}]
-"""
+LAYERS = ("model.num_layers=2",)
+INT4 = ("lora.base=int4", "lora.rank=8")
+TWO = ("lora.base=int8", 'lora.adapters=[{name = "a", rank = 4}, {name = "b", rank = 6}]')
 
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    "text",
-    [RUN, pytest.param(RUN.replace('base = "int4"', TWO), marks=pytest.mark.slow)],
+    "changes",
+    [INT4, pytest.param(TWO, marks=pytest.mark.slow)],
     ids=["one over int4", "two over int8"],
 )
-def test_the_step_compiles_and_the_base_is_small(text, tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    run = load_run(path)
+def test_the_step_compiles_and_the_base_is_small(changes, tmp_path):
+    run = run_of(tmp_path, *LAYERS, *changes, batch=16)
     found = aot.compile_for(run, parse_slice("v5e:2x2"))
     assert found.fits and found.mesh["fsdp"] == 4
     # the optimizer knows the adapters alone
     assert found.optimizer_bytes < 0.2 * found.num_params
     assert found.argument_bytes < 2 * found.num_params
-    if "int4" in text:
+    if changes == INT4:
         assert " s4[" in found.hlo

@@ -1,8 +1,7 @@
 """The analytic model against the compiler, and the search that asks both; minutes each."""
 
-import importlib.util
-
 import pytest
+from slices import needs_libtpu, run_of
 
 from podsmith.cli import main
 from podsmith.config import load_run
@@ -12,41 +11,11 @@ from podsmith.plan.quick import BEYOND_COMPILER, MEMORY_ERROR_SHARE, Quick
 from podsmith.plan.report import Report
 from podsmith.plan.topology import parse_slice
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
-    ),
-]
-
-RUN = """
-name = "aot"
-dir = "run"
-recipe = "pretrain"
-model.preset = "{preset}"
-[data]
-dir = "data"
-sources = [{{path = "text"}}]
-[train]
-steps = 1000
-global_batch_size = {batch}
-"""
+pytestmark = [pytest.mark.slow, needs_libtpu]
 
 
-@pytest.fixture
-def run_file(tmp_path):
-    """Writes a run file and gives its path."""
-
-    def write(preset, batch):
-        path = tmp_path / "run.toml"
-        path.write_text(RUN.format(preset=preset, batch=batch))
-        return path
-
-    return write
-
-
-def test_the_arithmetic_is_near_the_compiler(run_file):
-    run, where = load_run(run_file("kisoku-3b", 128)), parse_slice("v4-32")
+def test_the_arithmetic_is_near_the_compiler(tmp_path):
+    run, where = run_of(tmp_path, preset="kisoku-3b", batch=128), parse_slice("v4-32")
     quick, compiled = Quick.of(run, machine_of(where)), compile_for(run, where)
     report = Report(run, where, compiled)
     assert quick.fits == compiled.fits
@@ -56,8 +25,9 @@ def test_the_arithmetic_is_near_the_compiler(run_file):
     assert quick.step_s == pytest.approx(report.estimate.step_s, rel=BEYOND_COMPILER)
 
 
-def test_a_search_ends_with_overrides_that_compile(run_file, capsys):
-    path = run_file("llama-135m", 64)
+def test_a_search_ends_with_overrides_that_compile(tmp_path, capsys):
+    run_of(tmp_path, preset="llama-135m", batch=64)
+    path = tmp_path / "run.toml"
     assert main(["plan", str(path), "--on", "v5e-4", "--search", "--finalists", "1"]) == 0
     out, err = capsys.readouterr()
     assert "compiling 1 of 1" in err and " compiler " in out

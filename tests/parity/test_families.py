@@ -3,28 +3,22 @@ text from left-padded batches."""
 
 import json
 from functools import cache
-from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 from families import ROWS
 
 from podsmith.checkpoint.hf import from_hf, to_hf
 from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
-from podsmith.evals.generate import Sampling, generate
 from podsmith.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
-TOLERANCE = 1e-5  # of the largest value
 TOKENS = np.random.default_rng(1).integers(3, 97, (2, 29))
-PROMPTS = [list(range(40, 63)), [5, 9, 2, 77], [*range(20, 33)]]
-NEW_TOKENS = 64
 
 
 def config_of(row, said):
@@ -59,33 +53,9 @@ def problem(name):
     return row, theirs, model, from_hf(model, tensors)
 
 
-def make_batch(tokens):
-    b, t = tokens.shape
-    return Batch(
-        tokens=jnp.asarray(tokens, jnp.int32),
-        segment_ids=jnp.ones((b, t), jnp.int32),
-        positions=jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)),
-        loss_weight=jnp.ones((b, t), jnp.float32),
-    )
-
-
-def compiled(fn):
-    """jit that spends its time elsewhere: these programs run once."""
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(fn, compiler_options=options)
-
-
-def assert_near(ours, theirs, name):
-    distance = np.abs(np.asarray(ours, np.float64) - theirs).max()
-    largest = np.abs(theirs).max()
-    assert largest > 0, name
-    assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"
-    return distance / largest
-
-
 def logits_of(model, w, tokens):
     batch = make_batch(tokens)
-    return compiled(lambda w: model.logits(w, model.hidden(w, batch, Compute())[0]))(w)
+    return jax.jit(lambda w: model.logits(w, model.hidden(w, batch, Compute())[0]))(w)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.gradients])
@@ -104,7 +74,7 @@ def test_logits_loss_and_gradients(name, record_property):
         hidden, _ = model.hidden(w, make_batch(TOKENS), how)
         return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
 
-    logits, value, grads = compiled(both)(w)
+    logits, value, grads = jax.jit(both)(w)
     near = assert_near(logits, out.logits.detach().numpy(), "logits")
     record_property("logits", float(near))
     np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
@@ -152,17 +122,5 @@ def test_a_short_config_is_the_whole_one(name):
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.generates])
 def test_text_of_a_left_padded_batch(name):
-    """Greedy, token for token; windows are shorter than the longest prompt."""
     _, theirs, model, w = problem(name)
-    longest = max(map(len, PROMPTS))
-    assert all(window < longest for window in model.windows if window)
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
-    out = theirs.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    no_text = SimpleNamespace(decode=lambda ids, **_: "", eos_id=None, bos_id=None)
-    found = generate(model, w, no_text, PROMPTS, Sampling(NEW_TOKENS), prefix=())
-    assert [list(one.tokens) for one in found] == out[:, longest:].tolist()
-    assert len({one.tokens for one in found}) == len(PROMPTS)
+    assert_same_text(theirs, model, w)

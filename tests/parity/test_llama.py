@@ -71,12 +71,6 @@ def reference(model, w):
     return theirs.eval()
 
 
-def compiled(fn):
-    """jit that spends its time elsewhere: these programs run once."""
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(fn, compiler_options=options)
-
-
 def setup(case):
     model = Llama(**(BASE | CASES[case]))
     w = random_weights(model)
@@ -99,7 +93,7 @@ def test_logits_loss_and_gradients_equal_transformers(case):
         hidden, _ = model.hidden(w, batch, how)
         return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
 
-    logits, value, grads = compiled(both)(w)
+    logits, value, grads = jax.jit(both)(w)
     np.testing.assert_allclose(logits, out.logits.detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
     ours = HF.to_hf(model, grads)
@@ -114,7 +108,7 @@ def test_logits_equal_transformers(case):
     model, w, theirs, tokens, batch = setup(case)
     with torch.no_grad():
         out = theirs(input_ids=torch.tensor(tokens))
-    ours = compiled(lambda w: model.logits(w, model.hidden(w, batch, Compute())[0]))(w)
+    ours = jax.jit(lambda w: model.logits(w, model.hidden(w, batch, Compute())[0]))(w)
     np.testing.assert_allclose(ours, out.logits.numpy(), rtol=1e-4, atol=1e-5)
 
 

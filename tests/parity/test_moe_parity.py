@@ -4,18 +4,15 @@ left-padded batches, and folders both ways. Dims pairwise different, features of
 import copy
 import json
 from functools import cache
-from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
 from podsmith.checkpoint.hf import export_hf, import_hf, to_hf
 from podsmith.checkpoint.safetensors import TensorFiles
-from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
-from podsmith.evals.generate import Sampling, generate
 from podsmith.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -64,11 +61,8 @@ ROWS = {
 }  # fmt: skip
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
-TOLERANCE = 1e-5  # of the largest value
 TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
 PADDED = (slice(1, 2), slice(0, 6))  # left of the second row
-PROMPTS = [list(range(40, 63)), [5, 9, 2, 77], [*range(20, 33)]]
-NEW_TOKENS = 64
 
 
 @cache
@@ -100,23 +94,6 @@ def folders(tmp_path_factory):
 def problem(name, folders):
     theirs, folder = folder_of(name, folders)
     return theirs, folder, *import_hf(folder)[:2]
-
-
-def make_batch(tokens, real):
-    return Batch(
-        tokens=jnp.asarray(tokens, jnp.int32),
-        segment_ids=jnp.asarray(real, jnp.int32),
-        positions=jnp.asarray(np.maximum(np.cumsum(real, 1) - 1, 0), jnp.int32),
-        loss_weight=jnp.asarray(real & (np.cumsum(real, 1) > 1), jnp.float32),
-    )
-
-
-def assert_near(ours, theirs, name):
-    largest = np.abs(theirs).max()
-    distance = np.abs(np.asarray(ours, np.float64) - theirs).max()
-    assert largest > 0, name
-    assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"
-    return distance / largest
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -185,17 +162,5 @@ def test_an_export_is_their_folder_again(name, folders, tmp_path):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_text_of_a_left_padded_batch(name, folders):
-    """Greedy, token for token; the window is shorter than the longest prompt."""
     theirs, _, model, w = problem(name, folders)
-    longest = max(map(len, PROMPTS))
-    assert all(window < longest for window in model.windows if window)
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
-    out = theirs.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    no_text = SimpleNamespace(decode=lambda ids, **_: "", eos_id=None, bos_id=None)
-    found = generate(model, w, no_text, PROMPTS, Sampling(NEW_TOKENS), prefix=())
-    assert [list(one.tokens) for one in found] == out[:, longest:].tolist()
-    assert len({one.tokens for one in found}) == len(PROMPTS)
+    assert_same_text(theirs, model, w)

@@ -1,0 +1,54 @@
+"""How our models are compared with those of transformers."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podsmith.core.batch import Batch
+from podsmith.evals.generate import Sampling, generate
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+
+TOLERANCE = 1e-5  # of the largest value
+PROMPTS = [list(range(40, 63)), [5, 9, 2, 77], [*range(20, 33)]]
+NEW_TOKENS = 64
+
+
+def make_batch(tokens, real=None):
+    """A batch [B, T] of these tokens; what is not `real` is padding, of no weight."""
+    real = np.ones(tokens.shape, bool) if real is None else real
+    place = np.cumsum(real, 1)
+    return Batch(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        segment_ids=jnp.asarray(real, jnp.int32),
+        positions=jnp.asarray(np.maximum(place - 1, 0), jnp.int32),
+        loss_weight=jnp.asarray(real & (place > 1), jnp.float32),
+    )
+
+
+def assert_near(ours, theirs, name):
+    """The largest difference, as a share of their largest value, which it returns."""
+    largest = np.abs(theirs).max()
+    distance = np.abs(np.asarray(ours, np.float64) - theirs).max()
+    assert largest > 0, name
+    assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"
+    return distance / largest
+
+
+def assert_same_text(theirs, model, w):
+    """Greedy text of a left-padded batch, token for token; windows are shorter than the longest
+    prompt."""
+    longest = max(map(len, PROMPTS))
+    assert all(window < longest for window in model.windows if window)
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
+    out = theirs.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    no_text = SimpleNamespace(decode=lambda ids, **_: "", eos_id=None, bos_id=None)
+    found = generate(model, w, no_text, PROMPTS, Sampling(NEW_TOKENS), prefix=())
+    assert [list(one.tokens) for one in found] == out[:, longest:].tolist()
+    assert len({one.tokens for one in found}) == len(PROMPTS)
