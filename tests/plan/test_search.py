@@ -136,7 +136,7 @@ def test_cures_fit_and_paste(tmp_path):
     run = run_of(tmp_path)
     machine = parse_machine("v5e-8")
     text = "\n".join(cure_lines(run, machine))
-    assert "train.num_microbatches=4: " in text
+    assert "train.num_microbatches=2: " in text
     for line in text.splitlines():
         if line.startswith("  ") and ": " in line and "=" in line.split(": ")[0]:
             words = line.split(": ")[0].replace("(trains differently)", "").split()

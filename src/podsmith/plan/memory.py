@@ -2,10 +2,10 @@
 
     state          weights, optimizer, moving average: exact, from the shardings
     cast           the weights in the precision of the products, where that is another
-    gradients      of the weights; with several microbatches also their sum, old and new
+    gradients      of the weights; with several microbatches also their sum
     saved          what the backward pass keeps of the forward pass, layer by layer
-    temporaries    the larger of two moments: a chunk of logits with its gradient, or one
-                   layer's backward pass
+    temporaries    of the fuller of two moments: a chunk of logits with its gradient, when the
+                   head's is the only gradient yet, or one layer's backward pass
 
 How many arrays are alive at once in the two moments is what the TPU compiler was seen to need
 (`benchmarks/plan_quick.py`); it changes with the compiler.
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 
-LOGITS_ALIVE = 2.5  # float32 logits, their gradient, and that in bfloat16
-HEAD_ALIVE = 2  # arrays of the size of the head in float32
-WIDE_ALIVE = 6  # arrays of an mlp's width in a layer's backward pass
+LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
+CAPPED_ALIVE = 2  # and with a soft cap
+HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for the products
+GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
+WIDE_ALIVE = 4  # arrays of an mlp's width in a layer's backward pass
 STREAM_ALIVE = 12  # and of the residual stream's
 SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
 
@@ -61,14 +63,16 @@ def memory(layout: Layout) -> Memory:
     if run.train.ema_decay is not None:
         optimizer += weights
     size = layout.activation_bytes
-    summed = run.train.num_microbatches > 1
+    sums = weights if run.train.num_microbatches > 1 else 0.0
+    moments = (head_bytes(layout), loss_bytes(layout)), (weights, layer_bytes(layout))
+    gradients, temporaries = max(moments, key=sum)
     return Memory(
         weights=weights,
         optimizer=optimizer,
         cast=layout.weight_elements * size if size != WEIGHT_BYTES else 0.0,
-        gradients=weights * (3 if summed else 1),
+        gradients=sums + gradients,
         saved=saved_bytes(layout),
-        temporaries=max(logits_bytes(layout), layer_bytes(layout)),
+        temporaries=temporaries,
     )
 
 
@@ -121,29 +125,36 @@ def score_bytes(layout: Layout) -> float:
     return layout.tokens * layout.seq_len * heads * 4
 
 
-def logits_bytes(layout: Layout) -> float:
-    """A chunk of logits and what goes with it."""
-    m, train = layout.model, layout.run.train
-    chunk = min(train.loss_chunk_tokens, layout.seq_len)
+def head_bytes(layout: Layout) -> float:
+    """The head's gradient, cut as weights are in the mean."""
+    parts = {w.part: w.size for w in layout.weights if w.is_matrix and not w.stacked}
+    whole = sum(w.size for w in layout.weights)
+    return layout.weight_elements * WEIGHT_BYTES * parts.get("head", parts["embedding"]) / whole
+
+
+def loss_bytes(layout: Layout) -> float:
+    """A chunk of logits and what goes with it: the logits themselves, or the head's gradient
+    that is made of theirs."""
+    m, train, size = layout.model, layout.run.train, layout.activation_bytes
     ways = layout.ways("batch", "seq", "vocab")
-    chunk_tokens = layout.tokens * chunk / layout.seq_len
-    head = m.vocab_size * m.embed_dim / ways * WEIGHT_BYTES
-    return (
-        LOGITS_ALIVE * chunk_tokens * m.vocab_size / ways * 4
-        + HEAD_ALIVE * head
-        + 2 * layout.stream_bytes()
-    )
+    share = min(train.loss_chunk_tokens, layout.seq_len) / layout.seq_len
+    logits = layout.tokens * share * m.vocab_size / ways
+    head = m.vocab_size * m.embed_dim / ways
+    capped = CAPPED_ALIVE if getattr(m, "logits_soft_cap", None) else 0
+    first = (LOGITS_ALIVE + capped) * logits * WEIGHT_BYTES + (logits + head) * size
+    then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
+    return max(first, then) + 2 * layout.stream_bytes()
 
 
 def layer_bytes(layout: Layout) -> float:
-    """One layer's backward pass: its weights gathered for two layers at once, their gradient
-    before it is cut, activations and theirs."""
+    """One layer's backward pass: its weights gathered, their gradient before it is cut,
+    activations and theirs."""
     inside = [w for w in layout.weights if w.stacked and w.is_matrix]
     one = layout.model.num_layers  # the mean of all layers
     gathered = sum(w.size / one / layout.product_ways(w) for w in inside)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     return (
-        gathered * (2 * layout.activation_bytes + WEIGHT_BYTES)
+        GATHERED_ALIVE * gathered * layout.activation_bytes
         + WIDE_ALIVE * wide
         + STREAM_ALIVE * layout.stream_bytes()
         + SCORES_ALIVE * score_bytes(layout)
