@@ -6,7 +6,7 @@ from slices import needs_libtpu, run_of
 
 from podsmith.plan.compile import compile_for
 from podsmith.plan.machine import machine_of
-from podsmith.plan.quick import Quick
+from podsmith.plan.quick import MEMORY_ERROR_SHARE, Quick
 from podsmith.plan.topology import parse_slice
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
@@ -29,5 +29,4 @@ def test_a_preset_compiles(preset, where, seq_len, batch, mesh, tmp_path):
     assert compiled.fits and quick.fits
     assert "splash" in compiled.hlo
     assert quick.memory.weights == compiled.weights_bytes
-    # the error that the plan admits to is that of one kind of layers; two share a loop's body
-    assert quick.memory.peak == pytest.approx(compiled.peak_bytes, rel=0.35)
+    assert quick.memory.peak == pytest.approx(compiled.peak_bytes, rel=MEMORY_ERROR_SHARE)

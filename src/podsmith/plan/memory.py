@@ -21,6 +21,7 @@ HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for t
 GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
 WIDE_ALIVE = 4  # arrays of an mlp's width in a layer's backward pass
 STREAM_ALIVE = 12  # and of the residual stream's
+WHOLE_ALIVE = 5  # and of the stream put together, where tensor parallelism cuts its rows
 SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
 
 
@@ -153,9 +154,11 @@ def layer_bytes(layout: Layout) -> float:
     one = layout.model.num_layers  # the mean of all layers
     gathered = sum(w.size / one / layout.product_ways(w) for w in inside)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
+    pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
     return (
         GATHERED_ALIVE * gathered * layout.activation_bytes
         + WIDE_ALIVE * wide
         + STREAM_ALIVE * layout.stream_bytes()
+        + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
         + SCORES_ALIVE * score_bytes(layout)
     )
