@@ -191,3 +191,12 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     with pytest.raises(UserError, match="was trained on"):
         merge_command(other.dir, tmp_path / "adapter", tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
+
+    # nor does an adapter start on another base than its own; on one that was rounded it does
+    started = replace(lora.lora, init_from=str(tmp_path / "adapter"))
+    further = replace(lora, dir=str(tmp_path / "further"), lora=started)
+    rounded = replace(lora.train, init_from=str(tmp_path / "rounded"))
+    assert train(replace(further, train=rounded), jax.devices()[:1]).step == 4
+    elsewhere = replace(further, dir=str(tmp_path / "elsewhere"), train=moved.train)
+    with pytest.raises(UserError, match=r"^lora.init_from: .*was trained on"):
+        train(elsewhere, jax.devices()[:1])

@@ -1,6 +1,5 @@
 """The verbs of adapters: a run's adapter as a PEFT folder, folders combined, and merged."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,19 +9,16 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from podsmith.checkpoint.adapter_note import refuse_other_base, write_note
 from podsmith.checkpoint.combine import Combination, combine
 from podsmith.checkpoint.hf import LoadedModel, export_loaded, load_model
 from podsmith.checkpoint.layout import HfTensors
-from podsmith.checkpoint.origin import look_at, weights_hash
+from podsmith.checkpoint.origin import weights_hash
 from podsmith.checkpoint.peft import merge_into, to_peft
 from podsmith.checkpoint.peft_folder import PeftFolder, read_folder, write_folder
 from podsmith.checkpoint.proof import Proof
 from podsmith.checkpoint.writer import new_folder
-from podsmith.core.param import Tree
 from podsmith.errors import UserError
-
-ORIGIN = "podsmith.json"  # the base's hash, which PEFT's config has no place for
-ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
 def export_adapter_command(
@@ -46,10 +42,7 @@ def export_adapter_command(
     found = to_peft(run.model, chosen, weights[chosen.name], base.path)
     with new_folder(Path(out)) as temporary:
         write_folder(temporary, found)
-        said = {"base": base.path, "base_hash": base.hash, "base_storage": run.lora.base}
-        if base.path:
-            said[ROUNDED] = weights_hash(look_at(base.path).weights(), ml_dtypes.bfloat16)
-        (temporary / ORIGIN).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        write_note(temporary, base.path, base.hash, run.lora.base)
     _say(out, found)
 
 
@@ -65,7 +58,8 @@ def merge_command(
     Raises UserError for an adapter that was trained on another base."""
     loaded, found = load_model(base), read_folder(adapter)
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
-    _refuse_other_base(Path(adapter), base, weights)
+    hashes = (weights_hash(weights, to) for to in (None, ml_dtypes.bfloat16))
+    refuse_other_base(Path(adapter), base, hashes, "merge into that one")
     merged = merge_into(loaded.model, weights, found, str(adapter))
     facts = replace(
         loaded.facts,
@@ -76,24 +70,6 @@ def merge_command(
         loaded, tensors=HfTensors(loaded.model, merged), facts=facts, reference=None
     )
     return export_loaded(changed, out, dtype=dtype, overwrite=overwrite)
-
-
-def _refuse_other_base(adapter: Path, base: str | Path, weights: Tree) -> None:
-    """Raises UserError where podsmith wrote the adapter and says that its base was another."""
-    try:
-        said = json.loads((adapter / ORIGIN).read_text(encoding="utf-8"))
-        known = {said[name] for name in ("base_hash", ROUNDED) if name in said}
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{adapter / ORIGIN}: cannot be read ({error}); export it again") from None
-    if ROUNDED not in said:  # a base made from a seed has no files to compare with
-        return
-    if not any(weights_hash(weights, to) in known for to in (None, ml_dtypes.bfloat16)):
-        raise UserError(
-            f"{adapter}: was trained on {said.get('base')}, and the weights of {base} are others; "
-            f"merge into that one, or remove {adapter / ORIGIN} to merge all the same"
-        )
 
 
 def combine_command(

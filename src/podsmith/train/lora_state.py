@@ -7,7 +7,9 @@ The base is made again from where it came; a checkpoint holds its hash. The coun
 optimizer is the number of its own steps.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -176,6 +178,7 @@ def init_state(plan: Plan, base: Base) -> Tree:
         if one.init_from is not None:
             from podsmith.checkpoint.peft import read_adapter
 
+            _refuse_other_base(one.init_from, base)
             found = jax.device_put(
                 read_adapter(one.init_from, plan.run.model, one), shardings["weights"][one.name]
             )
@@ -183,6 +186,25 @@ def init_state(plan: Plan, base: Base) -> Tree:
             if "ema" in state:
                 state["ema"][one.name] = jax.tree.map(jnp.copy, found)
     return state | {"base": base.weights}
+
+
+def _refuse_other_base(adapter: str, base: Base) -> None:
+    import ml_dtypes
+
+    from podsmith.checkpoint.adapter_note import refuse_other_base
+    from podsmith.checkpoint.origin import look_at, weights_hash
+
+    def hashes() -> Iterator[str]:
+        yield base.hash
+        if base.path:
+            yield weights_hash(look_at(base.path).weights(), ml_dtypes.bfloat16)
+
+    try:
+        refuse_other_base(
+            Path(adapter), base.path or base.hash, hashes(), "set train.init_from to that one"
+        )
+    except UserError as error:
+        raise UserError(f"lora.init_from: {error}") from error
 
 
 def bound(plan: Plan, state: Tree, name: str) -> Tree:
