@@ -1,0 +1,48 @@
+"""Every preset's train step compiles for a slice that holds it; an hour on two cores."""
+
+import pytest
+from slices import needs_libtpu, run_of
+
+from podsmith.plan.compile import compile_for
+from podsmith.plan.machine import machine_of
+from podsmith.plan.quick import MEMORY_ERROR_SHARE, Quick
+from podsmith.plan.topology import parse_slice
+from podsmith.presets import of_section
+
+ROW = 4096  # tokens, where the model takes as many
+SLICES = {
+    "v5e-8": """llama-500k llama-1m llama-5m llama-15m llama-42m llama-135m llama-360m llama-1b
+        llama-3b kisoku-3b llama-3-2-1b llama-3-2-3b qwen2-5-0-5b qwen2-5-1-5b qwen2-5-3b qwen3-0-6b
+        qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m""",
+    "v5e-16": "llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmoe-1b-7b",
+    "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
+        phi3-medium""",
+    "v5p-16": "qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b qwen3-30b-a3b",
+    "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b",
+    "v5p-128": "llama-175b",
+    "v5p-1024": "llama-600b",
+}
+CASES = {name: where for where, names in SLICES.items() for name in names.split()}
+
+
+def test_every_preset_is_in_the_table():
+    """Second names of the same function aside."""
+    named = {make.__name__.replace("_", "-") for make in of_section("model").values()}
+    assert named == set(CASES)
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("preset", CASES)
+def test_a_preset_compiles_and_fits(preset, tmp_path):
+    where = parse_slice(CASES[preset])
+    seq_len = min(ROW, of_section("model")[preset]().seq_len)
+    lengths = (f"model.seq_len={seq_len}", f"data.pack.seq_len={seq_len}")
+    batch = where.num_devices
+    run = run_of(tmp_path, "train.remat=block", *lengths, preset=preset, batch=batch)
+    quick, found = Quick.of(run, machine_of(where)), compile_for(run, where)
+    assert found.fits and found.tokens_per_step == batch * seq_len
+    assert quick.memory.weights == found.weights_bytes
+    # what the runtime keeps beside the run is worth nothing but to the smallest
+    near = pytest.approx(found.peak_bytes, rel=MEMORY_ERROR_SHARE, abs=128 << 20)
+    assert quick.memory.peak == near
