@@ -18,6 +18,7 @@ from jax import Array, lax
 from podsmith.core import cpu
 
 TILE = 512  # rows, and at most that many inputs and outputs, of a TPU kernel's step
+MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
 LANES = 128
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
@@ -127,7 +128,9 @@ def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
     if _is_early():
         return _gradient_by_blocks(x, g, sizes)
     x, g = _whole_tiles(x), _whole_tiles(g)
-    return tgmm(x.T, g, sizes, jnp.float32, _tiling(x.shape[1], g.shape[1]))
+    inputs = _tile(x.shape[1])
+    outputs = _tile(g.shape[1], min(2 * TILE, MOST_GRADIENTS // inputs))
+    return tgmm(x.T, g, sizes, jnp.float32, (TILE, inputs, outputs))
 
 
 def _whole_tiles(rows: Array) -> Array:
@@ -140,8 +143,8 @@ def _tiling(inputs: int, outputs: int) -> tuple[int, int, int]:
     return TILE, _tile(inputs), _tile(outputs)
 
 
-def _tile(size: int) -> int:
-    whole = [tile for tile in range(LANES, 2 * TILE + 1, LANES) if size % tile == 0]
+def _tile(size: int, most: int = 2 * TILE) -> int:
+    whole = [tile for tile in range(LANES, most + 1, LANES) if size % tile == 0]
     return max(whole, default=min(TILE, -(-size // LANES) * LANES))
 
 
