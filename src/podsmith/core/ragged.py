@@ -17,7 +17,8 @@ from jax import Array, lax
 
 from podsmith.core import cpu
 
-TILE = 512  # rows, and at most that many inputs and outputs, of a TPU kernel's step
+TILE = 512  # rows of a TPU kernel's step
+WIDEST = 1024  # inputs or outputs of it
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
 LANES = 128
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
@@ -128,9 +129,8 @@ def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
     if _is_early():
         return _gradient_by_blocks(x, g, sizes)
     x, g = _whole_tiles(x), _whole_tiles(g)
-    inputs = _tile(x.shape[1])
-    outputs = _tile(g.shape[1], min(2 * TILE, MOST_GRADIENTS // inputs))
-    return tgmm(x.T, g, sizes, jnp.float32, (TILE, inputs, outputs))
+    tiling = _tiling(x.shape[1], g.shape[1], MOST_GRADIENTS)
+    return tgmm(x.T, g, sizes, jnp.float32, tiling)
 
 
 def _whole_tiles(rows: Array) -> Array:
@@ -138,12 +138,13 @@ def _whole_tiles(rows: Array) -> Array:
     return jnp.pad(rows, [(0, -rows.shape[0] % TILE), (0, 0)])
 
 
-def _tiling(inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of the kernel's steps."""
-    return TILE, _tile(inputs), _tile(outputs)
+def _tiling(inputs: int, outputs: int, most: int = WIDEST**2) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of the kernel's steps, at most `most` inputs times outputs."""
+    first = _tile(inputs, WIDEST)
+    return TILE, first, _tile(outputs, min(WIDEST, most // first))
 
 
-def _tile(size: int, most: int = 2 * TILE) -> int:
+def _tile(size: int, most: int) -> int:
     whole = [tile for tile in range(LANES, most + 1, LANES) if size % tile == 0]
     return max(whole, default=min(TILE, -(-size // LANES) * LANES))
 
