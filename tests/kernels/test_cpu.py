@@ -137,6 +137,43 @@ def test_attention_rematerialized_and_repeated_bit_for_bit():
     near(again(q, k, v), first)
 
 
+@pytest.mark.parametrize("shared", [(), (1, 2), (0,)])
+def test_attention_of_lanes_is_that_of_each(shared):
+    """Also where the lanes of some operands are one and the same: its gradient is the sum."""
+    rng = np.random.default_rng(9)
+    shapes = [(2, 37, 4, 6), (2, 37, 2, 6), (2, 37, 2, 6)]
+    axes = [None if i in shared else 0 for i in range(3)]
+    operands = [
+        normal(rng, *([] if i in shared else [3]), *shape) for i, shape in enumerate(shapes)
+    ]
+    ids = jnp.asarray(np.sort(rng.integers(1, 4, (3, 2, 37)), axis=-1))
+
+    def value(fn):
+        def total(q, k, v):
+            one = lambda *a: fn(*a, 0.4, window=11)  # noqa: E731
+            return jnp.sum(jnp.sin(jax.vmap(one, in_axes=(*axes, 0))(q, k, v, ids)))
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*operands)
+
+    near(value(cpu_attention.causal_attention), value(attention.causal_attention), share=5e-6)
+
+
+def test_a_function_over_rows_is_traced_once_for_all_lanes():
+    """That is what it is for: lanes are more rows of the same loops and products."""
+    seen = []
+
+    def rows(x, y):
+        seen.append((x.shape, y.shape))
+        return {"sum": x + y[:, :1]}
+
+    x, y = jnp.arange(24.0).reshape(3, 2, 4), jnp.arange(8.0).reshape(2, 4)
+    lanes = jax.vmap(jax.vmap(cpu.over_rows(rows), in_axes=(0, None)), in_axes=(None, 0))
+    got = lanes(x, jnp.stack([y, -y, 3 * y, y, y]))["sum"]
+    assert seen[-1] == ((30, 4), (30, 4))
+    want = x + jnp.asarray([1, -1, 3, 1, 1])[:, None, None, None] * y[:, :1]
+    np.testing.assert_array_equal(got, want)
+
+
 def test_barriers_survive_with_the_options_only():
     """The measured gain hangs on an option of XLA: a release that renames it shows here."""
 

@@ -123,6 +123,10 @@ def test_another_base_or_other_settings_are_refused(runs, together):
         ({"rank": 33, "adapters": ()}, r"lora.rank: 33 is larger than layers.down \(48 x 32\)"),
         ({"ranks": {"experts": 2}}, r"lora.ranks.experts: matches no target"),
         ({"init_from": "x"}, r"lora.init_from: has no effect"),
+        (
+            {"adapters": (replace(A, rows=6, init_from="nowhere"),)},
+            r"^lora.adapters\['a'\].init_from: nowhere.*: missing",
+        ),
     ],
 )
 def test_bad_settings_are_one_clear_line(runs, changes, message):

@@ -176,35 +176,34 @@ def init_state(plan: Plan, base: Base) -> Tree:
         state = jax.jit(lambda w: fresh(plan, w), out_shardings=shardings)(base.weights)
     for one in resolved(plan.run):
         if one.init_from is not None:
-            from podsmith.checkpoint.peft import read_adapter
-
-            _refuse_other_base(one.init_from, base)
-            found = jax.device_put(
-                read_adapter(one.init_from, plan.run.model, one), shardings["weights"][one.name]
-            )
+            try:
+                found = _read_adapter(plan.run.model, one, base)
+            except UserError as error:
+                of = f".adapters[{one.name!r}]" if plan.run.lora.adapters else ""
+                raise UserError(f"lora{of}.init_from: {error}") from error
+            found = jax.device_put(found, shardings["weights"][one.name])
             state["weights"][one.name] = found
             if "ema" in state:
                 state["ema"][one.name] = jax.tree.map(jnp.copy, found)
     return state | {"base": base.weights}
 
 
-def _refuse_other_base(adapter: str, base: Base) -> None:
+def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Base) -> Tree:
+    """The factors of a PEFT folder, which must have been trained on this base."""
     import ml_dtypes
 
     from podsmith.checkpoint.adapter_note import refuse_other_base
     from podsmith.checkpoint.origin import look_at, weights_hash
+    from podsmith.checkpoint.peft import read_adapter
 
     def hashes() -> Iterator[str]:
         yield base.hash
         if base.path:
             yield weights_hash(look_at(base.path).weights(), ml_dtypes.bfloat16)
 
-    try:
-        refuse_other_base(
-            Path(adapter), base.path or base.hash, hashes(), "set train.init_from to that one"
-        )
-    except UserError as error:
-        raise UserError(f"lora.init_from: {error}") from error
+    folder = Path(adapter.init_from)
+    refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
+    return read_adapter(folder, model, adapter)
 
 
 def bound(plan: Plan, state: Tree, name: str) -> Tree:
