@@ -1,8 +1,9 @@
 """dot: the one place where activations meet a weight.
 
-Sums run in float32 whatever the operands are, and the result has the activations' dtype
-(or `out_dtype`). How a platform likes its matmuls is decided here and nowhere else; the
-choice falls when a program is lowered, so that compiling for another machine is right.
+Sums run in float32 on a device whatever the operands are, and the result has the activations'
+dtype (or `out_dtype`); so have the parts of it that devices along `tensor` add up. How a platform
+likes its matmuls is decided here and nowhere else; the choice falls when a program is lowered,
+so that compiling for another machine is right.
 """
 
 from collections.abc import Mapping
@@ -62,9 +63,14 @@ def dot(
     elif isinstance(w, TYPED):
         out = _frozen_dot(eqn, x.dtype.name, x, w)
     else:
-        out = _dot(eqn, x, w.astype(x.dtype))
+        out = untyped_dot(eqn, out_dtype or x.dtype, x, w.astype(x.dtype))
     out = out.astype(out_dtype or x.dtype)
-    return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
+    return kept(out, name or name_of(eqn))
+
+
+def name_of(eqn: str) -> str:
+    """What rematerialization policies know the result of `eqn` by, if nothing else is said."""
+    return WIDE_MATMUL if eqn.endswith("f") else MATMUL
 
 
 def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
@@ -82,7 +88,7 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     else:
         out = ragged_product(x, as_array(w, x.dtype), sizes)
     out = out.astype(x.dtype)
-    return kept(out, name or (WIDE_MATMUL if eqn.endswith("f") else MATMUL))
+    return kept(out, name or name_of(eqn))
 
 
 def as_array(w: Weight, dtype: jnp.dtype) -> Array:
@@ -104,12 +110,14 @@ def _low_rank(eqn: str, x: Array, w: Lora) -> Array:
             raise ValueError("a weight with a magnitude is not used in both directions")
         first, second = second, first
     if w.magnitude is not None and not set(batch + outer) <= set(out):
-        return _dot(eqn, _dropped(x, w), merge(w, constant_norm=True).astype(x.dtype))
+        whole = merge(w, constant_norm=True).astype(x.dtype)
+        return untyped_dot(eqn, jnp.float32, _dropped(x, w), whole)
     y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     rows = "".join(letter for letter in x_letters if letter not in first[0])
     middle = f"{rows}{batch}r"
-    narrow = _dot(f"{x_letters},{first[0]}->{middle}", _dropped(x, w), first[1].astype(x.dtype))
-    y += _dot(f"{middle},{second[0]}->{out}", narrow.astype(x.dtype), second[1].astype(x.dtype))
+    a, b = (factor.astype(x.dtype) for _, factor in (first, second))
+    narrow = untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a)
+    y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow.astype(x.dtype), b)
     if w.magnitude is None:
         return y
     norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
@@ -146,8 +154,8 @@ def _frozen_bwd(eqn: str, dtype: str, w: Array | Quantized, g: Array) -> tuple[A
     if isinstance(w, Int8) and _contracts_inputs(eqn, w):
         g = g * _aligned(w.scale, _scale_letters(w_letters, w), out)
         w = w.values
-    dx = _plain(f"{out},{w_letters}->{x_letters}", g.astype(dtype), dequantize(w, dtype))
-    return dx.astype(dtype), None
+    back = f"{out},{w_letters}->{x_letters}"
+    return product(back, g.astype(dtype), dequantize(w, dtype), dtype), None
 
 
 _frozen_dot.defvjp(_frozen_fwd, _frozen_bwd)
@@ -158,8 +166,8 @@ def _stored_product(eqn: str, x: Array, w: Array | Quantized) -> Array:
     if isinstance(w, Int8) and _contracts_inputs(eqn, w):
         _, w_letters, out = cpu.letters(eqn)
         scale = _aligned(w.scale, _scale_letters(w_letters, w), out)
-        return _plain(eqn, x, w.values.astype(x.dtype)) * scale
-    return _plain(eqn, x, dequantize(w, x.dtype))
+        return product(eqn, x, w.values.astype(x.dtype)) * scale
+    return product(eqn, x, dequantize(w, x.dtype))
 
 
 def _contracts_inputs(eqn: str, w: Int8) -> bool:
@@ -172,38 +180,45 @@ def _scale_letters(w_letters: str, w: Int8) -> str:
     return w_letters[: split - w.inputs] + w_letters[split:]
 
 
-def _plain(eqn: str, x: Array, w: Array) -> Array:
-    return lax.platform_dependent(x, w, cpu=partial(cpu.einsum, eqn), default=partial(_einsum, eqn))
+def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+    """The product in `dtype` or, on CPUs, float32."""
+    default = partial(_einsum, eqn, dtype=dtype)
+    return lax.platform_dependent(
+        x, w, cpu=lambda *both: cpu.einsum(eqn, *both).astype(dtype), default=default
+    )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dot(eqn: str, x: Array, w: Array) -> Array:
-    return _plain(eqn, x, w)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def untyped_dot(eqn: str, dtype: jnp.dtype, x: Array, w: Array) -> Array:
+    return product(eqn, x, w, dtype)
 
 
-def _dot_fwd(eqn: str, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _dot(eqn, x, w), (x, w)
+def _dot_fwd(eqn: str, dtype: jnp.dtype, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return untyped_dot(eqn, dtype, x, w), (x, w)
 
 
-def _dot_bwd(eqn: str, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _dot_bwd(
+    eqn: str, dtype: jnp.dtype, kept: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
     x, w = kept
     g = g.astype(x.dtype)
     x_letters, w_letters, out = cpu.letters(eqn)
-    dx = _dot(f"{out},{w_letters}->{x_letters}", g, w)
-    dw = lax.platform_dependent(
-        x,
-        g,
-        cpu=partial(cpu.weight_gradient, eqn),
-        default=partial(_weight_gradient, eqn),
+    dx = untyped_dot(f"{out},{w_letters}->{x_letters}", x.dtype, g, w)
+    return dx, weight_gradient(eqn, x, g).astype(w.dtype)
+
+
+untyped_dot.defvjp(_dot_fwd, _dot_bwd)
+
+
+def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> Array:
+    return jnp.einsum(eqn, x, w, preferred_element_type=dtype)
+
+
+def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
+    """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
+    return lax.platform_dependent(
+        x, g, cpu=partial(cpu.weight_gradient, eqn), default=partial(_weight_gradient, eqn)
     )
-    return dx.astype(x.dtype), dw.astype(w.dtype)
-
-
-_dot.defvjp(_dot_fwd, _dot_bwd)
-
-
-def _einsum(eqn: str, x: Array, w: Array) -> Array:
-    return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from jax import Array
 
+from podsmith.core.fanout import dots
 from podsmith.core.param import Param, Tree
 from podsmith.core.sharding import constrain
 from podsmith.core.weight import GATE, dot
@@ -62,9 +63,9 @@ def embedding_spec(model: Any) -> Tree:
 
 def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
     """q [B, T, N, H], k and v [B, T, K, H] of h [B, T, D]."""
-    q = with_bias(dot("btd,dnh->btnh", h, w["q"]), w, "q")
-    k = with_bias(dot("btd,dkh->btkh", h, w["k"]), w, "k")
-    v = with_bias(dot("btd,dkh->btkh", h, w["v"]), w, "v")
+    kv = "btd,dkh->btkh"
+    found = dots(h, ("btd,dnh->btnh", w["q"]), (kv, w["k"]), (kv, w["v"]))
+    q, k, v = (with_bias(y, w, name) for y, name in zip(found, "qkv", strict=True))
     return constrain(q, "batch seq heads head_dim"), k, v
 
 
@@ -75,12 +76,11 @@ def output(w: Tree, h: Array) -> Array:
 
 def feed_forward(kind: Mlp, w: Tree, h: Array) -> Array:
     """[B, T, D] of h [B, T, D]."""
-    up = constrain(with_bias(dot("btd,df->btf", h, w["up"]), w, "up"), "batch seq mlp")
-    if kind in GATED:
-        gate = with_bias(dot("btd,df->btf", h, w["gate"], name=GATE), w, "gate")
-        h = gated(kind, gate, up)
-    else:
-        h = activate(kind, up)
+    wide = "btd,df->btf"
+    gate = ((wide, w["gate"], GATE),) if kind in GATED else ()
+    up, *gate = dots(h, (wide, w["up"]), *gate)
+    up = constrain(with_bias(up, w, "up"), "batch seq mlp")
+    h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
     return with_bias(dot("btf,fd->btd", h, w["down"]), w, "down")
 
 

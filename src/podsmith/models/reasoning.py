@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from podsmith.core.fanout import dots
 from podsmith.core.param import Param, Tree
 from podsmith.core.sharding import constrain
 from podsmith.core.stack import Aux
@@ -126,8 +127,8 @@ def all_experts(w: Tree, h: Array) -> Array:
     """[B, T, D] of h [B, T, D]: every token goes to every expert."""
     logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
     shares = jax.nn.softmax(logits, axis=-1)
-    gate, up = w[f"{EXPERT}gate"], w[f"{EXPERT}up"]
-    up = constrain(dot("btd,edf->btef", h, up), "batch seq experts mlp")
-    inner = gated("swiglu", dot("btd,edf->btef", h, gate, name=GATE), up)
+    wide = "btd,edf->btef"
+    up, gate = dots(h, (wide, w[f"{EXPERT}up"]), (wide, w[f"{EXPERT}gate"], GATE))
+    inner = gated("swiglu", gate, constrain(up, "batch seq experts mlp"))
     inner = inner * shares[..., None].astype(inner.dtype)
     return dot("btef,efd->btd", inner, w[f"{EXPERT}down"])

@@ -160,7 +160,7 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
             if is_scattered(layout, machine):
                 gathers += GATHER_BYTES * seconds  # an all-to-all, behind arithmetic as they are
             else:
-                reductions += 2 * REDUCE_BYTES * seconds
+                reductions += REDUCE_BYTES * seconds
         if copies > 1:
             moved = 2 * REDUCE_BYTES * times * size / gathered * (copies - 1) / copies
             near = max(1, copies // machine.num_groups)
@@ -190,17 +190,20 @@ def uses(layout: Layout, weight: Weight) -> int:
 
 
 def activation_sums_s(layout: Layout, machine: Machine) -> float:
-    """Partial sums over `tensor`, and keys and values that go around `context`, of one
-    microbatch. A product into the residual stream is summed forward, one out of it backward."""
+    """The residual stream that is gathered and scattered over `tensor`, and keys and values
+    that go around `context`, of one microbatch.
+
+    A block gathers its input and scatters its result; on the way back it gathers its result's
+    gradient and its input, for the weights' gradients, and scatters its input's gradient.
+    """
     seconds = 0.0
     tensor, context = layout.sizes["tensor"], layout.sizes["context"]
     whole = layout.tokens * layout.model.embed_dim * layout.activation_bytes
     if tensor > 1:
-        cut = [w for w in layout.weights if w.stacked and w.is_matrix]
-        again = layout.run.train.remat == "block"
-        streams = lambda w: ("embed" in w.outputs) + ("embed" in w.inputs)  # noqa: E731
-        sums = sum(streams(w) * layout.share(w) for w in cut) + again
-        moved = 2 * whole * (tensor - 1) / tensor * sums
+        into = [w for w in layout.weights if w.stacked and w.is_matrix and "embed" in w.outputs]
+        again = layout.run.train.remat == "block"  # attention's result
+        passes = 5 * sum(layout.share(w) for w in into) + again
+        moved = whole * (tensor - 1) / tensor * passes
         seconds += layout.layers * moved / rate(machine, tensor)
     if context > 1:
         m = layout.model

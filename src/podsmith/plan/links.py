@@ -13,6 +13,7 @@ taken to span the axes whose sides multiply to its size, as many of them as can 
 import itertools
 import math
 import re
+from functools import cache
 
 from podsmith.plan.hlo import Computation, Instruction
 from podsmith.plan.topology import Slice
@@ -22,6 +23,7 @@ POD_SIDES = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
 CUBE = 4  # v4, v5p and 7x are built of 4x4x4 cubes, and wrap where they are whole
 
 
+@cache
 def links_of(group: int, where: Slice) -> float:
     """Links over which one device of a group of `group` devices receives."""
     per_chip = where.family.devices_per_chip

@@ -12,10 +12,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations
 
 from podsmith.errors import UserError
+from podsmith.plan.links import links_of
 from podsmith.plan.topology import Slice, parse_slice
 from podsmith.presets.hardware import PEAKS, RATES
 from podsmith.presets.machines import (
@@ -58,6 +58,8 @@ class Machine:
     """Memory of a device that a program may use; None where it is the host's."""
     shape: tuple[int, ...] = ()
     """Devices along each axis of one slice's torus; empty where there is none."""
+    where: Slice | None = None
+    """The TPU slice that it is, if it is one."""
 
     @property
     def unit(self) -> str:
@@ -69,10 +71,9 @@ class Machine:
         """Devices of one slice or node."""
         return self.num_devices // self.num_groups
 
-    def links(self, ways: int) -> int:
-        """Links on which a device receives from `ways` devices of its slice: those of the
-        torus axes that they fill, two ways along each; one axis where they fill none."""
-        return _links(self.shape, ways)
+    def links(self, ways: int) -> float:
+        """Links on which a device receives from `ways` devices of its slice or node."""
+        return links_of(ways, self.where) if self.where else 1.0
 
     def fits_torus(self, sizes: Mapping[str, int]) -> bool:
         """Whether each mesh axis is a product of whole torus axes, once `data` has taken the
@@ -82,14 +83,6 @@ class Machine:
         within = dict(sizes)
         within["data"] //= math.gcd(within["data"], self.num_groups)
         return _assignable(tuple(n for n in within.values() if n > 1), self.shape)
-
-
-@cache
-def _links(shape: tuple[int, ...], ways: int) -> int:
-    if not shape:
-        return 1
-    full = [axes for axes in _subsets(shape) if math.prod(axes) == ways]
-    return max((sum(2 if n > 2 else 1 for n in axes) for axes in full), default=2)
 
 
 def _subsets(sides: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -140,6 +133,7 @@ def machine_of(where: Slice) -> Machine:
         link_bytes_per_s=rates.link_bytes_per_s,
         network_bytes_per_s=NETWORK_BYTES_PER_S[where.generation] / per_chip,
         shape=tuple(n for n in (*where.shape, per_chip) if n > 1),
+        where=where,
     )
 
 
