@@ -5,6 +5,8 @@ For benchmarks: what a change brings, and programs like those that others ran. G
 """
 
 import sys
+from types import ModuleType
+from typing import Any
 
 ALL = ("attention", "rope", "gradients", "swiglu")
 # instead of "attention": as some published runs, and as podsmith did before
@@ -26,7 +28,7 @@ def undo(names: list[str]) -> None:
 
     from podsmith.core import weight
     from podsmith.kernels import tpu_attention
-    from podsmith.models import llama
+    from podsmith.models import block
     from podsmith.nn import mlp, rope
 
     ours = tpu_attention.block_sizes
@@ -53,19 +55,25 @@ def undo(names: list[str]) -> None:
         return splash.BlockSizes(**blocks, use_fused_bwd_kernel=True)
 
     if "gradients" in names:
-        weight.MOST_SCATTERED = 0
+        _replace(weight, "MOST_SCATTERED", 0)
     if "rope" in names:
-        rope._by_product = rope._by_halves
+        _replace(rope, "_by_product", rope._by_halves)
     if "attention" in names:
-        tpu_attention.block_sizes = head_minor
+        _replace(tpu_attention, "block_sizes", head_minor)
     if "splash 2048" in names:
-        tpu_attention.block_sizes = fused_2048
+        _replace(tpu_attention, "block_sizes", fused_2048)
     if "one block of keys" in names:
-        tpu_attention.block_sizes = one_block_of_keys
+        _replace(tpu_attention, "block_sizes", one_block_of_keys)
     if "swiglu" in names:
-        llama.gated = behind_barrier
+        _replace(block, "gated", behind_barrier)
     if "no kernel" in names:
-        tpu_attention.fits = lambda seq_len, early=False: False
+        _replace(tpu_attention, "fits", lambda seq_len, early=False: False)
+
+
+def _replace(module: ModuleType, name: str, old: Any) -> None:
+    """Fails where the module no longer has the name, which would undo nothing."""
+    getattr(module, name)
+    setattr(module, name, old)
 
 
 if __name__ == "__main__":
