@@ -221,7 +221,8 @@ def summary(name: str, errors: Sequence[float]) -> str:
 
 def print_table(rows: list[Measured]) -> None:
     """Predicted beside published, and how far off the rows are that do not calibrate."""
-    shares = rooflines([m for m in rows if m.row.calibrates])
+    calibrating = [m for m in rows if m.row.calibrates]
+    shares = rooflines(calibrating) if calibrating else {"": math.nan}  # of --only
     errors: dict[str, list[tuple[float, float]]] = {}
     print("| run | published s | predicted s | error | roofline s | error |")
     print("|---|---:|---:|---:|---:|---:|")

@@ -70,6 +70,7 @@ def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
     [
         ("train.remat=dots", "train.num_microbatches=2"),
         ("train.remat=gate", "train.loss_chunk_tokens=512"),
+        ("train.remat=block", "mesh.fsdp=8", "mesh.tensor=2"),
     ],
 )
 def test_the_flagship_compiles_and_fits(changes, tmp_path):
