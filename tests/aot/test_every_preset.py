@@ -1,4 +1,4 @@
-"""Every preset's train step compiles for a slice that holds it; an hour on two cores."""
+"""Every preset's train step compiles for a slice that holds it; an hour and a half."""
 
 import pytest
 from slices import needs_libtpu, run_of
