@@ -231,19 +231,16 @@ def print_table(rows: list[Measured]) -> None:
         share = shares.get(row.where.generation, shares[""])
         line = row.least_s / share
         off, line_off = seconds / row.published_s - 1, line / row.published_s - 1
-        mark = {"calibrate": " (calibrates)", "shown": " (not counted)"}.get(row.said["use"], "")
+        mark = " (calibrates)" if row.calibrates else ""
         print(
             f"| {row.name}{mark} | {row.published_s:.3f} | {seconds:.3f} | {off:+.1%} | "
             f"{line:.3f} | {line_off:+.1%} |"
         )
         errors.setdefault(row.said["use"], []).append((off, line_off))
-    test = errors.get("test", [])
-    every = test + errors.get("shown", [])
-    for name, chosen in (("rows of test", test), ("rows with those not counted", every)):
-        if chosen:
-            ours, theirs = zip(*chosen, strict=True)
-            print(summary(f"\n{len(chosen)} {name}, plan", ours))
-            print(summary("the same, roofline", theirs))
+    if test := errors.get("test"):
+        ours, theirs = zip(*test, strict=True)
+        print(summary(f"\n{len(test)} rows of test, plan", ours))
+        print(summary("the same, roofline", theirs))
 
 
 def print_fit(rows: list[Measured]) -> None:

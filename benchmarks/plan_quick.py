@@ -47,7 +47,7 @@ ROWS = [
     ("llama-70b", "v5p-128", 64, "train.remat=block mesh.fsdp=16 mesh.tensor=4", True),
     ("llama-13b", "v5p-32", 64, "train.remat=mlp train.num_microbatches=2", True),
     ("llama-3b", "v6e-16", 64,
-     "train.remat=block mesh.fsdp=4 mesh.tensor=4 data.pack.seq_len=4096", False),
+     "train.remat=block mesh.fsdp=4 mesh.tensor=4 data.pack.seq_len=4096", True),
     ("llama-34b", "v5p-128", 64, "train.remat=block data.pack.seq_len=4096", False),
 ]  # fmt: skip
 
