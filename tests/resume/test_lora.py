@@ -130,7 +130,7 @@ def test_another_base_or_other_settings_are_refused(runs, together):
     ],
 )
 def test_bad_settings_are_one_clear_line(runs, changes, message):
-    run = runs("ab", **changes)
+    run = runs("ab", "bad", **changes)
     with pytest.raises(UserError, match=message):
         train(run, jax.devices()[:1])
 

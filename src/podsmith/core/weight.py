@@ -190,6 +190,7 @@ def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Arr
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def untyped_dot(eqn: str, dtype: jnp.dtype, x: Array, w: Array) -> Array:
+    """`dot` of an array in the activations' dtype, with a result in `dtype` and no name."""
     return product(eqn, x, w, dtype)
 
 
