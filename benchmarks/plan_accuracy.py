@@ -2,6 +2,7 @@
 
     python benchmarks/plan_accuracy.py            # the table; needs libtpu
     python benchmarks/plan_accuracy.py --fit      # the constants that the calibration rows give
+    python benchmarks/plan_accuracy.py --refitted # the table with them
 
 The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a podsmith
 run, compiled for its slice by the TPU compiler (a minute or two, then kept as all plans are) and
@@ -202,6 +203,11 @@ def fitted_share(rows: list[Measured]) -> float:
     return middle
 
 
+def of_generation(rows: list[Measured], name: str) -> list[Measured]:
+    """The rows on slices of one generation."""
+    return [m for m in rows if m.row.where.generation == name]
+
+
 def rooflines(rows: list[Measured]) -> dict[str, float]:
     """Share of the peak by generation, of the calibrating rows; their mean under ""."""
     by_name: dict[str, list[float]] = {}
@@ -219,15 +225,20 @@ def summary(name: str, errors: Sequence[float]) -> str:
     return f"{name}: median {statistics.median(sizes):.1%}, 90th percentile {tenth:.1%}"
 
 
-def print_table(rows: list[Measured]) -> None:
-    """Predicted beside published, and how far off the rows are that do not calibrate."""
+def print_table(rows: list[Measured], refitted: bool) -> None:
+    """Predicted beside published, and how far off the rows are that do not calibrate; with the
+    constants that the rows of a generation which calibrate give today, if `refitted`."""
     calibrating = [m for m in rows if m.row.calibrates]
     shares = rooflines(calibrating) if calibrating else {"": math.nan}  # of --only
+    constants = {}
+    if refitted:
+        names = {m.row.where.generation for m in calibrating}
+        constants = {name: fitted_share(of_generation(calibrating, name)) for name in names}
     errors: dict[str, list[tuple[float, float]]] = {}
     print("| run | published s | predicted s | error | roofline s | error |")
     print("|---|---:|---:|---:|---:|---:|")
     for m in rows:
-        row, seconds = m.row, m.estimate().step_s
+        row, seconds = m.row, m.estimate(constants.get(m.row.where.generation)).step_s
         share = shares.get(row.where.generation, shares[""])
         line = row.least_s / share
         off, line_off = seconds / row.published_s - 1, line / row.published_s - 1
@@ -249,7 +260,7 @@ def print_fit(rows: list[Measured]) -> None:
     calibrating = [m for m in rows if m.row.calibrates]
     generations = sorted({m.row.where.generation for m in calibrating})
     for name in generations:
-        own = [m for m in calibrating if m.row.where.generation == name]
+        own = of_generation(calibrating, name)
         others = [m for m in calibrating if m not in own]
         print(f"{name}: cycles_share {fitted_share(own):.3f}, of {len(own)} rows", end="")
         if others:
@@ -271,6 +282,7 @@ def print_kinds(rows: list[Measured]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fit", action="store_true", help="print constants, not the table")
+    parser.add_argument("--refitted", action="store_true", help="the table with those constants")
     parser.add_argument("--kinds", action="store_true", help="print where the seconds go")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     said = parser.parse_args()
@@ -281,7 +293,7 @@ def main() -> None:
     elif said.kinds:
         print_kinds(rows)
     else:
-        print_table(rows)
+        print_table(rows, said.refitted)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,6 @@ def _input_gradient(
     eqns: tuple[str, ...], gs: tuple[Array, ...], weights: tuple[Array, ...]
 ) -> Array:
     """[B, T, D], cut along tokens as the residual stream is."""
-
     sides = [letters(eqn) for eqn in eqns]
 
     def local(gs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
