@@ -23,6 +23,7 @@ OPTIONS = {
 }
 
 WIDE = 8  # times the other side
+NARROW = 128  # as the rank of an adapter
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -74,7 +75,7 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
     x_letters, w_letters, out = letters(eqn)
     rows, shared = x_letters[:-1], x_letters[-1]
     plain = w_letters[1:] == shared and out == rows + w_letters[0]
-    if not plain or w.shape[0] < WIDE * w.shape[1]:
+    if not plain or w.shape[0] < WIDE * w.shape[1] or w.shape[1] < NARROW:
         return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
     columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
     transposed = lax.optimization_barrier(product(w, columns, 1, 0))
@@ -102,13 +103,18 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     elif x.shape[1] <= g.shape[1]:
         first, dw = inner + outer, product(x, g, 0, 0)
     else:
-        first, dw = outer + inner, product(lax.optimization_barrier(g.T), x, 1, 0)
+        first, dw = outer + inner, product(_transposed(g), x, 1, 0)
     dw = dw.reshape([sizes[a] for a in first])
     if first != list(w_letters):
         # behind a barrier: folded back into the product, the transpose makes it slow, and
         # for bfloat16 fails at run time
         dw = jnp.einsum(f"{''.join(first)}->{w_letters}", lax.optimization_barrier(dw))
     return dw
+
+
+def _transposed(a: Array) -> Array:
+    """`a` the other way round beside `a` itself, whose other readers keep their order."""
+    return lax.optimization_barrier(lax.optimization_barrier(a).T)
 
 
 def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
