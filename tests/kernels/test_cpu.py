@@ -42,7 +42,12 @@ def normal(rng, *shape, dtype=jnp.float32):
 @pytest.mark.parametrize("options", [None, cpu.compiler_options()])
 @pytest.mark.parametrize(
     "eqn, shapes",
-    [*EQUATIONS.items(), ("btd,vd->btv", [(2, 33, 10), (90, 10)])],  # the last is a wide head
+    [
+        *EQUATIONS.items(),
+        ("btd,vd->btv", [(2, 7, 128), (1030, 128)]),  # a wide head
+        ("btr,dr->btd", [(2, 33, 4), (90, 4)]),  # wide, of a narrow sum
+        ("btd,dr->btr", [(2, 33, 90), (90, 4)]),
+    ],
 )
 def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes, options):
     rng = np.random.default_rng(0)
@@ -187,9 +192,10 @@ def test_barriers_survive_with_the_options_only():
     assert text.count(" cosine(") == 1
 
 
+@pytest.mark.parametrize("vocab_first", [False, True])
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("chunk", [5, 64])
-def test_cross_entropy_gradient_equals_automatic_differentiation(chunk, z_loss):
+def test_cross_entropy_gradient_equals_automatic_differentiation(chunk, z_loss, vocab_first):
     rng = np.random.default_rng(5)
     x, w = normal(rng, 3, 17, 8), normal(rng, 8, 29)
     targets = jnp.asarray(rng.integers(0, 29, (3, 17)))
@@ -199,10 +205,8 @@ def test_cross_entropy_gradient_equals_automatic_differentiation(chunk, z_loss):
         return jnp.tanh(x @ w) * 3
 
     def ours(w, x):
-        return (
-            1.7
-            * xent.chunked_xent(logits, w, x, targets, weights, chunk=chunk, z_loss=z_loss).total
-        )
+        how = {"chunk": chunk, "z_loss": z_loss, "vocab_first": vocab_first}
+        return 1.7 * xent.chunked_xent(logits, w, x, targets, weights, **how).total
 
     def plain(w, x):
         log_probs = jax.nn.log_softmax(logits(w, x))
@@ -230,6 +234,22 @@ def test_cross_entropy_takes_fewer_tokens_at_once_and_sums_the_same():
 
     near(run(cpu_xent.chunked_xent), run(xent.chunked_xent), share=1e-5)
     assert min(seen) == cpu_xent.TOKENS_PER_DIM * 4 // 6 and max(seen) == 23
+
+
+def test_logits_of_a_tied_head_are_never_turned_around():
+    vocab, dim = 1030, 128
+    x, table = jnp.ones((2, 9, dim)), jnp.ones((vocab, dim))
+    targets, weights = jnp.ones((2, 9), jnp.int32), jnp.ones((2, 9))
+
+    def total(w, x):
+        logits = lambda w, x: dot("btd,vd->btv", x, w["embed"])  # noqa: E731
+        return cpu_xent.chunked_xent(logits, w, x, targets, weights, chunk=9).total
+
+    step = jax.jit(jax.grad(total, argnums=(0, 1)), compiler_options=cpu.compiler_options())
+    text = step.lower({"embed": table}, x).compile().as_text()
+    written = re.findall(r"= f32\[([\d,]+)\]\S* (?:dot|fusion|copy|transpose)\(", text)
+    sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in written]
+    assert sizes.count(vocab * 18) == 2  # logits and their gradient
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "geglu", "reglu"])

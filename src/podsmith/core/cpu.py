@@ -69,17 +69,30 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
     """The float32 einsum of activations and a weight.
 
     A wide weight that is contracted over its last axis, such as a tied head, stands on the
-    left of its product: the other way round it would be transposed piece by piece.
+    left of its product: the other way round it would be transposed piece by piece. What lies
+    along its wide side is in memory as the product leaves it, wide side first.
     """
     x, w = operands(x, w)
     x_letters, w_letters, out = letters(eqn)
     rows, shared = x_letters[:-1], x_letters[-1]
-    plain = w_letters[1:] == shared and out == rows + w_letters[0]
-    if not plain or w.shape[0] < WIDE * w.shape[1] or w.shape[1] < NARROW:
-        return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
-    columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
-    transposed = lax.optimization_barrier(product(w, columns, 1, 0))
-    return transposed.T.reshape(*x.shape[:-1], w.shape[0])
+    left = w.ndim == 2 and stands_left(w)
+    if left and w_letters[1] == shared and out == rows + w_letters[0]:
+        columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
+        transposed = lax.optimization_barrier(product(w, columns, 1, 0))
+        return jnp.moveaxis(transposed.reshape(w.shape[0], *x.shape[:-1]), 0, -1)
+    if left and w_letters[0] == shared and out == rows + w_letters[1]:
+        return product(_wide_first(x), w, 0, 0).reshape(*x.shape[:-1], w.shape[1])
+    return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
+
+
+def _wide_first(a: Array) -> Array:
+    """[..., V] to [V, rows]."""
+    return jnp.moveaxis(a, -1, 0).reshape(a.shape[-1], -1)
+
+
+def stands_left(w: Array) -> bool:
+    """Whether a matrix contracted over its last axis is the left one of its product."""
+    return w.shape[0] >= WIDE * w.shape[1] and w.shape[1] >= NARROW
 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
@@ -97,10 +110,12 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
         return jnp.einsum(f"{x_letters},{out}->{w_letters}", *operands(x, g),
                           preferred_element_type=jnp.float32)  # fmt: skip
     num_rows = _product_of(rows, sizes)
-    x, g = operands(x.reshape(num_rows, -1), g.reshape(num_rows, -1))
-    if [*outer, *inner] == list(w_letters) and g.shape[1] >= WIDE * x.shape[1]:
-        first, dw = outer + inner, product(g, x, 0, 0)
-    elif x.shape[1] <= g.shape[1]:
+    x, g = operands(x, g)
+    x = x.reshape(num_rows, -1)
+    if [*outer, *inner] == list(w_letters) and len(outer) == 1 and g.shape[-1] >= WIDE * x.shape[1]:
+        return product(_wide_first(g), x, 1, 0).reshape([sizes[a] for a in w_letters])
+    g = g.reshape(num_rows, -1)
+    if x.shape[1] <= g.shape[1]:
         first, dw = inner + outer, product(x, g, 0, 0)
     else:
         first, dw = outer + inner, product(_transposed(g), x, 1, 0)

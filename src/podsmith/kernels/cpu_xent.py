@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from podsmith.core.cpu import together
+from podsmith.core.cpu import stands_left, together
 from podsmith.nn import xent
 
 TOKENS_PER_DIM = 4
@@ -41,6 +41,8 @@ def chunked_xent(
         x, *leaves = together(x, *leaves)
         return logits_fn(jax.tree.unflatten(tree, leaves), x)
 
+    table = w.get("embed") if isinstance(w, dict) else None  # a tied head
     return xent.chunked_xent(
-        logits, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing
-    )
+        logits, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing,
+        vocab_first=isinstance(table, Array) and stands_left(table),
+    )  # fmt: skip

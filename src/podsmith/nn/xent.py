@@ -21,6 +21,7 @@ from podsmith.core.param import Tree
 from podsmith.core.sharding import constrain, context_ways
 
 LogitsFn = Callable[[Tree, Array], Array]
+Extra = tuple[float, float, int]  # z_loss, smoothing, axis of the vocabulary
 
 
 class Xent(NamedTuple):
@@ -44,17 +45,23 @@ def token_sums(
 
 
 def _sums(
-    logits: Array, targets: Array, weights: Array, z_loss: float, smoothing: float
+    logits: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float,
+    smoothing: float,
+    axis: int = -1,
 ) -> tuple[Xent, Array]:
-    top = jnp.max(logits, axis=-1)
-    log_z = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    expand = partial(jnp.expand_dims, axis=axis)
+    top = jnp.max(logits, axis=axis)
+    log_z = top + jnp.log(jnp.sum(jnp.exp(logits - expand(top)), axis=axis))
+    chosen = jnp.squeeze(jnp.take_along_axis(logits, expand(targets), axis=axis), axis)
     nll = jnp.sum((log_z - chosen) * weights)
     z = jnp.sum(jnp.square(log_z) * weights)
     correct = jnp.sum((chosen >= top) * weights)
     total = nll + z_loss * z
     if smoothing:
-        total += smoothing * jnp.sum((chosen - jnp.mean(logits, axis=-1)) * weights)
+        total += smoothing * jnp.sum((chosen - jnp.mean(logits, axis=axis)) * weights)
     return Xent(total, nll, z, correct), log_z
 
 
@@ -65,16 +72,19 @@ def logits_gradient(
     weights: Array,
     z_loss: float,
     smoothing: float = 0.0,
+    axis: int = -1,
 ) -> Array:
-    """d total / d logits, float32 [..., V]: one elementwise pass, nothing scattered."""
-    probs = jnp.exp(logits - log_z[..., None])
+    """d total / d logits, float32 [..., V]: one elementwise pass, nothing scattered. The
+    vocabulary lies along `axis`."""
+    expand = partial(jnp.expand_dims, axis=axis)
+    probs = jnp.exp(logits - expand(log_z))
     pull = weights * (1.0 + 2.0 * z_loss * log_z)
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    spread, chosen = 0.0, weights[..., None]
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
+    spread, chosen = 0.0, expand(weights)
     if smoothing:
-        spread = chosen * (smoothing / logits.shape[-1])
+        spread = chosen * (smoothing / logits.shape[axis])
         chosen = chosen * (1.0 - smoothing) + spread
-    return probs * pull[..., None] - jnp.where(ids == targets[..., None], chosen, spread)
+    return probs * expand(pull) - jnp.where(ids == expand(targets), chosen, spread)
 
 
 def chunked_xent(
@@ -87,10 +97,12 @@ def chunked_xent(
     chunk: int,
     z_loss: float = 0.0,
     smoothing: float = 0.0,
+    vocab_first: bool = False,
 ) -> Xent:
     """Sums over all tokens of x [B, T, D], `chunk` tokens of each row at a time.
 
     `logits_fn(w, x)` gives [..., V]; targets int32 and weights float32 are [B, T].
+    `vocab_first`: how a chunk's logits should lie in memory; the values are the same.
     """
     x = constrain(x, "batch seq embed")
     ways = context_ways()
@@ -98,7 +110,8 @@ def chunked_xent(
     chunk = min(-(-chunk // ways), local)
     padded = partial(_padded, ways=ways, size=-(-local // chunk) * chunk)
     x, targets, weights = (padded(a) for a in (x, targets, weights))
-    return _xent(logits_fn, chunk * ways, (z_loss, smoothing), w, x, targets, weights)
+    extra = (z_loss, smoothing, 0 if vocab_first else -1)
+    return _xent(logits_fn, chunk * ways, extra, w, x, targets, weights)
 
 
 def _padded(a: Array, ways: int, size: int) -> Array:
@@ -130,7 +143,7 @@ def _join(a: Array) -> Array:
 def _xent(
     logits_fn: LogitsFn,
     chunk: int,
-    extra: tuple[float, float],  # z_loss, smoothing
+    extra: Extra,
     w: Tree,
     x: Array,
     targets: Array,
@@ -138,8 +151,8 @@ def _xent(
 ) -> Xent:
     def body(sums: Xent, piece: tuple[Array, Array, Array]) -> tuple[Xent, None]:
         xc, tc, wc = piece
-        new = token_sums(logits_fn(w, xc).astype(jnp.float32), tc, wc, *extra)
-        return jax.tree.map(jnp.add, sums, new), None
+        wide = jnp.moveaxis(logits_fn(w, xc).astype(jnp.float32), -1, extra[-1])
+        return jax.tree.map(jnp.add, sums, _sums(wide, tc, wc, *extra)[0]), None
 
     pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
     return jax.lax.scan(body, Xent(*[jnp.zeros((), jnp.float32)] * 4), pieces)[0]
@@ -148,21 +161,25 @@ def _xent(
 def _xent_fwd(
     logits_fn: LogitsFn,
     chunk: int,
-    extra: tuple[float, float],  # z_loss, smoothing
+    extra: Extra,
     w: Tree,
     x: Array,
     targets: Array,
     weights: Array,
 ) -> tuple[Xent, tuple[Tree, Array, Array, Array]]:
+    axis = extra[-1]
+
     def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
         sums, dw = carry
         xc, tc, wc = piece
         logits, pull_back = jax.vjp(logits_fn, w, xc)
-        wide = jax.lax.optimization_barrier(logits.astype(jnp.float32))
+        wide = jnp.moveaxis(logits.astype(jnp.float32), -1, axis)
+        wide = jax.lax.optimization_barrier(wide)
         new, log_z = _sums(wide, tc, wc, *extra)
         dlogits = logits_gradient(wide, log_z, tc, wc, *extra)
         # behind a barrier, or each of the two products computes it anew
-        dwc, dxc = pull_back(jax.lax.optimization_barrier(dlogits.astype(logits.dtype)))
+        dlogits = jax.lax.optimization_barrier(dlogits.astype(logits.dtype))
+        dwc, dxc = pull_back(jnp.moveaxis(dlogits, axis, -1))
         return (jax.tree.map(jnp.add, sums, new), jax.tree.map(jnp.add, dw, dwc)), dxc
 
     zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), jax.tree.map(jnp.zeros_like, w))
