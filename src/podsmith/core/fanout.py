@@ -16,7 +16,16 @@ from jax.sharding import PartitionSpec
 from podsmith.core.cpu import letters
 from podsmith.core.leaves import TYPED
 from podsmith.core.sharding import ACTIVATIONS, constrain, partition
-from podsmith.core.weight import Weight, dot, kept, name_of, product, untyped_dot, weight_gradient
+from podsmith.core.weight import (
+    Weight,
+    dot,
+    kept,
+    name_of,
+    narrow_products,
+    product,
+    untyped_dot,
+    weight_gradient,
+)
 
 AXIS = "tensor"
 NAMES = {
@@ -31,8 +40,8 @@ def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> t
     names = [one[2] if len(one) > 2 else name_of(one[0]) for one in products]
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape[AXIS] == 1 or any(isinstance(w, TYPED) for w in weights):
-        each = zip(eqns, weights, names, strict=True)
-        return tuple(dot(eqn, x, w, name=name) for eqn, w, name in each)
+        each = zip(eqns, weights, names, narrow_products(x, weights), strict=True)
+        return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
     x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
     found = _fan(tuple(eqns), x, tuple(w.astype(x.dtype) for w in weights))
     return tuple(kept(y, name) for y, name in zip(found, names, strict=True))

@@ -6,9 +6,10 @@ likes its matmuls is decided here and nowhere else; the choice falls when a prog
 so that compiling for another machine is right.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -50,16 +51,22 @@ def kept(x: Array, name: str = MATMUL) -> Array:
 
 
 def dot(
-    eqn: str, x: Array, w: Weight, *, out_dtype: jnp.dtype | None = None, name: str | None = None
+    eqn: str,
+    x: Array,
+    w: Weight,
+    *,
+    out_dtype: jnp.dtype | None = None,
+    name: str | None = None,
+    narrow: Array | None = None,
 ) -> Array:
     """einsum of activations with a weight, e.g. `dot("btd,dnh->btnh", x, w)`.
 
     An array is cast to the dtype of `x`; quantized leaves, and the base of `Lora`, take no
     gradient. Letters are the package's legend. `name` is what rematerialization policies know
-    the result by, if not by its width.
+    the result by, if not by its width. `narrow` is a Lora's part of `narrow_products`.
     """
     if isinstance(w, Lora):
-        out = _low_rank(eqn, x, w)
+        out = _low_rank(eqn, x, w, narrow)
     elif isinstance(w, TYPED):
         out = _frozen_dot(eqn, x.dtype.name, x, w)
     else:
@@ -98,7 +105,20 @@ def as_array(w: Weight, dtype: jnp.dtype) -> Array:
     return dequantize(w, dtype) if isinstance(w, TYPED) else w
 
 
-def _low_rank(eqn: str, x: Array, w: Lora) -> Array:
+def narrow_products(x: Array, weights: Sequence[Weight]) -> list[Array | None]:
+    """`x a` [B, T, R] of each Lora among weights [D, ...] that meet the same x [B, T, D], by one
+    product; None for other weights, and where inputs are dropped for each by itself."""
+    fits = [isinstance(w, Lora) and w.key is None and w.a.ndim == 2 for w in weights]
+    factors = [w.a.astype(x.dtype) for w, fit in zip(weights, fits, strict=True) if fit]
+    if len(factors) < 2:
+        return [None] * len(weights)
+    whole = untyped_dot("btd,dr->btr", x.dtype, x, jnp.concatenate(factors, axis=1))
+    ends = list(accumulate(a.shape[1] for a in factors))
+    parts = iter(jnp.split(kept(whole), ends[:-1], axis=2))
+    return [next(parts) if fit else None for fit in fits]
+
+
+def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     """float32 product with base + a b, the narrow way: (x a) b."""
     x_letters, w_letters, out = cpu.letters(eqn)
     outer = w_letters[len(w_letters) - w.outputs :]
@@ -116,8 +136,9 @@ def _low_rank(eqn: str, x: Array, w: Lora) -> Array:
     rows = "".join(letter for letter in x_letters if letter not in first[0])
     middle = f"{rows}{batch}r"
     a, b = (factor.astype(x.dtype) for _, factor in (first, second))
-    narrow = untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a)
-    y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow.astype(x.dtype), b)
+    if narrow is None:
+        narrow = kept(untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a))
+    y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
     if w.magnitude is None:
         return y
     norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
