@@ -187,6 +187,26 @@ layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
 
 
 @jax.custom_vjp
+def once(x: Array) -> Array:
+    """`x`, which the products of several shapes that read it do not compute again each."""
+    return _sealed(x)
+
+
+@jax.custom_vjp
+def gradient_once(y: Array) -> Array:
+    """`y`, the same for its gradient."""
+    return y
+
+
+def _sealed(x: Array) -> Array:
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
+
+
+once.defvjp(lambda x: (_sealed(x), None), lambda _, g: (g,))
+gradient_once.defvjp(lambda y: (y, None), lambda _, g: (_sealed(g),))
+
+
+@jax.custom_vjp
 def together(*inputs: Array) -> tuple[Array, ...]:
     """The inputs of a block, whose gradients are taken all at once: left to itself the compiler
     puts off weight gradients to the end of the backward pass, and what they read lives on."""

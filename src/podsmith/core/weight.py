@@ -132,6 +132,7 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     if w.magnitude is not None and not set(batch + outer) <= set(out):
         whole = merge(w, constant_norm=True).astype(x.dtype)
         return untyped_dot(eqn, jnp.float32, _dropped(x, w), whole)
+    x = cpu.once(x)
     y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     rows = "".join(letter for letter in x_letters if letter not in first[0])
     middle = f"{rows}{batch}r"
@@ -139,6 +140,7 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     if narrow is None:
         narrow = kept(untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a))
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
+    y = cpu.gradient_once(y)
     if w.magnitude is None:
         return y
     norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
