@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from podsmith.core.cpu import unstacked
+from podsmith.core.fanout import dots
 from podsmith.core.leaves import Lora, dequantize, merge, quantize, stored_spec
 from podsmith.core.param import Param
 from podsmith.core.stack import run_stack
@@ -91,6 +92,45 @@ def test_a_low_rank_sum_computes_as_the_merged_weight(eqn, storage, magnitude):
     wanted = jax.grad(loss, (0, 1))(trained, x, by_merging)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("storage", ["fp32", "int8"])
+def test_adapters_that_meet_one_input_take_it_in_one_product(storage, lanes):
+    eqns = ("btd,dnh->btnh", "btd,df->btf", "btd,df->btf")
+    weights = [lora(SHAPES[eqn], storage, seed=10 * i) for i, eqn in enumerate(eqns)]
+    weights[1] = normal(7, (D, F))  # one without an adapter
+    x = activations(eqns[0])
+
+    def loss(factors, x, products):
+        q, gate = (Lora(w.base, *ab, None, inputs=w.inputs, outputs=w.outputs)
+                   for w, ab in zip(weights[::2], factors, strict=True))  # fmt: skip
+        return sum(jnp.sum(jnp.sin(y)) for y in products(x, (q, weights[1], gate)))
+
+    def together(x, weights):
+        return dots(x, *zip(eqns, weights, strict=True))
+
+    def apart(x, weights):
+        return [dot(eqn, x, w) for eqn, w in zip(eqns, weights, strict=True)]
+
+    def gradients(products):
+        one = jax.grad(lambda factors, x: loss(factors, x, products), (0, 1))
+        return jax.jit(jax.vmap(one)) if lanes else jax.jit(one)
+
+    factors = [(w.a, w.b) for w in weights[::2]]
+    if lanes:
+        stack = lambda a: jnp.stack([a, a / 2, -a])  # noqa: E731
+        factors, x = jax.tree.map(stack, factors), stack(x)
+    got, wanted = (gradients(products)(factors, x) for products in (together, apart))
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
+
+    def narrow(products):
+        shape = f"f32[3,{2 * 7},{2 * R}]" if lanes else f"f32[{2 * 7},{2 * R}]"
+        text = gradients(products).lower(factors, x).compile().as_text()
+        return sum(f"= {shape}" in line and " dot(" in line for line in text.splitlines())
+
+    assert (narrow(together), narrow(apart)) == (1, 0)
 
 
 @pytest.mark.parametrize("unroll", [False, True])
