@@ -75,7 +75,7 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
     x, w = operands(x, w)
     x_letters, w_letters, out = letters(eqn)
     rows, shared = x_letters[:-1], x_letters[-1]
-    left = w.ndim == 2 and stands_left(w)
+    left = stands_left(w)
     if left and w_letters[1] == shared and out == rows + w_letters[0]:
         columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
         transposed = lax.optimization_barrier(product(w, columns, 1, 0))
@@ -91,8 +91,9 @@ def _wide_first(a: Array) -> Array:
 
 
 def stands_left(w: Array) -> bool:
-    """Whether a matrix contracted over its last axis is the left one of its product."""
-    return w.shape[0] >= WIDE * w.shape[1] and w.shape[1] >= NARROW
+    """Whether a weight is a matrix that, contracted over its last axis, is the left one of its
+    product."""
+    return w.ndim == 2 and w.shape[0] >= WIDE * w.shape[1] and w.shape[1] >= NARROW
 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
@@ -189,7 +190,7 @@ layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
 @jax.custom_vjp
 def once(x: Array) -> Array:
     """`x`, which the products of several shapes that read it do not compute again each."""
-    return _sealed(x)
+    return sealed(x)[0]
 
 
 @jax.custom_vjp
@@ -198,12 +199,14 @@ def gradient_once(y: Array) -> Array:
     return y
 
 
-def _sealed(x: Array) -> Array:
-    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
+def sealed(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays behind a barrier, on CPUs alone."""
+    barrier = lambda *a: lax.optimization_barrier(a)  # noqa: E731
+    return lax.platform_dependent(*arrays, cpu=barrier, default=lambda *a: a)
 
 
-once.defvjp(lambda x: (_sealed(x), None), lambda _, g: (g,))
-gradient_once.defvjp(lambda y: (y, None), lambda _, g: (_sealed(g),))
+once.defvjp(lambda x: (*sealed(x), None), lambda _, g: (g,))
+gradient_once.defvjp(lambda y: (y, None), lambda _, g: sealed(g))
 
 
 @jax.custom_vjp

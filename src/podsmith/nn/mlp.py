@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from podsmith.core.cpu import sealed
+
 Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
 
 GatedMlp = Literal["swiglu", "geglu", "reglu"]
@@ -40,9 +42,7 @@ def _gated_fwd(kind: Mlp, gate: Array, up: Array) -> tuple[Array, tuple[Array, A
 def _gated_bwd(kind: Mlp, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     # CPUs would store the pieces of the forward pass; TPUs run it in another loop, and read the
     # two from their stacks at once where no barrier stands between
-    kept = jax.lax.platform_dependent(
-        *kept, cpu=lambda *both: jax.lax.optimization_barrier(both), default=lambda *both: both
-    )
+    kept = sealed(*kept)
     return jax.vjp(lambda gate, up: activate(kind, gate) * up, *kept)[1](g)
 
 
