@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core.cpu import unstacked
+from podsmith.core.cpu import compiler_options, unstacked
 from podsmith.core.fanout import dots
 from podsmith.core.leaves import Lora, dequantize, merge, quantize, stored_spec
 from podsmith.core.param import Param
@@ -92,6 +92,18 @@ def test_a_low_rank_sum_computes_as_the_merged_weight(eqn, storage, magnitude):
     wanted = jax.grad(loss, (0, 1))(trained, x, by_merging)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3 * np.abs(other).max())
+
+
+def test_an_adapters_part_of_the_inputs_gradient_is_not_turned_around():
+    x, w = activations("btd,df->btf"), lora(SHAPES["btd,df->btf"], "fp32")
+
+    def loss(factors, x):
+        return jnp.sum(jnp.sin(dot("btd,df->btf", x, Lora(w.base, *factors))))
+
+    step = jax.jit(jax.grad(loss, (0, 1)), compiler_options=compiler_options())
+    text = step.lower((w.a, w.b), x).compile().as_text()
+    assert f" = f32[{2 * 7},{D}]" in text
+    assert f" = f32[{D},{2 * 7}]" not in text
 
 
 @pytest.mark.parametrize("lanes", [False, True])
