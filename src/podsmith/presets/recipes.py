@@ -21,8 +21,8 @@ def quickstart() -> dict[str, Any]:
             "tokenizer": {"train": "bpe", "vocab_size": 8192},
             "pack": {"method": "chunk", "seq_len": 256},
         },
-        "train": {"steps": 240, "global_batch_size": 16, "precision": "fp32"},
-        "eval": {"every_steps": 80, "max_rows": 128},
+        "train": {"steps": 200, "global_batch_size": 16, "precision": "fp32"},
+        "eval": {"every_steps": 100, "max_rows": 128},
         "checkpoint": {"save_every_steps": 50},
     }
 
