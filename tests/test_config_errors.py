@@ -145,7 +145,7 @@ def test_sections_that_contradict_each_other(tmp_path, overrides, part):
     "overrides",
     [
         ["train.steps=30"],  # as long as the warm-up
-        ["optim.schedule={kind='wsd', warmup_steps=140, decay_steps=100}"],
+        ["optim.schedule={kind='wsd', warmup_steps=100, decay_steps=100}"],
         ["data.pack.seq_len=512"],
         ["mesh.data=rest", "mesh.fsdp=1"],
         ["checkpoint.keep_every_steps=150"],
