@@ -39,7 +39,6 @@ def normal(rng, *shape, dtype=jnp.float32):
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
 
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", [None, cpu.compiler_options()])
 @pytest.mark.parametrize(
     "eqn, shapes",
@@ -50,8 +49,7 @@ def normal(rng, *shape, dtype=jnp.float32):
         ("btd,dr->btr", [(2, 33, 90), (90, 4)]),
     ],
 )
-def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes, options, padded, monkeypatch):
-    monkeypatch.setattr(cpu, "padding_pays", lambda *sides: padded)
+def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes, options):
     rng = np.random.default_rng(0)
     x, w = (normal(rng, *shape) for shape in shapes)
     x_letters, w_letters, out = eqn.replace("->", ",").split(",")
@@ -66,31 +64,6 @@ def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes, options, padded, mo
     dx = np.einsum(f"{out},{w_letters}->{x_letters}", np.asarray(g, np.float64), wide[1])
     dw = np.einsum(f"{x_letters},{out}->{w_letters}", wide[0], np.asarray(g, np.float64))
     near(jax.jit(both, compiler_options=options)(x, w, g), (want, dx, dw))
-
-
-@pytest.mark.parametrize(
-    "flags, rows, columns, widths",
-    [
-        ({"avx2"}, 260, 512, {528}),
-        ({"avx2", "avx512f"}, 260, 512, {512}),
-        ({"avx2"}, 255, 512, {512}),
-        ({"avx2"}, 260, 520, {520}),
-    ],
-)
-def test_products_on_avx2_do_not_write_rows_of_a_power_of_two(
-    flags, rows, columns, widths, monkeypatch
-):
-    """All three: of the rows, of their gradient, and of the weight's, which is transposed."""
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(flags))
-    shapes = jnp.zeros((1, rows, columns)), jnp.zeros((columns, columns))
-
-    def both(x, w):
-        y, back = jax.vjp(lambda x, w: dot("btd,df->btf", x, w), x, w)
-        return y, *back(y)
-
-    compiled = jax.jit(both, compiler_options=cpu.compiler_options()).lower(*shapes).compile()
-    dots = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", compiled.as_text())
-    assert len(dots) == 3 and {int(shape.split(",")[-1]) for shape in dots} == widths
 
 
 @pytest.mark.parametrize("amx", [False, True])

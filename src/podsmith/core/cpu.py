@@ -6,7 +6,7 @@ fast bfloat16 product without AMX. All functions here work, slower, without the 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,34 +25,13 @@ OPTIONS = {
 WIDE = 8  # times the other side
 NARROW = 128  # as the rank of an adapter
 
-# A product's rows of a multiple of so many float32 share the sets of an AVX2 machine's caches, and
-# where its sums take several rounds it is written at half speed; a few columns more cure that.
-ALIASED = 512
-PADDING = 16
-ROUND = 256  # of the contracted axis
-FEW_ROWS = 256  # for which a padded copy of the other side costs more than it brings
-
 CPUINFO = Path("/proc/cpuinfo")
 
 
 @functools.cache
-def cpu_flags() -> frozenset[str]:
-    """What the machine's instruction set has, as Linux names it; empty elsewhere."""
-    text = CPUINFO.read_text(errors="replace") if CPUINFO.is_file() else ""
-    lines = (line for line in text.splitlines() if line.startswith("flags"))
-    return frozenset(next(lines, "").partition(":")[2].split())
-
-
 def has_amx() -> bool:
     """Whether this machine multiplies bfloat16 tiles in hardware."""
-    return "amx_bf16" in cpu_flags()
-
-
-def padding_pays(num_rows: int, shared: int, columns: int) -> bool:
-    """Whether a product of these sides is faster with a few columns more on this machine."""
-    if "avx2" not in cpu_flags() or "avx512f" in cpu_flags():
-        return False
-    return columns % ALIASED == 0 and shared > ROUND and num_rows >= FEW_ROWS
+    return CPUINFO.is_file() and "amx_bf16" in CPUINFO.read_text(errors="replace")
 
 
 def compiler_options() -> dict[str, str]:
@@ -80,20 +59,10 @@ def letters(eqn: str) -> tuple[str, str, str]:
     return x_letters, w_letters, out
 
 
-def product(a: Array, b: Array, a_axis: int, b_axis: int, *, apart: bool = False) -> Array:
-    """float32 matrix of two matrices contracted over one axis of each.
-
-    `apart`: what reads it must not change how the product itself is computed.
-    """
+def product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    """float32 matrix of two matrices contracted over one axis of each."""
     dims = (((a_axis,), (b_axis,)), ((), ()))
-    columns = b.shape[1 - b_axis]
-    if pays := padding_pays(a.shape[1 - a_axis], a.shape[a_axis], columns):
-        b = lax.optimization_barrier(
-            jnp.pad(b, [(0, 0 if i == b_axis else PADDING) for i in (0, 1)])
-        )
-    c = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-    c = lax.optimization_barrier(c) if apart or pays else c
-    return c[:, :columns]
+    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
 def einsum(eqn: str, x: Array, w: Array) -> Array:
@@ -109,22 +78,10 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
     left = stands_left(w)
     if left and w_letters[1] == shared and out == rows + w_letters[0]:
         columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
-        transposed = product(w, columns, 1, 0, apart=True)
+        transposed = lax.optimization_barrier(product(w, columns, 1, 0))
         return jnp.moveaxis(transposed.reshape(w.shape[0], *x.shape[:-1]), 0, -1)
     if left and w_letters[0] == shared and out == rows + w_letters[1]:
         return product(_wide_first(x), w, 0, 0).reshape(*x.shape[:-1], w.shape[1])
-    inner = "".join(a for a in x_letters if a in w_letters)
-    rows, outer = x_letters.removesuffix(inner), "".join(a for a in w_letters if a not in inner)
-    sizes = dict(zip(x_letters + w_letters, x.shape + w.shape, strict=True))
-    num_rows, shared, columns = (_product_of(part, sizes) for part in (rows, inner, outer))
-    if (
-        (rows + inner, rows + outer) == (x_letters, out)
-        and w_letters in (inner + outer, outer + inner)
-        and padding_pays(num_rows, shared, columns)
-    ):
-        shape, axis = ((shared, -1), 0) if w_letters == inner + outer else ((-1, shared), 1)
-        y = product(x.reshape(num_rows, shared), w.reshape(shape), 1, axis)
-        return y.reshape([sizes[a] for a in out])
     return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
 
 
@@ -159,16 +116,16 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     if [*outer, *inner] == list(w_letters) and len(outer) == 1 and g.shape[-1] >= WIDE * x.shape[1]:
         return product(_wide_first(g), x, 1, 0).reshape([sizes[a] for a in w_letters])
     g = g.reshape(num_rows, -1)
-    narrow_x = x.shape[1] <= g.shape[1]
-    first = inner + outer if narrow_x else outer + inner
-    # apart where it is transposed: folded back into the product, the transpose makes it slow, and
-    # for bfloat16 fails at run time
-    apart = first != list(w_letters)
-    if narrow_x:
-        dw = product(x, g, 0, 0, apart=apart)
+    if x.shape[1] <= g.shape[1]:
+        first, dw = inner + outer, product(x, g, 0, 0)
     else:
-        dw = product(_transposed(g), x, 1, 0, apart=apart)
-    return jnp.einsum(f"{''.join(first)}->{w_letters}", dw.reshape([sizes[a] for a in first]))
+        first, dw = outer + inner, product(_transposed(g), x, 1, 0)
+    dw = dw.reshape([sizes[a] for a in first])
+    if first != list(w_letters):
+        # behind a barrier: folded back into the product, the transpose makes it slow, and
+        # for bfloat16 fails at run time
+        dw = jnp.einsum(f"{''.join(first)}->{w_letters}", lax.optimization_barrier(dw))
+    return dw
 
 
 def _transposed(a: Array) -> Array:
@@ -176,7 +133,7 @@ def _transposed(a: Array) -> Array:
     return lax.optimization_barrier(lax.optimization_barrier(a).T)
 
 
-def _product_of(letters: Sequence[str], sizes: dict[str, int]) -> int:
+def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
     total = 1
     for letter in letters:
         total *= sizes[letter]
