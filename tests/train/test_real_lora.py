@@ -118,7 +118,7 @@ def torch_batch(arrays):
     )
     same = segments[:, :, None] == segments[:, None, :]
     mask = torch.tril(same) | torch.eye(ids.shape[1], dtype=torch.bool)
-    return ids.long(), positions.long(), mask[:, None], weight[:, 1:].float()
+    return ids.long(), positions.long(), mask[:, None], weight[:, 1:].double()
 
 
 def torch_loss(model, arrays):
@@ -134,10 +134,12 @@ def torch_loss(model, arrays):
 
 
 def torch_losses(model, store):
-    """Losses and rates of every step in torch, over the rows that the run sees."""
+    """Losses and rates of every step in torch, over the rows that the run sees; in float64,
+    since torch's own float32 loss is up to 2e-5 from it, and how far depends on the CPU."""
     import torch
     from transformers import get_linear_schedule_with_warmup
 
+    model = model.double()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, WARMUP, STEPS)
@@ -181,7 +183,7 @@ def test_held_out_answers_get_likelier_as_in_peft(trained, record_property):
     difference = np.abs(np.array([row["loss"] for row in ours]) - expected)
     record_property("largest difference of loss", float(difference.max()))
     print(f"largest difference of loss over {STEPS} steps: {difference.max():.2e}")
-    assert difference[0] < 1e-5 and difference.max() < 1e-3
+    assert difference[0] < 2e-6 and difference.max() < 1e-4
     assert expected[-10:].mean() < expected[:10].mean() - 0.1
 
 
