@@ -17,8 +17,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from podsmith.core.stack import ATTENTION
+from podsmith.kernels import tpu_row_attention
 from podsmith.kernels.shards import by_shard
 from podsmith.nn import attention
+from podsmith.nn.attention import Scoring
 
 LANES = 128  # blocks are multiples of it
 FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
@@ -51,11 +53,12 @@ def causal_attention(
         return attention.causal_attention(
             q, k, v, segment_ids, scale, window=window, soft_cap=soft_cap
         )
-    local = partial(_local, window=window, soft_cap=soft_cap, early=early, interpret=interpret)
+    masks_of = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    local = partial(_local, **masks_of, early=early, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         local = by_shard(local)
-    return local(q * scale, k, v, segment_ids)
+    return local(q, k, v, segment_ids)
 
 
 def _local(
@@ -64,12 +67,17 @@ def _local(
     v: Array,
     segment_ids: Array,
     *,
+    scale: float,
     window: int | None,
     soft_cap: float | None,
     early: bool,
     interpret: bool,
 ) -> Array:
     dtype, (_, t, n, h) = q.dtype, q.shape
+    if not early and tpu_row_attention.fits(t, h, q.dtype.itemsize):
+        how = Scoring(scale, window, soft_cap)
+        return tpu_row_attention.causal_attention(q, k, v, segment_ids, how, interpret=interpret)
+    q = q * scale
     if early:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
     seen = masks.CausalMask((t, t))

@@ -24,15 +24,21 @@ from podsmith.presets.hardware import Rates
 LANES = 128
 
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
-_MATMULS = {"fwd": 2, "dkv": 4, "dq": 3}
-_SUFFIX = {"fwd": "", "dkv": "_dkv", "dq": "_dq"}
 FUSED_MATMULS = 5
+_MATMULS = {
+    "splash_mha_fwd": 2,
+    "splash_mha_dkv": 4,
+    "splash_mha_dq": 3,
+    "row_attention_fwd": 2,
+    "row_attention_bwd": FUSED_MATMULS,
+}
+_SUFFIX = {"splash_mha_dkv": "_dkv", "splash_mha_dq": "_dq"}
 
 
 def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rates) -> float:
     """Seconds of a splash kernel on a device of `peak` FLOP/s, from its queries [B, N, T, H],
     its name and its blocks; 0 for other kernels."""
-    which = next((w for w in _MATMULS if f"splash_mha_{w}" in step.name + step.op_name), None)
+    which = next((w for w in _MATMULS if w in step.name + step.op_name), None)
     queries = [
         dims
         for name in step.operands
@@ -45,11 +51,11 @@ def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rate
     b, n, *sides = max(queries, key=math.prod)
     t, h = max(sides), min(sides)  # either may be the minor one
     blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
-    suffix = _SUFFIX[which]
+    suffix = _SUFFIX.get(which, "")
     q, kv = blocks.get(("q", suffix), t), blocks.get(("kv", suffix), t)
     scores = b * n * visited(t, q, kv)
     # dq in as many parts as there are blocks of keys: [B, blocks, N, T, H]
-    fused = which == "dkv" and any(len(dims) == 5 for _, dims in arrays(step.shape))
+    fused = which == "splash_mha_dkv" and any(len(dims) == 5 for _, dims in arrays(step.shape))
     matmuls = FUSED_MATMULS if fused else _MATMULS[which]
     padded = math.ceil(h / LANES) * LANES
     per_score = 2 * padded / peak + rates.attention_cycles / (rates.clock_hz * rates.cores)
