@@ -40,31 +40,30 @@ SYNCHRONOUS = tuple(
 )
 
 # name, overrides, what is undone
-BEFORE = ("one block of keys", "swiglu")  # the last two changes
+AFTER = ("matrices", "norms")  # the last changes
+BEFORE = ("one block of keys", "swiglu", *AFTER)
+DOTS = ("train.remat=dots", "train.num_microbatches=2")
+GATE = ("train.remat=gate", "train.loss_chunk_tokens=512")
 VARIANTS = (
     ("remat block, compiler's defaults", ("train.remat=block", WINDOWED, *SYNCHRONOUS), ALL),
     ("weights gathered before products", ("train.remat=block", *SYNCHRONOUS), ALL),
     ("collectives asynchronous", ("train.remat=block",), ALL),
-    ("attention: sequence in lanes, one backward", ("train.remat=block",), (*ALL[1:3], *BEFORE)),
+    (
+        "attention: sequence in lanes, one backward",
+        ("train.remat=block",),
+        ("rope", "gradients", *BEFORE),
+    ),
     ("rope by a product", ("train.remat=block",), ("gradients", *BEFORE)),
     ("gradients scattered by all-to-all", ("train.remat=block",), BEFORE),
     ("remat mlp", ("train.remat=mlp",), BEFORE),
-    (
-        "remat gate, logits of 512 tokens",
-        ("train.remat=gate", "train.loss_chunk_tokens=512"),
-        BEFORE,
-    ),
-    ("remat dots, two microbatches", ("train.remat=dots", "train.num_microbatches=2"), BEFORE),
-    (
-        "swiglu's inputs unbarred, smaller blocks",
-        ("train.remat=dots", "train.num_microbatches=2"),
-        (),
-    ),
-    (
-        "the same, remat gate, logits of 512 tokens",
-        ("train.remat=gate", "train.loss_chunk_tokens=512"),
-        (),
-    ),
+    ("remat gate, logits of 512 tokens", GATE, BEFORE),
+    ("remat dots, two microbatches", DOTS, BEFORE),
+    ("swiglu's inputs unbarred, smaller blocks", DOTS, ("whole rows", *AFTER)),
+    ("attention in whole rows", DOTS, AFTER),
+    ("q, k, v and gradients as matrices", DOTS, ("norms",)),
+    ("norms before products", DOTS, ()),
+    ("logits of 2,048 tokens", (*DOTS, "train.loss_chunk_tokens=2048"), ()),
+    ("the same, remat gate, logits of 512 tokens", GATE, ()),
 )
 
 

@@ -8,9 +8,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-ALL = ("attention", "rope", "gradients", "swiglu")
+ALL = ("attention", "rope", "gradients", "swiglu", "matrices", "norms")
 # instead of "attention": as some published runs, and as podsmith did before
-OTHER_ATTENTION = ("splash 2048", "no kernel", "one block of keys")
+OTHER_ATTENTION = ("splash 2048", "no kernel", "one block of keys", "whole rows")
 
 
 def without(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,10 +24,11 @@ def undo(names: list[str]) -> None:
     from functools import partial
 
     import jax
+    import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     from podsmith.core import weight
-    from podsmith.kernels import tpu_attention
+    from podsmith.kernels import tpu_attention, tpu_row_attention
     from podsmith.models import block
     from podsmith.nn import mlp, rope
 
@@ -54,6 +55,13 @@ def undo(names: list[str]) -> None:
         blocks = {f"block_{name}": size for name in names}
         return splash.BlockSizes(**blocks, use_fused_bwd_kernel=True)
 
+    if {"attention", *OTHER_ATTENTION} & set(names):
+        _replace(tpu_row_attention, "VECTOR_MEMORY", 0)
+    if "matrices" in names:
+        _replace(weight, "_heads_as_one", lambda eqn: None)
+        _replace(weight, "added_up", lambda sums: jnp.sum(sums.astype(jnp.float32), axis=0))
+    if "norms" in names:
+        _replace(block, "before_products", lambda h: h)
     if "gradients" in names:
         _replace(weight, "MOST_SCATTERED", 0)
     if "rope" in names:

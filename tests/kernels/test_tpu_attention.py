@@ -1,4 +1,4 @@
-"""Splash attention, interpreted on CPU, against the reference; values and gradients."""
+"""Attention kernels of TPUs, interpreted on CPU, against the reference; values and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from attention_problem import problem
 from jax.sharding import AxisType, Mesh
 
 from podsmith.core.sharding import AXES
-from podsmith.kernels import tpu_attention
+from podsmith.kernels import tpu_attention, tpu_row_attention
 from podsmith.nn import attention
 
 
@@ -24,10 +24,20 @@ def interpreted(q, k, v, ids, scale, **choices):
     return tpu_attention.causal_attention(q, k, v, ids, scale, interpret=True, **choices)
 
 
+@pytest.fixture(params=["whole rows", "whole rows in blocks", "splash"])
+def kernel(request, monkeypatch):
+    """Each kernel in turn; three blocks of 128 in a row of 384."""
+    if request.param == "splash":
+        monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
+    if request.param == "whole rows in blocks":
+        monkeypatch.setattr(tpu_row_attention, "BLOCK", 128)
+    return request.param
+
+
 @pytest.mark.parametrize(
     "shape", [(2, 256, 4, 2, 64), (1, 384, 3, 3, 96), (1, 128, 4, 1, 128), (2, 100, 2, 1, 16)]
 )
-def test_equal_to_the_reference(shape):
+def test_equal_to_the_reference(shape, kernel):
     args = problem(*shape)
     got, want = both(interpreted, *args), both(attention.causal_attention, *args)
     for a, b in zip(got, want, strict=True):
@@ -39,8 +49,8 @@ def test_equal_to_the_reference(shape):
     [{"window": 70}, {"window": 1}, {"window": 999}, {"soft_cap": 3.0},
      {"window": 130, "soft_cap": 2.0}],
 )  # fmt: skip
-@pytest.mark.parametrize("tokens", [256, 200])
-def test_windows_and_soft_caps_equal_the_reference(tokens, choices):
+@pytest.mark.parametrize("tokens", [384, 200])
+def test_windows_and_soft_caps_equal_the_reference(tokens, choices, kernel):
     args = problem(1, tokens, 4, 2, 64)
     got = both(interpreted, *args, **choices)
     want = both(attention.causal_attention, *args, **choices)
@@ -49,11 +59,33 @@ def test_windows_and_soft_caps_equal_the_reference(tokens, choices):
 
 
 def test_the_separate_backward_kernels_of_long_rows(monkeypatch):
+    monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
     args = problem(1, 384, 3, 3, 96)
     fused = both(interpreted, *args)
     monkeypatch.setattr(tpu_attention, "FUSED_LEN", 0)
     for a, b in zip(both(interpreted, *args), fused, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()) + 1e-5)
+
+
+def test_bfloat16_is_as_near_to_the_reference_as_splash(monkeypatch):
+    *arrays, ids, g = problem(1, 384, 4, 2, 64)
+    exact = both(attention.causal_attention, *arrays, ids, g)
+    narrow = [a.astype(jnp.bfloat16) for a in (*arrays, g)]
+
+    def errors() -> list[float]:
+        found = both(interpreted, *narrow[:3], ids, narrow[3])
+        return [float(jnp.abs(a - b).mean()) for a, b in zip(found, exact, strict=True)]
+
+    ours = errors()
+    monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
+    for mine, splash in zip(ours, errors(), strict=True):
+        assert 0 < mine < 1.2 * splash
+
+
+def test_rows_that_do_not_fit_take_splash():
+    assert tpu_row_attention.fits(2048, 128, 2) and not tpu_row_attention.fits(4096, 128, 2)
+    assert not tpu_row_attention.fits(200, 64, 2)  # no multiple of 128
+    assert not tpu_row_attention.fits(2048, 72, 2)  # of a half tile
 
 
 def test_equal_on_a_mesh():

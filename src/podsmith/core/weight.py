@@ -65,14 +65,27 @@ def dot(
     gradient. Letters are the package's legend. `name` is what rematerialization policies know
     the result by, if not by its width. `narrow` is a Lora's part of `narrow_products`.
     """
+    name = name or name_of(eqn)
+    if not isinstance(w, TYPED) and (flat := _heads_as_one(eqn)):
+        out = dot(flat, x, w.reshape(w.shape[0], -1), out_dtype=out_dtype, name=name)
+        return out.reshape(*out.shape[:-1], *w.shape[1:])
     if isinstance(w, Lora):
         out = _low_rank(eqn, x, w, narrow)
     elif isinstance(w, TYPED):
         out = _frozen_dot(eqn, x.dtype.name, x, w)
     else:
         out = untyped_dot(eqn, out_dtype or x.dtype, x, w.astype(x.dtype))
-    out = out.astype(out_dtype or x.dtype)
-    return kept(out, name or name_of(eqn))
+    return kept(out.astype(out_dtype or x.dtype), name)
+
+
+def _heads_as_one(eqn: str) -> str | None:
+    """`eqn` for a weight [D, N, H] as a matrix, if that is what it takes: with heads of their own
+    TPUs store, gather and add up the weight padded to 128, and turn it around for the product."""
+    x_letters, w_letters, out = cpu.letters(eqn)
+    inner, outer = w_letters[0], w_letters[1:]
+    if len(outer) < 2 or x_letters[-1] != inner or out != x_letters[:-1] + outer:
+        return None
+    return f"{x_letters},{inner}{outer[-1]}->{x_letters[:-1]}{outer[-1]}"
 
 
 def name_of(eqn: str) -> str:
@@ -277,7 +290,22 @@ def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
     sums = pin(sums, PartitionSpec("fsdp", *[rest] * len(w_letters)))
     held = ["fsdp" if letter == "d" else rest for letter in w_letters]
     sums = pin(sums, PartitionSpec(None, *held))
-    return jnp.sum(sums.astype(jnp.float32), axis=0)
+    return added_up(sums)
+
+
+def added_up(sums: Array) -> Array:
+    """float32 sum over axis 0. That of matrices is written out: the compiler does it in one pass,
+    which also writes the stack of layers."""
+    if sums.ndim > 3:
+        return jnp.sum(sums.astype(jnp.float32), axis=0)
+    return sum(part.astype(jnp.float32) for part in sums)
+
+
+def before_products(x: Array) -> Array:
+    """`x`, and its gradient, as TPUs had better have them in memory: a normalization would
+    otherwise be done again for every tile of every product that reads it."""
+    barrier = lax.optimization_barrier
+    return lax.platform_dependent(x, tpu=barrier, default=lambda x: x)
 
 
 @jax.tree_util.register_dataclass

@@ -14,7 +14,7 @@ from jax import Array
 from podsmith.core.fanout import dots
 from podsmith.core.param import Param, Tree
 from podsmith.core.sharding import constrain
-from podsmith.core.weight import GATE, dot
+from podsmith.core.weight import GATE, before_products, dot
 from podsmith.nn.mlp import GATED, Mlp, activate, gated
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
@@ -76,7 +76,7 @@ def output(w: Tree, h: Array) -> Array:
 
 def feed_forward(kind: Mlp, w: Tree, h: Array) -> Array:
     """[B, T, D] of h [B, T, D]."""
-    wide = "btd,df->btf"
+    h, wide = before_products(h), "btd,df->btf"
     gate = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gate)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")

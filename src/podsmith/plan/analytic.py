@@ -1,7 +1,8 @@
 """Analytic: how long a step takes, reckoned from the arrows, the mesh and the device's rates.
 
     matmul        FLOPs of the products, those computed again included, / (peak x efficiency)
-    attention     causal FLOPs / (peak x efficiency); all scores where there is no kernel
+    attention     causal FLOPs / (peak x efficiency), or the kernel's cycles where its schedule is
+                  known; all scores where there is no kernel
     vector        bytes that norms, rotations, gates, logits and the optimizer pass over / rate
     gathers       bytes of gathered weights / links, hidden behind the products
     reductions    bytes of gradients and partial sums / links, mostly not hidden
@@ -16,11 +17,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from podsmith.core.weight import scatters
+from podsmith.kernels.tpu_row_attention import block_of
+from podsmith.plan.kernel_cost import row_attention_cycles
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import is_recomputed, keeps_attention, score_bytes
 from podsmith.plan.resolve import seen_keys
 from podsmith.plan.topology import GENERATIONS
+from podsmith.presets.hardware import RATES
 
 TILE = 128  # products are padded to multiples of it
 
@@ -113,6 +117,8 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     m = layout.model
     ways = layout.ways("batch", "seq", "heads")
     again = 0 if keeps_attention(layout) else 2
+    if layout.has_whole_rows:
+        return _whole_rows_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "reference":
         keys = float(layout.seq_len * m.num_layers)  # hidden ones are computed too
     else:
@@ -120,6 +126,20 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
     flops = (9 + again) * per_token * layout.tokens
     return flops / (machine.flops * machine.attention_efficiency)
+
+
+def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
+    """The same where `kernels/tpu_row_attention.py` does it, so many times forward."""
+    m, rates = layout.model, RATES[machine.kind]
+    size = block_of(layout.seq_len)
+    below = [max(0.0, seen_keys(w, layout.seq_len) - size / 2) for w in m.windows]
+    each = row_attention_cycles(machine.kind, m.head_dim)
+    cycles = sum(
+        times * (sum(below) * by_score + m.num_layers * by_token)
+        for times, (by_score, by_token) in zip((forward, 1), each, strict=True)
+    )
+    rows = layout.tokens * m.num_heads / layout.ways("batch", "seq", "heads") / layout.stages
+    return rows * cycles / (rates.clock_hz * rates.cores) / min(1.0, rates.cycles_share)
 
 
 def vector_bytes(layout: Layout) -> float:

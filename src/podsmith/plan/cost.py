@@ -5,7 +5,7 @@ links, on which a `-start` puts its bytes and a `-done` waits for them. Loops co
 as they turn. Costs of one instruction:
 
     fusion              the compiler's cycles / clock / share
-    attention kernel    blocks x (matmul cycles + vector cycles), see `plan.kernel_cost`, / share
+    attention kernel    blocks x cycles of a block, see `plan.kernel_cost`
     collective          bytes a device receives / (links x bandwidth), see `plan.links`
     between slices      bytes that a chip sends or receives / its share of the host's network
     what has no cycles  bytes / HBM bandwidth
@@ -221,7 +221,8 @@ class _Walk:
         if flops:
             return "matmul", max(flops / self.peak, by_cycles) / share
         if "tpu_custom_call" in step.rest:
-            return "attention", attention_s(step, holder, self.peak, self.rates) / share
+            generation = self.where.generation
+            return "attention", attention_s(step, holder, generation, self.peak, self.rates)
         if step.cycles is not None:
             return "vector", by_cycles / share
         read = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)

@@ -1,44 +1,46 @@
 """Cost of the attention kernels, which the compiler does not know: blocks by blocks.
 
-A splash kernel visits the blocks of the score matrix that the causal mask touches, those on
-the diagonal in full:
+A kernel visits the blocks of the score matrix that the causal mask touches, those on the
+diagonal in full:
 
     # . .
     # # .      3 x 3 blocks: 6 of 9 are visited
     # # #
 
-In a block every score passes through a few matmuls (2 forward; 7 backward in two kernels, or
-5 in one) and, for each of them, some vector work. Both run on one TensorCore, and what they
-take is added up. How much vector work is assumed (`Rates.attention_cycles`): libtpu's static
-profile (`--xla_jf_dump_static_llo_profile_to`, for v5p and v6e), from which 1.8 cycles for each
-matmul and 1,000 scores were once read, does not count the turns of the grid in a way that could be
-told: its numbers grow with the heads, not with the blocks.
+Our own kernel (`kernels/tpu_row_attention.py`) costs what the compiler's schedule of it has
+(`presets.hardware.ROW_ATTENTION`): by score below the diagonal, and by token for all else.
+
+In a block of JAX's splash kernel every score passes through a few matmuls (2 forward; 7 backward
+in two kernels, or 5 in one) and, for each of them, some vector work. Both run on one TensorCore,
+and what they take is added up. How much vector work is assumed (`Rates.attention_cycles`), and
+constants were fitted with it; the compiler's schedule (`benchmarks/attention_schedule.py --splash`)
+has a fifth more cycles forward and a third fewer backward on v4, since both overlap.
 """
 
 import math
 import re
 
+import numpy as np
+
 from podsmith.plan.hlo import Computation, Instruction, arrays
-from podsmith.presets.hardware import Rates
+from podsmith.presets.hardware import ROW_ATTENTION, Rates
 
 LANES = 128
 
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
 FUSED_MATMULS = 5
-_MATMULS = {
-    "splash_mha_fwd": 2,
-    "splash_mha_dkv": 4,
-    "splash_mha_dq": 3,
-    "row_attention_fwd": 2,
-    "row_attention_bwd": FUSED_MATMULS,
-}
+_MATMULS = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
+_ROW = {"row_attention_fwd": 0, "row_attention_bwd": 1}
 _SUFFIX = {"splash_mha_dkv": "_dkv", "splash_mha_dq": "_dq"}
 
 
-def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rates) -> float:
-    """Seconds of a splash kernel on a device of `peak` FLOP/s, from its queries [B, N, T, H],
+def attention_s(
+    step: Instruction, holder: Computation, generation: str, peak: float, rates: Rates
+) -> float:
+    """Seconds of an attention kernel on a device of `peak` FLOP/s, from its queries [B, N, T, H],
     its name and its blocks; 0 for other kernels."""
-    which = next((w for w in _MATMULS if w in step.name + step.op_name), None)
+    called = step.name + step.op_name
+    which = next((w for w in (*_MATMULS, *_ROW) if w in called), None)
     queries = [
         dims
         for name in step.operands
@@ -53,13 +55,30 @@ def attention_s(step: Instruction, holder: Computation, peak: float, rates: Rate
     blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
     suffix = _SUFFIX.get(which, "")
     q, kv = blocks.get(("q", suffix), t), blocks.get(("kv", suffix), t)
+    if which in _ROW:
+        by_score, by_token = row_attention_cycles(generation, h)[_ROW[which]]
+        cycles = b * n * ((visited(t, q, kv) - t * kv) * by_score + t * by_token)
+        return cycles / (rates.clock_hz * rates.cores) / min(1.0, rates.cycles_share)
     scores = b * n * visited(t, q, kv)
     # dq in as many parts as there are blocks of keys: [B, blocks, N, T, H]
     fused = which == "splash_mha_dkv" and any(len(dims) == 5 for _, dims in arrays(step.shape))
     matmuls = FUSED_MATMULS if fused else _MATMULS[which]
     padded = math.ceil(h / LANES) * LANES
     per_score = 2 * padded / peak + rates.attention_cycles / (rates.clock_hz * rates.cores)
-    return scores * matmuls * per_score
+    return scores * matmuls * per_score / rates.cycles_share
+
+
+def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, float], ...]:
+    """(by score below the diagonal, by token of a head for the rest) of one core, forward and
+    backward; head sizes that were not compiled lie between those that were."""
+    known = ROW_ATTENTION[generation]
+
+    def at(name: str) -> float:
+        values = [getattr(cycles, name) for cycles in known.values()]
+        return float(np.interp(head_dim, list(known), values))
+
+    forward = at("forward") / 1000, at("around_forward")
+    return forward, (at("backward") / 1000, at("around_backward"))
 
 
 def ragged_flops(step: Instruction, holder: Computation) -> float:

@@ -19,6 +19,7 @@ from podsmith.core.mesh import mesh_shape
 from podsmith.core.param import Param, walk
 from podsmith.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
 from podsmith.errors import UserError
+from podsmith.kernels.tpu_row_attention import fits
 from podsmith.models.params import active_share, part_of
 from podsmith.optim.build import state_slots
 from podsmith.optim.kinds import Optim
@@ -300,9 +301,16 @@ class Layout:
         return -(-size // LANES) * LANES if self.kernels == "tpu" else size
 
     @property
+    def has_whole_rows(self) -> bool:
+        """Whether attention is that of `kernels/tpu_row_attention.py`."""
+        alone = self.kernels == "tpu" and self.sizes["context"] == 1
+        return alone and fits(self.seq_len, self.model.head_dim, self.activation_bytes)
+
+    @property
     def attention_bytes(self) -> float:
         """What attention keeps of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
         m = self.model
-        width = self.lanes * self.activation_bytes + 4
+        lanes = m.head_dim if self.has_whole_rows else self.lanes
+        width = lanes * self.activation_bytes + 4
         return self.tokens * m.num_heads * width / self.ways("batch", "seq", "heads")

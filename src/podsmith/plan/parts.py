@@ -18,6 +18,7 @@ PLACES = {
     "nn/rope.py": "attention",
     "nn/attention.py": "attention",
     "kernels/tpu_attention.py": "attention",
+    "kernels/tpu_row_attention.py": "attention",
     "nn/mlp.py": "mlp",
     "nn/moe.py": "experts",
     "nn/exchange.py": "experts",

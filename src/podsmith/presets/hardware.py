@@ -98,3 +98,56 @@ RATES = {
     "7x": Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
                 cycles_share=1.290, matmul_efficiency=0.8),
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCycles:
+    """Of one core, for `kernels/tpu_row_attention.py`."""
+
+    forward: float
+    """For 1,000 scores below the blocks of the diagonal."""
+    backward: float
+    around_forward: float
+    """For each token of a head beside these, the diagonal among it."""
+    around_backward: float
+
+
+def _cycles(*numbers: float) -> AttentionCycles:
+    names = ("forward", "backward", "around_forward", "around_backward")
+    return AttentionCycles(**dict(zip(names, numbers, strict=True)))
+
+
+# By generation and head size, blocks of 512 tokens, bfloat16: libtpu's own schedule, as
+# `benchmarks/attention_schedule.py` reads it.
+ROW_ATTENTION = {
+    "v4": {
+        64: _cycles(6.34, 8.71, 3.39, 5.17),
+        96: _cycles(6.86, 10.03, 3.80, 5.96),
+        128: _cycles(7.38, 11.17, 4.24, 6.67),
+        256: _cycles(10.87, 19.17, 6.85, 12.24),
+    },
+    "v5e": {
+        64: _cycles(4.20, 6.43, 2.17, 4.01),
+        96: _cycles(4.77, 7.72, 2.63, 4.94),
+        128: _cycles(5.45, 8.90, 2.88, 5.49),
+        256: _cycles(8.63, 17.77, 5.20, 11.22),
+    },
+    "v5p": {
+        64: _cycles(4.26, 6.45, 2.29, 4.09),
+        96: _cycles(4.90, 7.77, 2.67, 5.00),
+        128: _cycles(5.49, 8.81, 3.01, 5.86),
+        256: _cycles(8.62, 17.11, 5.29, 11.37),
+    },
+    "v6e": {
+        64: _cycles(3.21, 4.22, 1.71, 2.70),
+        96: _cycles(3.48, 4.76, 1.88, 3.03),
+        128: _cycles(3.50, 4.92, 1.92, 3.26),
+        256: _cycles(4.54, 6.63, 2.78, 4.63),
+    },
+    "7x": {
+        64: _cycles(2.98, 4.14, 1.60, 2.51),
+        96: _cycles(3.10, 4.42, 1.77, 2.78),
+        128: _cycles(3.26, 4.71, 1.96, 2.92),
+        256: _cycles(4.12, 6.13, 2.70, 4.29),
+    },
+}
