@@ -183,10 +183,18 @@ class _Call(NamedTuple):
     how: Scoring
     interpret: bool
 
-    def __call__(self, kernel: Callable, name: str, q, k, ids, arrays, out, scratch):
-        """`arrays` and `out` are [B, N, ., T] or [B, K, ., T]."""
-        b, n, _, t = q.shape
-        kv_heads = k.shape[1]
+    def __call__(
+        self,
+        kernel: Callable[..., None],
+        name: str,
+        ids: Array,
+        arrays: tuple[Array, ...],
+        out: list[jax.ShapeDtypeStruct],
+        scratch: list[Any],
+    ) -> list[Array]:
+        """`kernel(size, how, ids, ids, *arrays, *out, *scratch)`; `arrays`, of which the first two
+        are q and k, and `out` are [B, N, ., T] or [B, K, ., T]."""
+        (b, n, _, t), kv_heads = arrays[0].shape, arrays[1].shape[1]
         group = n // kv_heads
 
         def whole(array: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
@@ -228,7 +236,7 @@ def _forward(call: _Call, q: Array, k: Array, v: Array, ids: Array):
     b, n, h, t = q.shape
     out = [_like(q), jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)]
     scratch = [pltpu.VMEM((t, h), k.dtype)]
-    out, log_sums = call(_forward_kernel, "row_attention_fwd", q, k, ids, (q, k, v), out, scratch)
+    out, log_sums = call(_forward_kernel, "row_attention_fwd", ids, (q, k, v), out, scratch)
     out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
     return out, (q, k, v, ids, out, log_sums)
 
@@ -241,7 +249,7 @@ def _backward(call: _Call, kept: tuple[Array, ...], g: Array):
     scratch = [turned, turned, pltpu.VMEM((h, t), k.dtype), sums, sums, sums]
     arrays = (q, k, v, g.astype(q.dtype), log_sums, inner)
     out = [_like(a) for a in (q, k, v)]
-    return *call(_backward_kernel, "row_attention_bwd", q, k, ids, arrays, out, scratch), None
+    return *call(_backward_kernel, "row_attention_bwd", ids, arrays, out, scratch), None
 
 
 _attend.defvjp(_forward, _backward)

@@ -37,7 +37,7 @@ _SUFFIX = {"splash_mha_dkv": "_dkv", "splash_mha_dq": "_dq"}
 def attention_s(
     step: Instruction, holder: Computation, generation: str, peak: float, rates: Rates
 ) -> float:
-    """Seconds of an attention kernel on a device of `peak` FLOP/s, from its queries [B, N, T, H],
+    """Seconds of an attention kernel on a device of `peak` FLOP/s, from its queries [..., N, T, H],
     its name and its blocks; 0 for other kernels."""
     called = step.name + step.op_name
     which = next((w for w in (*_MATMULS, *_ROW) if w in called), None)
@@ -46,12 +46,12 @@ def attention_s(
         for name in step.operands
         if name in holder.by_name
         for _, dims in arrays(holder.by_name[name].shape)
-        if len(dims) == 4
+        if len(dims) >= 4  # more where it is mapped over adapters
     ]
     if which is None or not queries:
         return 0.0
-    b, n, *sides = max(queries, key=math.prod)
-    t, h = max(sides), min(sides)  # either may be the minor one
+    *mapped, n, one, other = max(queries, key=math.prod)
+    b, t, h = math.prod(mapped), max(one, other), min(one, other)  # either may be the minor one
     blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
     suffix = _SUFFIX.get(which, "")
     q, kv = blocks.get(("q", suffix), t), blocks.get(("kv", suffix), t)
