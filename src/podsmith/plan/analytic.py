@@ -32,7 +32,7 @@ TILE = 128  # products are padded to multiples of it
 # RECOMPUTED is the share more where the forward pass of a layer runs twice.
 STREAM_PASSES = 43.0
 WIDE_PASSES = 4.0
-HEAD_PASSES = 46.0
+HEAD_PASSES = 10.0
 LOGITS_PASSES = 10.0
 SCORE_PASSES = 8.0
 OPTIMIZER_PASSES = 2.0  # the state is read and written
