@@ -12,9 +12,11 @@ from podsmith.core.batch import Batch
 from podsmith.core.dtypes import Compute
 from podsmith.core.param import abstract_weights
 from podsmith.plan.analytic import timing
+from podsmith.plan.kernel_cost import row_attention_cycles
 from podsmith.plan.layout import Layout, on_paper
 from podsmith.plan.machine import parse_machine
 from podsmith.plan.quick import Quick
+from podsmith.presets.hardware import RATES
 
 
 def dot_flops(jaxpr, times=1):
@@ -72,6 +74,25 @@ def test_parts_and_kinds_add_up(tmp_path):
     # no step is faster than the model's FLOPs at the peak, and none of ours near it
     assert 0.2 < quick.mfu < 0.8
     assert quick.plan.flops_per_step / 16 / 275e12 == pytest.approx(quick.mfu * quick.step_s)
+
+
+@pytest.mark.parametrize("on", ["v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "7x-8"])
+def test_every_generation_has_an_attention_kernel(on, tmp_path):
+    """The one of whole rows, twice forward and once backward, but for v2 and v3, which have no
+    bfloat16 there; longer rows and other devices take another."""
+    changes = "train.remat=block", "train.global_batch_size=16", "data.pack.seq_len=2048"
+    run = run_of(tmp_path, *changes, preset="llama-1b")
+    machine, heads = parse_machine(on), 16 * run.model.num_heads * run.model.num_layers
+    found = Quick.of(run, machine)
+    assert found.layout.has_whole_rows == (on[:2] not in ("v2", "v3"))
+    assert 0 < found.timing.by_kind["attention"] < found.step_s
+    if found.layout.has_whole_rows:
+        forward, backward = row_attention_cycles(machine.kind, run.model.head_dim)
+        each = [6 * 512**2 * scores + 2048 * token for scores, token in (forward, backward)]
+        rates = RATES[machine.kind]
+        rate = rates.clock_hz * rates.cores * min(1.0, rates.cycles_share) * machine.num_devices
+        cycles = heads * (2 * each[0] + each[1])
+        assert found.timing.by_kind["attention"] == pytest.approx(cycles / rate)
 
 
 def test_one_device_has_no_collectives_and_more_have(tmp_path):

@@ -25,6 +25,7 @@ from podsmith.optim.build import state_slots
 from podsmith.optim.kinds import Optim
 from podsmith.plan.machine import Machine
 from podsmith.plan.resolve import Plan, compute_of, refuse_impossible, seq_len_of
+from podsmith.plan.topology import GENERATIONS
 from podsmith.run import Run
 
 LANES = 128
@@ -176,10 +177,11 @@ def on_paper(run: Run, machine: Machine) -> Plan:
             "weights; plan this one with --on a TPU slice alone"
         )
     sizes = mesh_shape(run.mesh, machine.num_devices)
+    kind = GENERATIONS[machine.kind].device_kind if machine.platform == "tpu" else ""
     plan = Plan(
         run=run,
         mesh=AbstractMesh(tuple(sizes.values()), tuple(sizes)),
-        how=compute_of(run, machine.platform, machine.num_devices),
+        how=compute_of(run, machine.platform, machine.num_devices, kind),
         seq_len=seq_len_of(run),
     )
     refuse_impossible(plan)
@@ -298,7 +300,7 @@ class Layout:
     def lanes(self) -> int:
         """Width of one head in registers and memory: a TPU pads it to 128 lanes."""
         size = self.model.head_dim
-        return -(-size // LANES) * LANES if self.kernels == "tpu" else size
+        return -(-size // LANES) * LANES if self.kernels in ("tpu", "early tpu") else size
 
     @property
     def has_whole_rows(self) -> bool:

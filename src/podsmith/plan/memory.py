@@ -115,7 +115,7 @@ def keeps_attention(layout: Layout) -> bool:
     """Whether attention's own result outlives the forward pass: rematerialization knows it by
     the name that the kernels give it."""
     remat = layout.run.train.remat
-    return remat == "none" or (remat != "block" and layout.kernels in ("cpu", "tpu"))
+    return remat == "none" or (remat != "block" and layout.kernels != "reference")
 
 
 def score_bytes(layout: Layout) -> float:
