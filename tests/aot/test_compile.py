@@ -86,7 +86,7 @@ def test_the_flagship_compiles_and_fits(changes, tmp_path):
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
-    "slice_name, changes, kind, splash",
+    "slice_name, changes, kind, kernel",
     [
         ("2xv5e-8", ("mesh.data=2",), "send", True),
         ("2xv5e-8", ("mesh.stage=2", "train.num_microbatches=4"), "send", True),
@@ -100,11 +100,11 @@ def test_the_flagship_compiles_and_fits(changes, tmp_path):
         ),
     ],
 )
-def test_every_axis_compiles(slice_name, changes, kind, splash, tmp_path):
+def test_every_axis_compiles(slice_name, changes, kind, kernel, tmp_path):
     found = aot.compile_for(run_of(tmp_path, *changes), parse_slice(slice_name))
     assert found.fits
     assert re.search(rf" {kind}(-start)?\(", found.hlo)
-    assert ("splash" in found.hlo) == splash
+    assert ("row_attention" in found.hlo) == kernel
 
 
 @needs_libtpu
