@@ -1,4 +1,5 @@
-"""Causal attention for TPUs: JAX's splash attention, on each device's own rows and heads.
+"""Causal attention for TPUs, on each device's own rows and heads: JAX's splash attention, or
+`tpu_row_attention` where rows fit it.
 
     q [B, T, N, H], k v [B, T, K, H] --shard_map: batch, heads--> one Pallas kernel per row
 

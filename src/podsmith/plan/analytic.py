@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from podsmith.core.weight import scatters
 from podsmith.kernels.tpu_row_attention import block_of
-from podsmith.plan.kernel_cost import row_attention_cycles
+from podsmith.plan.kernel_cost import row_attention_cycles, row_attention_s
 from podsmith.plan.layout import WEIGHT_BYTES, Layout, Weight
 from podsmith.plan.machine import Machine
 from podsmith.plan.memory import is_recomputed, keeps_attention, score_bytes
@@ -130,16 +130,14 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """The same where `kernels/tpu_row_attention.py` does it, so many times forward."""
-    m, rates = layout.model, RATES[machine.kind]
-    size = block_of(layout.seq_len)
-    below = [max(0.0, seen_keys(w, layout.seq_len) - size / 2) for w in m.windows]
-    each = row_attention_cycles(machine.kind, m.head_dim)
-    cycles = sum(
-        times * (sum(below) * by_score + m.num_layers * by_token)
-        for times, (by_score, by_token) in zip((forward, 1), each, strict=True)
+    m, size = layout.model, block_of(layout.seq_len)
+    tokens = layout.tokens * m.num_heads / layout.ways("batch", "seq", "heads") / layout.stages
+    below = tokens * sum(max(0.0, seen_keys(w, layout.seq_len) - size / 2) for w in m.windows)
+    ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
+    return sum(
+        times * row_attention_s(RATES[machine.kind], cycles, below, m.num_layers * tokens)
+        for times, cycles in ways
     )
-    rows = layout.tokens * m.num_heads / layout.ways("batch", "seq", "heads") / layout.stages
-    return rows * cycles / (rates.clock_hz * rates.cores) / min(1.0, rates.cycles_share)
 
 
 def vector_bytes(layout: Layout) -> float:
