@@ -14,7 +14,7 @@ In a block of JAX's splash kernel every score passes through a few matmuls (2 fo
 in two kernels, or 5 in one) and, for each of them, some vector work. Both run on one TensorCore,
 and what they take is added up. How much vector work is assumed (`Rates.attention_cycles`), and
 constants were fitted with it; the compiler's schedule (`benchmarks/attention_schedule.py --splash`)
-has a fifth more cycles forward and a third fewer backward on v4, since both overlap.
+has a quarter more cycles forward and 29 % fewer backward on v4 (heads of 96), since both overlap.
 """
 
 import math
