@@ -11,7 +11,7 @@ help:
 
 $(VENV)/.run: requirements/run.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo 'podsmith needs Python 3.11 or newer: make PYTHON=python3.12 ...'; exit 2; }
+	  || { echo 'lmwright needs Python 3.11 or newer: make PYTHON=python3.12 ...'; exit 2; }
 	@test -x $(BIN)/python || { echo 'creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
 	@echo 'installing the locked packages into $(VENV) (a minute or two)'
 	@$(PIP) install --require-hashes -r requirements/run.lock
@@ -25,7 +25,7 @@ $(VENV)/.test: $(VENV)/.run requirements/test.lock requirements/torch.txt
 	@touch $@
 
 quickstart: $(VENV)/.run
-	@$(BIN)/podsmith quickstart
+	@$(BIN)/lmwright quickstart
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from podsmith.plan.compile import COMPILER_ENVIRONMENT
-from podsmith.plan.topology import parse_slice, topology_request
+from lmwright.plan.compile import COMPILER_ENVIRONMENT
+from lmwright.plan.topology import parse_slice, topology_request
 
 SEQ_LEN, HEADS, KV_HEADS = 1024, 4, 2
 SLICES = {"v4": "v4-8", "v5e": "v5e-4", "v5p": "v5p-8", "v6e": "v6e-4", "7x": "7x-8"}
@@ -36,7 +36,7 @@ def compile_kernels(slice_name: str, head_dim: int, splash: bool) -> None:
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    from podsmith.kernels import tpu_attention, tpu_row_attention
+    from lmwright.kernels import tpu_attention, tpu_row_attention
 
     if splash:
         tpu_row_attention.VECTOR_MEMORY = 0
@@ -86,7 +86,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.child:
         return compile_kernels(*json.loads(asked.child))
-    from podsmith.kernels.tpu_row_attention import block_of
+    from lmwright.kernels.tpu_row_attention import block_of
 
     size = SEQ_LEN if asked.splash else block_of(SEQ_LEN)
     print("                 cycles for 1,000 scores     beside them, a token")

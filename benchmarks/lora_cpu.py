@@ -1,11 +1,11 @@
-"""Tokens per second of podsmith's LoRA step beside PEFT + torch, on this CPU.
+"""Tokens per second of lmwright's LoRA step beside PEFT + torch, on this CPU.
 
     python benchmarks/lora_cpu.py                         # the 135m shape, all contestants
     python benchmarks/lora_cpu.py --shape tiny --quick    # a few minutes
 
 Rank 16 on every matrix of the layers, AdamW with clipping at 1.0 on both sides, random weights.
 Run as `train_cpu.py` is: a process for each contestant, rounds interleaved, one at work at a time.
-`podsmith-int8-...` and `podsmith-int4-...` keep the base in integers (QLoRA), which torch has no
+`lmwright-int8-...` and `lmwright-int4-...` keep the base in integers (QLoRA), which torch has no
 counterpart for on CPUs.
 """
 
@@ -21,26 +21,26 @@ from train_cpu import REFRESH, ROWS, SHAPES, Step, ask, show
 
 RANK, ALPHA = 16, 32
 CONTESTANTS = (
-    "podsmith-same-fp32", "podsmith-same-bf16", "podsmith-int8-fp32", "podsmith-int4-fp32",
+    "lmwright-same-fp32", "lmwright-same-bf16", "lmwright-int8-fp32", "lmwright-int4-fp32",
     "torch-eager-fp32", "torch-eager-bf16", "torch-compile-fp32", "torch-compile-bf16",
 )  # fmt: skip
 
 
-def podsmith_step(shape: str, base: str, precision: str) -> Step:
+def lmwright_step(shape: str, base: str, precision: str) -> Step:
     """The real train step over a base in the precision of the step, or in integers."""
     import jax
     import numpy as np
 
-    from podsmith.adapters.section import LowRank
-    from podsmith.core.batch import Batch
-    from podsmith.core.sharding import batch_sharding
-    from podsmith.models.llama import Llama
-    from podsmith.objectives.clm import Clm
-    from podsmith.optim import KINDS
-    from podsmith.plan.resolve import resolve
-    from podsmith.run import Data, Run, Train
-    from podsmith.train.state import init_state
-    from podsmith.train.step import make_step
+    from lmwright.adapters.section import LowRank
+    from lmwright.core.batch import Batch
+    from lmwright.core.sharding import batch_sharding
+    from lmwright.models.llama import Llama
+    from lmwright.objectives.clm import Clm
+    from lmwright.optim import KINDS
+    from lmwright.plan.resolve import resolve
+    from lmwright.run import Data, Run, Train
+    from lmwright.train.state import init_state
+    from lmwright.train.step import make_step
 
     storage = precision if base == "same" else base
     run = Run(
@@ -117,7 +117,7 @@ def work(name: str, shape: str) -> None:
     os.dup2(2, 1)  # libraries print; our pipe stays clean
     library, *rest = name.split("-")
     started = time.perf_counter()
-    step = (podsmith_step if library == "podsmith" else torch_step)(shape, *rest)
+    step = (lmwright_step if library == "lmwright" else torch_step)(shape, *rest)
     losses = [step(), step()]
     print(json.dumps({"start_s": time.perf_counter() - started}), file=out, flush=True)
     for line in sys.stdin:

@@ -36,22 +36,22 @@ REFRESH = 2  # steps after a pause that are not counted: an idle process may los
 Step = Callable[[], float]
 
 
-def podsmith_step(shape: str, count: int) -> tuple[Step, dict]:
+def lmwright_step(shape: str, count: int) -> tuple[Step, dict]:
     """The real train step of `count` adapters, and what the compiler says of its memory."""
     import jax
     import numpy as np
 
-    from podsmith.adapters.section import Adapter, LowRank
-    from podsmith.core.batch import Batch
-    from podsmith.core.sharding import batch_sharding
-    from podsmith.core.weight import nbytes
-    from podsmith.models.llama import Llama
-    from podsmith.objectives.clm import Clm
-    from podsmith.optim import KINDS
-    from podsmith.plan.resolve import resolve
-    from podsmith.run import Data, Run, Train
-    from podsmith.train.state import init_state
-    from podsmith.train.step import make_step
+    from lmwright.adapters.section import Adapter, LowRank
+    from lmwright.core.batch import Batch
+    from lmwright.core.sharding import batch_sharding
+    from lmwright.core.weight import nbytes
+    from lmwright.models.llama import Llama
+    from lmwright.objectives.clm import Clm
+    from lmwright.optim import KINDS
+    from lmwright.plan.resolve import resolve
+    from lmwright.run import Data, Run, Train
+    from lmwright.train.state import init_state
+    from lmwright.train.step import make_step
 
     names = tuple(Adapter(name=f"a{i}", rank=RANK) for i in range(count))
     run = Run(
@@ -127,7 +127,7 @@ def work(name: str, shape: str) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print; our pipe stays clean
     library, count = name.split("-")
-    make = podsmith_step if library == "podsmith" else torch_step
+    make = lmwright_step if library == "lmwright" else torch_step
     step, facts = make(shape, int(count))
     step()
     print(json.dumps(facts), file=out, flush=True)
@@ -171,7 +171,7 @@ def compare(shape: str, names: list[str], rounds: int, steps: int) -> dict[str, 
 
 def show(found: dict[str, dict]) -> None:
     """Medians, and ratios to a single adapter; ratios are medians over rounds."""
-    first = found["podsmith-1"]
+    first = found["lmwright-1"]
     print(f"\n{ROWS} rows a step; load average {', '.join(f'{x:.1f}' for x in os.getloadavg())}")
     head = ("", "wall s", "CPU s", "x wall", "x CPU", "adapters MB", "program MB", "peak MB")
     rows = [head]
@@ -201,7 +201,7 @@ def main() -> None:
     if args.worker:
         work(args.worker, args.shape)
         return
-    names = [f"podsmith-{count}" for count in COUNTS]
+    names = [f"lmwright-{count}" for count in COUNTS]
     if args.torch:
         names += [f"torch-{count}" for count in COUNTS]
     show(compare(args.shape, names, args.rounds, args.steps))

@@ -4,9 +4,9 @@
     python benchmarks/plan_accuracy.py --fit      # the constants that the calibration rows give
     python benchmarks/plan_accuracy.py --refitted # the table with them
 
-The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a podsmith
+The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a lmwright
 run, compiled for its slice by the TPU compiler (a minute or two, then kept as all plans are) and
-costed by `plan.cost`, without what podsmith does for TPUs and the published programs did
+costed by `plan.cost`, without what lmwright does for TPUs and the published programs did
 not (undone.py). Beside it stands the roofline: the model's FLOPs over one share of the
 peak for each generation, set on the same calibration rows.
 """
@@ -24,14 +24,14 @@ from pathlib import Path
 
 from undone import ALL, without
 
-from podsmith.config import load_run
-from podsmith.errors import UserError
-from podsmith.plan.compile import compile_for
-from podsmith.plan.cost import Estimate, estimate
-from podsmith.plan.hlo import Computation, Instruction, Program, parse
-from podsmith.plan.topology import Slice, parse_slice
-from podsmith.presets.hardware import RATES, peak_of
-from podsmith.run import Run
+from lmwright.config import load_run
+from lmwright.errors import UserError
+from lmwright.plan.compile import compile_for
+from lmwright.plan.cost import Estimate, estimate
+from lmwright.plan.hlo import Computation, Instruction, Program, parse
+from lmwright.plan.topology import Slice, parse_slice
+from lmwright.presets.hardware import RATES, peak_of
+from lmwright.run import Run
 
 ROWS = Path(__file__).with_name("published_tpu.toml")
 TIMEOUT_S = 900.0
@@ -107,7 +107,7 @@ class Row:
         return self.flops_per_chip("causal_attention") / peak
 
     def run(self) -> Run:
-        """The podsmith run that is compiled for this row."""
+        """The lmwright run that is compiled for this row."""
         said = self.said
         model = {"kind": "llama", "seq_len": said["seq_len"]} | said["model"]
         sections = {

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from undone import ALL, without
 
-from podsmith.config import load_run
-from podsmith.plan.compile import CHILD, compile_for
-from podsmith.plan.report import Report
-from podsmith.plan.topology import parse_slice
+from lmwright.config import load_run
+from lmwright.plan.compile import CHILD, compile_for
+from lmwright.plan.report import Report
+from lmwright.plan.topology import parse_slice
 
 RUN = """
 name = "flagship"

@@ -14,13 +14,13 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from podsmith.config import load_run
-from podsmith.errors import UserError
-from podsmith.plan.compile import compile_for
-from podsmith.plan.machine import machine_of
-from podsmith.plan.quick import Quick
-from podsmith.plan.report import Report
-from podsmith.plan.topology import parse_slice
+from lmwright.config import load_run
+from lmwright.errors import UserError
+from lmwright.plan.compile import compile_for
+from lmwright.plan.machine import machine_of
+from lmwright.plan.quick import Quick
+from lmwright.plan.report import Report
+from lmwright.plan.topology import parse_slice
 
 RUN = """
 name = "row"

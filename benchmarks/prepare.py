@@ -79,9 +79,9 @@ class PeakMemory:
 
 def run_stages(args: argparse.Namespace, folder: Path) -> None:
     """Prepares the corpus stage by stage in this process; prints one line of JSON each."""
-    from podsmith.data.manifest import read_manifest
-    from podsmith.data.prepare import prepare
-    from podsmith.run import Data, Pack, Shuffle, Source, Tokenizer
+    from lmwright.data.manifest import read_manifest
+    from lmwright.data.prepare import prepare
+    from lmwright.run import Data, Pack, Shuffle, Source, Tokenizer
 
     data = Data(
         dir=str(folder / "data"),
@@ -134,8 +134,8 @@ def datatrove_run(jsonl: Path, tokenizer: Path, folder: Path) -> None:
 
 def encoders(folder: Path, sample: Path) -> dict[str, Callable[[list[str]], int]]:
     """Ways to turn the same texts into the same ids; each returns how many, or raises."""
-    from podsmith.data.encode import TiktokenEncoder, choose_route, make_encoder
-    from podsmith.data.tokenizer import load_tokenizer
+    from lmwright.data.encode import TiktokenEncoder, choose_route, make_encoder
+    from lmwright.data.tokenizer import load_tokenizer
 
     where = folder / "data" / "tokenizer"
     tokenizer = load_tokenizer(where)
@@ -146,7 +146,7 @@ def encoders(folder: Path, sample: Path) -> dict[str, Callable[[list[str]], int]
     }
     route = choose_route(tokenizer)
     encoder = make_encoder(tokenizer, route)
-    ways["podsmith encoder"] = lambda texts: sum(map(len, encoder.encode_batch(texts)))
+    ways["lmwright encoder"] = lambda texts: sum(map(len, encoder.encode_batch(texts)))
     if route == "tiktoken":
         encoding = TiktokenEncoder(tokenizer)._encoding
         ways["tiktoken"] = lambda texts: sum(len(encoding.encode_ordinary(t)) for t in texts)
@@ -180,8 +180,8 @@ def compare_encoders(folder: Path, rounds: int) -> dict[str, float]:
 
 def compare_loaders(folder: Path, rounds: int, steps: int = 300) -> dict[str, float]:
     """Tokens per CPU second of loaders over the same rows, best of interleaved rounds."""
-    from podsmith.data.loader import Loader
-    from podsmith.data.store import TokenStore
+    from lmwright.data.loader import Loader
+    from lmwright.data.store import TokenStore
 
     store = TokenStore.open(folder / "data")
     flat = folder / "rows.bin"
@@ -207,8 +207,8 @@ def compare_loaders(folder: Path, rounds: int, steps: int = 300) -> dict[str, fl
 
     ways = {
         "raw memory-map gather": gather,
-        "podsmith store.batch": through_store,
-        "podsmith Loader": through_loader,
+        "lmwright store.batch": through_store,
+        "lmwright Loader": through_loader,
     }
     if importlib.util.find_spec("grain"):
         import grain
@@ -250,7 +250,7 @@ def main() -> None:
     if args.stages_in:
         run_stages(args, args.stages_in)
         return
-    with tempfile.TemporaryDirectory(prefix="podsmith-prepare-") as temp:
+    with tempfile.TemporaryDirectory(prefix="lmwright-prepare-") as temp:
         folder = Path(temp)
         write_corpus(folder / "text.jsonl", args.size_mb * 10**6)
         # a process of its own, so that only preparation counts as memory
@@ -275,7 +275,7 @@ def main() -> None:
             )
         rates = compare_encoders(folder, args.rounds)
         work = next(s["cpu_s"] for s in stages if s["stage"] == "tokenize")
-        rates["podsmith tokenize stage"] = tokens / work
+        rates["lmwright tokenize stage"] = tokens / work
         print_table("encoding the same text", rates, "tokenizers.encode_batch")
         rates = compare_loaders(folder, args.rounds)
         print_table(f"loading batches of {BATCH}", rates, "raw memory-map gather")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from podsmith.core.cpu import compiler_options
+from lmwright.core.cpu import compiler_options
 
 SHAPES = ((1024, 576, 1536), (1024, 1536, 576), (576, 1024, 1536), (1024, 576, 576))  # m, k, n
 ROUNDS = 25

@@ -6,7 +6,7 @@
     cold:  an empty compilation cache        warm:  the cache that the cold start has filled
 
 Each start is a process of its own on a run directory of its own; the data is prepared once.
-Times are read off metrics.jsonl, which `podsmith train` writes with the wall clock.
+Times are read off metrics.jsonl, which `lmwright train` writes with the wall clock.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_inputs(root, SHAPES[args.shape])
-        podsmith(root, "prepare", str(root / "run.toml"))
+        lmwright(root, "prepare", str(root / "run.toml"))
         found: dict[str, list[list[float]]] = {"cold": [], "warm": []}
         for i in range(args.rounds):
             for kind in found:
@@ -95,24 +95,24 @@ def write_inputs(root: Path, shape: dict[str, int]) -> None:
     (root / "run.toml").write_text(RUN.format(root=root, **shape))
 
 
-def podsmith(root: Path, *args: str, cache: Path | None = None) -> None:
+def lmwright(root: Path, *args: str, cache: Path | None = None) -> None:
     """Runs the command line; its output is shown only if it fails."""
     env = dict(os.environ)
     if cache is not None:
         env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
         env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
-    command = [sys.executable, "-m", "podsmith.cli", *args]
+    command = [sys.executable, "-m", "lmwright.cli", *args]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def start(root: Path, name: str, cache: Path) -> list[float]:
-    """Seconds of each phase of one `podsmith train`."""
+    """Seconds of each phase of one `lmwright train`."""
     began = time.time()
     run_dir = root / name
-    podsmith(root, "train", str(root / "run.toml"), f"dir={run_dir}", cache=cache)
+    lmwright(root, "train", str(root / "run.toml"), f"dir={run_dir}", cache=cache)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     compiled = next(line for line in lines if line["kind"] == "compile")
     first = next(line for line in lines if line["kind"] == "train")
@@ -125,9 +125,9 @@ def start(root: Path, name: str, cache: Path) -> list[float]:
 
 
 def seconds_of_help(root: Path) -> float:
-    """Seconds of `podsmith --help`."""
+    """Seconds of `lmwright --help`."""
     began = time.perf_counter()
-    podsmith(root, "--help")
+    lmwright(root, "--help")
     return time.perf_counter() - began
 
 
@@ -140,7 +140,7 @@ def report(shape: str, found: dict[str, list[list[float]]], helps: list[float]) 
     for i, phase in enumerate(PHASES):
         cold, warm = rows["cold"][i], rows["warm"][i]
         print(f"{phase:24}{cold:9.2f}{warm:9.2f}{warm / cold:11.2f}")
-    print(f"{'podsmith --help':24}{statistics.median(helps):9.2f}")
+    print(f"{'lmwright --help':24}{statistics.median(helps):9.2f}")
 
 
 if __name__ == "__main__":

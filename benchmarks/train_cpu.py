@@ -1,4 +1,4 @@
-"""Tokens per second of podsmith's train step beside transformers + torch, on this CPU.
+"""Tokens per second of lmwright's train step beside transformers + torch, on this CPU.
 
     python benchmarks/train_cpu.py                       # both shapes, all contestants
     python benchmarks/train_cpu.py --shape tiny --quick  # a few minutes
@@ -31,7 +31,7 @@ SHAPES = {
 }  # fmt: skip
 ROWS = {"tiny": 8, "135m": 2}
 CONTESTANTS = (
-    "podsmith-fp32", "podsmith-bf16", "torch-eager-fp32", "torch-eager-bf16",
+    "lmwright-fp32", "lmwright-bf16", "torch-eager-fp32", "torch-eager-bf16",
     "torch-compile-fp32", "torch-compile-bf16",
 )  # fmt: skip
 
@@ -42,20 +42,20 @@ REFRESH = 3
 Step = Callable[[], float]
 
 
-def podsmith_step(shape: str, precision: str) -> Step:
-    """The real train step, compiled and fed as `podsmith train` does."""
+def lmwright_step(shape: str, precision: str) -> Step:
+    """The real train step, compiled and fed as `lmwright train` does."""
     import jax
     import numpy as np
 
-    from podsmith.core.batch import Batch
-    from podsmith.core.sharding import batch_sharding
-    from podsmith.models.llama import Llama
-    from podsmith.objectives.clm import Clm
-    from podsmith.optim import KINDS
-    from podsmith.plan.resolve import resolve
-    from podsmith.run import Data, Run, Train
-    from podsmith.train.state import init_state
-    from podsmith.train.step import make_step
+    from lmwright.core.batch import Batch
+    from lmwright.core.sharding import batch_sharding
+    from lmwright.models.llama import Llama
+    from lmwright.objectives.clm import Clm
+    from lmwright.optim import KINDS
+    from lmwright.plan.resolve import resolve
+    from lmwright.run import Data, Run, Train
+    from lmwright.train.state import init_state
+    from lmwright.train.step import make_step
 
     run = Run(
         name="benchmark",
@@ -126,7 +126,7 @@ def work(name: str, shape: str) -> None:
     os.dup2(2, 1)  # libraries print; our pipe stays clean
     library, *rest = name.split("-")
     started = time.perf_counter()
-    step = podsmith_step(shape, *rest) if library == "podsmith" else torch_step(shape, *rest)
+    step = lmwright_step(shape, *rest) if library == "lmwright" else torch_step(shape, *rest)
     losses = [step(), step()]
     print(json.dumps({"start_s": time.perf_counter() - started}), file=out, flush=True)
     for line in sys.stdin:

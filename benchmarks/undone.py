@@ -1,4 +1,4 @@
-"""Compiles a train step as podsmith did it before some of its changes for TPUs.
+"""Compiles a train step as lmwright did it before some of its changes for TPUs.
 
 For benchmarks: what a change brings, and programs like those that others ran. Given to
 `plan.compile.compile_for` as its program.
@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 ALL = ("attention", "rope", "gradients", "swiglu", "matrices", "norms")
-# instead of "attention": as some published runs, and as podsmith did before
+# instead of "attention": as some published runs, and as lmwright did before
 OTHER_ATTENTION = ("splash 2048", "no kernel", "one block of keys", "whole rows")
 
 
@@ -27,10 +27,10 @@ def undo(names: list[str]) -> None:
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-    from podsmith.core import weight
-    from podsmith.kernels import tpu_attention, tpu_row_attention
-    from podsmith.models import block
-    from podsmith.nn import mlp, rope
+    from lmwright.core import weight
+    from lmwright.kernels import tpu_attention, tpu_row_attention
+    from lmwright.models import block
+    from lmwright.nn import mlp, rope
 
     ours = tpu_attention.block_sizes
 
@@ -85,7 +85,7 @@ def _replace(module: ModuleType, name: str, old: Any) -> None:
 
 
 if __name__ == "__main__":
-    from podsmith.plan import child
+    from lmwright.plan import child
 
     undo(sys.argv.pop(1).split(","))
     child.main()

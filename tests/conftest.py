@@ -16,7 +16,7 @@ os.environ["XLA_FLAGS"] = (
 # No answer from before, nothing left in the home. All workers share one: many tests compile the
 # same small program, and those that train in a process of its own inherit it, too.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="podsmith-tests-")
+    _cache = tempfile.TemporaryDirectory(prefix="lmwright-tests-")
     os.environ["XDG_CACHE_HOME"] = _cache.name
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_cache.name, "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"

@@ -11,10 +11,10 @@ import sys
 import click
 import pytest
 
-from podsmith import __version__, cli, commands
-from podsmith.cli import main
-from podsmith.config import load_run
-from podsmith.errors import UserError
+from lmwright import __version__, cli, commands
+from lmwright.cli import main
+from lmwright.config import load_run
+from lmwright.errors import UserError
 
 RUN_FILE = """\
 recipe = "quickstart"
@@ -32,7 +32,7 @@ def run_file(tmp_path):
     return str(path)
 
 
-def walk(group=commands.podsmith, path=()):
+def walk(group=commands.lmwright, path=()):
     """(words, command) of every command that does something."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
@@ -64,7 +64,7 @@ def test_each_verb_has_an_example_that_parses(words, capsys):
     """The example's words go through the verb's own parser."""
     assert main([*words, "--help"]) == 0
     text = capsys.readouterr().out
-    examples = re.findall(r"^ +(?:Example:)? +(podsmith .*)$", text, re.M)
+    examples = re.findall(r"^ +(?:Example:)? +(lmwright .*)$", text, re.M)
     assert examples
     for example in examples:
         given = shlex.split(example.split(" > ")[0])[1:]
@@ -74,7 +74,7 @@ def test_each_verb_has_an_example_that_parses(words, capsys):
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"podsmith {__version__}\n"
+    assert capsys.readouterr().out == f"lmwright {__version__}\n"
 
 
 def test_config_show_prints_a_run_file(run_file, capsys, tmp_path):
@@ -115,7 +115,7 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, run_file, capsys):
     assert main([run_file if word == "RUN" else word for word in argv]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.fullmatch(r"podsmith: error: [^\n]+\n", err)
+    assert re.fullmatch(r"lmwright: error: [^\n]+\n", err)
 
 
 def test_a_field_given_with_dashes_says_how_it_is_written(run_file, capsys):
@@ -125,7 +125,7 @@ def test_a_field_given_with_dashes_says_how_it_is_written(run_file, capsys):
 
 @pytest.fixture
 def verb(monkeypatch):
-    """Lets `podsmith train` end in the given way."""
+    """Lets `lmwright train` end in the given way."""
 
     def ends(with_):
         def body(*_args, **_kwargs):
@@ -134,9 +134,9 @@ def verb(monkeypatch):
             return with_
 
         monkeypatch.setattr(commands, "_load", body)
-        monkeypatch.setattr(sys.modules["podsmith.train.loop"], "train_command", lambda run: run)
+        monkeypatch.setattr(sys.modules["lmwright.train.loop"], "train_command", lambda run: run)
 
-    pytest.importorskip("podsmith.train.loop")
+    pytest.importorskip("lmwright.train.loop")
     return ends
 
 
@@ -148,7 +148,7 @@ def verb(monkeypatch):
         (42, 42, ""),
         (None, 0, ""),
         (True, 0, ""),  # something that is no exit code
-        (UserError("run.toml:3: bad"), 2, "podsmith: error: run.toml:3: bad\n"),
+        (UserError("run.toml:3: bad"), 2, "lmwright: error: run.toml:3: bad\n"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left", "a/b"), 2, "error: a/b: the disk is full"),
         (OSError(errno.EROFS, "Read-only", "a/b"), 2, "error: a/b: the file system is read-only"),
@@ -174,10 +174,10 @@ def start(*argv, **more):
 
 
 def test_help_imports_nothing_heavy():
-    """What keeps `podsmith --help` quick."""
+    """What keeps `lmwright --help` quick."""
     code = (
-        "import sys\nfrom podsmith.cli import main\nmain(['--help'])\nmain(['train', '--help'])\n"
-        "heavy = {'jax', 'numpy', 'torch', 'pydantic', 'rich', 'tomli_w', 'podsmith.run'}\n"
+        "import sys\nfrom lmwright.cli import main\nmain(['--help'])\nmain(['train', '--help'])\n"
+        "heavy = {'jax', 'numpy', 'torch', 'pydantic', 'rich', 'tomli_w', 'lmwright.run'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     done = start(sys.executable, "-c", code)
@@ -185,14 +185,14 @@ def test_help_imports_nothing_heavy():
 
 
 def test_the_installed_command_ends_with_the_exit_code(run_file):
-    done = start(sys.executable, "-m", "podsmith", "config", "show", run_file, "train.stpes=3")
+    done = start(sys.executable, "-m", "lmwright", "config", "show", run_file, "train.stpes=3")
     assert done.returncode == 2
-    assert done.stderr.startswith("podsmith: error: command line: train.stpes")
+    assert done.stderr.startswith("lmwright: error: command line: train.stpes")
     assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error(run_file):
-    command = f"{sys.executable} -m podsmith config schema | head -c 10"
+    command = f"{sys.executable} -m lmwright config schema | head -c 10"
     done = start("bash", "-o", "pipefail", "-c", command)
     assert (done.returncode, done.stderr) == (0, "")
 

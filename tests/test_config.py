@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podsmith import presets
-from podsmith.config import dump_toml, load_run, resolve_layers, run_schema, show
-from podsmith.config_fields import all_sections, field_types
-from podsmith.config_text import leaves, parse_override, read_toml
-from podsmith.run import Run
+from lmwright import presets
+from lmwright.config import dump_toml, load_run, resolve_layers, run_schema, show
+from lmwright.config_fields import all_sections, field_types
+from lmwright.config_text import leaves, parse_override, read_toml
+from lmwright.run import Run
 
 RUN_FILE = """\
 # a comment, then a recipe

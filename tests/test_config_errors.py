@@ -5,10 +5,10 @@ from typing import Literal
 
 import pytest
 
-import podsmith.config as config
-from podsmith.config import load_run
-from podsmith.errors import UserError
-from podsmith.run import STRICT, PositiveInt
+import lmwright.config as config
+from lmwright.config import load_run
+from lmwright.errors import UserError
+from lmwright.run import STRICT, PositiveInt
 
 RUN_FILE = """\
 recipe = "quickstart"
@@ -177,9 +177,9 @@ class Round:
 @pytest.fixture
 def shapes(monkeypatch):
     """Objectives of two made-up kinds, while the test runs."""
-    import podsmith.objectives
+    import lmwright.objectives
 
-    monkeypatch.setattr(podsmith.objectives, "KINDS", {"square": Square, "round": Round})
+    monkeypatch.setattr(lmwright.objectives, "KINDS", {"square": Square, "round": Round})
     config._adapter.cache_clear()
     yield
     config._adapter.cache_clear()

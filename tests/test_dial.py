@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from podsmith.config import load_run, resolve_layers
-from podsmith.core.param import count_params
-from podsmith.errors import UserError
+from lmwright.config import load_run, resolve_layers
+from lmwright.core.param import count_params
+from lmwright.errors import UserError
 
 FILE = """
 recipe = "pretrain"

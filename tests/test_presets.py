@@ -7,14 +7,14 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from podsmith import presets
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.param import count_params
-from podsmith.models.params import count_active
+from lmwright import presets
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.core.param import count_params
+from lmwright.models.params import count_active
 
 ALL = presets.of_section("model")
 MODELS = {
-    name: preset for name, preset in ALL.items() if preset.__module__ == "podsmith.presets.models"
+    name: preset for name, preset in ALL.items() if preset.__module__ == "lmwright.presets.models"
 }
 WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),

@@ -7,17 +7,17 @@ import pytest
 import torch
 import transformers
 
-from podsmith import presets
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.param import count_params
-from podsmith.plan.layout import Layout, on_paper
-from podsmith.plan.machine import parse_machine
-from podsmith.run import Data, Mesh, Run, Train
+from lmwright import presets
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.core.param import count_params
+from lmwright.plan.layout import Layout, on_paper
+from lmwright.plan.machine import parse_machine
+from lmwright.run import Data, Mesh, Run, Train
 
 PRESETS = {
     name: preset
     for name, preset in presets.of_section("model").items()
-    if preset.__module__ == "podsmith.presets.decoders" and "." not in name and "phi-3" not in name
+    if preset.__module__ == "lmwright.presets.decoders" and "." not in name and "phi-3" not in name
 }
 # Of the published models: counts in their safetensors metadata.
 PUBLISHED = {
@@ -70,10 +70,10 @@ def test_second_names_are_the_same_models():
 @pytest.mark.parametrize("name", PRESETS)
 def test_windows_are_counted(name):
     """FLOPs of a step, by hand; the analytic plan takes every family."""
-    from podsmith.objectives.clm import Clm
-    from podsmith.optim import KINDS
-    from podsmith.plan.analytic import timing
-    from podsmith.plan.memory import memory
+    from lmwright.objectives.clm import Clm
+    from lmwright.optim import KINDS
+    from lmwright.plan.analytic import timing
+    from lmwright.plan.memory import memory
 
     model = PRESETS[name]()
     run = Run(
@@ -100,10 +100,10 @@ def test_windows_are_counted(name):
 
 def test_a_pattern_of_layers_is_reckoned_like_its_layers():
     """Two kinds of layers of one size need what as many layers of one kind do."""
-    from podsmith.objectives.clm import Clm
-    from podsmith.optim import KINDS
-    from podsmith.plan.analytic import timing
-    from podsmith.plan.memory import memory
+    from lmwright.objectives.clm import Clm
+    from lmwright.optim import KINDS
+    from lmwright.plan.analytic import timing
+    from lmwright.plan.memory import memory
 
     machine, found = parse_machine("v5p-128"), []
     for pattern in (("local", "global"), ("global",)):

@@ -7,16 +7,16 @@ from pathlib import Path
 import jax
 import pytest
 
-from podsmith.adapters.lora import resolved
-from podsmith.adapters.section import Adapter, LowRank
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.param import walk
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Pack, Run, Train
-from podsmith.train.lora_step import Lanes, lora_step
-from podsmith.train.state import abstract_batch, abstract_state
+from lmwright.adapters.lora import resolved
+from lmwright.adapters.section import Adapter, LowRank
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.core.param import walk
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Pack, Run, Train
+from lmwright.train.lora_step import Lanes, lora_step
+from lmwright.train.state import abstract_batch, abstract_state
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from families import ROWS

@@ -1,7 +1,7 @@
 """The train step compiled by the TPU compiler itself, for slices that are not here.
 
 golden/collectives.json has which collectives each compiled step runs, and how often. After a
-change that is meant: `PODSMITH_GOLDEN=write pytest tests/aot/test_compile.py`, and read the diff.
+change that is meant: `LMWRIGHT_GOLDEN=write pytest tests/aot/test_compile.py`, and read the diff.
 """
 
 import importlib.metadata
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from slices import needs_libtpu, run_of
 
-from podsmith.errors import UserError
-from podsmith.plan import compile as aot
-from podsmith.plan import cost, hlo
-from podsmith.plan.topology import parse_slice
+from lmwright.errors import UserError
+from lmwright.plan import compile as aot
+from lmwright.plan import cost, hlo
+from lmwright.plan.topology import parse_slice
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
 
@@ -26,7 +26,7 @@ def check_collectives(name, found, where):
     another one's kinds at least."""
     counts = dict(sorted(cost.estimate(hlo.parse(found.hlo), where).collectives.items()))
     golden, libtpu = json.loads(GOLDEN.read_text()), importlib.metadata.version("libtpu")
-    if os.environ.get("PODSMITH_GOLDEN") == "write":
+    if os.environ.get("LMWRIGHT_GOLDEN") == "write":
         kept = {} if golden["libtpu"] != libtpu else golden["steps"]
         golden = {"libtpu": libtpu, "steps": dict(sorted((kept | {name: counts}).items()))}
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
@@ -142,7 +142,7 @@ def test_a_run_that_the_slice_cannot_hold_is_refused_in_one_line(tmp_path):
 
 def test_without_the_compiler_the_cure_is_named(monkeypatch):
     monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"podsmith\[tpu\]"):
+    with pytest.raises(UserError, match=r"lmwright\[tpu\]"):
         aot.require_libtpu()
 
 

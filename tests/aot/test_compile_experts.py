@@ -5,9 +5,9 @@ import re
 import pytest
 from slices import needs_libtpu, run_of
 
-from podsmith.plan import compile as aot
-from podsmith.plan import cost, hlo
-from podsmith.plan.topology import parse_slice
+from lmwright.plan import compile as aot
+from lmwright.plan import cost, hlo
+from lmwright.plan.topology import parse_slice
 
 
 def compiled(folder, slice_name, *changes):

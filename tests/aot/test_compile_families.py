@@ -4,10 +4,10 @@ soft caps, near what the analytic plan says of it."""
 import pytest
 from slices import needs_libtpu, run_of
 
-from podsmith.plan.compile import compile_for
-from podsmith.plan.machine import machine_of
-from podsmith.plan.quick import MEMORY_ERROR_SHARE, Quick
-from podsmith.plan.topology import parse_slice
+from lmwright.plan.compile import compile_for
+from lmwright.plan.machine import machine_of
+from lmwright.plan.quick import MEMORY_ERROR_SHARE, Quick
+from lmwright.plan.topology import parse_slice
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 

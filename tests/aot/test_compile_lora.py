@@ -3,8 +3,8 @@
 import pytest
 from slices import needs_libtpu, run_of
 
-from podsmith.plan import compile as aot
-from podsmith.plan.topology import parse_slice
+from lmwright.plan import compile as aot
+from lmwright.plan.topology import parse_slice
 
 LAYERS = ("model.num_layers=2",)
 INT4 = ("lora.base=int4", "lora.rank=8")

@@ -3,11 +3,11 @@
 import pytest
 from slices import needs_libtpu, run_of
 
-from podsmith.plan.compile import compile_for
-from podsmith.plan.machine import machine_of
-from podsmith.plan.quick import MEMORY_ERROR_SHARE, Quick
-from podsmith.plan.topology import parse_slice
-from podsmith.presets import of_section
+from lmwright.plan.compile import compile_for
+from lmwright.plan.machine import machine_of
+from lmwright.plan.quick import MEMORY_ERROR_SHARE, Quick
+from lmwright.plan.topology import parse_slice
+from lmwright.presets import of_section
 
 ROW = 4096  # tokens, where the model takes as many
 SLICES = {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from podsmith.plan.compile import COMPILER_ENVIRONMENT
+from lmwright.plan.compile import COMPILER_ENVIRONMENT
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
@@ -19,8 +19,8 @@ import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
-from podsmith.kernels import tpu_attention
-from podsmith.plan.topology import parse_slice, topology_request
+from lmwright.kernels import tpu_attention
+from lmwright.plan.topology import parse_slice, topology_request
 
 def kernels_of(slice_name, b, t, n, k, h, choices):
     where = topology_request(parse_slice(slice_name))

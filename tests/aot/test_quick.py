@@ -3,13 +3,13 @@
 import pytest
 from slices import needs_libtpu, run_of
 
-from podsmith.cli import main
-from podsmith.config import load_run
-from podsmith.plan.compile import compile_for
-from podsmith.plan.machine import machine_of
-from podsmith.plan.quick import BEYOND_COMPILER, MEMORY_ERROR_SHARE, Quick
-from podsmith.plan.report import Report
-from podsmith.plan.topology import parse_slice
+from lmwright.cli import main
+from lmwright.config import load_run
+from lmwright.plan.compile import compile_for
+from lmwright.plan.machine import machine_of
+from lmwright.plan.quick import BEYOND_COMPILER, MEMORY_ERROR_SHARE, Quick
+from lmwright.plan.report import Report
+from lmwright.plan.topology import parse_slice
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 

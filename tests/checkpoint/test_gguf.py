@@ -12,21 +12,21 @@ import pytest
 
 gguf = pytest.importorskip("gguf")
 
-from podsmith.checkpoint import reference  # noqa: E402
-from podsmith.checkpoint.gguf_names import llama3_factors, llama3_rope, metadata_of, pairs  # noqa: E402
-from podsmith.checkpoint.gguf_read import open_gguf  # noqa: E402
-from podsmith.checkpoint.gguf_write import write_gguf  # noqa: E402
-from podsmith.checkpoint.hf import (  # noqa: E402
+from lmwright.checkpoint import reference  # noqa: E402
+from lmwright.checkpoint.gguf_names import llama3_factors, llama3_rope, metadata_of, pairs  # noqa: E402
+from lmwright.checkpoint.gguf_read import open_gguf  # noqa: E402
+from lmwright.checkpoint.gguf_write import write_gguf  # noqa: E402
+from lmwright.checkpoint.hf import (  # noqa: E402
     HfTensors,
     export_command,
     import_command,
     load_model,
     to_hf,
 )
-from podsmith.checkpoint.proof import logits  # noqa: E402
-from podsmith.core.param import map_params  # noqa: E402
-from podsmith.errors import UserError  # noqa: E402
-from podsmith.models.llama import Llama  # noqa: E402
+from lmwright.checkpoint.proof import logits  # noqa: E402
+from lmwright.core.param import map_params  # noqa: E402
+from lmwright.errors import UserError  # noqa: E402
+from lmwright.models.llama import Llama  # noqa: E402
 
 BASE = Llama(
     vocab_size=67, embed_dim=96, mlp_dim=160, num_layers=2, num_heads=6, num_kv_heads=2,
@@ -248,7 +248,7 @@ def test_bad_file_is_one_clear_error(case, good, tmp_path):
 
 def test_without_the_package(good, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UserError, match=r"podsmith\[gguf\]"):
+    with pytest.raises(UserError, match=r"lmwright\[gguf\]"):
         load_model(good)
 
 
@@ -283,7 +283,7 @@ def test_llama_cpp_gives_the_same_text(shared_data, tmp_path, without_transforme
 
 
 def test_logits_of_a_quantized_file_are_those_of_its_values(tmp_path, without_transformers):
-    """Q8_0 through podsmith equals the gguf package's values put into the source."""
+    """Q8_0 through lmwright equals the gguf package's values put into the source."""
     w = weights_of(BASE)
     write(BASE, w, tmp_path / "m.gguf", "q8_0")
     kind = gguf.GGMLQuantizationType.Q8_0
@@ -291,7 +291,7 @@ def test_logits_of_a_quantized_file_are_those_of_its_values(tmp_path, without_tr
         name: gguf.dequantize(gguf.quantize(a, kind), kind) if a.ndim == 2 else a
         for name, a in to_hf(BASE, w).items()
     }
-    from podsmith.checkpoint.stream import from_hf
+    from lmwright.checkpoint.stream import from_hf
 
     ids = np.arange(30, dtype=np.int32).reshape(2, 15)
     ours = logits(BASE, load_model(tmp_path / "m.gguf").weights, ids)

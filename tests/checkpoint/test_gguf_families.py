@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from podsmith.checkpoint import proof
-from podsmith.checkpoint.gguf_write import write_gguf
-from podsmith.checkpoint.hf import HfTensors, load_model
-from podsmith.checkpoint.proof import agreement, logits
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.checkpoint.reference import Reference
-from podsmith.core.param import map_params
-from podsmith.errors import UserError
+from lmwright.checkpoint import proof
+from lmwright.checkpoint.gguf_write import write_gguf
+from lmwright.checkpoint.hf import HfTensors, load_model
+from lmwright.checkpoint.proof import agreement, logits
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.checkpoint.reference import Reference
+from lmwright.core.param import map_params
+from lmwright.errors import UserError
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4,

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from podsmith.checkpoint.gguf_tokenizer import metadata_of_tokenizer, tokenizer_of
-from podsmith.checkpoint.tokenizer_files import open_tokenizer, prompt_prefix
-from podsmith.data.probe import PROBE
-from podsmith.data.tokenizer import train_tokenizer
-from podsmith.errors import UserError
-from podsmith.run import Tokenizer
+from lmwright.checkpoint.gguf_tokenizer import metadata_of_tokenizer, tokenizer_of
+from lmwright.checkpoint.tokenizer_files import open_tokenizer, prompt_prefix
+from lmwright.data.probe import PROBE
+from lmwright.data.tokenizer import train_tokenizer
+from lmwright.errors import UserError
+from lmwright.run import Tokenizer
 
 SHARED = {
     "smollm2": ("tokenizers/smollm2", "gpt2", "smollm"),

@@ -10,16 +10,16 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from podsmith.checkpoint import reference, writer
-from podsmith.checkpoint.card import Facts
-from podsmith.checkpoint.hf import export_hf, from_hf, import_hf, load_model, to_hf
-from podsmith.checkpoint.layout import slots
-from podsmith.checkpoint.safetensors import plan_shards
-from podsmith.core.param import map_params, walk
-from podsmith.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from podsmith.errors import UserError
-from podsmith.models.llama import Llama
-from podsmith.run import Tokenizer
+from lmwright.checkpoint import reference, writer
+from lmwright.checkpoint.card import Facts
+from lmwright.checkpoint.hf import export_hf, from_hf, import_hf, load_model, to_hf
+from lmwright.checkpoint.layout import slots
+from lmwright.checkpoint.safetensors import plan_shards
+from lmwright.core.param import map_params, walk
+from lmwright.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from lmwright.errors import UserError
+from lmwright.models.llama import Llama
+from lmwright.run import Tokenizer
 
 MODEL = Llama(
     vocab_size=331, embed_dim=24, mlp_dim=56, num_layers=3, num_heads=6, num_kv_heads=2,
@@ -145,7 +145,7 @@ def test_overwrite_replaces_only_an_export(tmp_path, without_transformers):
     jax.tree.map(np.testing.assert_array_equal, import_hf(out)[1], weights_of(MODEL, 1))
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="was not written by podsmith"):
+    with pytest.raises(UserError, match="was not written by lmwright"):
         export_hf(MODEL, weights_of(MODEL), None, mine, overwrite=True)
     assert leftovers(tmp_path) == ["mine", "out"] and leftovers(mine) == ["thesis.txt"]
 

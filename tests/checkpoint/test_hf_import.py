@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from podsmith.checkpoint.hf import import_command, import_hf, load_model, to_hf
-from podsmith.checkpoint.proof import logits
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.errors import UserError
-from podsmith.evals.generate import Sampling, generate, generate_command
-from podsmith.models.llama import Llama
-from podsmith.models.params import find_model
-from podsmith.objectives.clm import Clm
+from lmwright.checkpoint.hf import import_command, import_hf, load_model, to_hf
+from lmwright.checkpoint.proof import logits
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.errors import UserError
+from lmwright.evals.generate import Sampling, generate, generate_command
+from lmwright.models.llama import Llama
+from lmwright.models.params import find_model
+from lmwright.objectives.clm import Clm
 
 TEXT = "Lily and Tom went to the park. They saw a big dog and a small bird."
 
@@ -242,7 +242,7 @@ def test_shards_equal_one_file(folder):
 
 def test_an_older_tokenizer_and_its_terms_come_along(folder, tmp_path, monkeypatch):
     """vocab.json and merges.txt become a tokenizer.json that says the same."""
-    monkeypatch.setattr("podsmith.checkpoint.reference.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("lmwright.checkpoint.reference.importlib.util.find_spec", lambda name: None)
     vocab = {"a": 0, "b": 1, "ab": 2, "c": 3, "abc": 4, "<|endoftext|>": 5}
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("#version: 0.2\na b\nab c\n")
@@ -265,7 +265,7 @@ def test_neither_run_nor_model(tmp_path):
             with pytest.raises(UserError, match=says):
                 verb(str(tmp_path / name))
     (tmp_path / "run.toml").write_text("")
-    with pytest.raises(UserError, match="podsmith export"):
+    with pytest.raises(UserError, match="lmwright export"):
         import_command(tmp_path, tmp_path / "out")
 
 

@@ -6,19 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.checkpoint.hf import export_command, import_hf, load_model
-from podsmith.checkpoint.store import Checkpoints
-from podsmith.config import dump_toml
-from podsmith.core.param import map_params
-from podsmith.data.prepare import prepare
-from podsmith.errors import UserError
-from podsmith.evals.generate import generate_command
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Pack, Run, Source, Tokenize, Tokenizer, Train
-from podsmith.train.state import abstract_state
+from lmwright.checkpoint.hf import export_command, import_hf, load_model
+from lmwright.checkpoint.store import Checkpoints
+from lmwright.config import dump_toml
+from lmwright.core.param import map_params
+from lmwright.data.prepare import prepare
+from lmwright.errors import UserError
+from lmwright.evals.generate import generate_command
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Pack, Run, Source, Tokenize, Tokenizer, Train
+from lmwright.train.state import abstract_state
 
 LINES = [
     {"step": 2, "time": 5.0, "kind": "train", "loss": 3.25, "tokens_seen": 256},
@@ -72,7 +72,7 @@ def run_dir(tmp_path_factory):
 
 
 def test_a_run_directory_is_exported_with_its_facts(run_dir, tmp_path, capsys, monkeypatch):
-    from podsmith.checkpoint import reference
+    from lmwright.checkpoint import reference
 
     monkeypatch.setattr(
         reference.importlib.util, "find_spec", lambda name: None

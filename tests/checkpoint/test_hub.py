@@ -14,9 +14,9 @@ from fake_hub import SHA, FakeHub
 
 pytest.importorskip("huggingface_hub")
 
-from podsmith.checkpoint.hf import to_hf
-from podsmith.core.param import map_params
-from podsmith.models.llama import Llama
+from lmwright.checkpoint.hf import to_hf
+from lmwright.core.param import map_params
+from lmwright.models.llama import Llama
 
 MODEL = Llama(
     vocab_size=40, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=3, num_kv_heads=1,
@@ -27,8 +27,8 @@ TOKEN = "hf_verysecret"
 SCRIPT = """
 import sys
 import numpy as np
-from podsmith.checkpoint.hf import load_model
-from podsmith.errors import UserError
+from lmwright.checkpoint.hf import load_model
+from lmwright.errors import UserError
 for name in sys.argv[1:]:
     try:
         loaded = load_model(name)
@@ -95,7 +95,7 @@ def test_a_gated_model_with_a_token(tmp_path):
 
 def test_params_fetches_the_config_alone(tmp_path):
     held, _ = files()
-    count = "from podsmith.models.params import params_command as p; p(*__import__('sys').argv[1:])"
+    count = "from lmwright.models.params import params_command as p; p(*__import__('sys').argv[1:])"
     with FakeHub("acme/tiny", held, "models") as hub:
         said, _ = ask(hub, tmp_path, "hf://acme/tiny", script=count)
         fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}

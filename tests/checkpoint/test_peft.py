@@ -7,21 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.adapters.lora import at, bind, resolved, scaled
-from podsmith.adapters.section import LowRank
-from podsmith.checkpoint.combine import Combination, combine
-from podsmith.checkpoint.layout import slots
-from podsmith.checkpoint.peft import merge_into, read_adapter, to_peft
-from podsmith.checkpoint.peft_folder import read_folder, write_folder
-from podsmith.checkpoint.stream import from_hf
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.param import walk
-from podsmith.errors import UserError
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.run import Data, Run, Train
+from lmwright.adapters.lora import at, bind, resolved, scaled
+from lmwright.adapters.section import LowRank
+from lmwright.checkpoint.combine import Combination, combine
+from lmwright.checkpoint.layout import slots
+from lmwright.checkpoint.peft import merge_into, read_adapter, to_peft
+from lmwright.checkpoint.peft_folder import read_folder, write_folder
+from lmwright.checkpoint.stream import from_hf
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import walk
+from lmwright.errors import UserError
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.run import Data, Run, Train
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podsmith.checkpoint.hf import export_command, import_command, load_model
-from podsmith.checkpoint.proof import logits
-from podsmith.checkpoint.verify import verify
-from podsmith.evals.generate import Sampling, generate
-from podsmith.evals.text import evaluate_text
+from lmwright.checkpoint.hf import export_command, import_command, load_model
+from lmwright.checkpoint.proof import logits
+from lmwright.checkpoint.verify import verify
+from lmwright.evals.generate import Sampling, generate
+from lmwright.evals.text import evaluate_text
 
 pytestmark = pytest.mark.slow
 PROMPT = "The capital of France is"

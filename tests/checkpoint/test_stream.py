@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from podsmith.checkpoint.hf import from_hf, load_model, to_hf
-from podsmith.checkpoint.layout import slots, transposed
-from podsmith.checkpoint.proof import logits
-from podsmith.checkpoint.safetensors import plan_shards, write_shards
-from podsmith.core.mesh import make_mesh
-from podsmith.core.param import map_params, walk
-from podsmith.core.sharding import AXES, weight_shardings
-from podsmith.models.llama import Llama
+from lmwright.checkpoint.hf import from_hf, load_model, to_hf
+from lmwright.checkpoint.layout import slots, transposed
+from lmwright.checkpoint.proof import logits
+from lmwright.checkpoint.safetensors import plan_shards, write_shards
+from lmwright.core.mesh import make_mesh
+from lmwright.core.param import map_params, walk
+from lmwright.core.sharding import AXES, weight_shardings
+from lmwright.models.llama import Llama
 
 MODEL = Llama(
     vocab_size=44, embed_dim=24, mlp_dim=40, num_layers=6, num_heads=4, num_kv_heads=2,
@@ -89,8 +89,8 @@ WIDE = Llama(
 CHILD = """
 import json, sys
 import jax, jax.numpy as jnp
-from podsmith.checkpoint.hf import load_model
-from podsmith.core.weight import nbytes
+from lmwright.checkpoint.hf import load_model
+from lmwright.core.weight import nbytes
 jnp.zeros(8).block_until_ready()
 def peak():  # of this process alone; getrusage's may be its parent's
     lines = open("/proc/self/status").read().splitlines()
@@ -129,7 +129,7 @@ def test_memory_stays_under_the_share_and_twice_the_largest_tensor(tmp_path, dty
 def test_an_opened_model_reads_nothing_until_asked(tmp_path, tensors, monkeypatch):
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(MODEL.hf.config(MODEL)))
-    from podsmith.checkpoint.safetensors import TensorFiles
+    from lmwright.checkpoint.safetensors import TensorFiles
 
     read, get = [], TensorFiles.__getitem__
     monkeypatch.setattr(

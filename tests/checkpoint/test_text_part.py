@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from podsmith.checkpoint.hf import import_command, load_model
-from podsmith.checkpoint.origin import look_at
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.errors import UserError
+from lmwright.checkpoint.hf import import_command, load_model
+from lmwright.checkpoint.origin import look_at
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.errors import UserError
 
 TEXT = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from podsmith.checkpoint import reference
-from podsmith.checkpoint.hf import export_hf
-from podsmith.checkpoint.verify import compare, verify, verify_command
-from podsmith.cli import main
-from podsmith.core.param import map_params
-from podsmith.data.tokenizer import save_tokenizer, train_tokenizer
-from podsmith.models.llama import Llama
-from podsmith.run import Tokenizer
+from lmwright.checkpoint import reference
+from lmwright.checkpoint.hf import export_hf
+from lmwright.checkpoint.verify import compare, verify, verify_command
+from lmwright.cli import main
+from lmwright.core.param import map_params
+from lmwright.data.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.models.llama import Llama
+from lmwright.run import Tokenizer
 
 MODEL = Llama(
     vocab_size=331, embed_dim=32, mlp_dim=64, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -83,7 +83,7 @@ def test_another_tokenizer_is_another_model(folders):
 
 def test_gguf_is_one_more_form(folders, tmp_path, monkeypatch):
     pytest.importorskip("gguf")
-    from podsmith.checkpoint.hf import export_command
+    from lmwright.checkpoint.hf import export_command
 
     monkeypatch.setattr(reference.importlib.util, "find_spec", lambda name: None)
     export_command(folders / "a", tmp_path / "a.gguf")

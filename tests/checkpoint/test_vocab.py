@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from podsmith.checkpoint import reference
-from podsmith.checkpoint.hf import export_hf, load_model
-from podsmith.checkpoint.vocab import vocab_command
-from podsmith.core.param import map_params
-from podsmith.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from podsmith.errors import UserError
-from podsmith.models.llama import Llama
-from podsmith.run import Tokenizer
+from lmwright.checkpoint import reference
+from lmwright.checkpoint.hf import export_hf, load_model
+from lmwright.checkpoint.vocab import vocab_command
+from lmwright.core.param import map_params
+from lmwright.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from lmwright.errors import UserError
+from lmwright.models.llama import Llama
+from lmwright.run import Tokenizer
 
 TEXT = ["Once upon a time there was a function that returned the number of bytes."] * 20
 OTHER = ["\u1eb8 k\u00e1\u00e0\u00e1r\u1ecd\u0300, \u1e63\u00e9 d\u00e1ad\u00e1a ni? returned"] * 20

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core.cpu import compiler_options, unstacked
-from podsmith.core.fanout import dots
-from podsmith.core.leaves import Lora, dequantize, merge, quantize, stored_spec
-from podsmith.core.param import Param
-from podsmith.core.stack import run_stack
-from podsmith.core.weight import dot, lookup, nbytes
+from lmwright.core.cpu import compiler_options, unstacked
+from lmwright.core.fanout import dots
+from lmwright.core.leaves import Lora, dequantize, merge, quantize, stored_spec
+from lmwright.core.param import Param
+from lmwright.core.stack import run_stack
+from lmwright.core.weight import dot, lookup, nbytes
 
 D, N, H, F, E, V, R = 64, 3, 32, 96, 5, 40, 4
 SHAPES = {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podsmith.core.pattern import spans
+from lmwright.core.pattern import spans
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podsmith.core import ragged
-from podsmith.core.weight import dot_ragged
+from lmwright.core import ragged
+from lmwright.core.weight import dot_ragged
 
 D, F = 12, 20
 

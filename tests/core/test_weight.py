@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from podsmith.core import weight
-from podsmith.core.sharding import AXES
+from lmwright.core import weight
+from lmwright.core.sharding import AXES
 
 
 def mesh_of(**sizes):

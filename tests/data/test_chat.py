@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from chat_problem import CHATS, chat_tokenizer
 
-from podsmith.data.chat import UnusableError, conversation
-from podsmith.data.prepare import prepare, print_summary
-from podsmith.data.record import unpack_rows
-from podsmith.data.show import show_command, show_sources
-from podsmith.data.store import TokenStore
-from podsmith.data.tokenizer import load_tokenizer, save_tokenizer
-from podsmith.errors import UserError
-from podsmith.run import Chat, Data, Normalize, Pack, Source, Tokenizer
+from lmwright.data.chat import UnusableError, conversation
+from lmwright.data.prepare import prepare, print_summary
+from lmwright.data.record import unpack_rows
+from lmwright.data.show import show_command, show_sources
+from lmwright.data.store import TokenStore
+from lmwright.data.tokenizer import load_tokenizer, save_tokenizer
+from lmwright.errors import UserError
+from lmwright.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 
 
 def said(*pairs):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from test_store import prepared, same
 
-from podsmith.data.loader import Loader
-from podsmith.data.store import TokenStore
-from podsmith.errors import UserError
+from lmwright.data.loader import Loader
+from lmwright.data.store import TokenStore
+from lmwright.errors import UserError
 
 G = 12
 

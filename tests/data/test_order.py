@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podsmith.data.order import Order, permute
-from podsmith.errors import UserError
+from lmwright.data.order import Order, permute
+from lmwright.errors import UserError
 
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 seeds = st.integers(0, 2**64 - 1)

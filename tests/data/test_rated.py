@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from chat_problem import chat_tokenizer
 
-from podsmith.data.chat import UnusableError, conversation
-from podsmith.data.prepare import prepare
-from podsmith.data.show import show_command
-from podsmith.data.store import TokenStore
-from podsmith.data.tokenizer import load_tokenizer, save_tokenizer
-from podsmith.run import Chat, Data, Pack, Source, Tokenizer
+from lmwright.data.chat import UnusableError, conversation
+from lmwright.data.prepare import prepare
+from lmwright.data.show import show_command
+from lmwright.data.store import TokenStore
+from lmwright.data.tokenizer import load_tokenizer, save_tokenizer
+from lmwright.run import Chat, Data, Pack, Source, Tokenizer
 
 SOURCE = Source(path="x", rows="rated")
 

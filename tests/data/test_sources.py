@@ -17,11 +17,11 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podsmith.data import rows as rows_module
-from podsmith.data.rows import Bad, Row, read_rows
-from podsmith.data.sources import cut_parts, find_files, source_names
-from podsmith.errors import UserError
-from podsmith.run import Source
+from lmwright.data import rows as rows_module
+from lmwright.data.rows import Bad, Row, read_rows
+from lmwright.data.sources import cut_parts, find_files, source_names
+from lmwright.errors import UserError
+from lmwright.run import Source
 
 TEXTS = [
     "plain",

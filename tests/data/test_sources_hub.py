@@ -17,10 +17,10 @@ pytest.importorskip("datasets")
 
 SCRIPT = """
 import json, sys
-from podsmith.data.rows import read_rows
-from podsmith.data.sources import cut_parts, find_files
-from podsmith.errors import UserError
-from podsmith.run import Source
+from lmwright.data.rows import read_rows
+from lmwright.data.sources import cut_parts, find_files
+from lmwright.errors import UserError
+from lmwright.run import Source
 out = []
 for options in json.loads(sys.argv[1]):
     source = Source(**options)
@@ -94,4 +94,4 @@ def test_without_the_package(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert 'pip install "podsmith[hf]"' in json.loads(done.stdout)[0].replace('\\"', '"')
+    assert "pip install -e '.[hf]'" in json.loads(done.stdout)[0].replace('\\"', '"')

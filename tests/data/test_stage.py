@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podsmith.data.manifest import files_below, hash_file, read_manifest
-from podsmith.data.progress import PlainProgress
-from podsmith.data.stage import run_stage
-from podsmith.errors import UserError
+from lmwright.data.manifest import files_below, hash_file, read_manifest
+from lmwright.data.progress import PlainProgress
+from lmwright.data.stage import run_stage
+from lmwright.errors import UserError
 
 
 def write_numbers(part, tmp):
@@ -230,6 +230,6 @@ def test_plain_progress_lines(tmp_path, capsys):
 
 
 def test_workers_import_no_jax():
-    modules = ", ".join(f"podsmith.data.{m}" for m in ("stage", "pack", "shuffle", "loader"))
+    modules = ", ".join(f"lmwright.data.{m}" for m in ("stage", "pack", "shuffle", "loader"))
     code = f"import sys, {modules}; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

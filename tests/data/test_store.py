@@ -14,13 +14,13 @@ from test_pack import corpus, pack
 from test_shuffle import WEIGHTS, source_records
 from token_stage import random_documents, tokenize_stage
 
-from podsmith.data.order import Order
-from podsmith.data.pack import pack_tokens
-from podsmith.data.record import unpack_rows
-from podsmith.data.shuffle import shuffle_rows
-from podsmith.data.store import TokenStore, verify_store
-from podsmith.errors import UserError
-from podsmith.run import Pack, Shuffle
+from lmwright.data.order import Order
+from lmwright.data.pack import pack_tokens
+from lmwright.data.record import unpack_rows
+from lmwright.data.shuffle import shuffle_rows
+from lmwright.data.store import TokenStore, verify_store
+from lmwright.errors import UserError
+from lmwright.run import Pack, Shuffle
 
 T = 32
 

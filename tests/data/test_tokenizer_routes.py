@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from podsmith.data import encode
-from podsmith.data.encode import CannotConvertError, bpe_ranks, choose_route, make_encoder
-from podsmith.data.probe import PROBE
-from podsmith.data.tokenizer import TextTokenizer, train_tokenizer
-from podsmith.data.tokenizer_formats import import_tokenizer
-from podsmith.errors import UserError
-from podsmith.run import Tokenizer
+from lmwright.data import encode
+from lmwright.data.encode import CannotConvertError, bpe_ranks, choose_route, make_encoder
+from lmwright.data.probe import PROBE
+from lmwright.data.tokenizer import TextTokenizer, train_tokenizer
+from lmwright.data.tokenizer_formats import import_tokenizer
+from lmwright.errors import UserError
+from lmwright.run import Tokenizer
 
 CORPUS = [Path(m.__file__).read_text("utf-8") for m in (csv, textwrap)]
 KINDS = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from podsmith.data.stage import run_stage
+from lmwright.data.stage import run_stage
 
 VOCAB = 500
 EOS = 3

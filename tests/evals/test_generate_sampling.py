@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.errors import UserError
-from podsmith.evals.sampling import Sampling, choose, filtered
+from lmwright.errors import UserError
+from lmwright.evals.sampling import Sampling, choose, filtered
 
 SETTINGS = (
     (0.7, 5, 1.0), (1.0, 61, 0.8), (1.9, 12, 0.5), (0.3, 61, 0.001), (1.0, 1, 0.9), (1.0, 61, 1.0),

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from podsmith.checkpoint import reference
-from podsmith.checkpoint.hf import export_command
-from podsmith.checkpoint.proof import logits
-from podsmith.cli import main
-from podsmith.core.param import map_params
-from podsmith.errors import UserError
-from podsmith.evals.text import evaluate_text
-from podsmith.models.llama import Llama
+from lmwright.checkpoint import reference
+from lmwright.checkpoint.hf import export_command
+from lmwright.checkpoint.proof import logits
+from lmwright.cli import main
+from lmwright.core.param import map_params
+from lmwright.errors import UserError
+from lmwright.evals.text import evaluate_text
+from lmwright.models.llama import Llama
 
 MODEL = Llama(
     vocab_size=29, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2,

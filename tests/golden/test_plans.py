@@ -1,6 +1,6 @@
 """Resolved plans of presets on slices, as they were looked at and found right.
 
-After a change that is meant: `PODSMITH_GOLDEN=write pytest tests/golden`, and read the diff.
+After a change that is meant: `LMWRIGHT_GOLDEN=write pytest tests/golden`, and read the diff.
 """
 
 import json
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from podsmith.config import load_run
-from podsmith.core.param import walk
-from podsmith.plan.layout import on_paper
-from podsmith.plan.machine import parse_machine
+from lmwright.config import load_run
+from lmwright.core.param import walk
+from lmwright.plan.layout import on_paper
+from lmwright.plan.machine import parse_machine
 
 RUN = """
 name = "golden"
@@ -66,6 +66,6 @@ def test_the_plan_is_the_golden_one(preset, slice_name, rows, overrides, tmp_pat
         "weights": specs(plan.shardings),
     }
     golden = Path(__file__).with_name(f"{preset}_{slice_name}.json")
-    if os.environ.get("PODSMITH_GOLDEN") == "write":
+    if os.environ.get("LMWRIGHT_GOLDEN") == "write":
         golden.write_text(json.dumps(got, indent=1) + "\n")
     assert got == json.loads(golden.read_text())

@@ -9,9 +9,9 @@ import pytest
 from attention_problem import problem
 from jax.sharding import AxisType, Mesh
 
-from podsmith.core.sharding import AXES
-from podsmith.kernels import all_to_all_attention, ring_attention, tpu_attention
-from podsmith.nn import attention
+from lmwright.core.sharding import AXES
+from lmwright.kernels import all_to_all_attention, ring_attention, tpu_attention
+from lmwright.nn import attention
 
 
 def with_gradients(fn, ids, q, k, v, g, **masks):

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core import cpu
-from podsmith.core.dtypes import Compute
-from podsmith.core.stack import run_stack
-from podsmith.core.weight import dot
-from podsmith.kernels import cpu_attention, cpu_xent, select, tpu_attention
-from podsmith.nn import attention, xent
-from podsmith.nn.mlp import activate, gated
-from podsmith.nn.norm import rms_norm
+from lmwright.core import cpu
+from lmwright.core.dtypes import Compute
+from lmwright.core.stack import run_stack
+from lmwright.core.weight import dot
+from lmwright.kernels import cpu_attention, cpu_xent, select, tpu_attention
+from lmwright.nn import attention, xent
+from lmwright.nn.mlp import activate, gated
+from lmwright.nn.norm import rms_norm
 
 EQUATIONS = {
     "btd,dnh->btnh": ((2, 5, 6), (6, 3, 4)),

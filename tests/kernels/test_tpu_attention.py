@@ -7,9 +7,9 @@ import pytest
 from attention_problem import problem
 from jax.sharding import AxisType, Mesh
 
-from podsmith.core.sharding import AXES
-from podsmith.kernels import tpu_attention, tpu_row_attention
-from podsmith.nn import attention
+from lmwright.core.sharding import AXES
+from lmwright.kernels import tpu_attention, tpu_row_attention
+from lmwright.nn import attention
 
 
 def both(fn, q, k, v, ids, g, **choices):

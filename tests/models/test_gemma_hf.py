@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from podsmith import presets
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.errors import UserError
+from lmwright import presets
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.errors import UserError
 
 
 def test_the_older_form_is_the_same_model():

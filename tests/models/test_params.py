@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from podsmith import presets
-from podsmith.core.param import count_params
-from podsmith.errors import UserError
-from podsmith.models.llama import Llama
-from podsmith.models.params import count_by_part, find_model, params_command, params_report
+from lmwright import presets
+from lmwright.core.param import count_params
+from lmwright.errors import UserError
+from lmwright.models.llama import Llama
+from lmwright.models.params import count_by_part, find_model, params_command, params_report
 
 
 def test_kisoku_3b(capsys):

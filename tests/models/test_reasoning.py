@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith import presets
-from podsmith.checkpoint.layout import slots
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.param import init_weights, walk
-from podsmith.errors import UserError
-from podsmith.models.llama import Llama
-from podsmith.models.params import count_active, count_by_part
-from podsmith.models.reasoning import Reasoning
-from podsmith.objectives.clm import Clm
+from lmwright import presets
+from lmwright.checkpoint.layout import slots
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import init_weights, walk
+from lmwright.errors import UserError
+from lmwright.models.llama import Llama
+from lmwright.models.params import count_active, count_by_part
+from lmwright.models.reasoning import Reasoning
+from lmwright.objectives.clm import Clm
 
 PLAIN = Llama(
     vocab_size=37, embed_dim=12, mlp_dim=20, num_layers=6, num_heads=4, num_kv_heads=2,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podsmith.models import KINDS
-from podsmith.models.table import models_command, models_table
+from lmwright.models import KINDS
+from lmwright.models.table import models_command, models_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +16,7 @@ def test_the_page_has_the_table_of_the_registry(capsys):
     table = capsys.readouterr().out.strip()
     assert table == models_table() and all(f"| `{kind}` |" in table for kind in KINDS)
     page = (ROOT / "docs" / "models.md").read_text()
-    assert table in page, "put the output of `podsmith models` into docs/models.md"
+    assert table in page, "put the output of `lmwright models` into docs/models.md"
 
 
 def test_the_page_about_adding_a_family_counts_right():

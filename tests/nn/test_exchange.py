@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from podsmith.nn import exchange
-from podsmith.nn.exchange import Exchange
+from lmwright.nn import exchange
+from lmwright.nn.exchange import Exchange
 
 N, K, D, E, WAYS = 7, 3, 5, 8, 4  # tokens of a device, choices, width, experts, devices
 

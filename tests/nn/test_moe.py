@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.nn.mlp import activate
-from podsmith.nn.moe import Dispatch, mixture
-from podsmith.nn.router import Routing, choose, load_balance, router_sums
+from lmwright.nn.mlp import activate
+from lmwright.nn.moe import Dispatch, mixture
+from lmwright.nn.router import Routing, choose, load_balance, router_sums
 
 B, T, D, F, E, K = 3, 17, 12, 20, 6, 2
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.nn import rope
+from lmwright.nn import rope
 
 THETA = 5000.0
 

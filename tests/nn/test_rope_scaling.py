@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from podsmith.errors import UserError
-from podsmith.models.rope_hf import rope_config, rope_fields
-from podsmith.nn.rope_scaling import RopeScaling, rotations
+from lmwright.errors import UserError
+from lmwright.models.rope_hf import rope_config, rope_fields
+from lmwright.nn.rope_scaling import RopeScaling, rotations
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.leaves import Lora
-from podsmith.core.param import init_weights
-from podsmith.models.llama import Llama
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.leaves import Lora
+from lmwright.core.param import init_weights
+from lmwright.models.llama import Llama
 
 MODEL = Llama(
     vocab_size=37, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=4, num_kv_heads=2,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from answers_problem import gradients_of, logits, loss_of, weights
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.leaves import Lora
-from podsmith.errors import UserError
-from podsmith.objectives.kto import Kto, rotate
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.leaves import Lora
+from lmwright.errors import UserError
+from lmwright.objectives.kto import Kto, rotate
 
 # (tokens of the prompt, of the answer, liked) of each conversation, row by row
 ROWS = (((4, 5, True), (6, 7, False), (3, 8, True)), ((5, 4, False), (2, 9, False)))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from answers_problem import gradients_of, logits, loss_of, weights
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.leaves import Lora
-from podsmith.errors import UserError
-from podsmith.objectives.preference import Dpo, Orpo
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.leaves import Lora
+from lmwright.errors import UserError
+from lmwright.objectives.preference import Dpo, Orpo
 
 PROMPTS, LENGTHS = (4, 6, 3), ((5, 7), (8, 4), (6, 6))
 

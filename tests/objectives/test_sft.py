@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.param import init_weights
-from podsmith.evals.loss import evaluate_rows
-from podsmith.models.llama import Llama
-from podsmith.nn.xent import chunked_xent, token_sums
-from podsmith.objectives.base import for_eval
-from podsmith.objectives.clm import Clm
-from podsmith.objectives.sft import Sft, embedding_noise
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import init_weights
+from lmwright.evals.loss import evaluate_rows
+from lmwright.models.llama import Llama
+from lmwright.nn.xent import chunked_xent, token_sums
+from lmwright.objectives.base import for_eval
+from lmwright.objectives.clm import Clm
+from lmwright.objectives.sft import Sft, embedding_noise
 
 B, T, V = 3, 23, 19
 HOW = Compute(precision="fp32", loss_chunk_tokens=7)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.core.param import Param, init_weights, map_params, stack
+from lmwright.core.param import Param, init_weights, map_params, stack
 
 L, D, N, H, F, V, E = 3, 24, 4, 10, 40, 56, 2
 

@@ -7,10 +7,10 @@ import optax
 import pytest
 import torch
 
-from podsmith.core.param import Param, map_params, walk
-from podsmith.optim.build import build_optimizer, clip
-from podsmith.optim.kinds import Adafactor, AdamW, Constant, Lion, Muon
-from podsmith.optim.muon import is_hidden
+from lmwright.core.param import Param, map_params, walk
+from lmwright.optim.build import build_optimizer, clip
+from lmwright.optim.kinds import Adafactor, AdamW, Constant, Lion, Muon
+from lmwright.optim.muon import is_hidden
 
 STEPS = 20
 

@@ -15,9 +15,9 @@ from transformers import (
     get_wsd_schedule,
 )
 
-from podsmith.errors import UserError
-from podsmith.optim.kinds import AdamW, Constant, Cosine, InverseSqrt, Linear, Schedule, Wsd
-from podsmith.optim.schedule import make_schedule
+from lmwright.errors import UserError
+from lmwright.optim.kinds import AdamW, Constant, Cosine, InverseSqrt, Linear, Schedule, Wsd
+from lmwright.optim.schedule import make_schedule
 
 PEAK = 3e-3
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core.batch import Batch
-from podsmith.evals.generate import Sampling, generate
+from lmwright.core.batch import Batch
+from lmwright.evals.generate import Sampling, generate
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 

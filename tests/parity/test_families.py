@@ -10,10 +10,10 @@ import pytest
 from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 from families import ROWS
 
-from podsmith.checkpoint.hf import from_hf, to_hf
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.dtypes import Compute
-from podsmith.objectives.clm import Clm
+from lmwright.checkpoint.hf import from_hf, to_hf
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.core.dtypes import Compute
+from lmwright.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

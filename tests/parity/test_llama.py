@@ -6,16 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.param import map_params
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import map_params
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
-HF = pytest.importorskip("podsmith.checkpoint.hf")
+HF = pytest.importorskip("lmwright.checkpoint.hf")
 
 BASE = dict(
     vocab_size=97, embed_dim=48, mlp_dim=80, num_layers=3, num_heads=6, num_kv_heads=2,
@@ -59,7 +59,7 @@ def make_batch(tokens):
 
 
 def reference(model, w):
-    """The transformers model with the same weights, loaded from podsmith's export."""
+    """The transformers model with the same weights, loaded from lmwright's export."""
     config = model.hf.config(model)
     cls = getattr(transformers, config["architectures"][0])
     theirs = cls(cls.config_class(**{k: v for k, v in config.items() if k != "architectures"}))

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.adapters.section import LowRank
-from podsmith.core.batch import Batch
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.optim.kinds import Linear
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Run, Train
-from podsmith.train.state import init_state
-from podsmith.train.step import make_step
+from lmwright.adapters.section import LowRank
+from lmwright.core.batch import Batch
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.optim.kinds import Linear
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Run, Train
+from lmwright.train.state import init_state
+from lmwright.train.step import make_step
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
-from podsmith.checkpoint.hf import export_hf, import_hf, to_hf
-from podsmith.checkpoint.safetensors import TensorFiles
-from podsmith.core.dtypes import Compute
-from podsmith.objectives.clm import Clm
+from lmwright.checkpoint.hf import export_hf, import_hf, to_hf
+from lmwright.checkpoint.safetensors import TensorFiles
+from lmwright.core.dtypes import Compute
+from lmwright.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import pytest
 from runs import SMALL, run_of
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.param import abstract_weights
-from podsmith.plan.analytic import timing
-from podsmith.plan.kernel_cost import row_attention_cycles
-from podsmith.plan.layout import Layout, on_paper
-from podsmith.plan.machine import parse_machine
-from podsmith.plan.quick import Quick
-from podsmith.presets.hardware import RATES
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import abstract_weights
+from lmwright.plan.analytic import timing
+from lmwright.plan.kernel_cost import row_attention_cycles
+from lmwright.plan.layout import Layout, on_paper
+from lmwright.plan.machine import parse_machine
+from lmwright.plan.quick import Quick
+from lmwright.presets.hardware import RATES
 
 
 def dot_flops(jaxpr, times=1):
@@ -105,7 +105,7 @@ def test_one_device_has_no_collectives_and_more_have(tmp_path):
 
 def test_gathers_and_gradients_by_hand(tmp_path):
     """One layer's worth on two chips with one link: bytes over rate."""
-    from podsmith.plan import analytic as a
+    from lmwright.plan import analytic as a
 
     run = run_of(tmp_path, *SMALL, batch=2)
     machine = parse_machine("v5e:1x2")

@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from podsmith.plan import cache
+from lmwright.plan import cache
 
 ANSWER = {"compile_s": 1.5, "temp_bytes": 7}
 
@@ -53,6 +53,6 @@ def test_the_oldest_entries_go(monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
-    tmp_path.joinpath("podsmith").write_text("in the way")
+    tmp_path.joinpath("lmwright").write_text("in the way")
     cache.save("0", ANSWER, "")
     assert cache.load("0") is None

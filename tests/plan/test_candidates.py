@@ -3,11 +3,11 @@
 import pytest
 from runs import SMALL, run_of
 
-from podsmith.config import load_run
-from podsmith.plan.candidates import TIE_SHARE, candidates, rank, with_kind
-from podsmith.plan.layout import on_paper
-from podsmith.plan.machine import parse_machine
-from podsmith.run import Mesh
+from lmwright.config import load_run
+from lmwright.plan.candidates import TIE_SHARE, candidates, rank, with_kind
+from lmwright.plan.layout import on_paper
+from lmwright.plan.machine import parse_machine
+from lmwright.run import Mesh
 
 V4 = parse_machine("v4-32")
 

@@ -1,11 +1,11 @@
-"""`podsmith plan` by arithmetic: exit codes, what is said, what is written."""
+"""`lmwright plan` by arithmetic: exit codes, what is said, what is written."""
 
 import json
 
 import pytest
 from runs import run_of
 
-from podsmith.cli import main
+from lmwright.cli import main
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import pytest
 
-from podsmith.plan.cost import estimate
-from podsmith.plan.hlo import parse
-from podsmith.plan.kernel_cost import row_attention_cycles, visited
-from podsmith.plan.links import group_size
-from podsmith.plan.topology import parse_slice
-from podsmith.presets.hardware import RATES, ROW_ATTENTION, peak_of
-from podsmith.presets.machines import NETWORK_BYTES_PER_S
+from lmwright.plan.cost import estimate
+from lmwright.plan.hlo import parse
+from lmwright.plan.kernel_cost import row_attention_cycles, visited
+from lmwright.plan.links import group_size
+from lmwright.plan.topology import parse_slice
+from lmwright.presets.hardware import RATES, ROW_ATTENTION, peak_of
+from lmwright.presets.machines import NETWORK_BYTES_PER_S
 
 PROGRAM = """
 HloModule jit_step, is_scheduled=true

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podsmith.plan import executable
-from podsmith.plan.cache import PACKAGES
+from lmwright.plan import executable
+from lmwright.plan.cache import PACKAGES
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_the_oldest_entries_go(monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
-    tmp_path.joinpath("podsmith").write_text("in the way")
+    tmp_path.joinpath("lmwright").write_text("in the way")
     lowered, *_ = lowered_step()
     assert not executable.save("0", lowered.compile())
     assert not load_here()[0]

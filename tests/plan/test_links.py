@@ -2,9 +2,9 @@
 
 import pytest
 
-from podsmith.plan.hlo import parse
-from podsmith.plan.links import links_of, transfer_s
-from podsmith.plan.topology import parse_slice
+from lmwright.plan.hlo import parse
+from lmwright.plan.links import links_of, transfer_s
+from lmwright.plan.topology import parse_slice
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from podsmith.errors import UserError
-from podsmith.plan.machine import parse_machine
-from podsmith.presets.hardware import PEAKS, RATES
-from podsmith.presets.machines import GPUS, NETWORK_BYTES_PER_S
-from podsmith.presets.prices import PRICES
+from lmwright.errors import UserError
+from lmwright.plan.machine import parse_machine
+from lmwright.presets.hardware import PEAKS, RATES
+from lmwright.presets.machines import GPUS, NETWORK_BYTES_PER_S
+from lmwright.presets.prices import PRICES
 
 
 @pytest.mark.parametrize(

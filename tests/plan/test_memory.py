@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import pytest
 from runs import SMALL, run_of
 
-from podsmith.core.batch import Batch
-from podsmith.core.dtypes import Compute
-from podsmith.core.param import abstract_weights
-from podsmith.plan.child import shard_bytes
-from podsmith.plan.layout import Layout, on_paper
-from podsmith.plan.machine import parse_machine
-from podsmith.plan.memory import memory, saved_bytes
-from podsmith.plan.resolve import resolve
-from podsmith.train.state import abstract_state
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import abstract_weights
+from lmwright.plan.child import shard_bytes
+from lmwright.plan.layout import Layout, on_paper
+from lmwright.plan.machine import parse_machine
+from lmwright.plan.memory import memory, saved_bytes
+from lmwright.plan.resolve import resolve
+from lmwright.train.state import abstract_state
 
 MESHES = [(), ("mesh.fsdp=4", "mesh.tensor=2"), ("mesh.data=2", "mesh.tensor=2")]
 KINDS = ["adamw", "adam8bit", "adafactor", "lion", "muon"]

@@ -2,21 +2,21 @@
 
 import pytest
 
-from podsmith.plan.breakdown import buffer_lines, part_lines
-from podsmith.plan.buffers import Buffer, largest_buffers, padded_bytes
-from podsmith.plan.cost import Estimate
-from podsmith.plan.hlo import parse
-from podsmith.plan.parts import OTHER, part_of, read_frames
+from lmwright.plan.breakdown import buffer_lines, part_lines
+from lmwright.plan.buffers import Buffer, largest_buffers, padded_bytes
+from lmwright.plan.cost import Estimate
+from lmwright.plan.hlo import parse
+from lmwright.plan.parts import OTHER, part_of, read_frames
 
 # libtpu 0.0.42.1, shortened
 PROGRAM = """
 HloModule jit_train_step, is_scheduled=true
 
 FileNames
-1 "/somewhere/site-packages/podsmith/models/llama.py"
-2 "/somewhere/site-packages/podsmith/nn/norm.py"
-3 "/somewhere/site-packages/podsmith/core/stack.py"
-4 "/somewhere/site-packages/podsmith/optim/adamw.py"
+1 "/somewhere/site-packages/lmwright/models/llama.py"
+2 "/somewhere/site-packages/lmwright/nn/norm.py"
+3 "/somewhere/site-packages/lmwright/core/stack.py"
+4 "/somewhere/site-packages/lmwright/optim/adamw.py"
 
 FunctionNames
 1 "Llama.hidden.<locals>.block"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from podsmith.plan.hlo import parse
-from podsmith.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
+from lmwright.plan.hlo import parse
+from lmwright.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 
 # A forward loop fills a stack of four rows of 64 KiB; a backward loop reads it and fills the
 # gradient of a weight [4,128,128]. KiB: saved 256, gradient 256, temporaries as commented.

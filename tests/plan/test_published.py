@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podsmith.plan.hlo import parse
+from lmwright.plan.hlo import parse
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmark is the source
 import plan_accuracy as accuracy

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from podsmith.config import load_run
-from podsmith.plan.compile import Compiled
-from podsmith.plan.machine import machine_of
-from podsmith.plan.report import Report, write_plan
-from podsmith.plan.takes import takes
-from podsmith.plan.topology import parse_slice
+from lmwright.config import load_run
+from lmwright.plan.compile import Compiled
+from lmwright.plan.machine import machine_of
+from lmwright.plan.report import Report, write_plan
+from lmwright.plan.takes import takes
+from lmwright.plan.topology import parse_slice
 
 GIB = 2**30
 

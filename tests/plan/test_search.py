@@ -6,16 +6,16 @@ import re
 import pytest
 from runs import run_of
 
-from podsmith.config import load_run
-from podsmith.errors import UserError
-from podsmith.plan import command, search
-from podsmith.plan.command import Wanted, plan_command
-from podsmith.plan.compare import compare, compare_lines
-from podsmith.plan.compile import Compiled
-from podsmith.plan.cost import Estimate
-from podsmith.plan.cures import cure_lines, larger
-from podsmith.plan.machine import parse_machine
-from podsmith.plan.search import Search
+from lmwright.config import load_run
+from lmwright.errors import UserError
+from lmwright.plan import command, search
+from lmwright.plan.command import Wanted, plan_command
+from lmwright.plan.compare import compare, compare_lines
+from lmwright.plan.compile import Compiled
+from lmwright.plan.cost import Estimate
+from lmwright.plan.cures import cure_lines, larger
+from lmwright.plan.machine import parse_machine
+from lmwright.plan.search import Search
 
 GIB = 2**30
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from runs import run_of
 
-from podsmith.errors import UserError
-from podsmith.plan.machine import parse_machine
-from podsmith.plan.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
-from podsmith.plan.takes import checkpoint_bytes, takes
-from podsmith.presets.prices import PRICES
+from lmwright.errors import UserError
+from lmwright.plan.machine import parse_machine
+from lmwright.plan.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
+from lmwright.plan.takes import checkpoint_bytes, takes
+from lmwright.presets.prices import PRICES
 
 V4 = parse_machine("v4-32")
 

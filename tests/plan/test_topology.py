@@ -2,9 +2,9 @@
 
 import pytest
 
-from podsmith.errors import UserError
-from podsmith.plan.topology import GENERATIONS, names_of, parse_slice, topology_request
-from podsmith.presets.hardware import PEAKS
+from lmwright.errors import UserError
+from lmwright.plan.topology import GENERATIONS, names_of, parse_slice, topology_request
+from lmwright.presets.hardware import PEAKS
 
 
 @pytest.mark.parametrize(

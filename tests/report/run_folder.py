@@ -45,7 +45,7 @@ def write_run(
     text = RUN.format(name=name, embed_dim=embed_dim, learning_rate=learning_rate)
     (folder / "run.toml").write_text(text)
     (folder / "plan.json").write_text(json.dumps({"num_params": 1234567, "mesh": {"fsdp": 1}}))
-    env = {"packages": {"podsmith": "0.1.0"}, "device_kind": "TPU v4", "device_count": 16}
+    env = {"packages": {"lmwright": "0.1.0"}, "device_kind": "TPU v4", "device_count": 16}
     (folder / "env.json").write_text(json.dumps(env))
     lines, now = [], 1.79e9
 

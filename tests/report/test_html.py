@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folder import write_run
 
-from podsmith.errors import UserError
-from podsmith.report.curves import thin
-from podsmith.report.html import report_command, write_report
+from lmwright.errors import UserError
+from lmwright.report.curves import thin
+from lmwright.report.html import report_command, write_report
 
 EVIL = "<script>alert(1)</script></pre><img src=x onerror=alert(2)> \u2028 & \"'"
 

@@ -6,8 +6,8 @@ import math
 import pytest
 from run_folder import write_run
 
-from podsmith.errors import UserError
-from podsmith.report.read import flatten, read_run
+from lmwright.errors import UserError
+from lmwright.report.read import flatten, read_run
 
 
 def lines_of(folder):

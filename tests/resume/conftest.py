@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from podsmith.config import dump_toml, load_run
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
+from lmwright.config import dump_toml, load_run
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
 from quick_compile import FLAGS
 
 STEPS = 12
@@ -24,7 +24,7 @@ STEPS = 12
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory) -> Run:
     """A run whose data is prepared; give it a `dir` of its own before training."""
-    from podsmith.data.prepare import prepare
+    from lmwright.data.prepare import prepare
 
     root = tmp_path_factory.mktemp("small")
     rng = random.Random(5)
@@ -82,8 +82,8 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
     run_file.write_text(dump_toml(run))
     assert load_run(run_file, []) == run
     code = textwrap.dedent(before) + textwrap.dedent(f"""
-        from podsmith.config import load_run
-        from podsmith.train.loop import train_command
+        from lmwright.config import load_run
+        from lmwright.train.loop import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)
     flags = f"{FLAGS} --xla_force_host_platform_device_count={devices}"

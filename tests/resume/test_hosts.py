@@ -15,12 +15,12 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.config import dump_toml
-from podsmith.errors import UserError
-from podsmith.plan.resolve import resolve
-from podsmith.run import Mesh
-from podsmith.train.hosts import HostRows, join
-from podsmith.train.loop import train
+from lmwright.config import dump_toml
+from lmwright.errors import UserError
+from lmwright.plan.resolve import resolve
+from lmwright.run import Mesh
+from lmwright.train.hosts import HostRows, join
+from lmwright.train.loop import train
 from quick_compile import FLAGS
 
 from .conftest import in_dir, losses
@@ -39,7 +39,7 @@ def start_two(run):
     port = free_port()
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "podsmith", "train", str(run_file)],
+            [sys.executable, "-m", "lmwright", "train", str(run_file)],
             env={
                 "PATH": "/usr/bin:/bin",
                 "PYTHONPATH": os.pathsep.join(sys.path),

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from podsmith.plan import executable
-from podsmith.plan.resolve import resolve
-from podsmith.train.loop import train
-from podsmith.train.state import abstract_batch, abstract_state
-from podsmith.train.step import make_step, step_options
+from lmwright.plan import executable
+from lmwright.plan.resolve import resolve
+from lmwright.train.loop import train
+from lmwright.train.state import abstract_batch, abstract_state
+from lmwright.train.step import make_step, step_options
 
 from .conftest import in_dir, losses
 

@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.adapters.section import Adapter, LowRank
-from podsmith.checkpoint.store import Checkpoints
-from podsmith.config import load_run
-from podsmith.core.param import walk
-from podsmith.data.prepare import prepare
-from podsmith.errors import UserError
-from podsmith.optim.kinds import Linear
-from podsmith.plan.resolve import resolve
-from podsmith.train.loop import train
-from podsmith.train.lora_restore import trained
+from lmwright.adapters.section import Adapter, LowRank
+from lmwright.checkpoint.store import Checkpoints
+from lmwright.config import load_run
+from lmwright.core.param import walk
+from lmwright.data.prepare import prepare
+from lmwright.errors import UserError
+from lmwright.optim.kinds import Linear
+from lmwright.plan.resolve import resolve
+from lmwright.train.loop import train
+from lmwright.train.lora_restore import trained
 
 A = Adapter(name="a", rows=4, rank=3, learning_rate=2e-2)
 B = Adapter(name="b", rows=2, steps=8, rank=5, schedule=Linear(warmup_steps=2))
@@ -153,8 +153,8 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     from safetensors.numpy import load_file
     from transformers import AutoModelForCausalLM
 
-    from podsmith.checkpoint.adapter_verbs import export_adapter_command, merge_command
-    from podsmith.checkpoint.hf import export_command
+    from lmwright.checkpoint.adapter_verbs import export_adapter_command, merge_command
+    from lmwright.checkpoint.hf import export_command
 
     base = replace(small_run, dir=str(tmp_path / "base"), train=replace(small_run.train, steps=3))
     train(base, jax.devices()[:1])

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.adapters.lora import bind, resolved, scaled
-from podsmith.adapters.section import LowRank
-from podsmith.checkpoint.adapter_verbs import export_adapter_command, merge_command
-from podsmith.checkpoint.hf import export_command, load_model
-from podsmith.checkpoint.peft import read_adapter, to_peft
-from podsmith.checkpoint.peft_folder import read_folder, write_folder
-from podsmith.checkpoint.proof import logits
-from podsmith.checkpoint.reader import model_from_config
-from podsmith.core.param import Param, walk
-from podsmith.plan.resolve import resolve
-from podsmith.train.loop import train
-from podsmith.train.lora_restore import trained
+from lmwright.adapters.lora import bind, resolved, scaled
+from lmwright.adapters.section import LowRank
+from lmwright.checkpoint.adapter_verbs import export_adapter_command, merge_command
+from lmwright.checkpoint.hf import export_command, load_model
+from lmwright.checkpoint.peft import read_adapter, to_peft
+from lmwright.checkpoint.peft_folder import read_folder, write_folder
+from lmwright.checkpoint.proof import logits
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.core.param import Param, walk
+from lmwright.plan.resolve import resolve
+from lmwright.train.loop import train
+from lmwright.train.lora_restore import trained
 
 from .conftest import in_dir
 

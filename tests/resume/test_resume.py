@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.errors import UserError
-from podsmith.train.loop import train
+from lmwright.errors import UserError
+from lmwright.train.loop import train
 
 from .conftest import STEPS, in_dir, losses, train_in_process
 
 KILL_IN_STEP = """
     import os, signal
-    from podsmith.train import loop
+    from lmwright.train import loop
     inner = loop.Session._step
     def step(self, k):
         values = inner(self, k)
@@ -27,7 +27,7 @@ KILL_IN_STEP = """
 """
 KILL_AFTER_SAVE = """
     import os, signal
-    from podsmith.train import loop
+    from lmwright.train import loop
     inner = loop.Session._save
     def save(self, step):
         inner(self, step)
@@ -65,7 +65,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same(small_run, uninterrupted, tmp_pa
 
 
 def final_weights(run):
-    from podsmith.checkpoint.store import load_run_weights
+    from lmwright.checkpoint.store import load_run_weights
 
     _, w = load_run_weights(run.dir)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(w)]
@@ -145,9 +145,9 @@ def test_a_directory_of_another_run_is_refused(small_run, uninterrupted):
 
 
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
-    from podsmith.checkpoint.store import Checkpoints
-    from podsmith.plan.resolve import resolve
-    from podsmith.train.state import abstract_state
+    from lmwright.checkpoint.store import Checkpoints
+    from lmwright.plan.resolve import resolve
+    from lmwright.train.state import abstract_state
 
     model = replace(small_run.model, mlp_dim=56)
     plan = resolve(replace(small_run, model=model), jax.devices()[:1])
@@ -159,8 +159,8 @@ def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
 
 
 def test_two_processes_never_train_one_directory(small_run, tmp_path):
-    from podsmith.plan.resolve import resolve
-    from podsmith.train.rundir import claim
+    from lmwright.plan.resolve import resolve
+    from lmwright.train.rundir import claim
 
     run = in_dir(small_run, tmp_path / "run")
     plan = resolve(run, jax.devices()[:1])

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.checkpoint.store import load_run_weights
-from podsmith.run import Limits
-from podsmith.train import loop
-from podsmith.train.budget import LEDGER, Budget, read_ledger
-from podsmith.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
+from lmwright.checkpoint.store import load_run_weights
+from lmwright.run import Limits
+from lmwright.train import loop
+from lmwright.train.budget import LEDGER, Budget, read_ledger
+from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 from .conftest import in_dir, train_in_process
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from podsmith.config import dump_toml, load_run
-from podsmith.errors import UserError
-from podsmith.sweep import members, sweep_command
+from lmwright.config import dump_toml, load_run
+from lmwright.errors import UserError
+from lmwright.sweep import members, sweep_command
 
 from .conftest import in_dir
 
@@ -77,5 +77,5 @@ def test_refused_before_anything_starts(file, tmp_path, small_run, table, says):
 
 
 def test_other_verbs_point_here(file):
-    with pytest.raises(UserError, match="podsmith sweep"):
+    with pytest.raises(UserError, match="lmwright sweep"):
         load_run(file)

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podsmith.core.batch import Batch
-from podsmith.core.param import init_weights
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Mesh, Run, Train
-from podsmith.train.step import summed_gradients
+from lmwright.core.batch import Batch
+from lmwright.core.param import init_weights
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Mesh, Run, Train
+from lmwright.train.step import summed_gradients
 
 SEQ_LEN, VOCAB, ROWS = 48, 56, 32
 

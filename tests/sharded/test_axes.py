@@ -16,9 +16,9 @@ from problem import (
     plan_of,
 )
 
-from podsmith.core.sharding import AXES
-from podsmith.train.state import abstract_batch, abstract_state, init_state
-from podsmith.train.step import make_step, summed_gradients
+from lmwright.core.sharding import AXES
+from lmwright.train.state import abstract_batch, abstract_state, init_state
+from lmwright.train.step import make_step, summed_gradients
 
 
 @pytest.mark.parametrize("axis", ["data", "expert", "context", "tensor"])

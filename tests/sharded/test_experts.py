@@ -9,11 +9,11 @@ import problem
 import pytest
 from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
-from podsmith.errors import UserError
-from podsmith.models.dots1 import Dots1
-from podsmith.models.experts import Experts
-from podsmith.models.mixtral import Mixtral
-from podsmith.models.reasoning import Reasoning
+from lmwright.errors import UserError
+from lmwright.models.dots1 import Dots1
+from lmwright.models.experts import Experts
+from lmwright.models.mixtral import Mixtral
+from lmwright.models.reasoning import Reasoning
 
 SIZES = {
     "vocab_size": VOCAB, "embed_dim": 24, "num_layers": 2, "num_heads": 16, "num_kv_heads": 8,

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podsmith.core.fanout import dots
-from podsmith.core.mesh import make_mesh
-from podsmith.core.sharding import AXES, constrain
+from lmwright.core.fanout import dots
+from lmwright.core.mesh import make_mesh
+from lmwright.core.sharding import AXES, constrain
 
 PRODUCTS = {"q": ("btd,dnh->btnh", (6, 8, 5)), "k": ("btd,dkh->btkh", (6, 4, 5)),
             "v": ("btd,dkh->btkh", (6, 4, 5)), "e": ("btd,edf->btef", (3, 6, 4))}  # fmt: skip

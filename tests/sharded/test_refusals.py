@@ -4,9 +4,9 @@ import jax
 import pytest
 from problem import make_run
 
-from podsmith.core.mesh import slices_of
-from podsmith.errors import UserError
-from podsmith.plan.resolve import resolve
+from lmwright.core.mesh import slices_of
+from lmwright.errors import UserError
+from lmwright.plan.resolve import resolve
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import problem
 import pytest
 from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
-from podsmith.models.gemma import Gemma
-from podsmith.models.llama import Llama
-from podsmith.models.olmo2 import Olmo2
-from podsmith.models.phi3 import Phi3
-from podsmith.nn.rope_scaling import LinearRope, LongRope, YarnRope
+from lmwright.models.gemma import Gemma
+from lmwright.models.llama import Llama
+from lmwright.models.olmo2 import Olmo2
+from lmwright.models.phi3 import Phi3
+from lmwright.nn.rope_scaling import LinearRope, LongRope, YarnRope
 
 SIZES = {
     "vocab_size": VOCAB, "embed_dim": 24, "mlp_dim": 40, "num_layers": 4, "num_heads": 16,

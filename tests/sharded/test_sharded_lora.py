@@ -4,17 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-from podsmith.adapters.section import Adapter, LowRank
-from podsmith.core.batch import Batch
-from podsmith.core.sharding import batch_sharding
-from podsmith.errors import UserError
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Mesh, Run, Train
-from podsmith.train.state import init_state
-from podsmith.train.step import make_step
+from lmwright.adapters.section import Adapter, LowRank
+from lmwright.core.batch import Batch
+from lmwright.core.sharding import batch_sharding
+from lmwright.errors import UserError
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Mesh, Run, Train
+from lmwright.train.state import init_state
+from lmwright.train.step import make_step
 
 MODEL = Llama(
     vocab_size=64, embed_dim=64, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,

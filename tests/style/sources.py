@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "src" / "podsmith"
+PACKAGE = ROOT / "src" / "lmwright"
 FOLDERS = ("src", "tests", "benchmarks", "examples")
 TEXTS = ("*.md", "*.toml", "*.txt", "*.j2", "*.css", "*.js", "*.yml", "Makefile")
 

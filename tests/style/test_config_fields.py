@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 from sources import PACKAGE, name_of, parsed, python_files
 
-from podsmith.config_fields import all_sections, field_types
-from podsmith.core.sharding import AXES
+from lmwright.config_fields import all_sections, field_types
+from lmwright.core.sharding import AXES
 
 SECTIONS = list(dict.fromkeys(all_sections()))
 # Where a field may be said, checked or renamed, which is not yet to be read.

@@ -69,14 +69,14 @@ def imported(path):
     for node in ast.walk(tree):
         modules = []
         if isinstance(node, ast.ImportFrom) and node.module:
-            whole = node.module == "podsmith"
-            modules = [f"podsmith.{a.name}" for a in node.names] if whole else [node.module]
-            modules = ["podsmith" if m == "podsmith.__version__" else m for m in modules]
+            whole = node.module == "lmwright"
+            modules = [f"lmwright.{a.name}" for a in node.names] if whole else [node.module]
+            modules = ["lmwright" if m == "lmwright.__version__" else m for m in modules]
         elif isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         for module in modules:
             parts = module.split(".")
-            if parts[0] == "podsmith":
+            if parts[0] == "lmwright":
                 name = parts[1] if len(parts) > 1 else "__init__"
                 yield ("config" if name.startswith("config_") else name), node in tree.body
 
@@ -98,19 +98,19 @@ def test_no_exception_is_stale():
 
 
 def test_the_package_alone_imports_nothing_else():
-    code = "import sys; old = set(sys.modules); import podsmith; print(*set(sys.modules) - old)"
+    code = "import sys; old = set(sys.modules); import lmwright; print(*set(sys.modules) - old)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["podsmith"]
+    assert done.stdout.split() == ["lmwright"]
 
 
 def test_what_starts_quickly_reaches_no_jax():
     """Imports the modules one by one, so that the first that brings jax is named."""
     names = [
-        ".".join(("podsmith", *path.relative_to(PACKAGE).with_suffix("").parts))
+        ".".join(("lmwright", *path.relative_to(PACKAGE).with_suffix("").parts))
         for path in python_files("src")
         if package_of(path) in JAX_FREE
     ]
-    names = [name.removesuffix(".__init__") for name in [*names, "podsmith.optim.kinds"]]
+    names = [name.removesuffix(".__init__") for name in [*names, "lmwright.optim.kinds"]]
     assert len(names) > 10
     code = (
         f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"

@@ -2,7 +2,7 @@
 
 import json
 
-from podsmith import run as sections
+from lmwright import run as sections
 
 
 def make_run(trackers=(), **metrics):

@@ -8,15 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from podsmith.core.param import walk
-from podsmith.models.dots1 import Dots1
-from podsmith.models.experts import Experts
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Run, Train
-from podsmith.train.state import init_state
-from podsmith.train.step import make_step, summed_gradients
+from lmwright.core.param import walk
+from lmwright.models.dots1 import Dots1
+from lmwright.models.experts import Experts
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Run, Train
+from lmwright.train.state import init_state
+from lmwright.train.step import make_step, summed_gradients
 
 MODEL = Dots1(
     vocab_size=31, embed_dim=16, mlp_dim=20, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -38,7 +38,7 @@ def run_of(**train):
 
 
 def rows(step, pieces):
-    from podsmith.core.batch import Batch
+    from lmwright.core.batch import Batch
 
     rng = np.random.default_rng(step)
     shape = (pieces, 4 // pieces, 24)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from podsmith.errors import UserError
-from podsmith.plan.sessions import Pace, course, fits, session_limit_s, steps_that_fit
-from podsmith.run import Limits
-from podsmith.train.budget import LEDGER, Budget, read_ledger
-from podsmith.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
+from lmwright.errors import UserError
+from lmwright.plan.sessions import Pace, course, fits, session_limit_s, steps_that_fit
+from lmwright.run import Limits
+from lmwright.train.budget import LEDGER, Budget, read_ledger
+from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 
 class Clock:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from podsmith.train.display import SPARKS, Display, duration, sparkline
+from lmwright.train.display import SPARKS, Display, duration, sparkline
 
 VALUES = {
     "loss": 3.25,

@@ -7,8 +7,8 @@ import jax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podsmith.report.redact import redact, redact_text, redact_tree
-from podsmith.train.environment import write_env
+from lmwright.report.redact import redact, redact_text, redact_tree
+from lmwright.train.environment import write_env
 
 letters = st.text("ABCXYZ_", max_size=8)
 

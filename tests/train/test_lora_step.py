@@ -6,14 +6,14 @@ from dataclasses import replace
 import jax
 import pytest
 
-from podsmith.adapters.section import LowRank
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.plan.resolve import resolve
-from podsmith.run import Data, Run, Train
-from podsmith.train.state import abstract_batch, abstract_state
-from podsmith.train.step import make_step
+from lmwright.adapters.section import LowRank
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.plan.resolve import resolve
+from lmwright.run import Data, Run, Train
+from lmwright.train.state import abstract_batch, abstract_state
+from lmwright.train.step import make_step
 
 MODEL = Llama(
     vocab_size=1000, embed_dim=48, mlp_dim=72, num_layers=3, num_heads=4, num_kv_heads=2,

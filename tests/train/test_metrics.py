@@ -12,8 +12,8 @@ from bare_run import make_run, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podsmith.errors import UserError
-from podsmith.train.metrics import MetricsWriter, truncate_after
+from lmwright.errors import UserError
+from lmwright.train.metrics import MetricsWriter, truncate_after
 
 
 def without_time(path):
@@ -92,7 +92,7 @@ def test_sigkill_loses_no_finished_line(tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from bare_run import make_run\n"
-        "from podsmith.train.metrics import MetricsWriter\n"
+        "from lmwright.train.metrics import MetricsWriter\n"
         "w = MetricsWriter(sys.argv[1], make_run(), None, process_index=0)\n"
         "step = 0\n"
         "while True:\n"

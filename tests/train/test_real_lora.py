@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import tomli_w
 
-from podsmith.checkpoint.adapter_verbs import export_adapter_command, merge_command
-from podsmith.checkpoint.hf import export_command, import_command, load_model
-from podsmith.checkpoint.proof import logits
-from podsmith.config import load_run
-from podsmith.data.prepare import prepare
-from podsmith.data.store import TokenStore
-from podsmith.evals.generate import Sampling, generate
-from podsmith.train.loop import train
+from lmwright.checkpoint.adapter_verbs import export_adapter_command, merge_command
+from lmwright.checkpoint.hf import export_command, import_command, load_model
+from lmwright.checkpoint.proof import logits
+from lmwright.config import load_run
+from lmwright.data.prepare import prepare
+from lmwright.data.store import TokenStore
+from lmwright.evals.generate import Sampling, generate
+from lmwright.train.loop import train
 
 pytestmark = pytest.mark.slow
 STEPS, ROWS, SEQ_LEN, RATE, WARMUP, CLIP = 50, 2, 128, 5e-4, 5, 1.0

@@ -8,9 +8,9 @@ import jax
 import pytest
 import tomli_w
 
-from podsmith.config import load_run
-from podsmith.data.prepare import prepare
-from podsmith.train.loop import train
+from lmwright.config import load_run
+from lmwright.data.prepare import prepare
+from lmwright.train.loop import train
 
 pytestmark = pytest.mark.slow
 

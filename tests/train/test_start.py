@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import tomli_w
 
-from podsmith.checkpoint.hf import export_command
-from podsmith.checkpoint.origin import look_at
-from podsmith.config import load_run
-from podsmith.core.param import walk
-from podsmith.data.prepare import prepare
-from podsmith.errors import UserError
-from podsmith.evals.held_out import asked_prompts
-from podsmith.models.llama import Llama
-from podsmith.objectives.clm import Clm
-from podsmith.optim import KINDS
-from podsmith.optim.build import rate_shares
-from podsmith.optim.kinds import Group
-from podsmith.plan.resolve import resolve
-from podsmith.run import (
+from lmwright.checkpoint.hf import export_command
+from lmwright.checkpoint.origin import look_at
+from lmwright.config import load_run
+from lmwright.core.param import walk
+from lmwright.data.prepare import prepare
+from lmwright.errors import UserError
+from lmwright.evals.held_out import asked_prompts
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.optim.build import rate_shares
+from lmwright.optim.kinds import Group
+from lmwright.plan.resolve import resolve
+from lmwright.run import (
     Checkpoint,
     Data,
     Eval,
@@ -34,8 +34,8 @@ from podsmith.run import (
     Tokenizer,
     Train,
 )  # fmt: skip
-from podsmith.train.loop import open_store, train
-from podsmith.train.start import first_state
+from lmwright.train.loop import open_store, train
+from lmwright.train.start import first_state
 
 ONE = slice(0, 1)
 
@@ -179,7 +179,7 @@ def test_steps_or_epochs(base, tmp_path):
     with pytest.raises(UserError, match=r"train.epochs: 1.5 and train.steps = 3"):
         load_run(file, ["train.steps=3"])
     run = load_run(file, [f'data.dir="{tmp_path}/not-prepared"'])
-    with pytest.raises(UserError, match=r"train.epochs: .*podsmith prepare"):
+    with pytest.raises(UserError, match=r"train.epochs: .*lmwright prepare"):
         train(run, jax.devices()[ONE])
 
 
@@ -229,8 +229,8 @@ def test_prompts_of_a_chat(base, tmp_path):
     pack = replace(run.data.pack, seq_len=128)
     data = replace(run.data, dir=str(tmp_path / "chat"), chat=chat, pack=pack)
     prepare(data, 128)
-    from podsmith.data.store import TokenStore
-    from podsmith.data.tokenizer import load_tokenizer
+    from lmwright.data.store import TokenStore
+    from lmwright.data.tokenizer import load_tokenizer
 
     store = TokenStore.open(data.dir)
     (ids,) = asked_prompts(Eval(prompts=("a",), prompt_format="chat"), store)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podsmith.presets.hardware import PEAKS, peak_of
-from podsmith.train.throughput import StepTimer, memory_bytes, peak_flops
+from lmwright.presets.hardware import PEAKS, peak_of
+from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
 class Clock:

@@ -9,8 +9,8 @@ import pytest
 from bare_run import make_run, read
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from podsmith.errors import UserError
-from podsmith.train.metrics import MetricsWriter
+from lmwright.errors import UserError
+from lmwright.train.metrics import MetricsWriter
 
 
 def events(folder):
@@ -102,7 +102,7 @@ def test_missing_tracker_names_the_extra_and_leaves_nothing_open(tmp_path, monke
         return real(module, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=rf"pip install 'podsmith\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"pip install -e '\.\[{name}\]'"):
         MetricsWriter(tmp_path, make_run((name,)), None)
 
 

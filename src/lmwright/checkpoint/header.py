@@ -1,0 +1,47 @@
+"""What model lies at a place, by its header alone: no weights are read, nor fetched from a hub
+but within a GGUF file."""
+
+from pathlib import Path
+from typing import Any
+
+from lmwright.checkpoint.hub import fetch, is_hub_name
+from lmwright.checkpoint.reader import model_from_config, read_config
+from lmwright.checkpoint.safetensors import PICKLES
+from lmwright.errors import UserError
+
+
+def model_at(name: str) -> Any:
+    """The model of a Hugging Face folder, a .gguf file or a hub name. Raises UserError where
+    there is none that lmwright computes."""
+    path = Path(name)
+    if is_hub_name(name):
+        path, _ = fetch(name, only=["config.json"])
+    elif "://" in name:
+        raise UserError(f"{name}: is no place that models are read from; write hf://owner/name")
+    if path.suffix == ".gguf":
+        from lmwright.checkpoint.gguf_read import open_gguf
+
+        return open_gguf(path)[1]
+    if not (path / "config.json").exists():
+        raise no_model(path)
+    return model_from_config(read_config(path), str(path / "config.json"))
+
+
+def no_model(path: Path) -> UserError:
+    """Why a place is none that a model is read from, and what to do."""
+    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
+        return UserError(
+            f"{path}: is pickled, so opening it would run code, and is never read here; get the "
+            f"safetensors version, or convert it in a sandbox with transformers"
+        )
+    what = "is not there"
+    if path.is_dir():
+        what = "holds neither run.toml nor config.json"
+    elif path.suffix == ".safetensors":
+        what = "is weights alone, without the config.json that says what they mean"
+    elif path.exists():
+        what = "is not a folder"
+    return UserError(
+        f"{path}: {what}; give a run directory, a Hugging Face model folder, a .gguf file or "
+        f"hf://owner/name"
+    )

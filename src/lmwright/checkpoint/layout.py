@@ -1,0 +1,134 @@
+"""Weights to and from the Hugging Face layout.
+
+    our tree --model.hf.weights: names, the arrow: layout--> tensors by name
+    layers.q [L, D, N, H]                                    model.layers.0.self_attn.q_proj.weight
+                                                             [N * H, D], one for each layer
+
+A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everything without
+an arrow stay as they are, flattened. Every tensor is used exactly once.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lmwright.core.param import Param, Tree, walk
+from lmwright.core.pattern import LAYERS
+from lmwright.errors import UserError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of the Hugging Face layout and where it lives in our tree."""
+
+    name: str
+    path: str
+    at: tuple[int, ...]
+    """Index of this tensor's part in the stacked leaf: its layer, then its expert; () where the
+    leaf is the tensor."""
+    shape: tuple[int, ...]
+    """Shape over there."""
+    param: Param
+    """Its Param, stacked as in the spec."""
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def to_layout(self, leaf: Any, dtype: Any = None) -> np.ndarray:
+        """The leaf's part for this tensor, on the host, in their layout; in the leaf's dtype
+        if none is given."""
+        part = np.asarray(leaf[self.at] if self.at else leaf)
+        array = part.astype(dtype or part.dtype, copy=False)
+        if _is_linear(self.param):
+            array = transposed(array.reshape(self.shape[::-1]))
+        return np.ascontiguousarray(array.reshape(self.shape))
+
+    def from_layout(self, array: np.ndarray) -> np.ndarray:
+        """The tensor in our layout and its own dtype, without the stacked axes."""
+        if _is_linear(self.param):
+            array = transposed(array)
+        return array.reshape(self.param.shape[len(self.at) :])
+
+
+class HfTensors(Mapping[str, np.ndarray]):
+    """The weights of a model by Hugging Face name, each laid out when it is asked for."""
+
+    def __init__(self, model: Any, weights: Tree):
+        self.weights = weights
+        self._leaves = dict(walk(weights))
+        self._slots = {slot.name: slot for slot in slots(model)}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        slot = self._slots[name]
+        return slot.to_layout(self._leaves[slot.path])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
+ROWS = 64  # transposed at once: what they touch stays in the cache
+
+
+def transposed(array: np.ndarray) -> np.ndarray:
+    """A contiguous transpose of [A, B], several times as fast as numpy's own copy."""
+    out = np.empty(array.shape[::-1], array.dtype)
+    # custom dtypes are copied value by value; as integers they are not
+    bits = f"u{array.itemsize}"
+    source, target = array.view(bits), out.view(bits)
+    for start in range(0, len(array), ROWS):
+        target[:, start : start + ROWS] = source[start : start + ROWS].T
+    return out
+
+
+def _is_linear(param: Param) -> bool:
+    return param.is_matrix and param.inputs != ("vocab",)
+
+
+def slots(model: Any) -> list[Slot]:
+    """Every tensor of the model over there, once: what precedes the layers, then layer by
+    layer, then the rest.
+
+    A model's table has one name for a weight of all kinds of layers, `layers.q`, whatever
+    stacks the layers are in; `{}` in it is the number of an expert. Raises UserError for a
+    reasoning layer, which has no name over there.
+    """
+    if getattr(model, "reasoning", None) is not None:
+        raise UserError(
+            "model.reasoning: no Hugging Face architecture has reasoning layers; "
+            "keep the run directory, or train without them to export"
+        )
+    places = {path: numbers for span in model.spans for path, _, numbers in span.places()}
+    outer, layered = [], []
+    for path, param in walk(model.spec()):
+        stack, _, leaf = path.rpartition(".")
+        if stack in places:
+            template = model.hf.weights[f"{LAYERS}.{leaf}"]
+            shape, inside = _their_shape(param), param.shape[1 : len(param.batch)]
+            layered += [
+                (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
+                for i, number in enumerate(places[stack])
+                for at in np.ndindex(inside)
+            ]
+        else:
+            outer.append(Slot(model.hf.weights[path], path, (), _their_shape(param), param))
+    layered.sort(key=lambda numbered: numbered[0])
+    tables = [slot for slot in outer if slot.param.inputs == ("vocab",)]
+    rest = [slot for slot in outer if slot not in tables]
+    return tables + [slot for _, slot in layered] + rest
+
+
+def _their_shape(param: Param) -> tuple[int, ...]:
+    fan_in, fan_out = param.matrix_shape
+    flat = (fan_in, fan_out) if param.is_matrix else (fan_out,)
+    return flat[::-1] if _is_linear(param) else flat
+
+
+def to_hf(model: Any, w: Tree) -> dict[str, np.ndarray]:
+    """All weights (or gradients), on the host, under their Hugging Face names."""
+    return dict(HfTensors(model, w))

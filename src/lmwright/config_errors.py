@@ -1,0 +1,185 @@
+"""Pydantic's findings as the one sentence that a user needs: where, what, and the cure."""
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from lmwright.config_text import Keys, dotted
+from lmwright.errors import UserError
+
+EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+    "model_attributes_type": "a table",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "too_short": "at least {min_length} elements",
+    "too_long": "at most {max_length} elements",
+    "string_too_short": "text of at least {min_length} characters",
+}
+
+EXAMPLES = {
+    "name": 'name = "my-run"',
+    "dir": 'dir = "runs/my-run"',
+    "model": '[model] with preset = "llama-5m"',
+    "objective": '[objective] with kind = "clm"',
+    "optim": '[optim] with kind = "adamw" and learning_rate = 3e-4',
+    "optim.learning_rate": "learning_rate = 3e-4",
+    "data": '[data] with dir = "data"',
+    "data.dir": 'dir = "data"',
+    "data.sources.path": 'path = "texts/*.jsonl"',
+    "train": "[train] with steps = 1000 and global_batch_size = 32",
+    "train.steps": "steps = 1000",
+    "train.global_batch_size": "global_batch_size = 32",
+}
+MODEL_EXAMPLE = 'preset = "llama-5m"'
+
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+UNTAGGED = ("union_tag_invalid", "union_tag_not_found")
+
+Errors = Sequence[dict[str, Any]]
+
+
+def nearest(word: str, names: Sequence[str], *, what: str) -> str:
+    """The cure for a misspelt word: the nearest name, or all of them."""
+    found = get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean {found[0]!r}?" if found else f"{what}: {', '.join(names)}"
+
+
+def explain(
+    errors: Errors,
+    values: dict[str, Any],
+    where: Callable[[Keys], str],
+    fields: Callable[[Keys], Sequence[str]],
+) -> UserError:
+    """The finding that helps most, as an error.
+
+    `where(keys)` says who gave a value, `fields(keys)` what a section may hold.
+    """
+    by_path: dict[Keys, list[dict[str, Any]]] = {}
+    for error in errors:
+        by_path.setdefault(_keys(error, values), []).append(error)
+    # A misspelt field is unknown and missing at once, and only the first says how to cure it.
+    keys = min(by_path, key=lambda keys: _rank(by_path[keys]))
+    found = by_path[keys]
+    kind = found[0]["type"]
+    if kind in UNTAGGED or keys[-1:] == ("kind",):
+        return UserError(_kind(keys, found[0], where, fields))
+    if kind in UNKNOWN:
+        text = _unknown(keys, where, fields)
+    elif kind in MISSING:
+        text = _missing(keys, where)
+    else:
+        text = _wrong(keys, found, where)
+    others = len(by_path) - 1
+    return UserError(text + (f" ({others} more to mend)" if others else ""))
+
+
+def _rank(errors: Errors) -> int:
+    kind = errors[0]["type"]
+    if kind in UNTAGGED or (errors[0]["loc"] or ("",))[-1] == "kind":
+        return -1  # decides what the other fields of its section are
+    return 0 if kind in UNKNOWN else 2 if kind in MISSING else 1
+
+
+def _keys(error: dict[str, Any], values: Any) -> Keys:
+    """The path in the user's words: without the tags that pydantic adds for unions."""
+    loc = error["loc"]
+    keys: Keys = ()
+    for place, key in enumerate(loc):
+        last = place == len(loc) - 1
+        if isinstance(values, dict):
+            tag = values.get("kind") == key and not last
+            if not tag and (key in values or (last and error["type"] in MISSING)):
+                keys, values = (*keys, key), values.get(key)
+        elif isinstance(values, list) and isinstance(key, int):
+            keys, values = (*keys, key), values[key] if key < len(values) else None
+    return keys
+
+
+def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
+    cure = nearest(str(keys[-1]), fields(keys[:-1]), what="the fields here are")
+    return f"{where(keys)}: {dotted(keys)} is not a field; {cure}"
+
+
+def _missing(keys: Keys, where: Callable[[Keys], str]) -> str:
+    section = dotted([key for key in keys[:-1] if isinstance(key, str)])
+    name = f"{section}.{keys[-1]}" if section else str(keys[-1])
+    fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
+    inside = f" in [{section}]" if section else ""
+    example = EXAMPLES.get(name, fallback) + inside
+    return f"{where(keys[:-1])}: {dotted(keys)} is missing; add for example {example}"
+
+
+def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], fields: Callable) -> str:
+    table = keys[:-1] if keys[-1:] == ("kind",) else keys
+    name = dotted((*table, "kind"))
+    kinds = fields((*table, "kind"))
+    if error["type"] in ("union_tag_not_found", *MISSING):
+        said = " or ".join(f'"{kind}"' for kind in kinds)
+        return f"{where(table)}: {name} is missing; add kind = {said} in [{dotted(table)}]"
+    given = error.get("ctx", {}).get("tag", error.get("input"))
+    return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {nearest_kind(given, kinds)}"
+
+
+def nearest_kind(given: Any, kinds: Sequence[str]) -> str:
+    """All kinds, with the nearest first if one is near."""
+    close = get_close_matches(str(given), kinds, n=1)
+    listed = f"the kinds are {', '.join(kinds)}"
+    return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def _wrong(keys: Keys, errors: Errors, where: Callable[[Keys], str]) -> str:
+    error = errors[0]
+    given = error["input"]
+    # A union reports every branch; the branch of the given type tells most.
+    ranged = [e for e in errors if e["type"].startswith(("greater", "less", "too", "finite"))]
+    expected = " or ".join(dict.fromkeys(map(_expected, ranged or errors)))
+    cure = ""
+    if isinstance(given, str):
+        choices = [c for e in errors for c in _quoted(e.get("ctx", {}).get("expected", ""))]
+        close = get_close_matches(given, choices, n=1)
+        cure = f"; did you mean {close[0]!r}?" if close else ""
+        if not choices and re.fullmatch(r"[-+.\deE_]+", given):
+            cure = "; write the number without quotes"
+    elif error["type"] == "string_type" and not isinstance(given, list | dict):
+        cure = f"""; write '"{_toml(given)}"' to mean the text"""
+    return f"{where(keys)}: {dotted(keys)} must be {expected}, not {_toml(given)}{cure}"
+
+
+def _expected(error: dict[str, Any]) -> str:
+    template = EXPECTED.get(error["type"])
+    if template is None:
+        return f"valid ({error['msg']})"
+    context = error.get("ctx", {})
+    if error["type"] == "literal_error":
+        choices = _quoted(context["expected"])
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else repr(choices[0])
+    return template.format(**context)
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def _toml(value: Any) -> str:
+    """A value as the user wrote it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a table"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,148 @@
+"""The text of a run file: TOML with the line of every value, and `a.b=c` overrides.
+
+`tomllib` gives values without lines; the lines come from parsing each statement alone.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any
+
+from lmwright.errors import UserError
+
+Keys = tuple[str | int, ...]
+
+SYNTAX_CURES = {
+    "invalid value": "text needs quotes",
+    "cannot overwrite a value": "a name is given twice",
+}
+
+
+def dotted(keys: Sequence[str | int]) -> str:
+    """("data", "sources", 0) as data.sources.0."""
+    return ".".join(str(key) for key in keys)
+
+
+def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
+    """A run file's values and the line (from 1) of each leaf and table. Raises UserError
+    for a file that is missing, unreadable, not UTF-8 or not TOML."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such run file; check the path") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    text = text.replace("\r\n", "\n")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(path, text, str(error)) from error
+    lines = dict(_lines(text))
+    for keys, value in leaves(values):
+        if isinstance(value, date | datetime | time):
+            where = f"{path}:{line_of(lines, keys)}"
+            raise UserError(f"{where}: {dotted(keys)} is a date; put it in quotes to mean text")
+    return values, lines
+
+
+def _syntax_error(path: Path, text: str, message: str) -> UserError:
+    found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
+    number = int(found[1]) if found and found[1] else text.count("\n") + 1
+    said = message[: found.start()] if found else message
+    said = said[:1].lower() + said[1:]
+    cure = SYNTAX_CURES.get(said, "see https://toml.io")
+    if found and not found[1]:
+        cure = "a quote or a bracket is not closed"
+    return UserError(f"{path}:{number}: not valid TOML, {said}; {cure}")
+
+
+def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """(keys, value) of everything below that is neither a table nor a list of tables."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from leaves(value, (*keys, key))
+    elif is_tables(values):
+        for index, value in enumerate(values):
+            yield from leaves(value, (*keys, index))
+    else:
+        yield keys, values
+
+
+def is_tables(value: Any) -> bool:
+    """Whether it is a list of tables, whose elements have fields of their own."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+
+
+def line_of(lines: dict[Keys, int], keys: Keys) -> int | None:
+    """Line of a value, or of the nearest table around it."""
+    for end in range(len(keys), 0, -1):
+        if keys[:end] in lines:
+            return lines[keys[:end]]
+    return None
+
+
+def _lines(text: str) -> Iterator[tuple[Keys, int]]:
+    """(keys, line) of every header and every leaf of a text that is known to parse."""
+    header: Keys = ()
+    counts: dict[Keys, int] = {}  # elements of each array of tables so far
+    statement, start = "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        start = start if statement else number
+        statement += line + "\n"
+        try:
+            values = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue  # a list or a string that goes on
+        bare = statement.lstrip()
+        if bare.startswith("["):
+            header = _enter(values, counts, array=bare.startswith("[["))
+            yield header, start
+        else:
+            yield from ((header + keys, start) for keys, _ in leaves(values))
+        statement = ""
+
+
+def _enter(values: dict[str, Any], counts: dict[Keys, int], *, array: bool) -> Keys:
+    """Keys of the table that a header opens, with the index of each array on the way."""
+    names: list[str] = []
+    inner: Any = values
+    while inner and inner != [{}]:
+        name, inner = next(iter(inner.items()))
+        names.append(name)
+    keys: Keys = ()
+    for name in names[:-1]:
+        keys = _inside((*keys, name), counts)
+    keys = (*keys, names[-1])
+    if array:
+        counts[keys] = counts.get(keys, 0) + 1
+    return _inside(keys, counts)
+
+
+def _inside(keys: Keys, counts: dict[Keys, int]) -> Keys:
+    return (*keys, counts[keys] - 1) if keys in counts else keys
+
+
+def parse_override(text: str) -> tuple[Keys, Any]:
+    """`a.b=c` as keys and value; c is TOML, and text where it is a bare word."""
+    name, equals, said = text.partition("=")
+    name, said = name.strip(), said.strip()
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", name):
+        raise UserError(f"{text!r} is not an override; write section.field=value")
+    keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
+    try:
+        values = tomllib.loads(f"value = {said}")
+    except tomllib.TOMLDecodeError as error:
+        if said[:1] in ("[", "{", '"', "'"):
+            raise UserError(
+                f"{text!r}: the value is not valid TOML; lists are ['a', 'b'], tables are "
+                f"{{key = 'a'}}, and the shell needs quotes around the whole"
+            ) from error
+        return keys, said
+    value = values["value"]
+    if len(values) > 1 or isinstance(value, date | datetime | time):
+        return keys, said  # a text that only looks like more TOML, or a date
+    return keys, value

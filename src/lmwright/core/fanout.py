@@ -1,0 +1,104 @@
+"""dots: several weights that meet the same activations, as those of q, k and v do.
+
+Under tensor parallelism every device has a part of what the products give back for their
+input. It adds its parts up before they travel to the devices that hold the tokens; left to
+itself the partitioner sends each alone:
+
+    dx = reduce_scatter(g_q w_q' + g_k w_k' + g_v w_v')
+"""
+
+from functools import partial
+
+import jax
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from lmwright.core.cpu import letters
+from lmwright.core.leaves import TYPED
+from lmwright.core.sharding import ACTIVATIONS, constrain, partition
+from lmwright.core.weight import (
+    Weight,
+    dot,
+    kept,
+    name_of,
+    narrow_products,
+    product,
+    untyped_dot,
+    weight_gradient,
+)
+
+AXIS = "tensor"
+NAMES = {
+    "b": "batch", "t": "seq", "d": "embed", "n": "heads", "k": "kv_heads", "h": "head_dim",
+    "e": "experts", "f": "mlp",
+}  # fmt: skip
+
+
+def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> tuple[Array, ...]:
+    """`dot(eqn, x, w)` for each (eqn, w) or (eqn, w, name); x [B, T, D]."""
+    eqns, weights = [one[0] for one in products], [one[1] for one in products]
+    names = [one[2] if len(one) > 2 else name_of(one[0]) for one in products]
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape[AXIS] == 1 or any(isinstance(w, TYPED) for w in weights):
+        each = zip(eqns, weights, names, narrow_products(x, weights), strict=True)
+        return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
+    x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
+    found = _fan(tuple(eqns), x, tuple(w.astype(x.dtype) for w in weights))
+    return tuple(kept(y, name) for y, name in zip(found, names, strict=True))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fan(eqns: tuple[str, ...], x: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+    x = _gathered(x)
+    return tuple(untyped_dot(eqn, x.dtype, x, w) for eqn, w in zip(eqns, weights, strict=True))
+
+
+def _fan_fwd(eqns: tuple[str, ...], x: Array, weights: tuple[Array, ...]):
+    return _fan(eqns, x, weights), (x, weights)
+
+
+def _fan_bwd(eqns: tuple[str, ...], kept: tuple[Array, tuple[Array, ...]], gs: tuple[Array, ...]):
+    # one gather with the forward pass, where that runs again
+    x, weights = _gathered(kept[0]), kept[1]
+    gradients = tuple(
+        weight_gradient(eqn, x, g).astype(w.dtype)
+        for eqn, g, w in zip(eqns, gs, weights, strict=True)
+    )
+    return _input_gradient(eqns, gs, weights), gradients
+
+
+_fan.defvjp(_fan_fwd, _fan_bwd)
+
+
+def _gathered(x: Array) -> Array:
+    return constrain(x, "batch seq embed")
+
+
+def _input_gradient(
+    eqns: tuple[str, ...], gs: tuple[Array, ...], weights: tuple[Array, ...]
+) -> Array:
+    """[B, T, D], cut along tokens as the residual stream is."""
+    sides = [letters(eqn) for eqn in eqns]
+
+    def local(gs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
+        total = sum(
+            product(f"{out},{w_letters}->{x_letters}", g, w)
+            for (x_letters, w_letters, out), g, w in zip(sides, gs, weights, strict=True)
+        )
+        total = total.astype(gs[0].dtype)
+        return lax.psum_scatter(total, AXIS, scatter_dimension=1, tiled=True)
+
+    return jax.shard_map(
+        local,
+        mesh=jax.sharding.get_abstract_mesh(),
+        in_specs=(
+            tuple(_spec(out) for _, _, out in sides),
+            tuple(_spec(w_letters) for _, w_letters, _ in sides),
+        ),
+        out_specs=partition(("batch", "stream", "embed"), ACTIVATIONS),
+        check_vma=False,
+    )(gs, weights)
+
+
+def _spec(axes: str) -> PartitionSpec:
+    return partition(tuple(NAMES[letter] for letter in axes), ACTIVATIONS)

@@ -1,0 +1,234 @@
+"""Leaves: what a weight may be besides an array.
+
+    Int8(values, scale)            one scale for each output, over all inputs
+    Int4(values, scale)            one scale for each output and block of inputs
+    Lora(base, a, b, ...)          a frozen base of any kind plus a product of low rank
+                                   (https://arxiv.org/abs/2106.09685); over Int8 or Int4 it is
+                                   QLoRA (https://arxiv.org/abs/2305.14314)
+
+All are pytrees of arrays with the weight's batch axes in front, so that a scan or a split over
+layers, a pipeline's stages and a sharding see nothing new. How many axes are inputs and outputs
+is counted from the right, which stays true when the axes in front are gone. In place of arrays
+a leaf may hold Params (its spec), abstract arrays or shardings.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.param import Param, Tree
+
+BLOCK = 32  # inputs that share a scale of Int4
+# shares of the largest magnitude in a block that its scale is made for; the best one is taken
+CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8)
+
+Storage = Literal["fp32", "bf16", "int8", "int4"]
+
+
+def _leaf(cls: type) -> type:
+    return jax.tree_util.register_dataclass(dataclass(frozen=True)(cls))
+
+
+@_leaf
+class Int8:
+    """Symmetric 8-bit integers: weight = values * scale.
+
+    `values` int8 [*batch, *inputs, *outputs]; `scale` float32 [*batch, *outputs].
+    """
+
+    values: Any
+    scale: Any
+    inputs: int = field(metadata={"static": True})
+    outputs: int = field(metadata={"static": True})
+
+
+@_leaf
+class Int4:
+    """Symmetric 4-bit integers in blocks along the last input axis.
+
+    `values` int4 [*batch, *inputs, *outputs], two in a byte on devices; `scale` bfloat16 of the
+    same rank, with one place for each block of the last input axis. A scale has the sign that
+    puts the largest magnitude at -8, so that all 16 levels serve (as in GGUF's Q4_0).
+    """
+
+    values: Any
+    scale: Any
+    inputs: int = field(metadata={"static": True})
+    outputs: int = field(metadata={"static": True})
+
+
+@_leaf
+class Lora:
+    """base + a b, where the base takes no gradient.
+
+    `a` [*batch, *inputs, R] and `b` [*batch, R, *outputs], with the scale alpha / R in `b`
+    already. `magnitude` [*batch, *outputs] makes it DoRA (https://arxiv.org/abs/2402.09353):
+    every output's column of base + a b has this norm. `key` uint32 [layers, 2] and `dropout`
+    float32 [layers] drop inputs of `a`.
+    """
+
+    base: Any
+    a: Any
+    b: Any
+    magnitude: Any = None
+    key: Any = None
+    dropout: Any = None
+    inputs: int = field(default=1, metadata={"static": True})
+    outputs: int = field(default=1, metadata={"static": True})
+
+
+Quantized = Int8 | Int4
+TYPED = (Int8, Int4, Lora)
+
+
+def is_typed(leaf: Any) -> bool:
+    """Whether a walk over weights has met a typed leaf: an `is_leaf` of jax.tree functions."""
+    return isinstance(leaf, TYPED)
+
+
+def has_adapters(w: Tree) -> bool:
+    """Whether any leaf is a base with an adapter."""
+    return any(isinstance(leaf, Lora) for leaf in jax.tree.leaves(w, is_leaf=is_typed))
+
+
+def without_adapters(w: Tree) -> Tree:
+    """The frozen base alone."""
+    bare = lambda leaf: leaf.base if isinstance(leaf, Lora) else leaf  # noqa: E731
+    return jax.tree.map(bare, w, is_leaf=is_typed)
+
+
+def block_size(param: Param) -> int:
+    """Inputs that share a scale of Int4: the most, up to BLOCK, that divide the last input."""
+    size = param.shape[len(param.batch) + len(param.inputs) - 1]
+    return next(n for n in range(min(BLOCK, size), 0, -1) if size % n == 0)
+
+
+def stored_spec(param: Param, storage: Storage) -> Any:
+    """The Param, or the leaf of Params, that a frozen matrix is stored as."""
+    if storage in ("fp32", "bf16"):
+        return param
+    nb, ni = len(param.batch), len(param.inputs)
+    sides = {"inputs": ni, "outputs": len(param.outputs)}
+    if storage == "int8":
+        arrow = f"[{' '.join(param.batch)}] {' '.join(param.outputs)}"
+        scale = Param(arrow, param.shape[:nb] + param.shape[nb + ni :], fill=1.0)
+        return Int8(param, scale, **sides)
+    last = nb + ni - 1
+    blocks = param.shape[last] // block_size(param)
+    scale = Param(param.arrow, (*param.shape[:last], blocks, *param.shape[last + 1 :]), fill=1.0)
+    return Int4(param, scale, **sides)
+
+
+def quantize(w: Array, param: Param, storage: Storage) -> Any:
+    """The array of `param` as it is stored; traceable."""
+    if storage in ("fp32", "bf16"):
+        return w.astype(jnp.float32 if storage == "fp32" else jnp.bfloat16)
+    w = w.astype(jnp.float32)
+    nb, ni = len(param.batch), len(param.inputs)
+    sides = {"inputs": ni, "outputs": len(param.outputs)}
+    if storage == "int8":
+        axes = tuple(range(nb, nb + ni))
+        top = jnp.max(jnp.abs(w), axis=axes, keepdims=True)
+        scale = jnp.where(top == 0, 1.0, top / 127)
+        values = jnp.round(w / scale).astype(jnp.int8)
+        return Int8(values, jnp.squeeze(scale, axes), **sides)
+    last = nb + ni - 1
+    blocks = _blocks(w, last, block_size(param))
+    values, scale = _best_clip(blocks, last + 1)
+    return Int4(values.reshape(w.shape), jnp.squeeze(scale, last + 1), **sides)
+
+
+def _blocks(w: Array, axis: int, size: int) -> Array:
+    return w.reshape(*w.shape[:axis], -1, size, *w.shape[axis + 1 :])
+
+
+def _best_clip(blocks: Array, axis: int) -> tuple[Array, Array]:
+    """int4 values and bfloat16 scales of least squared error among CLIPS."""
+    at = jnp.argmax(jnp.abs(blocks), axis=axis, keepdims=True)
+    top = jnp.take_along_axis(blocks, at, axis=axis)
+    best = None
+    for clip in CLIPS:
+        scale = (top * (clip / -8)).astype(jnp.bfloat16)
+        scale = jnp.where(scale == 0, jnp.ones_like(scale), scale)
+        wide = scale.astype(jnp.float32)
+        values = jnp.clip(jnp.round(blocks / wide), -8, 7)
+        error = jnp.sum(jnp.square(values * wide - blocks), axis=axis, keepdims=True)
+        if best is None:
+            best = values, scale, error
+        else:
+            better = error < best[2]
+            new = (values, scale, error)
+            best = tuple(jnp.where(better, n, o) for n, o in zip(new, best, strict=True))
+    return best[0].astype(jnp.int4), best[1]
+
+
+def dequantize(w: Any, dtype: jnp.dtype) -> Array:
+    """The array that an array, Int8 or Int4 stands for."""
+    match w:
+        case Int8():
+            axes = range(-w.inputs - w.outputs, -w.outputs)
+            scale = jnp.expand_dims(w.scale, tuple(axes))
+            return (w.values.astype(jnp.float32) * scale).astype(dtype)
+        case Int4():
+            axis = w.values.ndim - w.outputs - 1
+            size = w.values.shape[axis] // w.scale.shape[axis]
+            blocks = _blocks(w.values.astype(dtype), axis, size)
+            scale = jnp.expand_dims(w.scale.astype(dtype), axis + 1)
+            return (blocks * scale).reshape(w.values.shape)
+    return w.astype(dtype)
+
+
+def merge(w: Any, *, constant_norm: bool = False) -> Array:
+    """float32 weight that a leaf of any kind computes with; dropout is for training alone.
+    With `constant_norm` no gradient runs through the norm of DoRA, as in training."""
+    if not isinstance(w, Lora):
+        return dequantize(w, jnp.float32)
+    merged = dequantize(w.base, jnp.float32) + _product(w)
+    if w.magnitude is None:
+        return merged
+    axes = _input_axes(w)
+    norm = jnp.sqrt(jnp.sum(jnp.square(merged), axis=axes, keepdims=True))
+    norm = jax.lax.stop_gradient(norm) if constant_norm else norm
+    return merged * jnp.expand_dims(w.magnitude, axes) / norm
+
+
+def cast(tree: Tree, dtype: jnp.dtype) -> Tree:
+    """Arrays of a tree of weights in `dtype`; typed leaves stay as they are stored."""
+    one = lambda leaf: leaf if is_typed(leaf) else jnp.asarray(leaf, dtype)  # noqa: E731
+    return jax.tree.map(one, tree, is_leaf=is_typed)
+
+
+def _input_axes(w: Any) -> tuple[int, ...]:
+    return tuple(range(-w.inputs - w.outputs, -w.outputs))
+
+
+def _product(w: Lora) -> Array:
+    """a b in float32, [*batch, *inputs, *outputs]."""
+    a, b = (x.astype(jnp.float32) for x in (w.a, w.b))
+    nb = a.ndim - w.inputs - 1
+    batch, inner, outer = a.shape[:nb], a.shape[nb:-1], b.shape[nb + 1 :]
+    flat = jnp.matmul(
+        a.reshape(*batch, -1, a.shape[-1]), b.reshape(*batch, b.shape[nb], -1),
+        precision=jax.lax.Precision.HIGHEST,
+    )  # fmt: skip
+    return flat.reshape(*batch, *inner, *outer)
+
+
+def column_norms(w: Lora) -> Array:
+    """Norm of each output's column of base + a b, [*batch, *outputs] float32, without the sum
+    itself: |w|^2 + 2 w.(a b) + |a b|^2, column by column."""
+    wide = dequantize(w.base, jnp.float32)
+    a, b = (x.astype(jnp.float32) for x in (w.a, w.b))
+    nb = a.ndim - w.inputs - 1
+    batch, outer, rank = a.shape[:nb], b.shape[nb + 1 :], a.shape[-1]
+    wide = wide.reshape(*batch, -1, math.prod(outer))
+    a, b = a.reshape(*batch, -1, rank), b.reshape(*batch, rank, -1)
+    across = jnp.matmul(a.mT, wide)  # [R, outputs]
+    gram = jnp.matmul(a.mT, a)
+    squares = jnp.sum(jnp.square(wide), axis=-2)
+    squares += jnp.sum((2 * across + jnp.matmul(gram, b)) * b, axis=-2)
+    return jnp.sqrt(jnp.maximum(squares, 0)).reshape(*batch, *outer)

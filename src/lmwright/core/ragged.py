@@ -1,0 +1,154 @@
+"""Products of rows that come in groups, each group with a matrix of its own.
+
+    rows  x [T, D]   0 0 0 | 1 | 3 3 3 3 | - -      sizes [3, 1, 0, 4]; the last rows are nobody's
+    w     [E, D, F]  w0      w1  w3                 and come out as zeros
+
+The work is that of the rows: no group is filled up to the largest one. On TPUs this is
+megablox (https://arxiv.org/abs/2211.15841), whose grid follows the sizes; XLA's own
+`ragged_dot` takes twice the cycles of the plain product there, and for the weight's gradient
+as many times as there are groups. Elsewhere a loop goes over blocks of each group's rows.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lmwright.core import cpu
+
+TILE = 512  # rows of a TPU kernel's step
+WIDEST = 1024  # inputs or outputs of it
+MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
+LANES = 128
+EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
+
+
+@jax.custom_vjp
+def ragged_product(x: Array, w: Array, sizes: Array) -> Array:
+    """float32 [T, F]: rows x [T, D] times the matrix of their group, w [E, D, F]; groups lie one
+    after the other, int32 `sizes` [E] rows each. `w` is read in the dtype of `x`; its gradient
+    is summed and returned in its own."""
+    return _product(x, w.astype(x.dtype), sizes)
+
+
+def _product(x: Array, w: Array, sizes: Array) -> Array:
+    return lax.platform_dependent(x, w, sizes, tpu=_by_kernel, default=_by_blocks)
+
+
+def _fwd(x: Array, w: Array, sizes: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    return ragged_product(x, w, sizes), (x, w, sizes)
+
+
+def _bwd(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, None]:
+    x, w, sizes = saved
+    g = g.astype(x.dtype)
+    dx = _product(g, w.astype(x.dtype).swapaxes(1, 2), sizes)
+    dw = lax.platform_dependent(x, g, sizes, tpu=_gradient_by_kernel, default=_gradient_by_blocks)
+    return dx.astype(x.dtype), dw.astype(w.dtype), None
+
+
+ragged_product.defvjp(_fwd, _bwd)
+
+
+def _block_of(num_rows: int, num_groups: int) -> int:
+    """Rows of a block: half of an even share, so that what the last one lacks is little."""
+    return min(max(num_rows // (2 * num_groups) // 8 * 8, 16), 256, num_rows)
+
+
+def _walk(
+    body: Callable[[Array, Array], Array], carry: Array, start: Array, end: Array, size: int
+) -> Array:
+    """`carry` after `body(carry, first row)` for each block of the rows from `start` to `end`."""
+    count = (end - start + size - 1) // size
+    return lax.fori_loop(0, count, lambda i, carry: body(carry, start + i * size), carry)
+
+
+def _by_blocks(x: Array, w: Array, sizes: Array) -> Array:
+    x, w = cpu.operands(x, w)
+    num, size = x.shape[0], _block_of(x.shape[0], w.shape[0])
+    ends = jnp.cumsum(sizes)
+
+    def group(y: Array, each: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        matrix, start, end = each
+
+        def block(y: Array, first: Array) -> Array:
+            at = jnp.minimum(first, num - size)
+            new = cpu.product(lax.dynamic_slice_in_dim(x, at, size), matrix, 1, 0)
+            ours = _between(at, size, first, end)
+            old = lax.dynamic_slice_in_dim(y, at, size)
+            return lax.dynamic_update_slice_in_dim(y, jnp.where(ours, new, old), at, 0)
+
+        return _walk(block, y, start, end, size), None
+
+    y = jnp.zeros((num, w.shape[2]), jnp.float32)
+    return lax.scan(group, y, (w, ends - sizes, ends))[0]
+
+
+def _gradient_by_blocks(x: Array, g: Array, sizes: Array) -> Array:
+    x, g = cpu.operands(x, g)
+    num, size = x.shape[0], _block_of(x.shape[0], sizes.shape[0])
+    ends = jnp.cumsum(sizes)
+
+    def group(_: None, each: tuple[Array, Array]) -> tuple[None, Array]:
+        start, end = each
+
+        def block(dw: Array, first: Array) -> Array:
+            at = jnp.minimum(first, num - size)
+            rows = lax.dynamic_slice_in_dim(x, at, size)
+            rows = jnp.where(_between(at, size, first, end), rows, 0)
+            return dw + cpu.product(rows, lax.dynamic_slice_in_dim(g, at, size), 0, 0)
+
+        zeros = jnp.zeros((x.shape[1], g.shape[1]), jnp.float32)
+        return None, _walk(block, zeros, start, end, size)
+
+    return lax.scan(group, None, (ends - sizes, ends))[1]
+
+
+def _between(at: Array, size: int, first: Array, end: Array) -> Array:
+    """bool [size, 1]: rows from `at` on that are not before `first` and before `end`."""
+    rows = at + jnp.arange(size)[:, None]
+    return (rows >= first) & (rows < end)
+
+
+def _by_kernel(x: Array, w: Array, sizes: Array) -> Array:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    if _is_early():
+        return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32)
+    num = x.shape[0]
+    x = _whole_tiles(x)
+    y = gmm(x, w, sizes, jnp.float32, _tiling(x.shape[1], w.shape[2]))[:num]
+    ours = jnp.arange(num)[:, None] < jnp.sum(sizes)
+    return jnp.where(ours, y, 0.0)  # the kernel leaves nobody's rows as memory was
+
+
+def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    if _is_early():
+        return _gradient_by_blocks(x, g, sizes)
+    x, g = _whole_tiles(x), _whole_tiles(g)
+    tiling = _tiling(x.shape[1], g.shape[1], MOST_GRADIENTS)
+    return tgmm(x.T, g, sizes, jnp.float32, tiling)
+
+
+def _whole_tiles(rows: Array) -> Array:
+    """Rows filled up with zeros to whole tiles."""
+    return jnp.pad(rows, [(0, -rows.shape[0] % TILE), (0, 0)])
+
+
+def _tiling(inputs: int, outputs: int, most: int = WIDEST**2) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of the kernel's steps, at most `most` inputs times outputs."""
+    first = _tile(inputs, WIDEST)
+    return TILE, first, _tile(outputs, min(WIDEST, most // first))
+
+
+def _tile(size: int, most: int) -> int:
+    whole = [tile for tile in range(LANES, most + 1, LANES) if size % tile == 0]
+    return max(whole, default=min(TILE, -(-size // LANES) * LANES))
+
+
+def _is_early() -> bool:
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.device_kind in EARLY

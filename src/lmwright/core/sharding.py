@@ -1,0 +1,152 @@
+"""Sharding: two tables keyed by axis name, one for weights and one for activations.
+
+A weight's axes come from its arrow; an activation's from `constrain(x, "batch seq embed")`.
+A name that is in no table is an error, not silent replication.
+
+    data     rows                            crosses slices; weights are whole on each copy
+    stage    layers
+    fsdp     rows; weights along `embed`     gathered for use
+    expert   as fsdp, but experts stay apart: no gather
+    context  tokens of a row; weights as fsdp
+    tensor   heads, mlp, vocab; the residual stream (`stream`) is cut along tokens in between
+"""
+
+import math
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from lmwright.core.param import Param, Tree, map_params
+from lmwright.errors import UserError
+
+AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # outermost first
+
+Entry = None | str | tuple[str, ...]
+
+WEIGHTS: dict[str, Entry] = {
+    "embed": ("fsdp", "expert", "context"),
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "gate_up": None,
+    "experts": "expert",
+    "head_dim": None,
+    "norm": None,
+    "layers": "stage",
+    "blocks": None,
+    "rank": None,
+}
+
+ACTIVATIONS: dict[str, Entry] = {
+    "stages": "stage",
+    "batch": ("data", "fsdp", "expert"),
+    "seq": "context",
+    "stream": ("context", "tensor"),
+    "embed": None,
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "mlp": "tensor",
+    "gate_up": None,
+    "vocab": "tensor",
+    "experts": None,  # of a token: all of them, or the ones it chose
+}
+
+
+def partition(axes: tuple[str, ...], table: dict[str, Entry]) -> PartitionSpec:
+    """PartitionSpec of named axes; each mesh axis is used once, by the first that asks."""
+    used: set[str] = set()
+    entries = []
+    for name in axes:
+        if name not in table:
+            raise ValueError(f"axis {name!r} is in no sharding table")
+        entry = table[name]
+        wanted = (entry,) if isinstance(entry, str) else entry or ()
+        free = tuple(a for a in wanted if a not in used)
+        used.update(free)
+        entries.append(free if len(free) > 1 else free[0] if free else None)
+    return PartitionSpec(*entries)
+
+
+def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
+    """NamedShardings of a spec tree. Raises UserError where a dimension does not divide."""
+
+    def one(param: Param) -> NamedSharding:
+        parts = partition(param.axes, WEIGHTS)
+        for name, size, entry in zip(param.axes, param.shape, parts, strict=True):
+            refuse_uneven(mesh, entry, size, f"{size} of axis {name!r} ({param.arrow!r})")
+        return NamedSharding(mesh, parts)
+
+    return map_params(one, spec)
+
+
+def lenient_shardings(spec: Tree, mesh: Mesh) -> Tree:
+    """The same, with dimensions that do not divide left whole."""
+
+    def one(param: Param) -> NamedSharding:
+        entries = partition(param.axes, WEIGHTS)
+        fit = [
+            entry if size % _ways(mesh, entry) == 0 else None
+            for size, entry in zip(param.shape, entries, strict=True)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*fit))
+
+    return map_params(one, spec)
+
+
+def axes_of(entry: Entry) -> tuple[str, ...]:
+    """The mesh axes of an entry of the tables."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def _ways(mesh: Mesh | AbstractMesh, entry: Entry) -> int:
+    return math.prod(mesh.shape[name] for name in axes_of(entry))
+
+
+def refuse_uneven(mesh: Mesh, entry: Entry, size: int, what: str) -> None:
+    """Raises UserError, with the nearest counts that are possible, where the axes of an entry
+    together do not divide `size`."""
+    ways = _ways(mesh, entry)
+    if size % ways == 0:
+        return
+    cut = [name for name in axes_of(entry) if mesh.shape[name] > 1]
+    fit = [d for d in range(1, min(size, mesh.size) + 1) if size % d == 0 and mesh.size % d == 0]
+    nearest = sorted(sorted(fit, key=lambda d: abs(d - ways))[:2])
+    raise UserError(
+        f"mesh.{' x mesh.'.join(cut)}: {ways} does not divide the {what}; on {mesh.size} "
+        f"devices the nearest that {'does' if len(nearest) == 1 else 'do'}: "
+        f"{', '.join(map(str, nearest))}"
+    )
+
+
+def context_ways() -> int:
+    """How many pieces the rows of the program being traced are cut into."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["context"]
+
+
+def batch_ways(mesh: Mesh | AbstractMesh) -> int:
+    """How many pieces the batch is cut into."""
+    return _ways(mesh, ACTIVATIONS["batch"])
+
+
+def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+    """Sharding of [*leading, B, T] token arrays."""
+    tokens = partition(("batch", "seq"), ACTIVATIONS)
+    return NamedSharding(mesh, PartitionSpec(*[None] * leading, *tokens))
+
+
+def constrain(x: Array, axes: str) -> Array:
+    """Pins the sharding of an activation; without a mesh of several devices, `x` itself."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition(tuple(axes.split()), ACTIVATIONS))
+
+
+def replicated(mesh: Mesh, tree: Any) -> Any:
+    """The same fully replicated sharding for every leaf."""
+    return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)

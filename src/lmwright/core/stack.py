@@ -1,0 +1,126 @@
+"""Stack: blocks applied to layers that are stacked on axis 0.
+
+Scanned, unrolled where the platform's compiler prefers it, or cut into stages; the weights
+are stored the same way in all cases.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.cpu import layer_of, together, unstacked
+from lmwright.core.param import Tree
+from lmwright.core.pipeline import num_stages, pipelined
+from lmwright.core.weight import GATE, MATMUL, WIDE_MATMUL
+
+ATTENTION = "attention"  # what a kernel keeps of its forward pass
+
+Aux = dict[str, Array]
+"""Sums over tokens that blocks return beside the residual stream: losses, counts."""
+Block = Callable[..., tuple[Array, Aux]]
+Remat = Literal["none", "dots", "gate", "mlp", "block"]
+
+
+def rematerialized(
+    block: Callable[..., Any], remat: Remat, *, prevent_cse: bool = False
+) -> Callable[..., Any]:
+    """`block` whose backward pass recomputes what `remat` says; outside of a loop
+    `prevent_cse` keeps the compiler from finding it in the forward pass."""
+    if remat == "none":
+        return block
+    policies = jax.checkpoint_policies
+    policy = {
+        "dots": policies.save_only_these_names(MATMUL, WIDE_MATMUL, GATE, ATTENTION),
+        "gate": policies.save_only_these_names(MATMUL, WIDE_MATMUL, ATTENTION),
+        "mlp": policies.save_only_these_names(MATMUL, ATTENTION),
+        "block": policies.nothing_saveable,
+    }[remat]
+    return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
+
+
+def run_stack(
+    blocks: Sequence[Block],
+    layers: Tree,
+    x: Array,
+    *side: Any,
+    remat: Remat = "none",
+    unroll: bool = False,
+    num_microbatches: int = 1,
+) -> tuple[Array, Aux]:
+    """x [B, ...] after each layer's `block(weights, x, *side)`, and the sums over layers of
+    what else the blocks return.
+
+    There is one block for each place of the span's pattern; leaves of `layers` are [L, ...],
+    below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
+    stages, rows go in `num_microbatches` pieces."""
+    layers = layers if len(blocks) > 1 else {"0": layers}
+    if unroll and num_stages() == 1:
+        return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
+    block = _chained([rematerialized(block, remat) for block in blocks])
+    if num_stages() > 1:
+        return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
+    x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
+    return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
+
+
+def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
+    """The same without a loop, for platforms where fresh memory costs more than arithmetic on
+    elements: what is no product's result is computed again, and a layer's slice of the
+    weights is taken again, rather than kept."""
+    leaves, tree = jax.tree.flatten(layers)
+
+    def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
+        layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
+        return block(jax.tree.unflatten(tree, layer), x, *side)
+
+    fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
+    aux = None
+    for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
+        again = rematerialized(
+            partial(one, index), "dots" if remat == "none" else remat, prevent_cse=True
+        )
+        x, *slots = together(x, *slots)
+        x, new = again(slots, fixed, x, *side)
+        aux = new if aux is None else jax.tree.map(jnp.add, aux, new)
+    return x, aux
+
+
+def _chained(blocks: Sequence[Block]) -> Block:
+    """One block of several, whose weights lie below their numbers."""
+
+    def block(w: Tree, x: Array, *side: Any) -> tuple[Array, Aux]:
+        total: Aux = {}
+        for i, each in enumerate(blocks):
+            x, aux = each(w[str(i)], x, *side)
+            total = added(total, aux)
+        return x, total
+
+    return block
+
+
+def added(total: Aux, aux: Aux) -> Aux:
+    """Sums by name; a name may be in one of them alone."""
+    return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
+
+
+def run_stack_cached(
+    blocks: Sequence[Callable[[Tree, Array, Tree], tuple[Array, Tree]]],
+    layers: Tree,
+    x: Array,
+    cache: Tree,
+) -> tuple[Array, Tree]:
+    """The same with a cache laid out like the weights, read and rewritten layer by layer."""
+
+    def body(carry: Array, slot: tuple[Tree, Tree]) -> tuple[Array, Tree]:
+        if len(blocks) == 1:
+            return blocks[0](slot[0], carry, slot[1])
+        new = {}
+        for i, block in enumerate(blocks):
+            carry, new[str(i)] = block(slot[0][str(i)], carry, slot[1][str(i)])
+        return carry, new
+
+    return jax.lax.scan(body, x, (layers, cache))

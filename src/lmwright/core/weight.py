@@ -1,0 +1,344 @@
+"""dot: the one place where activations meet a weight.
+
+Sums run in float32 on a device whatever the operands are, and the result has the activations'
+dtype (or `out_dtype`); so have the parts of it that devices along `tensor` add up. How a platform
+likes its matmuls is decided here and nowhere else; the choice falls when a program is lowered,
+so that compiling for another machine is right.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from lmwright.core import cpu
+from lmwright.core.leaves import (
+    TYPED,
+    Int4,
+    Int8,
+    Lora,
+    Quantized,
+    column_norms,
+    dequantize,
+    merge,
+)
+from lmwright.core.param import Tree
+from lmwright.core.ragged import ragged_product
+from lmwright.core.sharding import batch_ways
+
+Weight = Array | Int8 | Int4 | Lora
+
+# what rematerialization policies know the results by
+MATMUL = "dot"
+WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
+GATE = "gate"  # as wide as they are
+
+# where gradients are scattered by an all-to-all
+TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # whose links run one by themselves
+MOST_SCATTERED = 16  # devices; beyond, its way is too long
+
+
+def kept(x: Array, name: str = MATMUL) -> Array:
+    """`x`, named for rematerialization policies."""
+    return checkpoint_name(x, name)
+
+
+def dot(
+    eqn: str,
+    x: Array,
+    w: Weight,
+    *,
+    out_dtype: jnp.dtype | None = None,
+    name: str | None = None,
+    narrow: Array | None = None,
+) -> Array:
+    """einsum of activations with a weight, e.g. `dot("btd,dnh->btnh", x, w)`.
+
+    An array is cast to the dtype of `x`; quantized leaves, and the base of `Lora`, take no
+    gradient. Letters are the package's legend. `name` is what rematerialization policies know
+    the result by, if not by its width. `narrow` is a Lora's part of `narrow_products`.
+    """
+    name = name or name_of(eqn)
+    if not isinstance(w, TYPED) and (flat := _heads_as_one(eqn)):
+        out = dot(flat, x, w.reshape(w.shape[0], -1), out_dtype=out_dtype, name=name)
+        return out.reshape(*out.shape[:-1], *w.shape[1:])
+    if isinstance(w, Lora):
+        out = _low_rank(eqn, x, w, narrow)
+    elif isinstance(w, TYPED):
+        out = _frozen_dot(eqn, x.dtype.name, x, w)
+    else:
+        out = untyped_dot(eqn, out_dtype or x.dtype, x, w.astype(x.dtype))
+    return kept(out.astype(out_dtype or x.dtype), name)
+
+
+def _heads_as_one(eqn: str) -> str | None:
+    """`eqn` for a weight [D, N, H] as a matrix, if that is what it takes: with heads of their own
+    TPUs store, gather and add up the weight padded to 128, and turn it around for the product."""
+    x_letters, w_letters, out = cpu.letters(eqn)
+    inner, outer = w_letters[0], w_letters[1:]
+    if len(outer) < 2 or x_letters[-1] != inner or out != x_letters[:-1] + outer:
+        return None
+    return f"{x_letters},{inner}{outer[-1]}->{x_letters[:-1]}{outer[-1]}"
+
+
+def name_of(eqn: str) -> str:
+    """What rematerialization policies know the result of `eqn` by, if nothing else is said."""
+    return WIDE_MATMUL if eqn.endswith("f") else MATMUL
+
+
+def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
+    """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
+
+    Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
+    zeros. dtype of `x`, and `name` as in `dot`.
+    """
+    if isinstance(w, Lora) and w.magnitude is None:
+        base = lax.stop_gradient(dequantize(w.base, x.dtype))
+        narrow = ragged_product(_dropped(x, w), w.a, sizes).astype(x.dtype)
+        out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
+    elif isinstance(w, Lora):
+        out = ragged_product(x, merge(w, constant_norm=True), sizes)
+    else:
+        out = ragged_product(x, as_array(w, x.dtype), sizes)
+    out = out.astype(x.dtype)
+    return kept(out, name or name_of(eqn))
+
+
+def as_array(w: Weight, dtype: jnp.dtype) -> Array:
+    """The weight as one array: a typed leaf is put together, an array stays as it is."""
+    if isinstance(w, Lora):
+        return merge(w)
+    return dequantize(w, dtype) if isinstance(w, TYPED) else w
+
+
+def narrow_products(x: Array, weights: Sequence[Weight]) -> list[Array | None]:
+    """`x a` [B, T, R] of each Lora among weights [D, ...] that meet the same x [B, T, D], by one
+    product; None for other weights, and where inputs are dropped for each by itself."""
+    fits = [isinstance(w, Lora) and w.key is None and w.a.ndim == 2 for w in weights]
+    factors = [w.a.astype(x.dtype) for w, fit in zip(weights, fits, strict=True) if fit]
+    if len(factors) < 2:
+        return [None] * len(weights)
+    whole = untyped_dot("btd,dr->btr", x.dtype, x, jnp.concatenate(factors, axis=1))
+    ends = list(accumulate(a.shape[1] for a in factors))
+    parts = iter(jnp.split(kept(whole), ends[:-1], axis=2))
+    return [next(parts) if fit else None for fit in fits]
+
+
+def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
+    """float32 product with base + a b, the narrow way: (x a) b."""
+    x_letters, w_letters, out = cpu.letters(eqn)
+    outer = w_letters[len(w_letters) - w.outputs :]
+    inner = w_letters[-w.inputs - w.outputs : len(w_letters) - w.outputs]
+    batch = w_letters[: -w.inputs - w.outputs]
+    first, second = (f"{batch}{inner}r", w.a), (f"{batch}r{outer}", w.b)
+    if set(outer) <= set(x_letters):  # the other way round, as a tied head is
+        if w.magnitude is not None:
+            raise ValueError("a weight with a magnitude is not used in both directions")
+        first, second = second, first
+    if w.magnitude is not None and not set(batch + outer) <= set(out):
+        whole = merge(w, constant_norm=True).astype(x.dtype)
+        return untyped_dot(eqn, jnp.float32, _dropped(x, w), whole)
+    x = cpu.once(x)
+    y = _frozen_dot(eqn, x.dtype.name, x, w.base)
+    rows = "".join(letter for letter in x_letters if letter not in first[0])
+    middle = f"{rows}{batch}r"
+    a, b = (factor.astype(x.dtype) for _, factor in (first, second))
+    if narrow is None:
+        narrow = kept(untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a))
+    y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
+    y = cpu.gradient_once(y)
+    if w.magnitude is None:
+        return y
+    norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
+    return y * _aligned(w.magnitude / norms, batch + outer, out)
+
+
+def _dropped(x: Array, w: Lora) -> Array:
+    if w.key is None:
+        return x
+    keep = jax.random.bernoulli(jax.random.wrap_key_data(w.key), 1 - w.dropout, x.shape)
+    return jnp.where(keep, x / (1 - w.dropout).astype(x.dtype), 0)
+
+
+def _aligned(a: Array, letters: str, out: str) -> Array:
+    """`a` with axes `letters` made to multiply an array with axes `out`."""
+    order = [letter for letter in out if letter in letters]
+    a = jnp.transpose(a, [letters.index(letter) for letter in order])
+    sizes = iter(a.shape)
+    return a.reshape([next(sizes) if letter in order else 1 for letter in out])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _frozen_dot(eqn: str, dtype: str, x: Array, w: Array | Quantized) -> Array:
+    return _stored_product(eqn, x, w)
+
+
+def _frozen_fwd(eqn: str, dtype: str, x: Array, w: Array | Quantized) -> tuple[Array, Any]:
+    # the weight is kept as it is stored, and widened once more on the way back
+    return _stored_product(eqn, x, w), w
+
+
+def _frozen_bwd(eqn: str, dtype: str, w: Array | Quantized, g: Array) -> tuple[Array, None]:
+    x_letters, w_letters, out = cpu.letters(eqn)
+    if isinstance(w, Int8) and _contracts_inputs(eqn, w):
+        g = g * _aligned(w.scale, _scale_letters(w_letters, w), out)
+        w = w.values
+    back = f"{out},{w_letters}->{x_letters}"
+    return product(back, g.astype(dtype), dequantize(w, dtype), dtype), None
+
+
+_frozen_dot.defvjp(_frozen_fwd, _frozen_bwd)
+
+
+def _stored_product(eqn: str, x: Array, w: Array | Quantized) -> Array:
+    """float32 product; the scales of Int8 come after it where they can."""
+    if isinstance(w, Int8) and _contracts_inputs(eqn, w):
+        _, w_letters, out = cpu.letters(eqn)
+        scale = _aligned(w.scale, _scale_letters(w_letters, w), out)
+        return product(eqn, x, w.values.astype(x.dtype)) * scale
+    return product(eqn, x, dequantize(w, x.dtype))
+
+
+def _contracts_inputs(eqn: str, w: Int8) -> bool:
+    _, w_letters, out = cpu.letters(eqn)
+    return set(_scale_letters(w_letters, w)) <= set(out)
+
+
+def _scale_letters(w_letters: str, w: Int8) -> str:
+    split = len(w_letters) - w.outputs
+    return w_letters[: split - w.inputs] + w_letters[split:]
+
+
+def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+    """The product in `dtype` or, on CPUs, float32."""
+    default = partial(_einsum, eqn, dtype=dtype)
+    return lax.platform_dependent(
+        x, w, cpu=lambda *both: cpu.einsum(eqn, *both).astype(dtype), default=default
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def untyped_dot(eqn: str, dtype: jnp.dtype, x: Array, w: Array) -> Array:
+    """`dot` of an array in the activations' dtype, with a result in `dtype` and no name."""
+    return product(eqn, x, w, dtype)
+
+
+def _dot_fwd(eqn: str, dtype: jnp.dtype, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return untyped_dot(eqn, dtype, x, w), (x, w)
+
+
+def _dot_bwd(
+    eqn: str, dtype: jnp.dtype, kept: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    x, w = kept
+    g = g.astype(x.dtype)
+    x_letters, w_letters, out = cpu.letters(eqn)
+    dx = untyped_dot(f"{out},{w_letters}->{x_letters}", x.dtype, g, w)
+    return dx, weight_gradient(eqn, x, g).astype(w.dtype)
+
+
+untyped_dot.defvjp(_dot_fwd, _dot_bwd)
+
+
+def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> Array:
+    return jnp.einsum(eqn, x, w, preferred_element_type=dtype)
+
+
+def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
+    """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
+    return lax.platform_dependent(
+        x, g, cpu=partial(cpu.weight_gradient, eqn), default=partial(_weight_gradient, eqn)
+    )
+
+
+def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
+    x_letters, w_letters, out = cpu.letters(eqn)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
+        device = mesh.abstract_device
+        if device and scatters(device.device_kind, mesh.shape, batch_ways(mesh)):
+            return scattered_gradient(eqn, x, g, mesh.shape["fsdp"])
+    return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
+
+
+def scatters(device_kind: str, sizes: Mapping[str, int], batch_ways: int) -> bool:
+    """Whether gradients go to their shards by `scattered_gradient` on a mesh of these sizes:
+    where rows are cut over `fsdp` alone and the way of an all-to-all is short."""
+    alone = sizes["fsdp"] == batch_ways and sizes["context"] == 1
+    return device_kind in TORUS and alone and 1 < sizes["fsdp"] <= MOST_SCATTERED
+
+
+def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
+    """Gradient of the weight of `eqn` for activations whose rows are cut `ways` over `fsdp`.
+
+    Each device's part of the sum goes to the devices that hold the shards (all-to-all), which
+    add up in float32. An all-reduce, which is what TPU compilers make of it, moves twice the
+    bytes and stops the arithmetic meanwhile.
+    """
+    x_letters, w_letters, out = cpu.letters(eqn)
+    pin, rest = jax.lax.with_sharding_constraint, PartitionSpec.UNCONSTRAINED
+    parts = [a.reshape(ways, -1, *a.shape[1:]) for a in (x, g)]  # [ways, B/ways, T, ...]
+    parts = [pin(a, PartitionSpec("fsdp", *[rest] * (a.ndim - 1))) for a in parts]
+    sums = _einsum(f"y{x_letters},y{out}->y{w_letters}", *parts).astype(x.dtype)
+    sums = pin(sums, PartitionSpec("fsdp", *[rest] * len(w_letters)))
+    held = ["fsdp" if letter == "d" else rest for letter in w_letters]
+    sums = pin(sums, PartitionSpec(None, *held))
+    return added_up(sums)
+
+
+def added_up(sums: Array) -> Array:
+    """float32 sum over axis 0. That of matrices is written out: the compiler does it in one pass,
+    which also writes the stack of layers."""
+    if sums.ndim > 3:
+        return jnp.sum(sums.astype(jnp.float32), axis=0)
+    return sum(part.astype(jnp.float32) for part in sums)
+
+
+def before_products(x: Array) -> Array:
+    """`x`, and its gradient, as TPUs had better have them in memory: a normalization would
+    otherwise be done again for every tile of every product that reads it."""
+    barrier = lax.optimization_barrier
+    return lax.platform_dependent(x, tpu=barrier, default=lambda x: x)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Noisy:
+    """An embedding table whose rows are looked up with noise on them; no matmul takes it."""
+
+    table: Weight  # [V, D]
+    noise: Array  # [B, T, D]
+
+
+def lookup(table: Weight | Noisy, ids: Array, dtype: jnp.dtype) -> Array:
+    """Rows of an embedding table [V, D] for int ids [...]: [..., D] in `dtype`."""
+    if isinstance(table, Noisy):
+        return lookup(table.table, ids, dtype) + table.noise.astype(dtype)
+    if isinstance(table, Lora):
+        narrow = jnp.take(table.a, ids, axis=0).astype(dtype)
+        added = jnp.matmul(narrow, table.b.astype(dtype), preferred_element_type=jnp.float32)
+        return lookup(lax.stop_gradient(table.base), ids, dtype) + added.astype(dtype)
+    if isinstance(table, Int8):
+        return (jnp.take(table.values, ids, axis=0) * table.scale).astype(dtype)
+    if isinstance(table, Int4):
+        block = table.values.shape[0] // table.scale.shape[0]
+        scale = jnp.take(table.scale, ids // block, axis=0).astype(jnp.float32)
+        return (jnp.take(table.values, ids, axis=0).astype(jnp.float32) * scale).astype(dtype)
+    return jnp.take(table, ids, axis=0).astype(dtype)
+
+
+def nbytes(tree: Tree) -> int:
+    """Bytes of all leaves, abstract or real, as devices hold them."""
+    return sum(leaf.size * itemsize_bits(leaf.dtype) // 8 for leaf in jax.tree.leaves(tree))
+
+
+def itemsize_bits(dtype: jnp.dtype) -> int:
+    """Bits of one element on a device, where int4 is packed."""
+    return 4 if dtype == jnp.int4 else dtype.itemsize * 8

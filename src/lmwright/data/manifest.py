@@ -1,0 +1,173 @@
+"""Manifest: what a finished stage wrote, with sizes and hashes; and files written atomically.
+
+<stage>/stage.json      what is being built (fingerprint); there from the first moment
+<stage>/parts/*.json    one marker for each finished part
+<stage>/manifest.json   there only when every part is: counts, files, facts
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from lmwright.errors import UserError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished stage. `counts` are summed over its parts; `facts` hold for the whole stage."""
+
+    stage: str
+    fingerprint: dict[str, Any]
+    counts: dict[str, Any]
+    facts: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    """Path relative to the stage's folder -> `bytes` and `xxh3_128` (hex)."""
+    versions: dict[str, Any]
+    hash: str = ""
+    """xxh3_128 of manifest.json itself; names the state of the whole stage."""
+    folder: str = field(default="", compare=False)
+
+    def total(self, key: str) -> float:
+        """Sum of every count called `key`, at any depth."""
+        return total(self.counts, key)
+
+    def check_sizes(self) -> None:
+        """UserError naming the first file that is missing or not as long as it was."""
+        for name, entry in self.files.items():
+            path = Path(self.folder) / name
+            have = path.stat().st_size if path.exists() else None
+            check_size(str(path), entry["bytes"], have)
+
+    def to_json(self) -> bytes:
+        body = {
+            "stage": self.stage,
+            "fingerprint": self.fingerprint,
+            "counts": self.counts,
+            "facts": self.facts,
+            "files": self.files,
+            "versions": self.versions,
+        }
+        return dump_json(body)
+
+
+def parse_manifest(raw: bytes, folder: str) -> Manifest:
+    """Manifest from the bytes of `<folder>/manifest.json`; UserError if they are not one."""
+    try:
+        body = json.loads(raw)
+        if body["versions"]["format"] != FORMAT:
+            raise UserError(
+                f"{folder}/{MANIFEST}: format {body['versions']['format']} is not the format "
+                f"{FORMAT} of this lmwright; remove the folder and prepare again."
+            )
+        names = ("stage", "fingerprint", "counts", "facts", "files", "versions")
+        return Manifest(**{n: body[n] for n in names}, hash=digest(raw), folder=folder)
+    except (ValueError, KeyError, TypeError) as e:
+        raise UserError(
+            f"{folder}/{MANIFEST} is damaged ({e}); remove the folder and prepare again."
+        ) from None
+
+
+def read_manifest(folder: str | os.PathLike) -> Manifest:
+    """Manifest of a finished stage in a local folder; UserError if the stage is not finished."""
+    path = Path(folder) / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        unfinished = (path.parent / "stage.json").exists()
+        what = "was interrupted" if unfinished else "has not been made"
+        raise UserError(
+            f"{path.parent}: this stage {what}; run `lmwright prepare` to make it."
+        ) from None
+    return parse_manifest(raw, str(path.parent))
+
+
+def check_size(path: str, wanted: int, have: int | None) -> None:
+    """UserError naming the file, if its size is not the wanted one (None: it is not there)."""
+    if have == wanted:
+        return
+    state = "is missing" if have is None else f"has {have:,} bytes instead of {wanted:,}"
+    raise UserError(f"{path} {state}; run `lmwright prepare` again or copy the file again.")
+
+
+def total(counts: Any, key: str) -> float:
+    """Sum of every number stored under `key` in nested dicts."""
+    if not isinstance(counts, Mapping):
+        return 0
+    own = counts.get(key, 0)
+    own = own if isinstance(own, int | float) else 0
+    return own + sum(total(v, key) for v in counts.values())
+
+
+def add_counts(a: Any, b: Any) -> Any:
+    """Counts of two parts together: numbers add, dicts merge, lists go one after the other.
+
+    Of numbers under a key that begins with `max_` the larger one stays.
+    """
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        both = a.keys() & b.keys()
+        return {**a, **b, **{k: _join(k, a[k], b[k]) for k in both}}
+    return a + b
+
+
+def _join(key: str, a: Any, b: Any) -> Any:
+    return max(a, b) if key.startswith("max_") else add_counts(a, b)
+
+
+def digest(raw: bytes) -> str:
+    """xxh3_128 of bytes, hex."""
+    return xxhash.xxh3_128_hexdigest(raw)
+
+
+def hash_file(path: str | os.PathLike) -> str:
+    """xxh3_128 of a file, hex; reads it in pieces."""
+    h = xxhash.xxh3_128()
+    with open(path, "rb") as f:
+        while piece := f.read(READ_BYTES):
+            h.update(piece)
+    return h.hexdigest()
+
+
+def dump_json(body: Any) -> bytes:
+    """The one JSON spelling used for files that are compared byte by byte; numpy scalars too."""
+    text = json.dumps(body, indent=1, sort_keys=True, default=lambda number: number.item())
+    return (text + "\n").encode()
+
+
+def write_atomic(path: Path, raw: bytes) -> None:
+    """Writes a small file so that it is there complete or not at all, also after power loss."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temp, "wb") as f:
+        f.write(raw)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temp, path)
+    sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a writer killed inside `write_atomic` left in a folder."""
+    for path in folder.glob(".*.json.*"):
+        path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside a folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Files below a folder in sorted order."""
+    return (p for p in sorted(folder.rglob("*")) if p.is_file())

@@ -1,0 +1,225 @@
+"""Prepare: all stages from any text to rows that training reads, each usable alone.
+
+    sources --normalize--> text --tokenizer--> tokenizer.json
+                           text --tokenize--> ids --pack--> rows --shuffle--> their order
+
+Every stage is off the accelerator, goes on where it was killed, and does nothing if its inputs
+are what they were.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmwright.data.manifest import Manifest
+from lmwright.data.progress import Progress, console_progress
+from lmwright.errors import UserError
+from lmwright.run import Data, Run
+
+STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What each stage has made, by name."""
+
+    dir: str
+    stages: dict[str, Manifest]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record for each split and source: counts of every stage that was run."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for stage in ("normalize", "tokenize", "pack"):
+            if stage in self.stages:
+                for split, sources in self.stages[stage].counts["sources"].items():
+                    for source, counts in sources.items():
+                        record = found.setdefault((split, source), {})
+                        record |= counts
+        if "pack" in self.stages:
+            for split, sources in self.stages["pack"].facts["efficiency"].items():
+                for source, efficiency in sources.items():
+                    found[split, source]["efficiency"] = efficiency
+        order = sorted(found, key=lambda k: (k[0] != "train", k))
+        return [{"split": s, "source": n} | found[s, n] for s, n in order]
+
+    def input(self) -> dict[str, dict[str, int]]:
+        """Rows read, bad, empty and duplicate, per source; {} if normalize was not run."""
+        stage = self.stages.get("normalize")
+        return stage.counts["input"] if stage else {}
+
+
+def prepare(
+    data: Data,
+    seq_len: int,
+    *,
+    stages: Sequence[str] = (),
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Runs the named stages in their order, all of them if none is named.
+
+    seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
+    `data.workers` if None, else all cores. The output never depends on it. Raises UserError for
+    an unknown stage, bad input, and a stage whose predecessor is missing.
+    """
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
+    workers = workers or data.workers
+    if has_chats(data):
+        data = with_template(data)
+    run = _stages(data, data.pack.seq_len or seq_len, workers, progress)
+    return Summary(data.dir, {s: run[s]() for s in STAGES if not stages or s in stages})
+
+
+def has_chats(data: Data) -> bool:
+    """Whether any source holds examples to fine-tune on."""
+    return any(source.rows != "text" for source in data.sources)
+
+
+def with_template(data: Data) -> Data:
+    """The same data with its chat template in the tokenizer's place, tried out.
+
+    Raises UserError, before any stage is run, where the template is not there, is no template
+    or fails on the simplest conversation.
+    """
+    from lmwright.data.chat import UnusableError
+    from lmwright.data.chat_template import ChatTemplate, template_source
+    from lmwright.data.pack import refuse_splitting
+    from lmwright.data.tokenizer import stand_in
+    from lmwright.data.tokenizer_formats import import_tokenizer
+
+    refuse_splitting(data.pack)
+    said = data.tokenizer
+    tokenizer = stand_in(said) if said.path is None else import_tokenizer(said.path)
+    if said.chat_template is not None:
+        tokenizer = replace(tokenizer, chat_template=said.chat_template)
+    source = template_source(data.chat, tokenizer)
+    hello = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}]
+    try:
+        turns = ChatTemplate(source, tokenizer, data.chat.date).turns({"messages": hello})
+    except UnusableError as e:
+        raise UserError(
+            f"data.chat.template: {data.chat.template} fails on a question and an answer ({e}); "
+            "mend it or choose another"
+        ) from None
+    if not turns.turns:
+        raise UserError(
+            f"data.chat.template: {data.chat.template} writes no answer of the assistant; mend it "
+            "or choose another"
+        )
+    if data.chat.template == "none":
+        return data
+    return replace(data, tokenizer=replace(said, chat_template=source))
+
+
+def _stages(
+    data: Data, seq_len: int, workers: int | None, progress: Progress | None
+) -> dict[str, Callable[[], Manifest]]:
+    # imported here, so that `--help` stays quick
+    from lmwright.data.normalize import normalize
+    from lmwright.data.pack import pack_tokens
+    from lmwright.data.shuffle import shuffle_rows
+    from lmwright.data.sources import source_names
+    from lmwright.data.tokenize import Conversations, tokenize
+    from lmwright.data.tokenizer_stage import make_tokenizer
+
+    how = {"workers": workers, "progress": progress}
+    named = zip(source_names(data.sources), data.sources, strict=True)
+    weights = {name: source.weight for name, source in named if source.use == "train"}
+    chats = None
+    if has_chats(data):
+        kinds = {source.rows for source in data.sources}
+        chats = Conversations(
+            data.chat,
+            seq_len,
+            data.normalize.max_bad_fraction,
+            pairs="preference" in kinds,
+            rated="rated" in kinds,
+        )
+    return {
+        "normalize": lambda: normalize(data, **how),
+        "tokenizer": lambda: make_tokenizer(data.dir, data.tokenizer, progress=progress),
+        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, **how),
+        "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **how),
+        "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **how),
+    }
+
+
+def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
+    """Prepares a run's data and prints progress and a summary table."""
+    from rich.console import Console
+
+    # a row is never longer than the model's context
+    seq_len = run.data.pack.seq_len or run.model.seq_len
+    if seq_len > run.model.seq_len:
+        raise UserError(
+            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
+            "make rows shorter or the context longer."
+        )
+    summary = prepare(run.data, seq_len, stages=stages, progress=console_progress())
+    print_summary(summary, Console(highlight=False))
+    return summary
+
+
+def print_summary(summary: Summary, console: Any) -> None:
+    """A table of splits and sources, then what was left out and where everything lies."""
+    from rich.table import Table
+
+    columns = (
+        ("docs", "documents", "{:,.0f}"),
+        ("bytes", "text MB", "{:,.1f}"),
+        ("tokens", "tokens", "{:,.0f}"),
+        ("share", "learned", "{:.1%}"),
+        ("ratio", "bytes/token", "{:.2f}"),
+        ("rows", "rows", "{:,.0f}"),
+        ("efficiency", "filled", "{:.1%}"),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("split")
+    table.add_column("source")
+    records = summary.rows()
+    shown = [c for c in columns if any(c[0] in _shown(r) for r in records)]
+    for _, title, _ in shown:
+        table.add_column(title, justify="right")
+    for record in records:
+        values = _shown(record)
+        cells = [f.format(values[k]) if k in values else "" for k, _, f in shown]
+        table.add_row(record["split"], record["source"], *cells)
+    if records:
+        console.print(table)
+    for name, count in summary.input().items():
+        for key, what in (
+            ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
+            ("empty", "rows without text"),
+            ("duplicates", "duplicates left out"),
+        ):
+            if count[key]:
+                console.print(f"{name}: {count[key]:,} {what}")
+    for record in records:
+        for key, what in (
+            ("bad", "examples that cannot be used, listed in tokenize/quarantine.jsonl"),
+            ("too_long", "examples longer than a row left out"),
+            ("cut", "examples longer than a row cut"),
+        ):
+            if record.get(key):
+                console.print(f"{record['source']} ({record['split']}): {record[key]:,} {what}")
+    if tokenizer := summary.stages.get("tokenizer"):
+        facts = tokenizer.facts
+        console.print(
+            f"tokenizer: {facts['vocab_size']:,} ids, fingerprint "
+            f"{facts['tokenizer_fingerprint'][:12]}"
+        )
+    console.print(f"in {Path(summary.dir)}: {', '.join(summary.stages)}")
+
+
+def _shown(record: dict[str, Any]) -> dict[str, float]:
+    values = {k: v for k, v in record.items() if isinstance(v, int | float)}
+    if values.get("tokens"):
+        values["ratio"] = values.get("bytes", 0) / max(1, values.get("learned", values["tokens"]))
+    if "learned" in values:
+        values["share"] = values["learned"] / max(1, values["tokens"])
+    if "bytes" in values:
+        values["bytes"] /= 1e6
+    return values

@@ -1,0 +1,102 @@
+"""Progress of a stage: a live bar on a terminal, now and then a plain line elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from lmwright.data.manifest import total
+
+PLAIN_EVERY_S = 10.0
+
+
+class Progress(Protocol):
+    """What a stage reports while it runs."""
+
+    def start(self, stage: str, parts: int, done: int, unit: str) -> None:
+        """A stage of `parts` parts begins, `done` of which were there already."""
+
+    def advance(self, counts: Mapping[str, Any]) -> None:
+        """One more part is finished; `counts` are what its work returned."""
+
+    def finish(self) -> None:
+        """The stage has ended, well or not."""
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def start(self, stage: str, parts: int, done: int, unit: str) -> None: ...
+
+    def advance(self, counts: Mapping[str, Any]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class PlainProgress:
+    """A line at the start, at most one every ten seconds, and one at the end."""
+
+    def __init__(self, stream: TextIO | None = None):
+        self.stream = stream
+
+    def start(self, stage: str, parts: int, done: int, unit: str) -> None:
+        self.stage, self.parts, self.done, self.unit = stage, parts, done, unit
+        self.begun, self.amount, self.at_start = time.monotonic(), 0.0, done
+        self.printed = self.begun
+        if done:
+            self._print(f"{stage}: goes on, {done} of {parts} parts are there")
+
+    def advance(self, counts: Mapping[str, Any]) -> None:
+        self.done += 1
+        self.amount += total(counts, self.unit)
+        now = time.monotonic()
+        if now - self.printed >= PLAIN_EVERY_S and self.done < self.parts:
+            self.printed = now
+            left = (now - self.begun) / (self.done - self.at_start) * (self.parts - self.done)
+            self._print(f"{self._state()}, ETA {left:,.0f} s")
+
+    def finish(self) -> None:
+        if self.done > self.at_start:
+            self._print(f"{self._state()}, {time.monotonic() - self.begun:,.1f} s")
+
+    def _state(self) -> str:
+        rate = self.amount / max(time.monotonic() - self.begun, 1e-9)
+        return f"{self.stage}: {self.done} of {self.parts} parts, {rate:,.0f} {self.unit}/s"
+
+    def _print(self, line: str) -> None:
+        print(line, file=self.stream or sys.stderr, flush=True)
+
+
+class LiveProgress:
+    """A bar with parts, rate and remaining time (rich)."""
+
+    def start(self, stage: str, parts: int, done: int, unit: str) -> None:
+        from rich import progress as bars
+        from rich.console import Console
+
+        self.unit, self.amount, self.begun = unit, 0.0, time.monotonic()
+        self.bar = bars.Progress(
+            bars.TextColumn("{task.description:<10}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[rate]}"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("ETA"),
+            bars.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.bar.start()
+        self.task = self.bar.add_task(stage, total=parts, completed=done, rate="")
+
+    def advance(self, counts: Mapping[str, Any]) -> None:
+        self.amount += total(counts, self.unit)
+        rate = self.amount / max(time.monotonic() - self.begun, 1e-9)
+        self.bar.update(self.task, advance=1, rate=f"{rate:,.0f} {self.unit}/s")
+
+    def finish(self) -> None:
+        self.bar.stop()
+
+
+def console_progress() -> Progress:
+    """The display that fits standard error: live on a terminal, plain lines elsewhere."""
+    return LiveProgress() if sys.stderr.isatty() else PlainProgress()

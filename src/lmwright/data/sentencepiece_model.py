@@ -1,0 +1,128 @@
+"""Sentencepiece models as `tokenizers` objects with the same ids (BPE and Unigram).
+
+Sentencepiece sees a text as one string in which U+2581 stands for a space; control pieces
+never match text, whatever it says. https://arxiv.org/abs/1808.06226
+"""
+
+from typing import Any
+
+import sentencepiece
+import tokenizers
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from lmwright.errors import UserError
+
+SPACE = "\u2581"
+UNIGRAM, BPE = 1, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+
+
+def convert(
+    raw: bytes, name: str
+) -> tuple[tokenizers.Tokenizer, sentencepiece.SentencePieceProcessor, dict[str, str]]:
+    """Backend, the library's own processor, and the pieces that are eos, bos, pad and unk.
+
+    Raises UserError, naming `name`, for a file that is cut or a kind that is not supported.
+    """
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(raw)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
+    except (DecodeError, RuntimeError) as e:
+        raise UserError(f"{name} is not a sentencepiece model, or it is cut: {e}.") from None
+    kind = proto.trainer_spec.model_type
+    if kind not in (UNIGRAM, BPE):
+        raise UserError(f"{name}: only BPE and Unigram sentencepiece models are read.")
+    if proto.normalizer_spec.HasField("escape_whitespaces") and not (
+        proto.normalizer_spec.escape_whitespaces
+    ):
+        raise UserError(f"{name}: models without escaped spaces are not read.")
+    backend = tokenizers.Tokenizer(_bpe(proto) if kind == BPE else _unigram(proto))
+    _normalize(backend, proto)
+    backend.decoder = _decoder(proto)
+    for piece in proto.pieces:
+        if piece.type in (UNKNOWN, CONTROL, USER_DEFINED):
+            token = tokenizers.AddedToken(
+                piece.piece, special=piece.type != USER_DEFINED, normalized=False
+            )
+            backend.add_tokens([token])
+    roles = _roles(proto, processor)
+    if kind == BPE and "bos" in roles:  # as Llama 2 is used
+        bos = roles["bos"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A",
+            pair=f"{bos} $A {bos}:1 $B:1",
+            special_tokens=[(bos, backend.token_to_id(bos))],
+        )
+    return backend, processor, roles
+
+
+def _unigram(proto: Any) -> models.Unigram:
+    pieces = [(p.piece, p.score) for p in proto.pieces]
+    spec = proto.trainer_spec
+    return models.Unigram(pieces, unk_id=_unknown(proto), byte_fallback=spec.byte_fallback)
+
+
+def _bpe(proto: Any) -> models.BPE:
+    vocab = {p.piece: i for i, p in enumerate(proto.pieces)}
+    # Control pieces take no part in merging; else "<" + "s>" would make the token <s>.
+    scores = {p.piece: p.score for p in proto.pieces if p.type == NORMAL}
+    merges = []
+    for piece, score in scores.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in scores and right in scores:
+                merges.append((-score, vocab[left], vocab[right], left, right))
+    merges.sort()
+    return models.BPE(
+        vocab,
+        [m[3:] for m in merges],
+        unk_token=proto.pieces[_unknown(proto)].piece,
+        fuse_unk=True,
+        byte_fallback=proto.trainer_spec.byte_fallback,
+    )
+
+
+def _unknown(proto: Any) -> int:
+    return next(i for i, p in enumerate(proto.pieces) if p.type == UNKNOWN)
+
+
+def _normalize(backend: tokenizers.Tokenizer, proto: Any) -> None:
+    """Character map, blanks as the model wants them, a leading space, U+2581 for each space."""
+    spec = proto.normalizer_spec
+    steps = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(tokenizers.Regex(f"^[ {SPACE}]+|[ {SPACE}]+$"), ""))
+        steps.append(normalizers.Replace(tokenizers.Regex(f"[ {SPACE}]{{2,}}"), " "))
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    backend.normalizer = normalizers.Sequence(steps)
+    # A cut before each space changes nothing where no piece reaches over one.
+    reaches = any(SPACE in p.piece[1:] for p in proto.pieces if p.type == NORMAL)
+    if proto.trainer_spec.model_type == UNIGRAM and not reaches:
+        backend.pre_tokenizer = pre_tokenizers.Split(SPACE, behavior="merged_with_next")
+
+
+def _decoder(proto: Any) -> decoders.Decoder:
+    steps = [decoders.Replace(SPACE, " ")]
+    if proto.trainer_spec.byte_fallback:
+        steps.append(decoders.ByteFallback())
+    steps.append(decoders.Fuse())
+    if proto.normalizer_spec.add_dummy_prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    return decoders.Sequence(steps)
+
+
+def _roles(proto: Any, processor: sentencepiece.SentencePieceProcessor) -> dict[str, str]:
+    ids = {
+        "eos": processor.eos_id(),
+        "bos": processor.bos_id(),
+        "pad": processor.pad_id(),
+        "unk": processor.unk_id(),
+    }
+    return {role: proto.pieces[i].piece for role, i in ids.items() if i >= 0}

@@ -1,0 +1,220 @@
+"""Shards: fixed-size records in many files, read by number, from a disk or any fsspec URL."""
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import fsspec
+import numpy as np
+import xxhash
+
+from lmwright.data.manifest import MANIFEST, Manifest, check_size, hash_file, parse_manifest
+from lmwright.data.manifest import read_manifest as read_local_manifest
+from lmwright.errors import UserError
+
+OPEN_FILES = 256
+HASH_PIECE_BYTES = 1 << 24
+HASH_THREADS = 8
+
+
+class Place(Protocol):
+    """A folder of files, local or not."""
+
+    readers: int
+    """Threads worth having: one computes, more wait for a network together."""
+
+    def name(self, file: str) -> str:
+        """How the file is called in messages."""
+
+    def manifest(self, stage: str) -> Manifest:
+        """Manifest of a stage's folder."""
+
+    def size(self, file: str) -> int | None:
+        """Bytes; None if the file is not there."""
+
+    def hash(self, file: str) -> str:
+        """xxh3_128, hex."""
+
+    def fetch(self, folder: str) -> str:
+        """Local path of a small folder; a temporary copy if it lies elsewhere."""
+
+    def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Records of one file at ascending row numbers, as opaque items [rows]."""
+
+
+class LocalPlace:
+    """A folder on this machine; records are gathered from memory maps."""
+
+    readers = 1
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._map = functools.lru_cache(OPEN_FILES)(self._open)
+
+    def name(self, file: str) -> str:
+        return str(self.folder / file)
+
+    def manifest(self, stage: str) -> Manifest:
+        return read_local_manifest(self.folder / stage)
+
+    def size(self, file: str) -> int | None:
+        try:
+            return (self.folder / file).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def hash(self, file: str) -> str:
+        return hash_file(self.folder / file)
+
+    def fetch(self, folder: str) -> str:
+        if not (self.folder / folder).is_dir():
+            raise UserError(f"{self.name(folder)} is missing; run `lmwright prepare` to make it.")
+        return self.name(folder)
+
+    def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        return self._map(file, dtype.itemsize)[rows]
+
+    def _open(self, file: str, itemsize: int) -> np.ndarray:
+        # opaque items: numpy copies them whole, structured ones field by field
+        return np.asarray(np.memmap(self.folder / file, f"V{itemsize}", mode="r"))
+
+
+class UnmappedPlace(LocalPlace):
+    """Like LocalPlace for a long job: no file's pages ever count as this process's memory."""
+
+    def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        width = dtype.itemsize
+        out = np.empty(len(rows), f"V{width}")
+        raw = memoryview(out.view(np.uint8))
+        first, last = _ranges(rows)
+        with open(self.folder / file, "rb", buffering=0) as f:
+            for a, b in zip(first.tolist(), (last + 1).tolist(), strict=True):
+                f.seek(int(rows[a]) * width)
+                if f.readinto(raw[a * width : b * width]) != (b - a) * width:
+                    raise UserError(f"{self.name(file)} was cut while it was read.")
+        return out
+
+
+class RemotePlace:
+    """A folder at an fsspec URL; neighboring records are fetched as one range."""
+
+    readers = 4
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        self._copies: list[tempfile.TemporaryDirectory] = []
+
+    def name(self, file: str) -> str:
+        return f"{self.url}/{file}"
+
+    def manifest(self, stage: str) -> Manifest:
+        folder = self.name(stage)
+        try:
+            return parse_manifest(self.fs.cat_file(self._path(f"{stage}/{MANIFEST}")), folder)
+        except FileNotFoundError:
+            raise UserError(
+                f"{folder}: there is no {MANIFEST}; make the stage with `lmwright prepare` "
+                "and copy the whole folder."
+            ) from None
+
+    def size(self, file: str) -> int | None:
+        try:
+            return self.fs.size(self._path(file))
+        except FileNotFoundError:
+            return None
+
+    def hash(self, file: str) -> str:
+        h = xxhash.xxh3_128()
+        with self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f:
+            while piece := f.read(HASH_PIECE_BYTES):
+                h.update(piece)
+        return h.hexdigest()
+
+    def fetch(self, folder: str) -> str:
+        copy = tempfile.TemporaryDirectory(prefix="lmwright-")
+        self._copies.append(copy)  # removed with this object, or at exit
+        try:
+            self.fs.get(self._path(folder), f"{copy.name}/{folder}", recursive=True)
+        except FileNotFoundError:
+            raise UserError(f"{self.name(folder)} is missing; copy the whole data.dir.") from None
+        return f"{copy.name}/{folder}"
+
+    def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        width = dtype.itemsize
+        first, last = _ranges(rows)
+        starts, ends = rows[first] * width, (rows[last] + 1) * width
+        paths = [self._path(file)] * len(starts)
+        found = self.fs.cat_ranges(paths, starts.tolist(), ends.tolist(), on_error="raise")
+        raw = b"".join(found)
+        if len(raw) != len(rows) * width:
+            raise UserError(f"{self.name(file)} is shorter than its manifest says; copy it again.")
+        return np.frombuffer(raw, f"V{width}")
+
+    def _path(self, file: str) -> str:
+        return f"{self.root}/{file}"
+
+
+def _ranges(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last index of each run of neighbors among ascending rows."""
+    first = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    return first, np.append(first[1:], len(rows)) - 1
+
+
+def open_place(path: str) -> Place:
+    """The folder at a local path or at a URL that fsspec knows."""
+    if "://" not in path:
+        return LocalPlace(path)
+    if path.startswith("file://"):
+        return LocalPlace(path.removeprefix("file://"))
+    try:
+        return RemotePlace(path)
+    except (ImportError, ValueError) as e:
+        raise UserError(f"{path}: this kind of URL cannot be read ({e}).") from None
+
+
+class Shards:
+    """The rows of several files, one file after the other."""
+
+    def __init__(self, place: Place, files: Sequence[str], sizes: Sequence[int], dtype: np.dtype):
+        self.place, self.files, self.dtype = place, files, dtype
+        for file, size in zip(files, sizes, strict=True):
+            if size % dtype.itemsize:
+                raise UserError(f"{place.name(file)} does not hold whole rows; prepare again.")
+        self.ends = np.cumsum([size // dtype.itemsize for size in sizes], dtype=np.int64)
+        self.rows = int(self.ends[-1]) if len(self.ends) else 0
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Records at row numbers int64 [B], in that order."""
+        # ascending reads suit disks, and make ranges for remote files
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        shard = np.searchsorted(self.ends, rows, side="right")
+        out = np.empty(len(rows), f"V{self.dtype.itemsize}")
+        bounds = np.flatnonzero(np.diff(shard, prepend=-1, append=len(self.ends)))
+        for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            number = int(shard[a])
+            start = self.ends[number - 1] if number else 0
+            found = self.place.records(self.files[number], rows[a:b] - start, self.dtype)
+            out[order[a:b]] = found
+        return out.view(self.dtype)
+
+
+def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: bool) -> None:
+    """UserError naming the first of a stage's files that is missing, cut or altered."""
+
+    def check(file: str) -> None:
+        entry, path = manifest.files[file], f"{manifest.stage}/{file}"
+        check_size(place.name(path), entry["bytes"], place.size(path))
+        if hashes and place.hash(path) != entry["xxh3_128"]:
+            raise UserError(
+                f"{place.name(path)} was altered: its hash is not the one in the manifest; "
+                "run `lmwright prepare` again or copy the file again."
+            )
+
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        for _ in pool.map(check, files):
+            pass

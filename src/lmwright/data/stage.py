@@ -1,0 +1,343 @@
+"""Stage: runs independent parts in parallel processes so that it can be killed at any moment.
+
+    parts --work(part, tmp_dir)--> tmp/part-00007/... --fsync, rename--> <stage>/...
+                                                      --then--> parts/part-00007.json
+    all markers there -----------------------------------------> manifest.json
+
+A part is done when its marker is there; a rerun does only the others. Nothing that is
+written depends on how many workers ran or in which order the parts ended.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import lmwright
+from lmwright.data.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    add_counts,
+    dump_json,
+    files_below,
+    hash_file,
+    read_manifest,
+    remove_leftovers,
+    sync_folder,
+    write_atomic,
+)
+from lmwright.data.progress import Progress, SilentProgress
+from lmwright.errors import UserError
+
+Work = Callable[[Any, Path], dict[str, Any]]
+Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
+
+STATE = "stage.json"
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def run_stage(
+    name: str,
+    folder: str | os.PathLike,
+    parts: Sequence[Any],
+    work: Work,
+    *,
+    fingerprint: Mapping[str, Any],
+    inputs: Mapping[str, Manifest] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    finish: Finish | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    unit: str = "tokens",
+) -> Manifest:
+    """Makes `folder` hold the output of every part, or finds that it already does.
+
+    work: a module-level function (processes are spawned) called as `work(part, tmp_dir)`;
+        writes its files below tmp_dir under the names they will have below `folder` (no two
+        parts may write the same name) and returns its counts: numbers, lists, nested dicts.
+    fingerprint: JSON; everything the output depends on, the list of parts included. When it
+        or an input's manifest differs from what is there, the stage is redone from scratch.
+    facts: JSON stored in the manifest. finish: called as `finish(counts of each part,
+        tmp_dir)` in this process after all parts; writes further files, returns more facts.
+    workers: processes; all cores if None; 1 runs in this process.
+    unit: the count whose rate is shown.
+    Raises UserError for a full disk, a folder that cannot be written or is not a stage's;
+    UserErrors of `work` pass through. Any failure leaves a state that a rerun takes up.
+    """
+    folder = Path(folder).absolute()
+    wanted = _wanted(name, len(parts), fingerprint, inputs)
+    # before the lock: a finished stage may lie on a read-only disk
+    if finished := _finished(folder, wanted):
+        return finished
+    with _folder_errors(folder), _locked(folder):
+        if not _open_folder(folder, wanted):
+            return read_manifest(folder)
+        todo = [i for i in range(len(parts)) if _read_marker(folder, i) is None]
+        progress = progress or SilentProgress()
+        progress.start(name, len(parts), len(parts) - len(todo), unit)
+        try:
+            _run_parts(folder, {i: parts[i] for i in todo}, work, workers, progress)
+        finally:
+            progress.finish()
+        return _write_manifest(folder, wanted, len(parts), dict(facts or {}), finish)
+
+
+def finished_stage(
+    name: str,
+    folder: str | os.PathLike,
+    parts: int,
+    *,
+    fingerprint: Mapping[str, Any],
+    inputs: Mapping[str, Manifest] | None = None,
+) -> Manifest | None:
+    """Manifest of the stage that `run_stage` would find finished, else None; nothing is run."""
+    return _finished(Path(folder).absolute(), _wanted(name, parts, fingerprint, inputs))
+
+
+def _wanted(
+    name: str, parts: int, fingerprint: Mapping[str, Any], inputs: Mapping[str, Manifest] | None
+) -> dict[str, Any]:
+    sources = {k: m.hash for k, m in sorted((inputs or {}).items())}
+    wanted = {"stage": name, "parts": parts, "fingerprint": dict(fingerprint)}
+    return json.loads(dump_json({**wanted, "inputs": sources, "format": FORMAT}))
+
+
+def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
+    """Manifest of the stage if it is the wanted one, complete, every file of its size."""
+    if _read_json(folder / STATE) != wanted or not (folder / MANIFEST).exists():
+        return None
+    manifest = read_manifest(folder)
+    whole = all(_has_size(folder / f, e["bytes"]) for f, e in manifest.files.items())
+    return manifest if whole else None
+
+
+def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
+    """Makes the folder ready to begin or go on in; False if the stage is finished already."""
+    state = folder / STATE
+    remove_leftovers(folder)
+    present = [p for p in folder.iterdir() if p.name != ".lock"]
+    if present and not state.exists():
+        raise UserError(
+            f"{folder} holds files that are not a stage's ({present[0].name}); "
+            "remove them or choose another data.dir."
+        )
+    if _read_json(state) != wanted:
+        _clear(folder)
+        write_atomic(state, dump_json(wanted))
+    elif _finished(folder, wanted):
+        return False
+    # a finished stage that lost or cut a file is taken up like an interrupted one
+    (folder / MANIFEST).unlink(missing_ok=True)
+    (folder / "parts").mkdir(exist_ok=True)
+    remove_leftovers(folder / "parts")
+    shutil.rmtree(folder / "tmp", ignore_errors=True)
+    return True
+
+
+def _clear(folder: Path) -> None:
+    """Empties a stage; a kill in between leaves it resumable, so stage.json goes last."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if (folder / "parts").exists():
+        shutil.rmtree(folder / "parts")
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (STATE, ".lock"):
+            path.unlink()
+    (folder / STATE).unlink(missing_ok=True)
+
+
+def _run_parts(
+    folder: Path, todo: dict[int, Any], work: Work, workers: int | None, progress: Progress
+) -> None:
+    workers = min(workers or _cores(), len(todo))
+    if workers <= 1:
+        for index, part in todo.items():
+            progress.advance(_run_part(folder, index, part, work))
+        return
+    # The pipe's write end lives only here: when it closes, by Ctrl-C or by our death, every
+    # worker ends at once; none is left behind to write into a folder that is being resumed.
+    watched, lifeline = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), _start_worker, (watched,)
+    )
+    try:
+        waiting = iter(todo.items())
+        running = set()
+        while True:
+            for index, part in waiting:
+                running.add(pool.submit(_run_part, folder, index, part, work))
+                if len(running) >= 2 * workers:
+                    break
+            if not running:
+                break
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                progress.advance(future.result())
+        pool.shutdown()
+    except BrokenProcessPool:
+        raise UserError(
+            f"{folder}: a worker process died, most likely for want of memory; "
+            "run again with a smaller data.workers (finished parts are kept)."
+        ) from None
+    finally:
+        lifeline.close()
+        pool.shutdown(cancel_futures=True)
+        watched.close()
+
+
+def _start_worker(watched: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        with contextlib.suppress(OSError):
+            watched.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _run_part(folder: Path, index: int, part: Any, work: Work) -> dict[str, Any]:
+    """Runs one part and publishes its files, the marker last."""
+    temp = folder / "tmp" / f"part-{index:05d}.{os.getpid()}"
+    temp.mkdir(parents=True)
+    try:
+        counts = work(part, temp)
+        files = _publish(temp, folder)
+        write_atomic(_marker(folder, index), dump_json({"counts": counts, "files": files}))
+        return counts
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def _publish(temp: Path, folder: Path) -> dict[str, Any]:
+    """Moves the files below `temp` to their places below `folder`, durably."""
+    files, parents = {}, set()
+    for path in files_below(temp):
+        name = path.relative_to(temp).as_posix()
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        files[name] = {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+        parents.add(target.parent)
+    for parent in parents:
+        sync_folder(parent)
+    return files
+
+
+def _write_manifest(
+    folder: Path, wanted: dict[str, Any], parts: int, facts: dict[str, Any], finish: Finish | None
+) -> Manifest:
+    markers = [_read_marker(folder, i) for i in range(parts)]
+    files: dict[str, Any] = {}
+    for i, marker in enumerate(markers):
+        if marker is None or files.keys() & marker["files"].keys():
+            raise RuntimeError(f"{folder}: part {i} lost its files or wrote another part's")
+        files |= marker["files"]
+    counts = [m["counts"] for m in markers]
+    if finish:
+        temp = folder / "tmp" / f"finish.{os.getpid()}"
+        temp.mkdir(parents=True)
+        facts |= finish(counts, temp)
+        files |= _publish(temp, folder)
+    shutil.rmtree(folder / "tmp", ignore_errors=True)
+    manifest = Manifest(
+        stage=wanted["stage"],
+        fingerprint={k: wanted[k] for k in ("fingerprint", "inputs", "parts")},
+        counts=functools.reduce(add_counts, counts, {}),
+        facts=facts,
+        files=files,
+        versions={"lmwright": lmwright.__version__, "format": FORMAT},
+    )
+    raw = manifest.to_json()
+    write_atomic(folder / MANIFEST, raw)
+    return read_manifest(folder)
+
+
+def _marker(folder: Path, index: int) -> Path:
+    return folder / "parts" / f"part-{index:05d}.json"
+
+
+def _read_marker(folder: Path, index: int) -> dict[str, Any] | None:
+    """Marker of a part whose files are all there with their sizes, else None."""
+    marker = _read_json(_marker(folder, index))
+    if marker and all(_has_size(folder / f, e["bytes"]) for f, e in marker["files"].items()):
+        return marker
+    return None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of the stage; the lock ends with its holder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as e:
+        raise UserError(
+            f"{folder} cannot be a folder: {e.filename} is a file; choose another data.dir."
+        ) from None
+    with open(folder / ".lock", "a") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{folder}: another process is preparing this folder; wait for it or end it."
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
+def _folder_errors(folder: Path) -> Iterator[None]:
+    """Turns what a disk may refuse into a UserError that names the folder."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in NO_SPACE:
+            raise UserError(
+                f"{folder}: no space left on this disk; free some and run again "
+                "(finished parts are kept), or choose another data.dir."
+            ) from None
+        if e.errno not in NOT_ALLOWED:
+            raise
+        name = str(e.filename or folder)
+        if not name.startswith(str(folder)) and not str(folder).startswith(name):
+            raise UserError(f"{name}: {e.strerror}; check its permissions.") from None
+        raise UserError(
+            f"{folder}: cannot write here ({e.strerror}); "
+            "make it writable or choose another data.dir."
+        ) from None

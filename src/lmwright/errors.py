@@ -1,0 +1,15 @@
+"""The one exception a user may cause.
+
+`UserError` carries one clear sentence: what (file, line, dotted field), what was wrong,
+and the cure. The command line prints it without a traceback and exits with code 2.
+"""
+
+
+class UserError(Exception):
+    """Bad input from outside; `str(error)` is the whole message."""
+
+
+def install(extra: str) -> str:
+    """How to add one of the extras of `pyproject.toml`, for messages; lmwright is not on a package
+    index yet, so a name alone would fetch a stranger's code."""
+    return f"run `pip install -e '.[{extra}]'` in your clone of lmwright"

@@ -1,0 +1,314 @@
+"""Generation: batches of prompts continued with a kv cache.
+
+    prompts --encode, pad left--> prefill --> decode, a few steps a call --> text streams
+                                                ^------------- cache --------------+
+
+A row's tokens depend on its own prompt, the seed and its number, not on the rows beside it.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+from lmwright.checkpoint.hf import load_model
+from lmwright.checkpoint.tokenizer_files import prompt_prefix
+from lmwright.core.dtypes import DTYPES, Compute
+from lmwright.core.leaves import cast
+from lmwright.core.param import Tree
+from lmwright.data.tokenizer import TextTokenizer
+from lmwright.errors import UserError
+from lmwright.evals.sampling import Method, Sampling, choose
+from lmwright.evals.text_stream import TextStream
+
+__all__ = ["Generation", "Sampling", "generate", "generate_command"]
+
+STEPS = 16  # decode steps in one call; a finished row computes at most so many in vain
+BATCH_ROWS = 32
+NO_MESH = AbstractMesh((), ())
+
+Prompt = str | Sequence[int]
+OnText = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continued prompt."""
+
+    text: str
+    """The continuation alone."""
+    tokens: tuple[int, ...]
+    """Its ids, without the id that ends a text."""
+    prompt_tokens: int
+    finish: Literal["end", "stop", "length", "context"]
+    """The model ended the text; a stop string; max_new_tokens; the context was full."""
+
+
+@dataclass
+class _Row:
+    """One prompt under way."""
+
+    number: int
+    ids: list[int]
+    limit: int
+    stream: TextStream
+    tokens: list[int]
+    finish: str | None = None
+
+    def push(self, token: int, end_ids: frozenset[int], full: str) -> str:
+        """Takes one token; returns the text that became certain."""
+        if token in end_ids:
+            self.finish = "end"
+            return self.stream.finish()
+        self.tokens.append(token)
+        text = self.stream.push(token)
+        if self.stream.stopped:
+            self.finish = "stop"
+        elif len(self.tokens) == self.limit:
+            text += self.stream.finish()
+            self.finish = "stop" if self.stream.stopped else full
+        return text
+
+
+def generate(
+    model: Any,
+    w: Tree,
+    tokenizer: TextTokenizer,
+    prompts: Sequence[Prompt],
+    settings: Sampling,
+    how: Compute | None = None,
+    on_text: OnText | None = None,
+    *,
+    prefix: Sequence[int] | None = None,
+    end_ids: Sequence[int] = (),
+    batch_rows: int = BATCH_ROWS,
+) -> list[Generation]:
+    """Continues each prompt (text, or ids taken as they are).
+
+    `prefix` goes before each text; None takes what the tokenizer's file says. `end_ids` end a
+    text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
+    Raises UserError for a prompt that leaves no room in the context.
+    """
+    how = how or Compute()
+    prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
+    ends = frozenset({*end_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])})
+    rows = [
+        _row(number, prompt, model, tokenizer, settings, prefix)
+        for number, prompt in enumerate(prompts)
+    ]
+    # Rows need not divide over a mesh, so activations are left to the compiler here.
+    with use_abstract_mesh(NO_MESH):
+        w = cast(w, DTYPES[how.precision])
+        for start in range(0, len(rows), batch_rows):
+            _run_batch(model, w, how, rows[start : start + batch_rows], settings, ends, on_text)
+    return [
+        Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish) for row in rows
+    ]
+
+
+def _row(
+    number: int,
+    prompt: Prompt,
+    model: Any,
+    tokenizer: TextTokenizer,
+    settings: Sampling,
+    prefix: tuple[int, ...],
+) -> _Row:
+    ids = list(prompt)
+    if isinstance(prompt, str):
+        ids = [*prefix, *tokenizer.encode(prompt, parse_special=True)]
+    where = f"prompt {number + 1}"
+    if not ids:
+        # documents are separated by the id that ends them
+        first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        if first is None:
+            raise UserError(f"{where}: is empty and the tokenizer has no token to begin with")
+        ids = [first]
+    if max(ids) >= model.vocab_size or min(ids) < 0:
+        raise UserError(
+            f"{where}: holds id {max(ids)}, the model has {model.vocab_size}; "
+            f"use the tokenizer that the model was trained with"
+        )
+    room = model.seq_len - len(ids)
+    if room < 1:
+        raise UserError(
+            f"{where}: has {len(ids)} tokens and the model's context is {model.seq_len}; "
+            f"shorten it to leave room for an answer"
+        )
+    decode = partial(tokenizer.decode, skip_special=True)
+    stream = TextStream(decode, ids, settings.stop)
+    return _Row(number, ids, min(room, settings.max_new_tokens), stream, [])
+
+
+def _run_batch(
+    model: Any,
+    w: Tree,
+    how: Compute,
+    rows: list[_Row],
+    settings: Sampling,
+    ends: frozenset[int],
+    on_text: OnText | None,
+) -> None:
+    steps = 1 if on_text else STEPS
+    tokens, valid = padded_prompts([row.ids for row in rows])
+    length = bucket(tokens.shape[1] + -(-max(row.limit for row in rows) // steps) * steps)
+    logits, cache = _prefill(model, how, length, w, tokens, valid)
+    keys = _row_keys(settings.seed, [row.number for row in rows], len(tokens))
+    knobs = (
+        np.float32(settings.temperature or 1.0),
+        np.int32(min(settings.top_k or model.vocab_size, model.vocab_size)),
+        np.float32(settings.top_p or 1.0),
+    )
+    step = 0
+    while any(row.finish is None for row in rows):
+        new, logits, cache = _decode(
+            model, how, steps, settings.method, w, logits, cache, keys, np.int32(step), knobs
+        )
+        step += steps
+        for row, row_tokens in zip(rows, np.asarray(new), strict=False):
+            _take(row, row_tokens.tolist(), settings, ends, on_text)
+
+
+def _take(
+    row: _Row, new: list[int], settings: Sampling, ends: frozenset[int], on_text: OnText | None
+) -> None:
+    full = "length" if row.limit == settings.max_new_tokens else "context"
+    for token in new:
+        if row.finish is not None:
+            return
+        text = row.push(token, ends, full)
+        if text and on_text:
+            on_text(row.number, text)
+
+
+def bucket(size: int) -> int:
+    """The next power of two from 16 to 128, then the next multiple of 128: few shapes, so few
+    compilations."""
+    if size > 128:
+        return -(-size // 128) * 128
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def padded_prompts(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as int32 [B, T] padded on the left, and bool [B, T] where they are; B and T are
+    rounded up."""
+    num_rows = 1 << (len(ids) - 1).bit_length()
+    width = bucket(max(map(len, ids)))
+    tokens = np.zeros((num_rows, width), np.int32)
+    valid = np.zeros((num_rows, width), bool)
+    for row, each in enumerate(ids):
+        tokens[row, width - len(each) :] = each
+        valid[row, width - len(each) :] = True
+    return tokens, valid
+
+
+def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
+    numbers = np.asarray(numbers + [0] * (num_rows - len(numbers)), np.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _prefill(
+    model: Any, how: Compute, length: int, w: Tree, tokens: Array, valid: Array
+) -> tuple[Array, Tree]:
+    """Logits [B, V] after the prompts [B, T], and their cache of `length`."""
+    cache = model.new_cache(tokens.shape[0], length, how)
+    hidden, cache = model.extend(w, tokens, valid, cache, how)
+    return model.logits(w, hidden[:, -1:])[:, 0], cache
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
+def _decode(
+    model: Any,
+    how: Compute,
+    steps: int,
+    method: Method,
+    w: Tree,
+    logits: Array,
+    cache: Tree,
+    keys: Array,
+    first: Array,
+    knobs: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Tree]:
+    """`steps` new tokens [B, steps], the logits [B, V] after them and the longer cache."""
+
+    def one(carry: tuple[Array, Tree], step: Array) -> tuple[tuple[Array, Tree], Array]:
+        logits, cache = carry
+        token = choose(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, step), method, *knobs)
+        valid = jnp.ones((token.shape[0], 1), bool)
+        hidden, cache = model.extend(w, token[:, None], valid, cache, how)
+        return (model.logits(w, hidden)[:, 0], cache), token
+
+    (logits, cache), tokens = jax.lax.scan(one, (logits, cache), first + jnp.arange(steps))
+    return tokens.T, logits, cache
+
+
+def generate_command(
+    path: str | Path,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    precision: str = "fp32",
+    adapter: str | None = None,
+) -> list[Generation]:
+    """Continues prompts with the model of a run directory or HF folder and prints them: a
+    single one as it is written, several one after the other when they are done."""
+    settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
+    if precision not in DTYPES:
+        raise UserError(f"precision: {precision!r} is not one of {', '.join(DTYPES)}")
+    if not prompts:
+        raise UserError("prompt: none given; add --prompt TEXT")
+    loaded = load_model(path, adapter)
+    tokenizer = loaded.tokenizer
+    began = time.monotonic()
+    on_text = None
+    if len(prompts) == 1:
+        print(prompts[0], end="", flush=True)
+        on_text = _print_piece
+    found = generate(
+        loaded.model,
+        loaded.weights,
+        tokenizer,
+        prompts,
+        settings,
+        Compute(precision=precision),
+        on_text,
+        prefix=loaded.prompt_prefix,
+        end_ids=loaded.end_ids,
+    )
+    if on_text:
+        print()
+    else:
+        for prompt, one in zip(prompts, found, strict=True):
+            print(f"{prompt}{one.text}\n")
+    _print_speed(found, time.monotonic() - began)
+    return found
+
+
+def _print_piece(_row: int, text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _print_speed(found: list[Generation], seconds: float) -> None:
+    """To stderr, so that stdout is the text alone."""
+    count = sum(len(one.tokens) for one in found)
+    why = ", ".join(sorted({one.finish for one in found}))
+    print(
+        f"[{count} tokens, {count / max(seconds, 1e-9):.0f} tokens/s with compilation; ended by: "
+        f"{why}]",
+        file=sys.stderr,
+    )

@@ -1,0 +1,153 @@
+"""HeldOut: what a run evaluates on while it trains, compiled once."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from lmwright.checkpoint.store import load_run_weights
+from lmwright.core.batch import Batch
+from lmwright.core.param import Tree
+from lmwright.core.sharding import batch_sharding, batch_ways
+from lmwright.data.chat import UnusableError
+from lmwright.data.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.plan.resolve import Plan, resolve
+from lmwright.run import Eval, Mesh
+
+
+class HeldOut:
+    """Losses per held-out source of the store, and greedy continuations of the prompts."""
+
+    def __init__(self, plan: Plan, store: TokenStore):
+        self._plan, self._store = plan, store
+        rows = plan.run.train.global_batch_size // plan.run.train.num_microbatches
+        self._rows = max(rows, batch_ways(plan.mesh))
+        self._asked = asked_prompts(plan.run.eval, store) if plan.run.eval.prompts else ()
+
+    def losses(self, weights: Tree) -> list[SourceLoss]:
+        """One entry a source; empty where nothing is held out."""
+        run = self._plan.run
+        return [
+            evaluate_rows(
+                run.model,
+                run.objective,
+                self._plan.how,
+                weights,
+                source,
+                self._store.eval_batches(source, self._rows, run.eval.max_rows),
+                self._place,
+            )
+            for source in self._store.eval_sources
+        ]
+
+    def _place(self, batch: Batch) -> Batch:
+        sharding = batch_sharding(self._plan.mesh)
+        if jax.process_count() == 1:
+            return jax.device_put(batch, sharding)
+        # Every host has read the same rows; each gives its devices theirs.
+        return jax.tree.map(
+            lambda a: jax.make_array_from_callback(
+                a.shape, sharding, lambda index, a=a: np.asarray(a[index])
+            ),
+            batch,
+        )
+
+    def samples(self, weights: Tree) -> list[dict[str, Any]]:
+        """The run's prompts, each continued greedily."""
+        run = self._plan.run
+        if not run.eval.prompts or jax.process_count() > 1:
+            return []
+        from lmwright.data.tokenizer import load_tokenizer
+        from lmwright.evals.generate import Sampling, generate
+
+        settings = Sampling(max_new_tokens=run.eval.sample_tokens, temperature=0.0)
+        tokenizer = load_tokenizer(self._store.tokenizer_dir)
+        starts = run.data.tokenize.prepend == "bos" and tokenizer.bos_id is not None
+        found = generate(
+            run.model,
+            weights,
+            tokenizer,
+            list(self._asked),
+            settings,
+            self._plan.how,
+            prefix=(tokenizer.bos_id,) if starts else (),
+        )
+        return [
+            {"prompt": prompt, "text": one.text}
+            for prompt, one in zip(run.eval.prompts, found, strict=True)
+        ]
+
+
+def asked_prompts(settings: Eval, store: TokenStore) -> list[str | list[int]]:
+    """The prompts as they are, or as a user's turn in the chat template, encoded.
+
+    Raises UserError where the tokenizer has no template.
+    """
+    if settings.prompt_format == "text":
+        return list(settings.prompts)
+    from lmwright.data.chat_template import ChatTemplate
+    from lmwright.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    if not tokenizer.chat_template:
+        raise UserError(
+            'eval.prompt_format: "chat" needs a chat template, and the tokenizer of '
+            f'{store.place.name("tokenizer")} has none; set data.chat.template or "text"'
+        )
+    template = ChatTemplate(tokenizer.chat_template, tokenizer)
+    asked = []
+    for prompt in settings.prompts:
+        user = {"role": "user", "content": prompt, "instruction": prompt, "input": ""}
+        try:
+            text = template.render({"messages": [user]}, prompt=True)
+        except UnusableError as error:
+            raise UserError(f"eval.prompts: {prompt!r}: {error}") from None
+        asked.append(tokenizer.encode(text, parse_special=True))
+    return asked
+
+
+def eval_command(path: str, *, max_rows: int | None = None, adapter: str | None = None) -> int:
+    """Prints the held-out loss of a run directory's newest checkpoint, or of one of its adapters
+    on that adapter's own data; returns 0.
+
+    Raises UserError where there is no run, no checkpoint, or nothing is held out.
+    """
+    if not (Path(path) / "run.toml").exists() and Path(path).exists():
+        raise UserError(f"{path}: not a run directory, so nothing is held out; add --text FILE")
+    run, weights = load_run_weights(path, adapter=adapter)
+    own = run.lora.adapters if run.lora is not None else ()
+    folder = next((one.data for one in own if one.name == adapter and one.data), run.data.dir)
+    run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
+    plan = resolve(run, jax.local_devices()[:1])
+    losses = HeldOut(plan, TokenStore.open(folder)).losses(weights)
+    if not losses:
+        raise UserError(
+            f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
+            f'use = "eval" and prepare again'
+        )
+    Console().print(loss_table(losses))
+    return 0
+
+
+def loss_table(losses: list[SourceLoss]) -> Table:
+    """Losses per source, for the terminal."""
+    table = Table(box=None, pad_edge=False)
+    columns = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
+    for name in columns:
+        table.add_column(name, justify="left" if name == columns[0] else "right")
+    for loss in losses:
+        table.add_row(
+            loss.source,
+            f"{loss.tokens:,}",
+            f"{loss.loss:.4f}",
+            f"{loss.perplexity:,.2f}",
+            f"{loss.bits_per_byte:.4f}",
+            f"{loss.accuracy:.1%}",
+        )
+    return table

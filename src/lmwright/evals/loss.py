@@ -1,0 +1,71 @@
+"""Held-out loss per source: nats per token, perplexity, bits per byte.
+
+Bits per byte divides the loss over all predicted tokens (ends of documents included) by the
+UTF-8 bytes of the text, so that tokenizers can be compared.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import Tree
+from lmwright.objectives.base import for_eval
+
+Rows = dict[str, np.ndarray]  # tokens, segment_ids, positions, loss_weight, text_bytes
+
+
+@dataclass(frozen=True)
+class SourceLoss:
+    """Means over one source; `loss` is in nats per predicted token."""
+
+    source: str
+    loss: float
+    accuracy: float
+    tokens: int
+    text_bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.loss * self.tokens / math.log(2) / max(self.text_bytes, 1)
+
+
+@lru_cache(maxsize=8)
+def _sums(model: Any, objective: Any, how: Compute) -> Callable[..., dict[str, Any]]:
+    def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
+        return for_eval(objective).loss(model, w, batch, jax.random.key(0), how).metrics
+
+    return jax.jit(metrics)
+
+
+def evaluate_rows(
+    model: Any,
+    objective: Any,
+    how: Compute,
+    weights: Tree,
+    source: str,
+    batches: Iterable[Rows],
+    place: Callable[[Batch], Batch] = lambda batch: batch,
+) -> SourceLoss:
+    """The loss over batches of packed rows; `place` puts a batch on the devices."""
+    nll = correct = tokens = 0.0
+    text_bytes = 0.0
+    for rows in batches:
+        batch = Batch(**{name: rows[name] for name in Batch.__dataclass_fields__})
+        sums = _sums(model, objective, how)(weights, place(batch))
+        nll += float(sums["nll"][0])
+        tokens += float(sums["nll"][1])
+        correct += float(sums["accuracy"][0])
+        text_bytes += float(rows["text_bytes"].sum())
+    count = max(tokens, 1.0)
+    return SourceLoss(source, nll / count, correct / count, int(tokens), int(text_bytes))

@@ -1,0 +1,87 @@
+"""Sampling: from logits to the next token.
+
+The filters are those of transformers, in its order: temperature, top-k, top-p
+(https://arxiv.org/abs/1904.09751).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.errors import UserError
+
+Method = Literal["greedy", "sampled", "filtered"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How text is continued."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    """0 always takes the most likely token."""
+    top_k: int | None = None
+    """Only the k most likely tokens."""
+    top_p: float | None = None
+    """Only the most likely tokens that together have this probability."""
+    stop: tuple[str, ...] = ()
+    """Strings at which the text ends; they are not part of it."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "max_new_tokens": (self.max_new_tokens < 1, "at least 1"),
+            "temperature": (
+                not (self.temperature >= 0 and math.isfinite(self.temperature)),
+                "0 (greedy) or more",
+            ),
+            "top_k": (self.top_k is not None and self.top_k < 1, "at least 1"),
+            "top_p": (self.top_p is not None and not 0 < self.top_p <= 1, "above 0, at most 1"),
+            "stop": ("" in self.stop, "strings with at least one character"),
+            "seed": (not 0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
+        }
+        for name, (is_wrong, cure) in wrong.items():
+            if is_wrong:
+                raise UserError(f"{name}: {getattr(self, name)!r} must be {cure}")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise UserError("top_k, top_p: have no effect at temperature 0; raise temperature")
+
+    @property
+    def method(self) -> Method:
+        """Which program serves these settings."""
+        if self.temperature == 0:
+            return "greedy"
+        return "sampled" if self.top_k is None and self.top_p is None else "filtered"
+
+
+def filtered(logits: Array, temperature: Array, top_k: Array, top_p: Array) -> Array:
+    """float32 logits [B, V] with all but the tokens kept by top-k and top-p at -inf.
+
+    `top_k` is an int of at most V, `top_p` a float of at most 1; ties with the k-th token stay.
+    """
+    logits = logits / temperature
+    order = jnp.argsort(logits, axis=-1)  # least likely first
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    kth = jnp.take(ranked, ranked.shape[-1] - top_k, axis=-1)
+    ranked = jnp.where(ranked < kth[:, None], -jnp.inf, ranked)
+    below = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1) <= 1.0 - top_p
+    below = below.at[:, -1].set(False)  # the most likely token always stays
+    ranked = jnp.where(below, -jnp.inf, ranked)
+    return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
+
+
+def choose(
+    logits: Array, keys: Array, method: Method, temperature: Array, top_k: Array, top_p: Array
+) -> Array:
+    """Next tokens int32 [B] for float32 logits [B, V]; row i draws with keys[i] alone."""
+    if method == "greedy":
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if method == "sampled":
+        logits = logits / temperature
+    else:
+        logits = filtered(logits, temperature, top_k, top_p)
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -1,0 +1,119 @@
+"""Perplexity of any model on a text file, in windows.
+
+    |------- context -------|
+            stride  |------- context -------|      each token but the first is predicted once, by
+      all of the first      |- the last stride -|  the window that shows most of what is before it
+
+A window has `context` tokens and predicts the one after each of them. With a stride as long as the
+context windows lie side by side: fast, and the first tokens of each see little.
+https://huggingface.co/docs/transformers/perplexity
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from lmwright.checkpoint.hf import load_model
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.objectives.clm import Clm
+
+CONTEXT = 1024
+BATCH_TOKENS = 4096
+
+
+def evaluate_text(
+    model: Any,
+    w: Tree,
+    ids: Sequence[int],
+    *,
+    context: int = CONTEXT,
+    stride: int | None = None,
+    how: Compute | None = None,
+    source: str = "text",
+) -> SourceLoss:
+    """Loss over the ids of one text, each but the first predicted once; `text_bytes` is 0.
+
+    `context` and `stride` are in tokens; a stride below the context makes windows overlap.
+    Raises UserError where they do not fit the model or the text.
+    """
+    stride = stride or context
+    if not 1 <= stride <= context:
+        raise UserError(f"stride: {stride} must be from 1 to the context, {context}")
+    if not 2 <= context <= model.seq_len:
+        raise UserError(f"context: {context} must be from 2 to the model's {model.seq_len}")
+    if len(ids) < 2:
+        raise UserError(f"{source}: has {len(ids)} tokens; at least 2 are needed")
+    rows = max(1, BATCH_TOKENS // context)
+    batches = _batches(np.asarray(ids, np.int32), context, stride, rows)
+    return evaluate_rows(model, Clm(), how or Compute(), w, source, batches)
+
+
+def _batches(
+    ids: np.ndarray, context: int, stride: int, rows: int
+) -> Iterator[dict[str, np.ndarray]]:
+    windows = list(_windows(len(ids), context, stride))
+    for first in range(0, len(windows), rows):
+        shape = (rows, context + 1)  # the last is a target alone
+        batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "segment_ids")}
+        places = np.minimum(np.arange(context + 1, dtype=np.int32), context - 1)
+        batch["positions"] = np.broadcast_to(places, shape)
+        batch["loss_weight"] = np.zeros(shape, np.float32)
+        batch["text_bytes"] = np.zeros(rows)
+        for row, (start, new, stop) in enumerate(windows[first : first + rows]):
+            batch["tokens"][row, : stop - start] = ids[start:stop]
+            batch["segment_ids"][row, : stop - start] = 1
+            batch["loss_weight"][row, new - start : stop - start] = 1.0
+        yield batch
+
+
+def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(start, first token predicted, stop) of each window."""
+    seen = 1
+    for start in range(0, count - 1, stride):
+        stop = min(start + context + 1, count)
+        yield start, seen, stop
+        seen = stop
+        if stop == count:
+            return
+
+
+def eval_text_command(
+    path: str,
+    text: str,
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    max_chars: int | None = None,
+    precision: str = "fp32",
+) -> int:
+    """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a
+    text file, taken as one document; returns 0. Raises UserError where something is missing."""
+    from lmwright.evals.held_out import loss_table
+
+    try:
+        whole = Path(text).read_bytes().decode("utf-8")[:max_chars]
+    except OSError as error:
+        raise UserError(f"{text}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{text}: is not UTF-8 text") from None
+    loaded = load_model(path)
+    # a prefix such as bos stands before the text, as it did in training
+    ids = [*loaded.prompt_prefix, *loaded.tokenizer.encode(whole)]
+    found = evaluate_text(
+        loaded.model,
+        loaded.weights,
+        ids,
+        context=context or min(CONTEXT, loaded.model.seq_len),
+        stride=stride,
+        how=Compute(precision=precision),
+        source=Path(text).name,
+    )
+    Console().print(loss_table([replace(found, text_bytes=len(whole.encode()))]))
+    return 0

@@ -1,0 +1,42 @@
+"""Attention over `context` by trading heads for tokens (https://arxiv.org/abs/2309.14509).
+
+    q [B, T/n, N, H] --all-to-all--> [B, T, N/n, H] --any kernel--> --all-to-all--> [B, T/n, N, H]
+
+Each device sees whole rows of a few heads, so the kernel of a single device does the work;
+the kv heads must divide over context and tensor together.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jax import Array, lax
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+from lmwright.kernels.shards import by_shard
+
+AXIS = "context"
+NO_MESH = AbstractMesh((), ())
+
+
+def causal_attention(
+    inner: Callable[..., Array],
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    **masks: Any,
+) -> Array:
+    """As `nn.attention.causal_attention`; `inner` has its signature and sees one device."""
+    attend = partial(inner, scale=scale, **masks)
+    return by_shard(partial(_local, attend))(q, k, v, segment_ids)
+
+
+def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, ids: Array) -> Array:
+    trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
+    q, k, v = (trade(a, split_axis=2, concat_axis=1) for a in (q, k, v))
+    ids = lax.all_gather(ids, AXIS, axis=1, tiled=True)
+    with use_abstract_mesh(NO_MESH):  # what follows is one device's own
+        out = attend(q, k, v, ids)
+    return trade(out, split_axis=1, concat_axis=2)

@@ -1,0 +1,48 @@
+"""Chunked cross-entropy for CPUs: chunks of few tokens, because fresh memory is slow there.
+
+Each chunk's logits are pages that the kernel has to hand out and clear; each chunk also
+reads and writes the whole gradient of the head. Both are small beside the matmuls at a few
+times embed_dim tokens.
+"""
+
+from typing import Any
+
+import jax
+from jax import Array
+
+from lmwright.core.cpu import stands_left, together
+from lmwright.nn import xent
+
+TOKENS_PER_DIM = 4
+
+
+def chunk_tokens(chunk: int, num_rows: int, embed_dim: int) -> int:
+    """Tokens of each of `num_rows` rows whose logits exist at once: at most `chunk`."""
+    return min(chunk, max(1, TOKENS_PER_DIM * embed_dim // num_rows))
+
+
+def chunked_xent(
+    logits_fn: xent.LogitsFn,
+    w: Any,
+    x: Array,
+    targets: Array,
+    weights: Array,
+    *,
+    chunk: int,
+    z_loss: float = 0.0,
+    smoothing: float = 0.0,
+) -> xent.Xent:
+    """As `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T, D]."""
+    b, _, d = x.shape
+    chunk = chunk_tokens(chunk, b, d)
+
+    def logits(w: Any, x: Array) -> Array:
+        leaves, tree = jax.tree.flatten(w)
+        x, *leaves = together(x, *leaves)
+        return logits_fn(jax.tree.unflatten(tree, leaves), x)
+
+    table = w.get("embed") if isinstance(w, dict) else None  # a tied head
+    return xent.chunked_xent(
+        logits, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing,
+        vocab_first=isinstance(table, Array) and stands_left(table),
+    )  # fmt: skip

@@ -1,0 +1,268 @@
+"""Ring attention (https://arxiv.org/abs/2310.01889) for rows that are cut over `context`.
+
+    each device keeps its queries; keys, values and segment ids go around the ring:
+
+    step 0   d0: kv 0   d1: kv 1   d2: kv 2      own keys
+    step 1   d0: kv 2   d1: kv 0   d2: kv 1      the neighbor's, and so on
+
+Under a causal mask the first tokens see little and the last see all, so a row is cut into
+twice as many chunks as devices, and device d works on the d-th from either end, `low` and
+`high` (striped as in https://arxiv.org/abs/2311.09431). Every later step is then two full
+pairs of chunks on every device, and nothing above the diagonal is computed:
+
+    high queries x low keys, and    low x low where the keys' owner comes before
+                                    high x high where it comes after
+
+The softmax is taken online in float32; the backward pass goes around once more with the
+gradients of keys and values, so memory is linear in the tokens.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from lmwright.core.param import Tree
+from lmwright.core.stack import ATTENTION
+from lmwright.kernels.shards import by_shard
+from lmwright.nn.attention import MASKED, Scoring
+
+AXIS = "context"
+QUERIES = 512  # of a chunk whose scores exist at once
+
+
+def causal_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T. Chunks
+    that lie wholly before a window are computed all the same."""
+    ways = jax.sharding.get_abstract_mesh().shape[AXIS]
+    local = partial(_local, ways, Scoring(scale, window, soft_cap))
+    return by_shard(local)(q, k, v, segment_ids)
+
+
+def _local(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
+    """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
+    b, t, n, h = q.shape
+    q = q.reshape(b, t, k.shape[2], -1, h)
+    q, k, v, ids = (_striped(ways, a) for a in (q, k, v, ids))
+    out = _ring(ways, how, jnp.moveaxis(q, 2, 4), k, v, ids)
+    return _unstriped(ways, jnp.moveaxis(out, 4, 2)).reshape(b, t, n, h)
+
+
+def _moves(ways: int, half: int) -> list[tuple[int, int]]:
+    """(from, to) of the chunks 2 i + half, which device i holds in order."""
+    chunks = [2 * i + half for i in range(ways)]
+    return [(i, min(c, 2 * ways - 1 - c)) for i, c in enumerate(chunks)]
+
+
+def _low_first(a: Array) -> Array:
+    """Even chunks come with one exchange and odd ones with the other: on odd devices the
+    odd chunk is the low one. Its own inverse."""
+    return jnp.where(lax.axis_index(AXIS) % 2 == 0, a, a[::-1])
+
+
+def _striped(ways: int, a: Array) -> Array:
+    """[B, t, ...] in order to (low, high), [2, B, t / 2, ...]."""
+    halves = jnp.split(a, 2, axis=1)
+    moved = [lax.ppermute(x, AXIS, _moves(ways, i)) for i, x in enumerate(halves)]
+    return _low_first(jnp.stack(moved))
+
+
+def _unstriped(ways: int, a: Array) -> Array:
+    """The inverse of `_striped`."""
+    back = [[(to, here) for here, to in _moves(ways, i)] for i in range(2)]
+    halves = zip(_low_first(a), back, strict=True)
+    return jnp.concatenate([lax.ppermute(x, AXIS, moves) for x, moves in halves], axis=1)
+
+
+def _starts(ways: int, rank: Array, size: int) -> Array:
+    """Places in the row of a device's low and high chunk, int [2]."""
+    return jnp.stack([rank, 2 * ways - 1 - rank]) * size
+
+
+def _rotated(ways: int, tree: Tree) -> Tree:
+    around = [(i, (i + 1) % ways) for i in range(ways)]
+    return jax.tree.map(lambda a: lax.ppermute(a, AXIS, around), tree)
+
+
+def _at(i: int, tree: Tree) -> Tree:
+    return jax.tree.map(lambda a: a[i], tree)
+
+
+def _pick(low: Array, tree: Tree) -> Tree:
+    """The low chunks of (low, high) arrays where `low`, else the high ones."""
+    return jax.tree.map(lambda a: jnp.where(low, a[0], a[1]), tree)
+
+
+def _scores(
+    how: Scoring, q: Array, k: Array, q_ids: Array, k_ids: Array, q_start: Array, k_start: Array
+) -> tuple[Array, Array | None]:
+    """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and what the
+    cap makes of a change of them (None without one)."""
+    scores = jnp.einsum("bkgth,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
+    slope = None
+    if how.soft_cap is not None:
+        capped = jnp.tanh(scores / how.soft_cap)
+        scores, slope = how.soft_cap * capped, 1 - capped**2
+    query = q_start + jnp.arange(q.shape[3])[:, None]
+    key = k_start + jnp.arange(k.shape[1])[None]
+    seen = (query >= key) & (q_ids[:, :, None] == k_ids[:, None, :])
+    if how.window is not None:
+        seen &= query - key < how.window
+    return jnp.where(seen[:, None, None], scores, MASKED), slope
+
+
+def _in_pieces(fn, queries: tuple[Array, ...], ids: Array, start: Array):
+    """`fn(queries, ids, start)` on a few queries at a time. Arrays of `queries` and the first
+    result have them on axis 3; other results are summed."""
+    t = ids.shape[1]
+    size = next(c for c in range(min(QUERIES, t), 0, -1) if t % c == 0)
+    if size == t:
+        return fn(queries, ids, start)
+
+    def cut(a: Array, axis: int) -> Array:
+        shape = (*a.shape[:axis], t // size, size, *a.shape[axis + 1 :])
+        return jnp.moveaxis(a.reshape(shape), axis, 0)
+
+    def body(sums, piece):
+        parts, *new = fn(*piece)
+        return jax.tree.map(jnp.add, sums, tuple(new)), parts
+
+    pieces = (
+        tuple(cut(a, 3) for a in queries), cut(ids, 1), start + size * jnp.arange(t // size)
+    )  # fmt: skip
+    shapes = jax.eval_shape(fn, *jax.tree.map(lambda a: a[0], pieces))[1:]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    sums, parts = lax.scan(body, zeros, pieces)
+    joined = jax.tree.map(
+        lambda a: jnp.moveaxis(a, 0, 3).reshape(*a.shape[1:4], t, *a.shape[5:]), parts
+    )
+    return joined, *sums
+
+
+def _seen(how: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
+    """Online softmax: (out, top, total) after one more chunk (k, v, ids, start) of keys."""
+    q, ids, start = queries
+    k, v, k_ids, k_start = keys
+
+    def some(queries, ids, start):
+        q, out, top, total = queries
+        scores, _ = _scores(how, q, k, ids, k_ids, start, k_start)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+        probs = jnp.exp(scores - new_top[..., None])
+        keep = jnp.exp(top - new_top)
+        new = jnp.einsum("bkgts,bskh->bkgth", probs.astype(v.dtype), v,
+                         preferred_element_type=jnp.float32)  # fmt: skip
+        total = total * keep + jnp.sum(probs, axis=-1)
+        return ((out * keep[..., None] + new, new_top, total),)
+
+    return _in_pieces(some, (q, *sums), ids, start)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ring(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
+    """q [2, B, K, G, t, H]; k, v [2, B, t, K, H]; ids [2, B, t]: low and high chunk."""
+    return _forward(ways, how, q, k, v, ids)[0]
+
+
+def _forward(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array):
+    rank, size = lax.axis_index(AXIS), ids.shape[2]
+    queries = (q * how.scale, ids, _starts(ways, rank, size))
+    mine = (k, v, ids, queries[2])
+
+    shape = q.shape[1:-1]
+    zeros = jnp.zeros((*shape, q.shape[-1]), jnp.float32)
+    none = (zeros, jnp.full(shape, MASKED, jnp.float32), zeros[..., 0])
+    low = _seen(how, _at(0, queries), _at(0, mine), none)
+    high = _seen(how, _at(1, queries), _at(0, mine), none)
+    high = _seen(how, _at(1, queries), _at(1, mine), high)
+
+    def body(carry, step: Array):
+        kv, low, high = carry
+        owner = (rank - step) % ways
+        keys, before = (*kv, _starts(ways, owner, size)), owner < rank
+        high = _seen(how, _at(1, queries), _at(0, keys), high)
+        sums = jax.tree.map(partial(jnp.where, before), low, high)
+        new = _seen(how, _pick(before, queries), _pick(before, keys), sums)
+        low = jax.tree.map(partial(jnp.where, before), new, low)
+        high = jax.tree.map(partial(jnp.where, before), high, new)
+        return (_rotated(ways, kv), low, high), None
+
+    start = (_rotated(ways, (k, v, ids)), low, high)
+    (_, *sums), _ = lax.scan(body, start, jnp.arange(1, ways))
+    out = jnp.stack([out / total[..., None] for out, _, total in sums]).astype(q.dtype)
+    log_sums = jnp.stack([top + jnp.log(total) for _, top, total in sums])
+    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    return out, (q, k, v, ids, out, log_sums)
+
+
+def _gradients(how: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
+    """(dq, dk, dv) in float32 of one pair of chunks."""
+    *arrays, ids, start = queries
+    k, v, k_ids, k_start = keys
+
+    def some(arrays, ids, start):
+        q, g, inner, log_sums = arrays
+        scores, slope = _scores(how, q * how.scale, k, ids, k_ids, start, k_start)
+        probs = jnp.exp(scores - log_sums[..., None])
+        wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        dv = wide("bkgts,bkgth->bskh", probs.astype(g.dtype), g)
+        dprobs = wide("bkgth,bskh->bkgts", g, v)
+        dscores = probs * (dprobs - inner[..., None]) * how.scale
+        dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
+        dq = wide("bkgts,bskh->bkgth", dscores, k)
+        return (dq,), wide("bkgts,bkgth->bskh", dscores, q), dv
+
+    (dq,), dk, dv = _in_pieces(some, tuple(arrays), ids, start)
+    return dq, dk, dv
+
+
+def _backward(ways: int, how: Scoring, kept: tuple[Array, ...], g: Array):
+    q, k, v, ids, out, log_sums = kept
+    rank, size = lax.axis_index(AXIS), ids.shape[2]
+    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
+    queries = (q, g.astype(q.dtype), inner, log_sums, ids, _starts(ways, rank, size))
+    mine = (k, v, ids, queries[-1])
+
+    pair = lambda i, j: _gradients(how, _at(i, queries), _at(j, mine))  # noqa: E731
+    (dq_low, *dkv_low), (dq_high, *dkv_both), (dq_last, *dkv_high) = (
+        pair(0, 0),
+        pair(1, 0),
+        pair(1, 1),
+    )
+    dq = jnp.stack([dq_low, dq_high + dq_last])
+    dkv = [jnp.stack([a + b, c]) for a, b, c in zip(dkv_low, dkv_both, dkv_high, strict=True)]
+
+    def body(carry, step: Array):
+        kv, dq, dkv = carry
+        owner = (rank - step) % ways
+        keys, before = (*kv, _starts(ways, owner, size)), owner < rank
+        dq_high, *dkv_low = _gradients(how, _at(1, queries), _at(0, keys))
+        new_dq, *new_dkv = _gradients(how, _pick(before, queries), _pick(before, keys))
+        chunk = jnp.where(before, 0, 1)
+        dq = dq.at[1].add(dq_high).at[chunk].add(new_dq)
+        dkv = [
+            d.at[0].add(a).at[chunk].add(b) for d, a, b in zip(dkv, dkv_low, new_dkv, strict=True)
+        ]
+        return (_rotated(ways, kv), dq, _rotated(ways, dkv)), None
+
+    start = (_rotated(ways, (k, v, ids)), dq, _rotated(ways, dkv))
+    (_, dq, dkv), _ = lax.scan(body, start, jnp.arange(1, ways))
+    return (
+        dq.astype(q.dtype),
+        *(d.astype(like.dtype) for d, like in zip(dkv, (k, v), strict=True)),
+        None,
+    )
+
+
+_ring.defvjp(_forward, _backward)

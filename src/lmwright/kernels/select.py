@@ -1,0 +1,86 @@
+"""Which implementation runs where. Every kernel equals its `nn/` twin."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from jax import Array
+
+from lmwright.core import cpu
+from lmwright.core.dtypes import Compute, Kernels
+from lmwright.core.sharding import context_ways
+from lmwright.core.weight import TORUS
+from lmwright.nn import attention, xent
+
+# docs/plan.md has what each of them brings
+TPU_OPTIONS = {
+    # a gathered weight is put together before its product, not in a loop of small products
+    # that keeps a float32 sum of the whole result
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    # collectives run behind arithmetic
+    "xla_enable_async_all_gather": "true",
+    "xla_enable_async_all_reduce": "true",
+    "xla_tpu_enable_latency_hiding_scheduler": "true",
+}
+
+
+EARLY_TPUS = ("TPU v2", "TPU v3")
+
+
+def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kernels:
+    """The set of kernels for devices of a platform; those of the CPU are for one device."""
+    if platform == "tpu":
+        return "early tpu" if device_kind in EARLY_TPUS else "tpu"
+    return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
+
+
+def compiler_options(how: Compute, device_kind: str = "") -> dict[str, str]:
+    """What `jax.jit` should tell the compiler for these kernels."""
+    if how.kernels in ("tpu", "early tpu"):
+        # other generations' compilers refuse it
+        torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
+        return TPU_OPTIONS | torus
+    return cpu.compiler_options() if how.kernels == "cpu" else {}
+
+
+def causal_attention(how: Compute) -> Callable[..., Array]:
+    """Causal self-attention for this platform; signature of `nn.attention.causal_attention`."""
+    if context_ways() == 1:
+        return _whole_rows(how)
+    from lmwright.kernels import all_to_all_attention, ring_attention
+
+    if how.context_attention == "ring":
+        return ring_attention.causal_attention
+    return partial(all_to_all_attention.causal_attention, _whole_rows(how))
+
+
+def _whole_rows(how: Compute) -> Callable[..., Array]:
+    if how.kernels == "cpu":
+        from lmwright.kernels import cpu_attention
+
+        return cpu_attention.causal_attention
+    if how.kernels in ("tpu", "early tpu"):
+        from lmwright.kernels import tpu_attention
+
+        attend = tpu_attention.causal_attention
+        return partial(attend, early=True) if how.kernels == "early tpu" else attend
+    return attention.causal_attention
+
+
+def for_lanes(how: Compute, num_rows: int, embed_dim: int) -> Compute:
+    """The same for a step that is mapped over lanes of `num_rows` rows in all: a lane does not
+    see the rows beside it, memory does."""
+    if how.kernels != "cpu":
+        return how
+    from lmwright.kernels.cpu_xent import chunk_tokens
+
+    return replace(how, loss_chunk_tokens=chunk_tokens(how.loss_chunk_tokens, num_rows, embed_dim))
+
+
+def cross_entropy(how: Compute) -> Callable[..., xent.Xent]:
+    """Chunked cross-entropy for this platform; signature of `nn.xent.chunked_xent`."""
+    if how.kernels == "cpu":
+        from lmwright.kernels import cpu_xent
+
+        return cpu_xent.chunked_xent
+    return xent.chunked_xent

@@ -1,0 +1,132 @@
+"""Causal attention for TPUs, on each device's own rows and heads: JAX's splash attention, or
+`tpu_row_attention` where rows fit it.
+
+    q [B, T, N, H], k v [B, T, K, H] --shard_map: batch, heads--> one Pallas kernel per row
+
+Scores never leave the chip's vector memory, forward or backward; blocks that the mask hides
+are skipped. The kernel is `jax.experimental.pallas.ops.tpu.splash_attention`; it keeps the
+output and the log of the softmax sum, named ATTENTION, for the backward pass. It reads q, k
+and v with the sequence in the vector lanes: heads of 64 or 96 would leave lanes empty.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from lmwright.core.stack import ATTENTION
+from lmwright.kernels import tpu_row_attention
+from lmwright.kernels.shards import by_shard
+from lmwright.nn import attention
+from lmwright.nn.attention import Scoring
+
+LANES = 128  # blocks are multiples of it
+FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
+
+
+def fits(seq_len: int, early: bool = False) -> bool:
+    """Whether rows of this length divide into the kernel's blocks; v2 and v3 have no room for
+    the table of blocks of long rows."""
+    return seq_len % LANES == 0 and not (early and seq_len > FUSED_LEN)
+
+
+def causal_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    early: bool = False,
+    interpret: bool = False,
+) -> Array:
+    """As `nn.attention.causal_attention`, which also takes rows that are no multiple of 128.
+
+    `early` is for v2 and v3, whose kernels cannot multiply bfloat16 and have half the vector
+    memory. `interpret` runs the kernel step by step on any platform, for tests.
+    """
+    if not fits(q.shape[1], early):
+        return attention.causal_attention(
+            q, k, v, segment_ids, scale, window=window, soft_cap=soft_cap
+        )
+    masks_of = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    local = partial(_local, **masks_of, early=early, interpret=interpret)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:
+        local = by_shard(local)
+    return local(q, k, v, segment_ids)
+
+
+def _local(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    early: bool,
+    interpret: bool,
+) -> Array:
+    dtype, (_, t, n, h) = q.dtype, q.shape
+    if not early and tpu_row_attention.fits(t, h, q.dtype.itemsize):
+        how = Scoring(scale, window, soft_cap)
+        return tpu_row_attention.causal_attention(q, k, v, segment_ids, how, interpret=interpret)
+    q = q * scale
+    if early:
+        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
+    seen = masks.CausalMask((t, t))
+    if window is not None and window < t:
+        seen = masks.LocalMask((t, t), (window - 1, 0), 0)
+    kernel = splash.make_splash_mha(
+        masks.MultiHeadMask([seen] * n),
+        block_sizes=block_sizes(t, h, early),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=soft_cap,
+        residual_checkpoint_name=ATTENTION,
+        interpret=interpret,
+    )
+
+    def row(q: Array, k: Array, v: Array, ids: Array) -> Array:
+        by_heads = (a.swapaxes(0, 1) for a in (q, k, v))  # [N, T, H]
+        out = kernel(*by_heads, segment_ids=splash.SegmentIds(ids, ids))
+        return out.swapaxes(0, 1)
+
+    return jax.vmap(row)(q, k, v, segment_ids).astype(dtype)
+
+
+def block_sizes(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+    """Blocks for rows of `seq_len` tokens: large ones that the generations still compile."""
+    share = -(-head_dim // LANES) * (4 if early else 1)  # of a block in vector memory
+
+    def block(most: int) -> int:
+        most = max(most // share // LANES, 1) * LANES
+        return next(size for size in range(most, 0, -LANES) if seq_len % size == 0)
+
+    fused = seq_len <= FUSED_LEN
+    minor = splash.QKVLayout.SEQ_MINOR
+    return splash.BlockSizes(
+        block_q=block(1024),
+        block_kv=block(1024),
+        block_kv_compute=_divisor(block(1024), 512),
+        block_q_dkv=block(1024),
+        block_kv_dkv=block(1024),
+        block_kv_dkv_compute=_divisor(block(1024), 512),
+        block_q_dq=None if fused else block(1024),
+        block_kv_dq=None if fused else block(1024),
+        use_fused_bwd_kernel=fused,
+        q_layout=minor,
+        k_layout=minor,
+        v_layout=minor,
+    )
+
+
+def _divisor(block: int, most: int) -> int:
+    return next(size for size in range(most, 0, -LANES) if block % size == 0)

@@ -1,0 +1,90 @@
+"""What the blocks of decoders are made of: projections of attention and a feed-forward, each
+with its weights and what it computes.
+
+    h [B, T, D] --project--> q k v --(the family: norms, rotations)--> attend --output--> [B, T, D]
+    h [B, T, D] --feed_forward--> [B, T, D]
+
+A bias is there where the weights have one.
+"""
+
+from typing import Any, Literal
+
+from jax import Array
+
+from lmwright.core.fanout import dots
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.weight import GATE, before_products, dot
+from lmwright.nn.mlp import GATED, Mlp, activate, gated
+
+Bias = Literal["none", "qkv", "attention", "mlp", "all"]
+
+
+def attention_spec(model: Any, bias: Bias = "none") -> Tree:
+    """q, k, v and o of a layer, by the model's fields."""
+    d, n, k, h = model.embed_dim, model.num_heads, model.num_kv_heads, model.head_dim
+    spec = {
+        "q": Param("embed -> heads head_dim", (d, n, h)),
+        "k": Param("embed -> kv_heads head_dim", (d, k, h)),
+        "v": Param("embed -> kv_heads head_dim", (d, k, h)),
+        "o": Param("heads head_dim -> embed", (n, h, d), std=_into_stream(model) * (n * h) ** -0.5),
+    }
+    if bias in ("qkv", "attention", "all"):
+        spec["q_bias"] = Param("heads head_dim", (n, h), fill=0.0)
+        spec |= {b: Param("kv_heads head_dim", (k, h), fill=0.0) for b in ("k_bias", "v_bias")}
+    if bias in ("attention", "all"):
+        spec["o_bias"] = Param("norm", (d,), fill=0.0)
+    return spec
+
+
+def mlp_spec(model: Any, bias: Bias = "none") -> Tree:
+    """gate (where the mlp has one), up and down of a layer, by the model's fields."""
+    d, f = model.embed_dim, model.mlp_dim
+    inputs = ("gate", "up") if model.mlp in GATED else ("up",)
+    spec = {name: Param("embed -> mlp", (d, f)) for name in inputs}
+    spec["down"] = Param("mlp -> embed", (f, d), std=_into_stream(model) * f**-0.5)
+    if bias in ("mlp", "all"):
+        spec |= {f"{name}_bias": Param("mlp", (f,), fill=0.0) for name in inputs}
+        spec["down_bias"] = Param("norm", (d,), fill=0.0)
+    return spec
+
+
+def _into_stream(model: Any) -> float:
+    """What keeps the residual stream's scale over all layers (GPT-2)."""
+    return (2 * model.num_layers) ** -0.5
+
+
+def embedding_spec(model: Any) -> Tree:
+    """The embedding table, and the head where it is not the table."""
+    d, v = model.embed_dim, model.vocab_size
+    spec = {"embed": Param("vocab -> embed", (v, d), std=model.embed_std)}
+    return spec | ({"head": Param("embed -> vocab", (d, v))} if model.head == "untied" else {})
+
+
+def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
+    """q [B, T, N, H], k and v [B, T, K, H] of h [B, T, D]."""
+    kv = "btd,dkh->btkh"
+    found = dots(h, ("btd,dnh->btnh", w["q"]), (kv, w["k"]), (kv, w["v"]))
+    q, k, v = (with_bias(y, w, name) for y, name in zip(found, "qkv", strict=True))
+    return constrain(q, "batch seq heads head_dim"), k, v
+
+
+def output(w: Tree, h: Array) -> Array:
+    """[B, T, D] of what attention found, h [B, T, N, H]."""
+    return with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o")
+
+
+def feed_forward(kind: Mlp, w: Tree, h: Array) -> Array:
+    """[B, T, D] of h [B, T, D]."""
+    h, wide = before_products(h), "btd,df->btf"
+    gate = ((wide, w["gate"], GATE),) if kind in GATED else ()
+    up, *gate = dots(h, (wide, w["up"]), *gate)
+    up = constrain(with_bias(up, w, "up"), "batch seq mlp")
+    h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
+    return with_bias(dot("btf,fd->btd", h, w["down"]), w, "down")
+
+
+def with_bias(y: Array, w: Tree, name: str) -> Array:
+    """y plus the bias of the projection `name`, if it has one."""
+    bias: Any = w.get(f"{name}_bias")
+    return y if bias is None else y + bias.astype(y.dtype)

@@ -1,0 +1,149 @@
+"""Layers with experts: the section that says how, their weights, and what they compute.
+
+    h [B, T, D] --+--> router --> k experts of E --> sum by share --+--> [B, T, D]
+                  +--> shared experts, for every token -------------+
+
+Beside it a layer returns what its router did (`nn.router.router_sums`), which `penalty` makes
+into losses and metrics once all layers are through.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.core.param import Param, Tree
+from lmwright.core.stack import Aux
+from lmwright.core.weight import dot
+from lmwright.errors import UserError
+from lmwright.models.block import feed_forward
+from lmwright.nn.mlp import GATED, Mlp
+from lmwright.nn.moe import Dispatch, mixture
+from lmwright.nn.router import Routing, choose, load_balance, router_sums
+from lmwright.run import STRICT, PositiveInt
+
+ROUTER, SHARED, EXPERT = "router", "shared_", "expert_"
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of a layer's mlp."""
+
+    __pydantic_config__ = STRICT
+    num_experts: PositiveInt
+    experts_per_token: PositiveInt
+    mlp_dim: PositiveInt
+    """Width of one expert."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    """What the router makes of its logits."""
+    shares: Literal["chosen", "all"] = "chosen"
+    """Whether a token's shares are normalized over the chosen experts or left as scored."""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """What the shares are multiplied by."""
+    num_groups: PositiveInt = 1
+    """Equal groups of experts."""
+    groups_per_token: PositiveInt = 1
+    """Groups that a token's experts come from."""
+    shared_dim: PositiveInt | None = None
+    """Width of the shared experts together, which see every token; none if unset."""
+    bias_rate: NonNegative | None = None
+    """Step of a bias that balances the choice without a loss; no bias if unset."""
+    balance_loss: NonNegative = 0.0
+    """Weight of the load-balance loss, which is `experts_per_token` where all are equally busy."""
+    z_loss: NonNegative = 0.0
+    """Weight of the squared log of the router's softmax sum, which keeps its logits small."""
+    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+    """Places of an expert in a row, in even shares; what finds none is dropped. Unset, nothing
+    is dropped."""
+
+    def __post_init__(self) -> None:
+        refuse_more(self.experts_per_token, self.num_experts, "experts")
+        if self.num_experts % self.num_groups:
+            raise UserError(
+                f"model.experts.num_groups: {self.num_groups} does not divide the "
+                f"{self.num_experts} of model.experts.num_experts; choose one that does"
+            )
+        within = self.groups_per_token * (self.num_experts // self.num_groups)
+        if self.groups_per_token > self.num_groups or within < self.experts_per_token:
+            raise UserError(
+                f"model.experts.groups_per_token: {self.groups_per_token} of "
+                f"{self.num_groups} groups cannot give {self.experts_per_token} experts; change it"
+            )
+
+    @property
+    def routing(self) -> Routing:
+        """How the router chooses."""
+        return Routing(
+            self.experts_per_token, self.score, self.shares, self.scale,
+            self.num_groups, self.groups_per_token,
+        )  # fmt: skip
+
+
+def refuse_more(chosen: int, there: int, section: str) -> None:
+    """Raises UserError where a token would go to more experts than there are."""
+    if chosen > there:
+        raise UserError(
+            f"model.{section}.experts_per_token: {chosen} of {there} experts; "
+            f"at most {there} can be chosen"
+        )
+
+
+def experts_spec(experts: Experts, mlp: Mlp, embed_dim: int, into_stream: float) -> Tree:
+    """Weights of the router, the experts and the shared experts of a layer; products into the
+    residual stream are scaled by `into_stream`."""
+    d, e, f = embed_dim, experts.num_experts, experts.mlp_dim
+    inputs = ("gate", "up") if mlp in GATED else ("up",)
+    spec = {
+        ROUTER: Param("embed -> experts", (d, e)),
+        **{f"{EXPERT}{name}": Param("[experts] embed -> mlp", (e, d, f)) for name in inputs},
+        f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), std=into_stream * f**-0.5),
+    }
+    if experts.bias_rate is not None:
+        spec["router_bias"] = Param("experts", (e,), fill=0.0, balance_rate=experts.bias_rate)
+    if experts.shared_dim is not None:
+        width = experts.shared_dim
+        spec |= {f"{SHARED}{name}": Param("embed -> mlp", (d, width)) for name in inputs}
+        std = into_stream * width**-0.5
+        spec[f"{SHARED}down"] = Param("mlp -> embed", (width, d), std=std)
+    return spec
+
+
+def expert_layer(experts: Experts, mlp: Mlp, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
+    """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding."""
+    bias = w.get("router_bias")
+    logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
+    choice = choose(logits, bias, experts.routing)
+    how = Dispatch(experts.num_experts, mlp, experts.capacity_factor)
+    y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), how)
+    if experts.shared_dim is not None:
+        y = y + feed_forward(mlp, part(w, SHARED), h)
+    sums = router_sums(choice, logits, real, dropped, bias)
+    return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}
+
+
+def part(w: Tree, prefix: str) -> Tree:
+    """The weights whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): a for name, a in w.items() if name.startswith(prefix)}
+
+
+def penalty(aux: Aux, prefix: str, how: Any) -> tuple[Array, dict[str, tuple[Array, Array]]]:
+    """What `how.balance_loss` and `how.z_loss` add to the mean loss of a token, and metrics as
+    (sum, weight), from the sums over layers whose names begin with `prefix`."""
+    a = part(aux, f"{prefix}_")
+    balance = load_balance(a["counts"], a["probs"], a["tokens"])
+    tokens = jnp.maximum(a["tokens"], 1.0)
+    total = how.balance_loss * balance + how.z_loss * a["z"] / tokens
+    if "balance" in a:  # adds nothing; its gradient is what moves the bias
+        total = total + (a["balance"] - jax.lax.stop_gradient(a["balance"]))
+    metrics = {
+        "balance": (balance, jnp.ones(())),
+        "z": (a["z"], tokens),
+        "entropy": (a["entropy"], tokens),
+        "busiest": (a["busiest"], a["layers"]),
+        "dropped": (a["dropped"], jnp.sum(a["counts"])),
+    }
+    return total, {f"{prefix}_{name}": value for name, value in metrics.items()}

@@ -1,0 +1,47 @@
+"""Qwen 3 with experts (https://arxiv.org/abs/2505.09388): norms of q and k in each head, some
+layers plain."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from jax import Array
+from pydantic import Field
+
+from lmwright.core.param import Tree
+from lmwright.core.stack import Aux
+from lmwright.models.decoder import Attend
+from lmwright.models.moe_block import MoeDecoder, head_norms, moe_layer, moe_spec, norm_heads
+from lmwright.models.moe_hf import Qwen3MoeHf
+from lmwright.run import STRICT, NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Moe(MoeDecoder):
+    """A decoder of the qwen3-moe family; its fields are the model."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["qwen3-moe"] = "qwen3-moe"
+    mlp_dim: PositiveInt
+    """Width of the plain mlp of `dense_layers`."""
+    dense_layers: tuple[NonNegativeInt, ...] = ()
+    """Numbers of the layers that have a plain mlp."""
+    rope_theta: Annotated[float, Field(gt=0)] = 1_000_000.0
+    window: PositiveInt | None = None
+    """Tokens that every layer looks at, the query included."""
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-6
+    bias: Literal["none", "attention"] = "none"
+    """Whether the projections of attention add a bias."""
+
+    hf: ClassVar[Qwen3MoeHf] = Qwen3MoeHf()
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        return moe_spec(self, head_norms(self))
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and experts."""
+        normed = partial(norm_heads, w, self.norm_eps)
+        return moe_layer(self, kind, w, x, tables, attend, normed)

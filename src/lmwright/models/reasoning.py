@@ -1,0 +1,134 @@
+"""Reasoning layers: a mixture of small experts, added to the residual stream after every n-th
+layer of any decoder.
+
+    x --> layer n --+---------------------------------+--> layer n + 1
+                    +--> norm --> experts by share ---^
+                           |                    (their last product starts at zero:
+                           +--> router           a decoder that is given them is unchanged)
+
+A kind of layer that has one is a `Reasoned` kind; the families do not see it. Shares are a
+softmax over all experts, or over the best `experts_per_token`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.core.fanout import dots
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.core.weight import GATE, dot
+from lmwright.errors import UserError
+from lmwright.models.experts import EXPERT, ROUTER, Experts, expert_layer, part, refuse_more
+from lmwright.nn.mlp import gated
+from lmwright.nn.norm import rms_norm
+from lmwright.run import STRICT, PositiveInt
+
+PREFIX = "reasoning_"
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasoning:
+    """A mixture of small gated experts after every n-th layer."""
+
+    __pydantic_config__ = STRICT
+    every: PositiveInt = 4
+    """Layers from one to the next."""
+    num_experts: PositiveInt = 8
+    mlp_dim: PositiveInt = 1024
+    """Width of one expert."""
+    experts_per_token: PositiveInt | None = None
+    """Experts that a token goes to; all of them if unset."""
+    balance_loss: NonNegative = 0.0
+    """Weight of the load-balance loss, where experts are chosen."""
+    z_loss: NonNegative = 0.0
+    """Weight of the squared log of the router's softmax sum, where experts are chosen."""
+
+    def __post_init__(self) -> None:
+        refuse_more(self.experts_per_token or 1, self.num_experts, "reasoning")
+        if self.experts_per_token is None and (self.balance_loss or self.z_loss):
+            name = "balance_loss" if self.balance_loss else "z_loss"
+            raise UserError(
+                f"model.reasoning.{name}: has no effect where every token goes to all experts; "
+                f"set model.reasoning.experts_per_token"
+            )
+
+    @property
+    def experts(self) -> Experts:
+        """The same as a section of experts."""
+        chosen = self.experts_per_token or self.num_experts
+        return Experts(num_experts=self.num_experts, experts_per_token=chosen, mlp_dim=self.mlp_dim)
+
+
+@dataclass(frozen=True)
+class Reasoned:
+    """A kind of layer with a reasoning layer after it."""
+
+    kind: str
+    how: Reasoning
+    embed_dim: int
+    norm_eps: float
+
+
+def reasoned(model: Any, kinds: tuple[str, ...]) -> tuple[Any, ...]:
+    """The kinds of a model's layers, every n-th with a reasoning layer. Raises UserError where
+    there is none."""
+    how = model.reasoning
+    if how is None:
+        return kinds
+    if how.every > len(kinds):
+        raise UserError(
+            f"model.reasoning.every: {how.every} is more than the {len(kinds)} layers; "
+            f"lower it or drop model.reasoning"
+        )
+    add = lambda kind: Reasoned(kind, how, model.embed_dim, model.norm_eps)  # noqa: E731
+    return tuple(kind if (i + 1) % how.every else add(kind) for i, kind in enumerate(kinds))
+
+
+def whole_spec(spec_of: Callable[[str], Tree], kind: Any) -> Tree:
+    """`spec_of(kind)` and the weights of the reasoning layer, if the kind has one."""
+    if not isinstance(kind, Reasoned):
+        return spec_of(kind)
+    d, e, f = kind.embed_dim, kind.how.num_experts, kind.how.mlp_dim
+    own = {
+        "norm": Param("norm", (d,), fill=1.0),
+        ROUTER: Param("embed -> experts", (d, e)),
+        f"{EXPERT}gate": Param("[experts] embed -> mlp", (e, d, f)),
+        f"{EXPERT}up": Param("[experts] embed -> mlp", (e, d, f)),
+        f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), fill=0.0),
+    }
+    return spec_of(kind.kind) | {f"{PREFIX}{name}": param for name, param in own.items()}
+
+
+def run_whole(
+    layer: Callable[..., tuple[Array, Aux]], kind: Any, w: Tree, x: Array, tables: Tree, attend: Any
+) -> tuple[Array, Aux]:
+    """`layer` and the reasoning layer, if the kind has one."""
+    if not isinstance(kind, Reasoned):
+        return layer(kind, w, x, tables, attend)
+    x, aux = layer(kind.kind, w, x, tables, attend)
+    w = part(w, PREFIX)
+    h = rms_norm(x, w["norm"], kind.norm_eps)
+    if kind.how.experts_per_token is None:
+        return constrain(x + all_experts(w, h), "batch stream embed"), aux
+    y, sums = expert_layer(kind.how.experts, "swiglu", w, h, attend.real)
+    sums = {name.replace(ROUTER, PREFIX[:-1], 1): value for name, value in sums.items()}
+    return constrain(x + y, "batch stream embed"), aux | sums
+
+
+def all_experts(w: Tree, h: Array) -> Array:
+    """[B, T, D] of h [B, T, D]: every token goes to every expert."""
+    logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
+    shares = jax.nn.softmax(logits, axis=-1)
+    wide = "btd,edf->btef"
+    up, gate = dots(h, (wide, w[f"{EXPERT}up"]), (wide, w[f"{EXPERT}gate"], GATE))
+    inner = gated("swiglu", gate, constrain(up, "batch seq experts mlp"))
+    inner = inner * shares[..., None].astype(inner.dtype)
+    return dot("btef,efd->btd", inner, w[f"{EXPERT}down"])

@@ -1,0 +1,71 @@
+"""Checkpoints that hold more than text: config.json nests the text model, weights have a prefix.
+
+config.json                  language_model.model.layers... --> model.layers...
+  text_config --> config     vision_tower...                --> not taken, and counted
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from lmwright.errors import UserError
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Where one architecture of Hugging Face keeps its text model."""
+
+    architecture: str
+    """Of the text model alone."""
+    prefixes: Mapping[str, str]
+    """Beginnings of the names of its tensors, and what they are in the text model alone."""
+    others: Mapping[str, str]
+    """Beginnings of the names of all other tensors, and what those belong to."""
+
+
+TEXT_PARTS = MappingProxyType(
+    {
+        "Gemma3ForConditionalGeneration": TextPart(
+            "Gemma3ForCausalLM",
+            # the second forms are those within transformers, which some tools write
+            {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
+            {
+                "vision_tower.": "vision tower",
+                "model.vision_tower.": "vision tower",
+                "multi_modal_projector.": "projector of the vision tower",
+                "model.multi_modal_projector.": "projector of the vision tower",
+            },
+        )
+    }
+)
+
+
+NONE = "?"
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The first of the architectures that a config.json names; NONE where it names none."""
+    said = config.get("architectures")
+    return str(said[0]) if isinstance(said, list) and said else NONE
+
+
+def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
+    """How a config.json's text model is kept, where it is a part of another one."""
+    return TEXT_PARTS.get(architecture_of(config))
+
+
+def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """config.json of the text model alone. Raises UserError where it ought to be there and is
+    not."""
+    if (part := text_part_of(config)) is None:
+        return config
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        raise UserError(
+            f"{where}: {architecture_of(config)} without a text_config; take config.json from "
+            f"the source again"
+        )
+    outer = ("quantization_config", "tie_word_embeddings")
+    said = {name: config[name] for name in outer if name in config}
+    return {**inner, **said, "architectures": [part.architecture]}

@@ -1,0 +1,49 @@
+"""Feed-forward activations: gated (https://arxiv.org/abs/2002.05202) and plain ones
+(squared ReLU: https://arxiv.org/abs/2109.08668)."""
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.cpu import sealed
+
+Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
+
+GatedMlp = Literal["swiglu", "geglu", "reglu"]
+
+GATED = ("swiglu", "geglu", "reglu")
+
+
+def activate(kind: Mlp, gate: Array) -> Array:
+    """The nonlinearity of `kind`, any shape; GeGLU uses the tanh form."""
+    if kind == "swiglu":
+        return jax.nn.silu(gate)
+    if kind == "geglu":
+        return jax.nn.gelu(gate, approximate=True)
+    if kind == "relu2":
+        return jnp.square(jax.nn.relu(gate))
+    return jax.nn.relu(gate)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gated(kind: Mlp, gate: Array, up: Array) -> Array:
+    """activate(gate) * up. The backward pass keeps only the two inputs: taking the
+    nonlinearity again is cheaper than storing its pieces."""
+    return activate(kind, gate) * up
+
+
+def _gated_fwd(kind: Mlp, gate: Array, up: Array) -> tuple[Array, tuple[Array, Array]]:
+    return gated(kind, gate, up), (gate, up)
+
+
+def _gated_bwd(kind: Mlp, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    # CPUs would store the pieces of the forward pass; TPUs run it in another loop, and read the
+    # two from their stacks at once where no barrier stands between
+    kept = sealed(*kept)
+    return jax.vjp(lambda gate, up: activate(kind, gate) * up, *kept)[1](g)
+
+
+gated.defvjp(_gated_fwd, _gated_bwd)

@@ -1,0 +1,162 @@
+"""Mixture of experts: tokens go to their experts' MLPs and come back as a weighted sum.
+
+    x [B, T, D] --+--> rows, sorted by expert --> ragged MLP --> back in place --> sum by share
+                  |    (no token is dropped)
+                  +--> C places for each expert of each row --> MLP of [E, B C, D] --> sum
+                       (`capacity_factor`; what finds no place is dropped and counted)
+
+Over the mesh axis `expert`, each device holds some experts: its rows go where their experts
+are and come back, both by all-to-all. Weights that are cut over fsdp and context are gathered
+in the activations' dtype, and their gradients summed in float32. Rows that take no part
+(padding) come back as zeros and fill no expert.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
+from lmwright.core.weight import GATE, as_array, dot, dot_ragged
+from lmwright.nn.exchange import Exchange, moved
+from lmwright.nn.mlp import GATED, Mlp, activate, gated
+
+EXPERT, TENSOR = "expert", "tensor"
+SHARDS = ("fsdp", "context")  # over which the rest of an expert's weights is cut
+
+Experts = dict[str, Array]
+"""up and, for gated MLPs, gate [E, D, F]; down [E, F, D]."""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How many experts there are, their nonlinearity, and the places for each: that many times
+    an even share, or as many as it takes."""
+
+    num_experts: int
+    mlp: Mlp = "swiglu"
+    capacity_factor: float | None = None
+
+
+def mixture(
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch
+) -> tuple[Array, Array]:
+    """[B, T, D] sums of the experts' outputs by share, and float32 [B, T] counts of choices
+    that were dropped; x [B, T, D], experts int32 and shares float32 [B, T, k], `real` [B, T]
+    False where a token takes no part."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return _local(x, experts, shares, real, w, how=how, ways=1, tensor=1)
+    act = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
+    tokens, choices = act("batch seq"), act("batch seq experts")
+    arrows = {"up": "experts embed mlp", "gate": "experts embed mlp", "down": "experts mlp embed"}
+    specs = {name: partition(tuple(arrows[name].split()), WEIGHTS) for name in w}
+    w = {name: as_array(a, x.dtype) for name, a in w.items()}
+    local = partial(_local, how=how, ways=mesh.shape[EXPERT], tensor=mesh.shape[TENSOR])
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(act("batch seq embed"), choices, choices, tokens, specs),
+        out_specs=(act("batch stream embed"), tokens),
+        check_vma=False,
+    )(x, experts, shares, real, w)
+
+
+def _local(
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts,
+    *, how: Dispatch, ways: int, tensor: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """On one device of `ways` along expert and `tensor` along tensor: its own tokens and
+    experts, an even part of the experts' width."""
+    if not jax.sharding.get_abstract_mesh().empty and jax.sharding.get_abstract_mesh().size > 1:
+        w = {name: _gathered(a, 1 if name != "down" else 2, x.dtype) for name, a in w.items()}
+    by = _by_capacity if how.capacity_factor is not None else _by_rows
+    y, dropped = by(x, experts, shares, real, w, how, ways)
+    if tensor > 1:  # each has summed over its part of the width
+        y = lax.psum_scatter(y, TENSOR, scatter_dimension=1, tiled=True)
+    return y.astype(x.dtype), dropped
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(w: Array, axis: int, dtype: jnp.dtype) -> Array:
+    return lax.all_gather(w.astype(dtype), SHARDS, axis=axis, tiled=True)
+
+
+def _gathered_fwd(w: Array, axis: int, dtype: jnp.dtype) -> tuple[Array, None]:
+    return _gathered(w, axis, dtype), None
+
+
+def _gathered_bwd(axis: int, dtype: jnp.dtype, _: None, g: Array) -> tuple[Array]:
+    g = g.astype(jnp.float32)
+    return (lax.psum_scatter(g, SHARDS, scatter_dimension=axis, tiled=True),)
+
+
+_gathered.defvjp(_gathered_fwd, _gathered_bwd)
+
+
+def _by_rows(
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch, ways: int
+) -> tuple[Array, Array]:
+    b, t, k = experts.shape
+    ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), how.num_experts)
+    swap = Exchange.of(ids, how.num_experts, ways)
+    rows, sizes = swap.there(x.reshape(b * t, -1))
+    y = swap.back(_mlp_of_rows(rows, sizes, w, how.mlp))  # [b t, k, D]
+    y = jnp.sum(y.astype(jnp.float32) * shares.reshape(b * t, k, 1), axis=1)
+    return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
+
+
+def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, mlp: Mlp) -> Array:
+    up = dot_ragged("td,edf->tf", rows, w["up"], sizes)
+    if mlp in GATED:
+        gate = dot_ragged("td,edf->tf", rows, w["gate"], sizes, name=GATE)
+        return dot_ragged("tf,efd->td", gated(mlp, gate, up), w["down"], sizes)
+    return dot_ragged("tf,efd->td", activate(mlp, up), w["down"], sizes)
+
+
+def _by_capacity(
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch, ways: int
+) -> tuple[Array, Array]:
+    """Each row of the batch (its piece on a device) gives each expert the same places; tokens
+    are placed in their order, so that none depends on later ones."""
+    (b, t, k), num = experts.shape, how.num_experts
+    places = min(t, math.ceil(how.capacity_factor * t * k / num))
+    wants = (experts[..., None] == jnp.arange(num)) & real[..., None, None]  # [b, t, k, E]
+    queue = jnp.cumsum(wants.reshape(b, t * k, num), axis=1, dtype=jnp.int32) - 1
+    queue = queue.reshape(wants.shape)
+    placed = wants & (queue < places)
+    at = jnp.sum(jnp.where(placed, jnp.arange(num) * places + queue, 0), axis=-1)  # [b, t, k]
+    found = jnp.any(placed, axis=-1)
+    end = num * places
+    at = jnp.where(found, at, end)
+
+    def one(x: Array, at: Array) -> tuple[Array, Array]:
+        token = jnp.broadcast_to(jnp.arange(t)[:, None], at.shape)
+        source = jnp.full(end + 1, t).at[at].set(token)[:end]  # of each place
+        choice = jnp.full(end + 1, t * k).at[at].set(jnp.arange(t * k).reshape(t, k))[:end]
+        return moved(x, source, at), choice
+
+    rows, choice = jax.vmap(one)(x, at)
+    rows = rows.reshape(b, num, places, -1).swapaxes(0, 1)
+    if ways > 1:
+        rows = lax.all_to_all(rows, EXPERT, 0, 1, tiled=True)  # [E here, b of all, C, D]
+    there = rows.shape
+    rows = _mlp_of_places(rows.reshape(there[0], -1, there[-1]), w, how.mlp).reshape(there)
+    if ways > 1:
+        rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)
+    rows = rows.swapaxes(0, 1).reshape(b, end, -1)
+    y = jax.vmap(moved)(rows, at.reshape(b, t * k), choice[..., None]).reshape(b, t, k, -1)
+    y = jnp.sum(y.astype(jnp.float32) * (shares * found)[..., None], axis=2)
+    return y, jnp.sum(real[..., None] & ~found, axis=-1, dtype=jnp.float32)
+
+
+def _mlp_of_places(rows: Array, w: Experts, mlp: Mlp) -> Array:
+    up = dot("ecd,edf->ecf", rows, w["up"])
+    if mlp in GATED:
+        h = gated(mlp, dot("ecd,edf->ecf", rows, w["gate"], name=GATE), up)
+    else:
+        h = activate(mlp, up)
+    return dot("ecf,efd->ecd", h, w["down"])

@@ -1,0 +1,203 @@
+"""Cross-entropy in chunks: [B, T, V] logits never exist as a whole.
+
+The forward pass takes each chunk's gradient at once, so logits are computed a single time:
+
+    x [B, T, D] --split--> [B, C, D] --logits_fn--> [B, C, V] --> loss, dx, dw
+                                                                  (kept for the backward pass)
+
+z-loss as in PaLM (https://arxiv.org/abs/2204.02311): z * log(Z)^2. Label smoothing as in
+https://arxiv.org/abs/1512.00567: a share of each target is spread over the vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.param import Tree
+from lmwright.core.sharding import constrain, context_ways
+
+LogitsFn = Callable[[Tree, Array], Array]
+Extra = tuple[float, float, int]  # z_loss, smoothing, axis of the vocabulary
+
+
+class Xent(NamedTuple):
+    """Sums over tokens, float32 scalars; only `total` carries a gradient."""
+
+    total: Array
+    nll: Array
+    z: Array
+    correct: Array
+
+
+def token_sums(
+    logits: Array, targets: Array, weights: Array, z_loss: float, smoothing: float = 0.0
+) -> Xent:
+    """Sums for float32 logits [..., V], int targets and float32 weights [...].
+
+    A target counts as correct when no logit is larger; `nll` is of the targets alone, whatever
+    the `smoothing`.
+    """
+    return _sums(logits, targets, weights, z_loss, smoothing)[0]
+
+
+def _sums(
+    logits: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float,
+    smoothing: float,
+    axis: int = -1,
+) -> tuple[Xent, Array]:
+    expand = partial(jnp.expand_dims, axis=axis)
+    top = jnp.max(logits, axis=axis)
+    log_z = top + jnp.log(jnp.sum(jnp.exp(logits - expand(top)), axis=axis))
+    chosen = jnp.squeeze(jnp.take_along_axis(logits, expand(targets), axis=axis), axis)
+    nll = jnp.sum((log_z - chosen) * weights)
+    z = jnp.sum(jnp.square(log_z) * weights)
+    correct = jnp.sum((chosen >= top) * weights)
+    total = nll + z_loss * z
+    if smoothing:
+        total += smoothing * jnp.sum((chosen - jnp.mean(logits, axis=axis)) * weights)
+    return Xent(total, nll, z, correct), log_z
+
+
+def logits_gradient(
+    logits: Array,
+    log_z: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float,
+    smoothing: float = 0.0,
+    axis: int = -1,
+) -> Array:
+    """d total / d logits, float32 [..., V]: one elementwise pass, nothing scattered. The
+    vocabulary lies along `axis`."""
+    expand = partial(jnp.expand_dims, axis=axis)
+    probs = jnp.exp(logits - expand(log_z))
+    pull = weights * (1.0 + 2.0 * z_loss * log_z)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
+    spread, chosen = 0.0, expand(weights)
+    if smoothing:
+        spread = chosen * (smoothing / logits.shape[axis])
+        chosen = chosen * (1.0 - smoothing) + spread
+    return probs * expand(pull) - jnp.where(ids == expand(targets), chosen, spread)
+
+
+def chunked_xent(
+    logits_fn: LogitsFn,
+    w: Tree,
+    x: Array,
+    targets: Array,
+    weights: Array,
+    *,
+    chunk: int,
+    z_loss: float = 0.0,
+    smoothing: float = 0.0,
+    vocab_first: bool = False,
+) -> Xent:
+    """Sums over all tokens of x [B, T, D], `chunk` tokens of each row at a time.
+
+    `logits_fn(w, x)` gives [..., V]; targets int32 and weights float32 are [B, T].
+    `vocab_first`: how a chunk's logits should lie in memory; the values are the same.
+    """
+    x = constrain(x, "batch seq embed")
+    ways = context_ways()
+    local = x.shape[1] // ways
+    chunk = min(-(-chunk // ways), local)
+    padded = partial(_padded, ways=ways, size=-(-local // chunk) * chunk)
+    x, targets, weights = (padded(a) for a in (x, targets, weights))
+    extra = (z_loss, smoothing, 0 if vocab_first else -1)
+    return _xent(logits_fn, chunk * ways, extra, w, x, targets, weights)
+
+
+def _padded(a: Array, ways: int, size: int) -> Array:
+    """[B, T, ...] with each of its pieces along T filled up with zeros to `size`."""
+    local = a.shape[1] // ways
+    if local == size:
+        return a
+    pieces = a.reshape(a.shape[0], ways, local, *a.shape[2:])
+    pieces = jnp.pad(pieces, [(0, size - local) if i == 2 else (0, 0) for i in range(pieces.ndim)])
+    return pieces.reshape(a.shape[0], ways * size, *a.shape[2:])
+
+
+def _split(a: Array, chunk: int) -> Array:
+    """[B, T, ...] to [T/C, B, C, ...]; where rows are cut over devices, a chunk has an equal
+    part of each device's tokens."""
+    (b, t), ways = a.shape[:2], context_ways()
+    pieces = a.reshape(b, ways, t // chunk, chunk // ways, *a.shape[2:])
+    return jnp.moveaxis(pieces, 2, 0).reshape(t // chunk, b, chunk, *a.shape[2:])
+
+
+def _join(a: Array) -> Array:
+    """The inverse of `_split`."""
+    (num, b, chunk), ways = a.shape[:3], context_ways()
+    pieces = a.reshape(num, b, ways, chunk // ways, *a.shape[3:])
+    return jnp.moveaxis(pieces, 0, 2).reshape(b, num * chunk, *a.shape[3:])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _xent(
+    logits_fn: LogitsFn,
+    chunk: int,
+    extra: Extra,
+    w: Tree,
+    x: Array,
+    targets: Array,
+    weights: Array,
+) -> Xent:
+    def body(sums: Xent, piece: tuple[Array, Array, Array]) -> tuple[Xent, None]:
+        xc, tc, wc = piece
+        wide = jnp.moveaxis(logits_fn(w, xc).astype(jnp.float32), -1, extra[-1])
+        return jax.tree.map(jnp.add, sums, _sums(wide, tc, wc, *extra)[0]), None
+
+    pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
+    return jax.lax.scan(body, Xent(*[jnp.zeros((), jnp.float32)] * 4), pieces)[0]
+
+
+def _xent_fwd(
+    logits_fn: LogitsFn,
+    chunk: int,
+    extra: Extra,
+    w: Tree,
+    x: Array,
+    targets: Array,
+    weights: Array,
+) -> tuple[Xent, tuple[Tree, Array, Array, Array]]:
+    axis = extra[-1]
+
+    def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
+        sums, dw = carry
+        xc, tc, wc = piece
+        logits, pull_back = jax.vjp(logits_fn, w, xc)
+        wide = jnp.moveaxis(logits.astype(jnp.float32), -1, axis)
+        wide = jax.lax.optimization_barrier(wide)
+        new, log_z = _sums(wide, tc, wc, *extra)
+        dlogits = logits_gradient(wide, log_z, tc, wc, *extra)
+        # behind a barrier, or each of the two products computes it anew
+        dlogits = jax.lax.optimization_barrier(dlogits.astype(logits.dtype))
+        dwc, dxc = pull_back(jnp.moveaxis(dlogits, axis, -1))
+        return (jax.tree.map(jnp.add, sums, new), jax.tree.map(jnp.add, dw, dwc)), dxc
+
+    zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), jax.tree.map(jnp.zeros_like, w))
+    pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
+    (sums, dw), dx = jax.lax.scan(body, zeros, pieces)
+    return sums, (dw, _join(dx), targets, weights)
+
+
+def _xent_bwd(logits_fn, chunk, extra, kept, cotangent: Xent):
+    dw, dx, targets, weights = kept
+    g = cotangent.total  # the other sums are metrics
+    scale = lambda a: (a * g).astype(a.dtype)  # noqa: E731
+    return (
+        jax.tree.map(scale, dw),
+        scale(dx),
+        jnp.zeros(targets.shape, jax.dtypes.float0),
+        jnp.zeros_like(weights),
+    )
+
+
+_xent.defvjp(_xent_fwd, _xent_bwd)

@@ -1,0 +1,49 @@
+"""What objectives over whole answers share: each token's log probability, and the reference."""
+
+from typing import Annotated, Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from pydantic import Field
+
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.leaves import has_adapters, without_adapters
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.nn.logps import token_logps
+from lmwright.objectives.clm import next_tokens
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Said(NamedTuple):
+    """Of the token that each place predicts, float32 [B, T]: its log probability, whether it is
+    learned, and whether it is of the same segment as the place."""
+
+    logps: Array
+    learned: Array
+    inside: Array
+
+
+def said(model: Any, w: Tree, batch: Batch, how: Compute) -> Said:
+    """What the model says of a batch under these weights."""
+    x, _ = model.hidden(w, batch, how)
+    targets, learned = next_tokens(batch)
+    # a segment's last token predicts nothing of it
+    inside = jnp.roll(batch.positions, -1, axis=1) > 0
+    logps = token_logps(
+        model.logits, model.head_weights(w), x, targets, chunk=how.loss_chunk_tokens
+    )
+    learned = (learned > 0) & inside
+    return Said(logps, learned.astype(jnp.float32), inside.astype(jnp.float32))
+
+
+def reference_of(w: Tree, kind: str) -> Tree:
+    """The base, adapters off, that objective `kind` compares with. Raises UserError for weights
+    without adapters."""
+    if not has_adapters(w):
+        raise UserError(
+            f'objective.kind: "{kind}" compares with the base, adapters off; add a [lora] section'
+        )
+    return lax.stop_gradient(without_adapters(w))

@@ -1,0 +1,54 @@
+"""Causal language modeling: each token predicts the next one of its segment."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import Tree
+from lmwright.kernels import select
+from lmwright.objectives.base import Loss, with_penalties
+from lmwright.run import STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clm:
+    """Next-token prediction."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["clm"] = "clm"
+    z_loss: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of log(Z)^2, which keeps logits from drifting."""
+
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+        """Sums over the batch's targets; `key` is unused, nothing is sampled."""
+        x, aux = model.hidden(w, batch, how)
+        targets, weights = next_tokens(batch)
+        sums = select.cross_entropy(how)(
+            model.logits,
+            model.head_weights(w),
+            x,
+            targets,
+            weights,
+            chunk=how.loss_chunk_tokens,
+            z_loss=self.z_loss,
+        )
+        weight = jnp.sum(weights)
+        metrics = {
+            "nll": (sums.nll, weight),
+            "accuracy": (sums.correct, weight),
+            "z": (sums.z, weight),
+        }
+        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
+
+
+def next_tokens(batch: Batch) -> tuple[Array, Array]:
+    """Targets int32 and their weights float32, both [B, T], aligned with the predictor; the
+    last place of a row has none."""
+    targets = jnp.roll(batch.tokens, -1, axis=1)
+    weights = jnp.roll(batch.loss_weight, -1, axis=1).at[:, -1].set(0.0)
+    return targets, weights

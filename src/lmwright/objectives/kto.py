@@ -1,0 +1,141 @@
+"""KTO: answers of which each was liked or not, without a second one to compare with.
+
+https://arxiv.org/abs/2402.01306. The reward of an answer is measured from a reference point, how
+far the model has moved from its base on answers that do not belong to their prompts. Such
+answers are made of the row itself, each conversation taking the answer of the one before it:
+
+    row       prompt 1, answer 1 | prompt 2, answer 2 | prompt 3, answer 3
+    rotated   prompt 1, answer 3 | prompt 2, answer 1 | prompt 3, answer 2
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import Tree
+from lmwright.nn.logps import segment_sums
+from lmwright.objectives.answers import Positive, reference_of, said
+from lmwright.objectives.base import Loss
+from lmwright.run import STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kto:
+    """Kahneman-Tversky optimization; needs adapters, whose base is the reference."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["kto"] = "kto"
+    beta: Positive = 0.1
+    """How strongly the reference holds."""
+    loss_kind: Literal["kto", "apo-zero-unpaired"] = "kto"
+    """KTO's own, or APO's (https://arxiv.org/abs/2408.06266), whose reference point is 0."""
+    desirable_weight: Positive = 1.0
+    """Weight of answers that were liked."""
+    undesirable_weight: Positive = 1.0
+    """Weight of answers that were not."""
+
+    learns_from: ClassVar[str] = "rated answers"
+
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+        """Sums over the batch's answers; the reference point is the mean of the batch. Raises
+        UserError for weights without adapters."""
+        base = reference_of(w, self.kind)
+        logps, tokens = answer_logps(model, w, batch, how)
+        ratio = logps - answer_logps(model, base, batch, how)[0]  # [B, T + 1]
+        there = (tokens > 0).astype(jnp.float32)
+        point = jnp.zeros(())
+        if self.loss_kind == "kto":
+            point = self._point(model, lax.stop_gradient(w), base, batch, how)
+        liked = liked_answers(batch)
+        return self.of(ratio, liked, there, point, (logps, tokens))
+
+    def _point(self, model: Any, w: Tree, base: Tree, batch: Batch, how: Compute) -> Array:
+        """Mean log ratio of answers with other prompts, at least 0. An answer that is alone in
+        its row has no other prompt, and does not count."""
+        rotated = rotate(batch)
+        moved, tokens = answer_logps(model, w, rotated, how)
+        moved -= answer_logps(model, base, rotated, how)[0]
+        several = jnp.max(rotated.segment_ids, axis=1, keepdims=True) > 1  # [B, 1]
+        counted = ((tokens > 0) & several).astype(jnp.float32)
+        mean = jnp.sum(moved * counted) / jnp.maximum(jnp.sum(counted), 1.0)
+        return jnp.maximum(mean, 0.0)
+
+    def of(
+        self, ratio: Array, liked: Array, there: Array, point: Array, answers: tuple[Array, Array]
+    ) -> Loss:
+        """The loss of log ratios float32 [B, S] of answers that are `there`; `answers` is their
+        log probability and how many tokens they have."""
+        sign = 2 * liked - 1
+        weight = liked * self.desirable_weight + (1 - liked) * self.undesirable_weight
+        each = weight * jax.nn.sigmoid(-self.beta * sign * (ratio - point))
+        reward = lax.stop_gradient(self.beta * ratio)
+        logps, tokens = lax.stop_gradient(answers)
+        count, good = jnp.sum(there), there * liked
+        bad = there - good
+        right = (sign * (ratio - point) > 0) * tokens
+        metrics = {
+            # as other objectives' are, of the liked answers' tokens
+            "nll": (-jnp.sum(logps * good), jnp.sum(tokens * good)),
+            "accuracy": (jnp.sum(right * there), jnp.sum(tokens * there)),
+            "reward_chosen": (jnp.sum(reward * good), jnp.sum(good)),
+            "reward_rejected": (jnp.sum(reward * bad), jnp.sum(bad)),
+            "reference_point": (point * count, count),
+        }
+        return Loss(jnp.sum(each * there), count, metrics)
+
+
+def answer_logps(model: Any, w: Tree, batch: Batch, how: Compute) -> tuple[Array, Array]:
+    """Log probability of each segment's answer, and its tokens; both float32 [B, T + 1]."""
+    logps, learned, _ = said(model, w, batch, how)
+    ids = batch.segment_ids
+    return segment_sums(logps * learned, ids), segment_sums(learned, ids)
+
+
+def liked_answers(batch: Batch) -> Array:
+    """float32 [B, T + 1]: 1 where the segment's answer was liked."""
+    first = (batch.positions == 0) & (batch.segment_ids > 0)
+    return segment_sums(batch.loss_weight * first, batch.segment_ids)
+
+
+def rotate(batch: Batch) -> Batch:
+    """The same prompts, each with the answer of the segment before it; the first has the last's.
+    What follows an answer moves with it."""
+    t = batch.tokens.shape[1]
+
+    def of_row(tokens: Array, ids: Array, positions: Array, weight: Array) -> Batch:
+        number = jnp.arange(t + 1)
+        size = jnp.bincount(ids, length=t + 1).at[0].set(0)  # padding is behind, and no segment
+        learned = (weight > 0) & (positions > 0)
+        asked = jnp.full(t + 1, t).at[ids].min(jnp.where(learned, positions, t))
+        asked = jnp.minimum(asked, size)  # tokens of each prompt
+        last = jnp.max(ids)
+        other = jnp.where(number == 1, last, number - 1)  # whose answer comes
+        new_size = jnp.where((number > 0) & (number <= last), asked + (size - asked)[other], 0)
+        stop = jnp.cumsum(new_size)
+        place = jnp.arange(t)
+        here = jnp.searchsorted(stop, place, side="right")  # segment of each place
+        real = here <= last
+        here = jnp.minimum(here, last)
+        position = place - (stop - new_size)[here]
+        prompt = position < asked[here]
+        start = jnp.cumsum(size) - size
+        theirs = other[here]
+        source = jnp.where(
+            prompt,
+            start[here] + position,
+            start[theirs] + asked[theirs] + position - asked[here],
+        )
+        source = jnp.clip(source, 0, t - 1)
+        return Batch(
+            tokens[source],
+            jnp.where(real, here, 0),
+            jnp.where(real, position, 0),
+            jnp.where(real & (~prompt | (position == 0)), weight[source], 0.0),
+        )
+
+    return jax.vmap(of_row)(batch.tokens, batch.segment_ids, batch.positions, batch.loss_weight)

@@ -1,0 +1,159 @@
+"""Preferences: of two answers to a prompt, the one that was chosen becomes the likelier.
+
+A row holds whole pairs, one after the other (docs/sft.md):
+
+    segment   1 chosen | 2 rejected | 3 chosen | 4 rejected | padding
+
+DPO (https://arxiv.org/abs/2305.18290) compares with a reference, which is the same base with its
+adapters off, so that there is no second copy. ORPO (https://arxiv.org/abs/2403.07691) needs none.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from pydantic import Field
+
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.nn.logps import segment_sums
+from lmwright.objectives.answers import Positive, reference_of, said
+from lmwright.objectives.base import Loss
+from lmwright.run import STRICT
+
+Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
+
+
+class Answers(NamedTuple):
+    """Of each pair, float32 [B, P]: log probability and tokens of both answers, and of both
+    whole conversations."""
+
+    chosen: Array
+    rejected: Array
+    chosen_tokens: Array
+    rejected_tokens: Array
+    chosen_whole: Array
+    chosen_whole_tokens: Array
+
+    @property
+    def there(self) -> Array:
+        """1 where a row has a pair, else 0."""
+        return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
+
+
+def answers(model: Any, w: Tree, batch: Batch, how: Compute) -> Answers:
+    """The answers of a batch under these weights."""
+    logps, learned, whole = said(model, w, batch, how)
+    ids = batch.segment_ids
+    sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
+    pairs = ids.shape[1] // 2
+    chosen, rejected = slice(1, 2 * pairs, 2), slice(2, 2 * pairs + 1, 2)
+    total, tokens, all_total, all_tokens = sums
+    return Answers(
+        total[:, chosen], total[:, rejected], tokens[:, chosen], tokens[:, rejected],
+        all_total[:, chosen], all_tokens[:, chosen],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpo:
+    """Direct preference optimization; needs adapters, whose base is the reference."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["dpo"] = "dpo"
+    beta: Positive = 0.1
+    """How strongly the reference holds."""
+    loss_kind: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """DPO's own; IPO's square (https://arxiv.org/abs/2310.12036), over means of tokens; SLiC's
+    hinge (https://arxiv.org/abs/2305.10425)."""
+    label_smoothing: Smoothing = 0.0
+    """Share of pairs taken to be the wrong way round (sigmoid only; cDPO,
+    https://ericmitchell.ai/cdpo.pdf)."""
+
+    learns_from: ClassVar[str] = "pairs of answers"
+
+    def __post_init__(self) -> None:
+        if self.label_smoothing and self.loss_kind != "sigmoid":
+            raise UserError(
+                f"objective.label_smoothing: has no effect on loss_kind = {self.loss_kind!r}; "
+                f"remove it"
+            )
+
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+        """Sums over the batch's pairs. Raises UserError for weights without adapters."""
+        reference = reference_of(w, self.kind)
+        return self.of(answers(model, w, batch, how), answers(model, reference, batch, how))
+
+    def of(self, found: Answers, base: Answers) -> Loss:
+        """The loss of answers, given the reference's."""
+        base = lax.stop_gradient(base)
+        chosen = self.beta * (found.chosen - base.chosen)
+        rejected = self.beta * (found.rejected - base.rejected)
+        margin = chosen - rejected
+        if self.loss_kind == "sigmoid":
+            share = self.label_smoothing
+            each = -(1 - share) * jax.nn.log_sigmoid(margin) - share * jax.nn.log_sigmoid(-margin)
+        elif self.loss_kind == "hinge":
+            each = jax.nn.relu(1 - margin)
+        else:
+            means = chosen / _some(found.chosen_tokens) - rejected / _some(found.rejected_tokens)
+            each = jnp.square((means - 0.5) / self.beta)
+        return _loss(each, found, chosen, rejected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orpo:
+    """Odds-ratio preference optimization: fine-tuning on what was chosen, and away from the
+    other, at once."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["orpo"] = "orpo"
+    beta: Positive = 0.1
+    """Weight of the odds ratio beside the chosen conversation's own loss, a mean over its
+    tokens."""
+
+    learns_from: ClassVar[str] = "pairs of answers"
+
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+        """Sums over the batch's pairs."""
+        return self.of(answers(model, w, batch, how))
+
+    def of(self, found: Answers) -> Loss:
+        """The loss of answers."""
+        chosen = found.chosen / _some(found.chosen_tokens)
+        rejected = found.rejected / _some(found.rejected_tokens)
+        odds = chosen - rejected - _log_not(chosen) + _log_not(rejected)
+        ratio = jnp.where(found.there > 0, jax.nn.log_sigmoid(odds), 0.0)
+        nll = -found.chosen_whole / _some(found.chosen_whole_tokens)
+        return _loss(nll - self.beta * ratio, found, self.beta * chosen, self.beta * rejected)
+
+
+def _some(tokens: Array) -> Array:
+    return jnp.maximum(tokens, 1.0)
+
+
+def _log_not(logp: Array) -> Array:
+    """log(1 - exp(logp)); finite where there is no answer, whose logp is 0."""
+    return jnp.log1p(-jnp.exp(jnp.minimum(logp, -1e-7)))
+
+
+def _loss(each: Array, found: Answers, chosen: Array, rejected: Array) -> Loss:
+    there = found.there
+    count = jnp.sum(there)
+    total = lambda a: (jnp.sum(lax.stop_gradient(a) * there), count)  # noqa: E731
+    right = (chosen > rejected).astype(jnp.float32)
+    tokens = found.chosen_tokens * there
+    metrics = {
+        # as other objectives' are, of the chosen answers' tokens
+        "nll": (jnp.sum(lax.stop_gradient(-found.chosen) * there), jnp.sum(tokens)),
+        "accuracy": (jnp.sum(right * tokens), jnp.sum(tokens)),
+        "reward_chosen": total(chosen),
+        "reward_rejected": total(rejected),
+        "reward_margin": total(chosen - rejected),
+        "reward_accuracy": total(right),
+    }
+    return Loss(jnp.sum(each * there), count, metrics)

@@ -1,0 +1,78 @@
+"""Supervised fine-tuning: next tokens of what an assistant says, and of nothing else.
+
+Which tokens these are is in the data (`loss_weight`, see docs/sft.md).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.core.batch import Batch
+from lmwright.core.dtypes import Compute
+from lmwright.core.param import Tree
+from lmwright.core.weight import Noisy
+from lmwright.kernels import select
+from lmwright.objectives.base import Loss, with_penalties
+from lmwright.objectives.clm import next_tokens
+from lmwright.run import STRICT, Fraction
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft:
+    """Next-token prediction of completions."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["sft"] = "sft"
+    z_loss: NonNegative = 0.0
+    """Weight of log(Z)^2, which keeps logits from drifting."""
+    label_smoothing: Fraction = 0.0
+    """Share of each target that is spread over the whole vocabulary."""
+    neftune_alpha: NonNegative = 0.0
+    """Noise on the embeddings while training (https://arxiv.org/abs/2310.05914); 5 is usual."""
+
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+        """Sums over the batch's targets; `key` is for the noise."""
+        noisy = w
+        if self.neftune_alpha:
+            noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
+            noisy = {**w, "embed": Noisy(w["embed"], noise.astype(how.dtype))}
+        x, aux = model.hidden(noisy, batch, how)
+        targets, weights = next_tokens(batch)
+        sums = select.cross_entropy(how)(
+            model.logits,
+            model.head_weights(w),
+            x,
+            targets,
+            weights,
+            chunk=how.loss_chunk_tokens,
+            z_loss=self.z_loss,
+            smoothing=self.label_smoothing,
+        )
+        weight = jnp.sum(weights)
+        metrics = {
+            "nll": (sums.nll, weight),
+            "accuracy": (sums.correct, weight),
+            "z": (sums.z, weight),
+        }
+        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
+
+    def without_noise(self) -> "Sft":
+        """What evaluation measures."""
+        return replace(self, neftune_alpha=0.0)
+
+
+def embedding_noise(batch: Batch, embed_dim: int, alpha: float, key: Array) -> Array:
+    """NEFTune's noise, float32 [B, T, D]: uniform in +-alpha / sqrt(L D) for a token of a
+    segment of L tokens, none on padding."""
+    ids = batch.segment_ids  # [B, T]
+    B, T = ids.shape
+    rows = jnp.arange(B)[:, None]
+    lengths = jnp.zeros((B, T + 1), jnp.float32).at[rows, ids].add(1.0)[rows, ids]  # [B, T]
+    size = jnp.where(ids > 0, alpha / jnp.sqrt(lengths * embed_dim), 0.0)
+    return size[..., None] * jax.random.uniform(key, (B, T, embed_dim), minval=-1.0, maxval=1.0)

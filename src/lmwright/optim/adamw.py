@@ -1,0 +1,25 @@
+"""AdamW (https://arxiv.org/abs/1711.05101): one pass over gradient, weight and two moments."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.param import Param
+from lmwright.optim.kinds import Adam8bit, AdamW, Muon
+from lmwright.optim.rule import Slot, Slots, like, unbias
+
+
+def slots(optim: AdamW, param: Param) -> dict[str, Slot]:
+    """First and second moment, float32, of the weight's shape."""
+    return {"mu": like(param), "nu": like(param)}
+
+
+def direction(
+    optim: AdamW | Adam8bit | Muon, param: Param, g: Array, w: Array, slots: Slots, t: Array
+) -> tuple[Array, dict[str, Array]]:
+    """The bias-corrected mean over the root of the mean square."""
+    mu = optim.beta1 * slots["mu"] + (1 - optim.beta1) * g
+    nu = optim.beta2 * slots["nu"] + (1 - optim.beta2) * g * g
+    # scalars first: the two divisions happen once, not for each weight
+    root = jnp.sqrt(nu) * unbias(optim.beta2, t) ** -0.5
+    step = mu * (1 / unbias(optim.beta1, t)) / (root + optim.eps)
+    return step, {"mu": mu, "nu": nu}

@@ -1,0 +1,162 @@
+"""From the `optim` section and the weights' arrows to an optax optimizer.
+
+    grads --clip--> g --rule of each weight--> d --> -rate * (d + weight_decay * w)
+                            |                                    (matrices only)
+                          state {"count": int32, slot: tree of arrays, ...}
+
+A slot's tree has the names of the weights' tree, less the weights that have no such slot.
+The state holds arrays only, and `state_spec` gives the axes of each: it shards as weights do.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.param import Param, Tree, walk
+from lmwright.errors import UserError
+from lmwright.optim import adafactor, adam8bit, adamw, lion, muon
+from lmwright.optim.kinds import Optim
+from lmwright.optim.rule import Rule, Slot
+from lmwright.optim.schedule import make_schedule
+
+if TYPE_CHECKING:
+    import optax
+
+RULES: dict[str, Rule] = {
+    "adamw": adamw,
+    "adam8bit": adam8bit,
+    "adafactor": adafactor,
+    "lion": lion,
+    "muon": muon,
+}
+
+__all__ = ["build_optimizer", "clip", "gradient_norm", "make_schedule", "state_slots", "state_spec"]
+
+
+def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.GradientTransformation":
+    """The optimizer of weights declared by `spec`; clipping is left to `clip`.
+
+    `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
+    `optax.apply_updates`, and the new state. Raises UserError from the schedule.
+    """
+    import optax  # 0.2 s, which a plan on paper need not wait for
+
+    params = dict(walk(spec))
+    shares = rate_shares(optim, params)
+    rule = RULES[optim.kind]
+    schedule = make_schedule(optim, total_steps)
+
+    def init(weights: Tree) -> dict[str, Any]:
+        del weights
+        return jax.tree.map(
+            lambda s: jnp.zeros(s.param.shape, s.dtype), state_slots(optim, spec), is_leaf=_is_slot
+        )
+
+    def update(grads: Tree, state: dict[str, Any], weights: Tree | None = None) -> Any:
+        if weights is None:
+            raise ValueError("update needs the weights: decay and step sizes depend on them")
+        count = state["count"]
+        rate, t = schedule(count), (count + 1).astype(jnp.float32)
+        w, slots = dict(walk(weights)), _by_weight(state)
+        updates: dict[str, Array] = {}
+        kept: list[tuple[str, str, Array]] = []
+        for path, g in walk(grads):
+            param, g = params[path], g.astype(jnp.float32)
+            if param.balance_rate is not None:
+                updates[path] = -param.balance_rate * jnp.sign(g)
+                continue
+            step, new = rule.direction(optim, param, g, w[path], slots[path], t)
+            if param.is_matrix and optim.weight_decay:
+                step = step + optim.weight_decay * w[path]
+            updates[path] = -(rate * shares[path] if path in shares else rate) * step
+            kept += [(name, path, array) for name, array in new.items()]
+        return _nest(updates.items()), _state(count + 1, kept)
+
+    return optax.GradientTransformation(init, update)
+
+
+def gradient_norm(grads: Tree, spec: Tree) -> Array:
+    """Global norm of the gradients of the loss, float32; those that only count are left out."""
+    import optax
+
+    params = dict(walk(spec))
+    return optax.global_norm([g for path, g in walk(grads) if params[path].balance_rate is None])
+
+
+def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
+    """What the rate of each weight that `optim.groups` name is multiplied by, by its dotted path.
+
+    Raises UserError for a pattern that fits no weight.
+    """
+    found: dict[str, float] = {}
+    paths = list(paths)
+    for number, group in enumerate(optim.groups):
+        fitting = fnmatch.filter(paths, group.weights)
+        if not fitting:
+            raise UserError(
+                f"optim.groups.{number}.weights: {group.weights!r} fits no weight; there are "
+                f"{', '.join(sorted(paths))}"
+            )
+        found |= dict.fromkeys(fitting, group.rate)
+    return found
+
+
+def state_spec(optim: Optim, spec: Tree) -> Tree:
+    """A Param for each array of the state, in the state's own structure: axes for sharding."""
+    return jax.tree.map(lambda s: s.param, state_slots(optim, spec), is_leaf=_is_slot)
+
+
+def clip(grads: Tree, norm: Array, clip_norm: float | None) -> Tree:
+    """Gradients scaled so that their global norm, `norm` now, is at most `clip_norm`."""
+    if clip_norm is None:
+        return grads
+    # the same small number as torch, so that curves can be compared
+    scale = jnp.minimum(1.0, clip_norm / (norm + 1e-6))
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+
+
+def _is_slot(leaf: Any) -> bool:
+    return isinstance(leaf, Slot)
+
+
+def state_slots(optim: Optim, spec: Tree) -> Tree:
+    """The state's structure with a Slot in place of each array."""
+    rule = RULES[optim.kind]
+    kept = [
+        (name, path, slot)
+        for path, param in walk(spec)
+        if param.balance_rate is None
+        for name, slot in rule.slots(optim, param).items()
+    ]
+    return _state(Slot(Param("", (), fill=0.0), "int32"), kept)
+
+
+def _state(count: Any, kept: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """(slot, weight's path, leaf) triples to {"count": ..., slot: tree}."""
+    return {"count": count, **_nest((f"{name}.{path}", leaf) for name, path, leaf in kept)}
+
+
+def _by_weight(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
+    """{weight's path: {slot: array}}."""
+    slots: dict[str, dict[str, Array]] = {}
+    for name, tree in state.items():
+        if name != "count":
+            for path, array in walk(tree):
+                slots.setdefault(path, {})[name] = array
+    return slots
+
+
+def _nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """(dotted path, leaf) pairs to a nested dict."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *above, name = path.split(".")
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree

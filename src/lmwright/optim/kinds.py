@@ -1,0 +1,209 @@
+"""What a run file may say about the optimizer and its learning rate; no jax here.
+
+    [optim]                        [optim.schedule]
+    kind = "adamw"                 kind = "cosine"
+    learning_rate = 3e-4           warmup_steps = 200
+
+A rate is in units of weight per step. The string under a field is its help text.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lmwright.run import STRICT, Fraction, NonNegativeInt, PositiveInt
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+UnitFraction = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """Warm-up, then the same rate to the end."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["constant"] = "constant"
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear rise from zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Warm-up, then a straight line down to the floor at the last step."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["linear"] = "linear"
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear rise from zero."""
+    floor_fraction: UnitFraction = 0.0
+    """Rate at the end, as a share of `learning_rate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Warm-up, then half a cosine down to the floor at the last step."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["cosine"] = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear rise from zero."""
+    floor_fraction: UnitFraction = 0.1
+    """Rate at the end, as a share of `learning_rate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wsd:
+    """Warm-up, stable, decay: the decay is the last `decay_steps` of the run."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["wsd"] = "wsd"
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear rise from zero."""
+    decay_steps: PositiveInt
+    """Steps of the fall at the end."""
+    shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """Form of the fall; `sqrt` is one minus the square root of its progress."""
+    floor_fraction: UnitFraction = 0.0
+    """Rate at the end, as a share of `learning_rate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSqrt:
+    """Warm-up, then the rate falls with the square root of the step; it has no end."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["inverse-sqrt"] = "inverse-sqrt"
+    warmup_steps: PositiveInt
+    """Steps of linear rise from zero; four times as many steps halve the rate."""
+
+
+Schedule = Annotated[
+    Constant | Linear | Cosine | Wsd | InverseSqrt,
+    Field(discriminator="kind"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Weights that learn at another rate."""
+
+    __pydantic_config__ = STRICT
+    weights: str
+    """Pattern of their names, as `embed`, `layers.*norm` or `layers.[qkvo]`."""
+    rate: NonNegative
+    """What the learning rate is multiplied by; 0 keeps them as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Fields that every optimizer has; pydantic finds no docstrings of inherited fields."""
+
+    learning_rate: Annotated[Positive, Field(description="Highest rate; the schedule scales it.")]
+    schedule: Annotated[Schedule, Field(description="Rate over the steps of the run.")] = field(
+        default_factory=Cosine
+    )
+    weight_decay: Annotated[
+        NonNegative,
+        Field(description="Matrices (weights with an arrow) shrink by rate times this each step."),
+    ] = 0.1
+    clip_norm: Annotated[
+        Positive | None,
+        Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),
+    ] = 1.0
+    groups: Annotated[
+        tuple[Group, ...],
+        Field(description="Weights with rates of their own; of several that fit the last counts."),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Common):
+    """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101)."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["adamw"] = "adamw"
+    beta1: Fraction = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Fraction = 0.95
+    """Decay of the mean of squared gradients."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam8bit(Common):
+    """AdamW whose moments are 8-bit codes by blocks (https://arxiv.org/abs/2110.02861)."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["adam8bit"] = "adam8bit"
+    beta1: Fraction = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Fraction = 0.95
+    """Decay of the mean of squared gradients."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(Common):
+    """A row and a column of second moments per matrix (https://arxiv.org/abs/1804.04235)."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["adafactor"] = "adafactor"
+    decay_exponent: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """The second moment at step t forgets with 1 - t**-decay_exponent."""
+    eps: Positive = 1e-30
+    """Added to squared gradients."""
+    update_rms: Positive = 1.0
+    """An update with a greater root mean square is scaled down to it, matrix by matrix."""
+    step_size: Literal["relative", "absolute"] = "relative"
+    """`relative` multiplies the rate by the root mean square of the weight."""
+    min_weight_rms: Positive = 1e-3
+    """Least root mean square of a weight that a relative step assumes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Common):
+    """Sign of a mix of momentum and gradient (https://arxiv.org/abs/2302.06675)."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["lion"] = "lion"
+    beta1: Fraction = 0.9
+    """Share of the momentum in the mix whose sign is the update."""
+    beta2: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """Decay of the momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Common):
+    """Orthogonalized momentum for hidden matrices (https://kellerjordan.github.io/posts/muon/).
+
+    Weights with a vocabulary axis, and those that are no matrices, get AdamW.
+    """
+
+    __pydantic_config__ = STRICT
+    kind: Literal["muon"] = "muon"
+    momentum: Fraction = 0.95
+    """Decay of the mean of gradients."""
+    momentum_form: Literal["nesterov", "plain"] = "nesterov"
+    """`nesterov` mixes the newest gradient in once more."""
+    newton_schulz_steps: Annotated[int, Field(gt=0, le=20)] = 5
+    """Iterations that orthogonalize."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Operands of those matmuls; a TPU rounds fp32 operands to bf16 by itself."""
+    scale: Literal["rms", "width"] = "rms"
+    """`rms` gives updates the size of AdamW's (0.2 * sqrt(max(fan-in, fan-out))), so that one
+    rate serves all weights; `width` is the original sqrt(max(1, fan-out / fan-in))."""
+    adamw_rate_ratio: Positive = 1.0
+    """Rate of the weights that get AdamW, over `learning_rate`."""
+    beta1: Fraction = 0.9
+    """As in adamw, for the weights that get it."""
+    beta2: Fraction = 0.95
+    """As in adamw, for the weights that get it."""
+    eps: Positive = 1e-8
+    """As in adamw, for the weights that get it."""
+
+
+Optim = AdamW | Adam8bit | Adafactor | Lion | Muon

@@ -1,0 +1,189 @@
+"""Quick: the analytic answer to `lmwright plan --quick`, in well under a second of reckoning.
+
+    Run, Machine --plan.layout--> Layout --plan.memory, plan.analytic--> Quick --> text, JSON
+
+The verdict and the time come with the error that the model was seen to have.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from lmwright.plan.analytic import Timing, timing
+from lmwright.plan.layout import Layout, on_paper
+from lmwright.plan.machine import Machine
+from lmwright.plan.memory import Memory, memory
+from lmwright.plan.report import ERROR_SHARE, mesh_text
+from lmwright.plan.resolve import Plan
+from lmwright.plan.takes import Takes
+from lmwright.presets.hardware import GIB
+from lmwright.run import Run
+
+MEMORY_ERROR_SHARE = 0.2
+"""What the compiler's peak was off by at most on the rows of `benchmarks/plan_quick.py`."""
+BEYOND_COMPILER = 0.15
+"""The same of the compiler's step time, whose own error comes on top."""
+NOT_CALIBRATED = 0.75
+"""Half the interval on GPUs, of which no run was compared, and CPUs, of which one was."""
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A run on a machine, and what the analytic model says of it."""
+
+    run: Run
+    machine: Machine
+    plan: Plan
+
+    @classmethod
+    def of(cls, run: Run, machine: Machine) -> "Quick":
+        """Raises UserError where the run cannot be laid out on the machine."""
+        return cls(run, machine, on_paper(run, machine))
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.plan)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory(self.layout)
+
+    @cached_property
+    def timing(self) -> Timing:
+        return timing(self.layout, self.machine)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Memory of one device that a program may use; None where it is the host's."""
+        return self.machine.usable_bytes
+
+    @property
+    def over_bytes(self) -> float:
+        """How much too large the run is for a device; negative where it fits."""
+        return self.memory.peak - self.limit_bytes if self.limit_bytes else -1.0
+
+    @property
+    def fits(self) -> bool:
+        return self.over_bytes <= 0
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the error of the model could turn the verdict."""
+        limit = self.limit_bytes
+        return limit is not None and abs(self.over_bytes) < MEMORY_ERROR_SHARE * limit
+
+    @property
+    def step_s(self) -> float:
+        return self.timing.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.tokens_per_step / self.step_s
+
+    @property
+    def mfu(self) -> float | None:
+        """Forward and backward FLOPs, none twice, over what the peak does in that time; None
+        where no peak is known."""
+        if self.machine.platform == "cpu":
+            return None
+        peak = self.machine.flops * self.machine.num_devices
+        return self.plan.flops_per_step / peak / self.step_s
+
+    @property
+    def error_share(self) -> float:
+        """Half the width of the interval around the step time."""
+        return ERROR_SHARE + BEYOND_COMPILER if self.machine.platform == "tpu" else NOT_CALIBRATED
+
+    def to_json(self, takes: Takes) -> str:
+        """plan.json: every number, in bytes, seconds and FLOPs."""
+        found = {
+            "by": "analytic",
+            "slice": self.machine.name,
+            "chips": self.machine.num_chips,
+            "devices": self.machine.num_devices,
+            "mesh": dict(self.plan.mesh.shape),
+            "num_params": self.plan.num_params,
+            "tokens_per_step": self.plan.tokens_per_step,
+            "flops_per_step": self.plan.flops_per_step,
+            "fits": self.fits,
+            "peak_bytes": self.memory.peak,
+            "limit_bytes": self.limit_bytes,
+            "memory": asdict(self.memory),
+            "memory_error_share": MEMORY_ERROR_SHARE,
+            "step_s": self.step_s,
+            "step_error_share": self.error_share,
+            "by_kind_s": dict(self.timing.by_kind),
+            "by_part_s": dict(self.timing.by_part),
+            "hidden_s": self.timing.hidden_s,
+            "mfu": self.mfu,
+            "takes": takes.to_json(),
+        }
+        return json.dumps(found, indent=1)
+
+    def lines(self, takes: Takes) -> list[str]:
+        """The answer as lines of text."""
+        train = self.run.train
+        pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
+        lines = [
+            f"{self.run.name} on {self.machine.name}: {machine_text(self.machine)}, "
+            f"mesh {mesh_text(dict(self.plan.mesh.shape))}",
+            f"{self.plan.num_params:,} parameters, {self.plan.tokens_per_step:,} tokens a step, "
+            f"remat {train.remat}{pieces}, {self.run.optim.kind}",
+            "",
+            self.verdict(),
+        ]
+        parts = self.memory.parts()
+        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in parts.items() if size]
+        if not self.fits:
+            return [*lines, "", *self._unknown()]
+        lines += ["", self._predicted()]
+        kinds = sorted(self.timing.by_kind.items(), key=lambda item: -item[1])
+        lines += [f"  {seconds:8.3f} s  {kind}" for kind, seconds in kinds]
+        if self.timing.hidden_s:
+            lines.append(f"  {self.timing.hidden_s:8.3f} s  collectives hidden, not added")
+        shares = self.timing.by_part.most_common()
+        lines += [
+            "  products by part: " + ", ".join(f"{name} {s:.3f} s" for name, s in shares),
+            *takes.lines(),
+            "",
+            *self._unknown(),
+        ]
+        return lines
+
+    def verdict(self) -> str:
+        """Whether it fits, and how sure that is."""
+        used, error = self.memory.peak / GIB, f"give or take {MEMORY_ERROR_SHARE:.0%}"
+        if self.limit_bytes is None:
+            return f"NEEDS {used:.2f} GiB of the host's memory, {error}"
+        text = f"{used:.2f} of {self.limit_bytes / GIB:.2f} GiB, {error}"
+        close = "; that close, only the compiler can tell" if self.is_close else ""
+        if self.fits:
+            return f"FITS: {text}{close}"
+        return f"DOES NOT FIT: {text}: {self.over_bytes / GIB:.2f} GiB too much{close}"
+
+    def _predicted(self) -> str:
+        a_chip = self.tokens_per_s / self.machine.num_chips
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.0%}"
+        return (
+            f"predicted: {self.step_s:.3g} s a step, give or take {self.error_share:.0%}; "
+            f"{self.tokens_per_s:,.0f} tokens/s, {a_chip:,.0f} a {self.machine.unit}{mfu}"
+        )
+
+    def _unknown(self) -> list[str]:
+        lines = ["by the analytic model; no compiler was asked"]
+        if self.run.train.compiler_options:
+            lines.append("train.compiler_options: what they change is not in this answer")
+        if self.layout.kernels == "reference":
+            lines.append("attention without a kernel: whole score matrices are reckoned with")
+        if self.machine.platform == "gpu":
+            lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")
+        if self.machine.platform == "cpu":
+            lines.append("rates of one measured machine; others differ by a factor of two and more")
+        return lines
+
+
+def machine_text(machine: Machine) -> str:
+    """What a machine is made of."""
+    groups = {"tpu": "slices", "gpu": "nodes"}.get(machine.platform, "")
+    text = f"{machine.num_chips} {machine.unit}{'s' if machine.num_chips > 1 else ''}"
+    return f"{text} in {machine.num_groups} {groups}" if machine.num_groups > 1 else text

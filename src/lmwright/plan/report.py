@@ -1,0 +1,159 @@
+"""Report: what a compiled plan says, for people and as plan.json."""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lmwright.data.manifest import write_atomic
+from lmwright.plan.breakdown import buffer_lines, part_lines
+from lmwright.plan.buffers import Buffer, largest_buffers
+from lmwright.plan.compile import Compiled
+from lmwright.plan.cost import Estimate, estimate
+from lmwright.plan.hlo import Program, parse
+from lmwright.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
+from lmwright.plan.takes import Takes
+from lmwright.plan.topology import Slice
+from lmwright.presets.hardware import GIB, peak_of
+from lmwright.run import Run
+
+ERROR_SHARE = 0.25
+"""Half the width of the interval around a predicted step: the 90th percentile of the errors on
+published runs that were not used to calibrate (docs/plan.md), which are few, the one over `tensor`
+among them, and something more."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run, a slice, and the compiler's answer for the two."""
+
+    run: Run
+    where: Slice
+    compiled: Compiled
+
+    @property
+    def limit_bytes(self) -> int:
+        """HBM of one device that a program may use."""
+        peak = peak_of(self.where.family.device_kind)
+        return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
+
+    @cached_property
+    def parts(self) -> dict[str, int]:
+        """Bytes of one device by what they are for, adding up to the peak."""
+        c = self.compiled
+        parts = {"weights": c.weights_bytes, "optimizer": c.optimizer_bytes}
+        rest = c.peak_bytes - sum(parts.values())
+        if self.program is None:
+            return parts | {f"{GRADIENTS}, {SAVED}, {TEMPORARIES}": rest}
+        split = peak_split(self.program)
+        known = {name: split[name] for name in (GRADIENTS, SAVED)}
+        if sum(known.values()) > rest:  # by our account more is alive than by the compiler's
+            known = {name: int(size * rest / sum(known.values())) for name, size in known.items()}
+        return parts | known | {TEMPORARIES: rest - sum(known.values())}
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """Where the step's time goes; None where nothing was compiled."""
+        return estimate(self.program, self.where) if self.program else None
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The compiled program; None where nothing was compiled."""
+        return parse(self.compiled.hlo) if self.compiled.hlo else None
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """The program's largest arrays."""
+        return largest_buffers(self.program) if self.program else []
+
+    @property
+    def mfu(self) -> float | None:
+        """Forward and backward FLOPs, none twice, over what the peak does in that time."""
+        return self.least_step_s / self.estimate.step_s if self.estimate else None
+
+    @property
+    def least_step_s(self) -> float:
+        """Seconds in which the chips' peak could do the step's arithmetic; no step is faster."""
+        peak = peak_of(self.where.family.device_kind).bf16_flops * self.where.num_devices
+        return self.compiled.flops_per_step / peak
+
+    def to_json(self, takes: Takes | None = None) -> str:
+        """plan.json: every number, in bytes, seconds and FLOPs."""
+        numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
+        tokens = self.compiled.tokens_per_step * self.run.train.steps
+        return json.dumps(
+            numbers
+            | {
+                "chips": self.where.num_chips,
+                "devices": self.where.num_devices,
+                "hbm_limit_bytes": self.limit_bytes,
+                "least_step_s": self.least_step_s,
+                "mfu": self.mfu,
+                "peak": self.parts,
+                "estimate": asdict(self.estimate) if self.estimate else None,
+                "buffers": [asdict(buffer) for buffer in self.buffers],
+                "steps": self.run.train.steps,
+                "tokens": tokens,
+                "takes": takes.to_json() if takes else None,
+            },
+            indent=1,
+        )
+
+    def lines(self, takes: Takes | None = None) -> list[str]:
+        """The report as lines of text."""
+        c, where = self.compiled, self.where
+        shape = "x".join(map(str, where.shape))
+        lines = [
+            f"{self.run.name} on {where.name}: {where.num_chips} chips"
+            f" ({where.num_slices} x {shape}), mesh {mesh_text(c.mesh)}",
+            f"{c.num_params:,} parameters, {c.tokens_per_step:,} tokens a step, "
+            f"remat {self.run.train.remat}",
+            "",
+            self._verdict(),
+        ]
+        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in self.parts.items()]
+        per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
+        lines += [f"  {c.peak_bytes / GIB:8.2f} GiB  {per_device}, by the TPU compiler", ""]
+        lines += buffer_lines(self.buffers)
+        lines += self._time() if self.estimate else []
+        lines += [*takes.lines(), ""] if takes else []
+        least = self.least_step_s
+        lines += [
+            f"no step is faster than {least:.3g} s ({c.tokens_per_step / least:,.0f} tokens/s): "
+            f"{c.flops_per_step:.3g} FLOPs at the chips' peak",
+            f"compiled in {c.compile_s:.0f} s"
+            + (", by an earlier plan" if c.from_cache else "")
+            + ("; the step is kept for train" if c.step_kept else ""),
+        ]
+        return lines
+
+    def _time(self) -> list[str]:
+        found, c = self.estimate, self.compiled
+        lines = [
+            f"predicted: {found.step_s:.3g} s a step, give or take {ERROR_SHARE:.0%}; "
+            f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
+        ]
+        for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
+            lines.append(f"  {seconds:8.3f} s  {kind}")
+        lines.append(f"  {found.hidden_s:8.3f} s  collectives hidden behind arithmetic, not added")
+        return [*lines, *part_lines(found)]
+
+    def _verdict(self) -> str:
+        used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
+        if self.compiled.fits:
+            return f"FITS: {used:.2f} of {limit:.2f} GiB"
+        return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
+
+
+def mesh_text(sizes: dict[str, int]) -> str:
+    """The axes that have several devices."""
+    text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    return text or "of one device"
+
+
+def write_plan(text: str, folder: Path) -> Path:
+    """Writes plan.json below `folder`; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    write_atomic(path, text.encode())
+    return path

@@ -1,0 +1,165 @@
+"""Topology: the name of a TPU slice, as people and clouds write it, to chips on a torus.
+
+    v4-32        32 TensorCores, 16 chips 2x2x4      v5e-8       8 chips 2x4
+    v4:2x2x4     the same, said outright             2xv5e-256   two slices
+
+The number counts TensorCores (two a chip) for v2, v3, v4, v5p and 7x, and chips for v5e and
+v6e (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm).
+"""
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+
+from lmwright.errors import UserError
+
+SQUARES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16),
+           256: (16, 16)}  # fmt: skip
+OLD_SQUARES = {4: (2, 2), 16: (4, 4), 64: (8, 8), 128: (8, 16), 256: (16, 16), 512: (16, 32),
+               1024: (32, 32)}  # fmt: skip
+CUBES = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4),
+         128: (4, 4, 8), 256: (4, 8, 8), 512: (8, 8, 8), 1024: (8, 8, 16), 2048: (8, 16, 16),
+         4096: (16, 16, 16)}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How slices of one TPU generation are named and laid out."""
+
+    compiler_name: str
+    device_kind: str
+    """What JAX reports; the key of `presets.hardware.PEAKS`."""
+    count: int
+    """Units in the slice's name per chip."""
+    devices_per_chip: int
+    layouts: dict[int, tuple[int, ...]]
+    """Chips to torus shape."""
+    chip_config: str | None = None
+
+
+GENERATIONS = {
+    "v2": Generation(compiler_name="v2", device_kind="TPU v2", count=2, devices_per_chip=2,
+                     layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}),
+    "v3": Generation(compiler_name="v3", device_kind="TPU v3", count=2, devices_per_chip=2,
+                     layouts=OLD_SQUARES),
+    "v4": Generation(compiler_name="v4", device_kind="TPU v4", count=2, devices_per_chip=1,
+                     layouts={k: v for k, v in CUBES.items() if k <= 2048},
+                     chip_config="megacore"),
+    "v5e": Generation(compiler_name="v5e", device_kind="TPU v5 lite", count=1,
+                      devices_per_chip=1, layouts=SQUARES),
+    "v5p": Generation(compiler_name="v5p", device_kind="TPU v5", count=2, devices_per_chip=1,
+                      layouts=CUBES),
+    "v6e": Generation(compiler_name="v6e", device_kind="TPU v6 lite", count=1,
+                      devices_per_chip=1, layouts=SQUARES),
+    "7x": Generation(compiler_name="tpu7x", device_kind="TPU7x", count=2, devices_per_chip=2,
+                     layouts=CUBES),
+}  # fmt: skip
+ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "tpu7x": "7x", "v7x": "7x"}
+
+_NAME = re.compile(r"(?:(\d+)x(?=v|tpu|7x))?([a-z0-9]+?)(?:-(\d+)|:([\dx]+))")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Chips of one or several equal slices."""
+
+    generation: str
+    shape: tuple[int, ...]
+    """Chips along each torus axis of one slice."""
+    num_slices: int = 1
+
+    @property
+    def family(self) -> Generation:
+        return GENERATIONS[self.generation]
+
+    @property
+    def num_chips(self) -> int:
+        """Of all slices together."""
+        return math.prod(self.shape) * self.num_slices
+
+    @property
+    def num_devices(self) -> int:
+        """JAX devices of all slices together."""
+        return self.num_chips * self.family.devices_per_chip
+
+    @property
+    def name(self) -> str:
+        """The name clouds use where the shape has one, the shape otherwise."""
+        chips = math.prod(self.shape)
+        if self.family.layouts.get(chips) == self.shape:
+            text = f"{self.generation}-{chips * self.family.count}"
+        else:
+            text = f"{self.generation}:{'x'.join(map(str, self.shape))}"
+        return text if self.num_slices == 1 else f"{self.num_slices}x{text}"
+
+
+def names_of(generation: str) -> list[str]:
+    """The named slices of a generation, smallest first."""
+    family = GENERATIONS[generation]
+    return [f"{generation}-{chips * family.count}" for chips in family.layouts]
+
+
+def parse_slice(text: str) -> Slice:
+    """The slice that `text` names. Raises UserError with the nearest names otherwise."""
+    word = text.strip().lower().removeprefix("tpu:")
+    match = _NAME.fullmatch(word)
+    generation = ALIASES.get(match[2], match[2]) if match else ""
+    if generation not in GENERATIONS:
+        raise UserError(f"--on {text}: no TPU slice is called so; {_nearest(word)}")
+    slices = int(match[1] or 1)
+    family = GENERATIONS[generation]
+    if slices < 1:
+        raise UserError(f"--on {text}: at least one slice is needed")
+    if match[4]:
+        return Slice(generation=generation, shape=_shape(text, match[4], family), num_slices=slices)
+    chips, odd = divmod(int(match[3]), family.count)
+    if odd or chips not in family.layouts:
+        what = "TensorCores, two a chip" if family.count == 2 else "chips"
+        raise UserError(
+            f"--on {text}: {generation} has no slice of {match[3]} (the number counts {what}); "
+            f"{_nearest_sizes(generation, int(match[3]))}, or give a shape as in "
+            f"{generation}:{'x'.join(map(str, family.layouts[8 if 8 in family.layouts else 16]))}"
+        )
+    return Slice(generation=generation, shape=family.layouts[chips], num_slices=slices)
+
+
+def _shape(text: str, said: str, family: Generation) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(side) for side in said.split("x"))
+    except ValueError:
+        shape = ()
+    sides = len(next(iter(family.layouts.values())))
+    if len(shape) != sides or min(shape, default=0) < 1:
+        example = "x".join(map(str, list(family.layouts.values())[1]))
+        raise UserError(
+            f"--on {text}: the shape of a {family.device_kind} slice has {sides} sides; "
+            f"write it as {example}"
+        )
+    return shape
+
+
+def _nearest(word: str) -> str:
+    every = [name for generation in GENERATIONS for name in names_of(generation)]
+    close = difflib.get_close_matches(word, every, n=3, cutoff=0.4)
+    return f"nearest: {', '.join(close)}" if close else "known are, for instance, v4-32 and v5e-8"
+
+
+def _nearest_sizes(generation: str, size: int) -> str:
+    names = sorted(names_of(generation), key=lambda n: abs(int(n.split("-")[1]) - size))[:3]
+    return f"nearest: {', '.join(sorted(names, key=lambda n: int(n.split('-')[1])))}"
+
+
+def topology_request(where: Slice) -> dict:
+    """Keyword arguments of `jax.experimental.topologies.get_topology_desc`."""
+    sides = (*where.shape, 1)[:3]
+    request = {
+        "platform": "tpu",
+        "topology_name": f"{where.family.compiler_name}:{'x'.join(map(str, where.shape))}",
+        "chips_per_host_bounds": (*(min(side, 2) for side in sides[:2]), 1),
+    }
+    if where.family.chip_config:
+        request["chip_config_name"] = where.family.chip_config
+    if where.num_slices > 1:
+        request["num_slices"] = where.num_slices
+    return request

@@ -1,0 +1,37 @@
+"""Presets: plain functions that return ready values, one screen each.
+
+A run file names them: `recipe = "quickstart"` for a whole run, `[model] preset =
+"llama-5m"` for a section. The name is the function's, with dashes; a module may list
+short ones in `SHORT`.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+SECTIONS = {
+    "model": ("lmwright.presets.models", "lmwright.presets.decoders", "lmwright.presets.moe")
+}
+
+
+def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Every recipe by name; each returns a part of a run as nested dicts."""
+    return _functions(import_module("lmwright.presets.recipes"))
+
+
+def of_section(section: str) -> dict[str, Callable[[], Any]]:
+    """Every preset of a section by name, long or short; each returns the section's dataclass."""
+    modules = [import_module(name) for name in SECTIONS[section]]
+    found: dict[str, Callable[[], Any]] = {}
+    for module in modules:
+        found |= _functions(module) | getattr(module, "SHORT", {})
+    return found
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[[], Any]]:
+    return {
+        name.replace("_", "-"): value
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and value.__module__ == module.__name__
+    }

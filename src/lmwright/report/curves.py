@@ -1,0 +1,93 @@
+"""Curves as the page's script takes them: JSON lists, thinned where there are too many points."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lmwright.report.read import RunRecord, Series
+
+POINTS = 2000
+POINTS_OF_ALL_RUNS = 8000
+CLOCK_POINTS = 1000
+
+Curve = dict[str, list[Any]]
+
+
+def points_per_curve(num_runs: int) -> int:
+    """At most so many points of a curve are drawn, so that many runs still make one small page."""
+    return max(min(POINTS, POINTS_OF_ALL_RUNS // num_runs), 100)
+
+
+def curves_of(record: RunRecord, label: str, limit: int) -> dict[str, Any]:
+    """All curves of a run, and the clock that turns steps into tokens and hours."""
+    return {
+        "name": label,
+        "clock": clock_of(record),
+        "train": {name: curve(series, limit) for name, series in record.train.items()},
+        "evals": {
+            source: {name: curve(series, limit) for name, series in curves.items()}
+            for source, curves in record.evals.items()
+        },
+        "resumes": record.resumes,
+    }
+
+
+def curve(series: Series, limit: int) -> Curve:
+    """Steps and values, at most `limit` of them; null stands for nan and inf."""
+    kept = thin(series.values, limit)
+    return {
+        "step": [series.steps[i] for i in kept],
+        "value": [_finite(series.values[i]) for i in kept],
+    }
+
+
+def thin(values: list[float], limit: int) -> list[int]:
+    """Indices to draw, at most `limit` of them (3 or more): all, or the first, the last, and
+    both extremes of each stretch between, so that no spike is lost.
+
+    In a stretch with gaps (values that are not finite) the lower extreme makes room for one.
+    """
+    if len(values) <= limit:
+        return list(range(len(values)))
+    inner = len(values) - 2
+    stretches = (limit - 2) // 2
+    kept = {0, len(values) - 1}
+    for i in range(stretches):
+        span = range(1 + inner * i // stretches, 1 + inner * (i + 1) // stretches)
+        finite = [j for j in span if math.isfinite(values[j])]
+        gaps = [j for j in span if not math.isfinite(values[j])]
+        if finite:
+            kept.add(max(finite, key=values.__getitem__))
+        if gaps:
+            kept.add(gaps[0])
+        else:
+            kept.add(min(finite, key=values.__getitem__))
+    return sorted(kept)
+
+
+def clock_of(record: RunRecord) -> Curve:
+    """Steps with the tokens seen and the hours run until then; no tokens if never logged.
+
+    The page draws straight lines between these points.
+    """
+    steps = _every(record.hours.steps)
+    clock = {"step": steps, "tokens": [], "hours": _at(steps, record.hours)}
+    if "tokens_seen" in record.train:
+        seen = record.train["tokens_seen"]
+        # Nothing is seen at step 0, though nothing is logged there.
+        clock["tokens"] = _at(steps, Series([0, *seen.steps], [0.0, *seen.values]))
+    return clock
+
+
+def _at(steps: list[int], series: Series) -> list[float]:
+    return np.interp(steps, series.steps, series.values).tolist()
+
+
+def _every(steps: list[int]) -> list[int]:
+    stride = max(math.ceil(len(steps) / CLOCK_POINTS), 1)
+    return [*steps[:-1:stride], steps[-1]]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,204 @@
+"""report.html: one self-contained page about one run, or several side by side.
+
+    run_dir/* --read--> RunRecord --page--> template.html.j2 (tables) + report.js (curves)
+
+The curves are drawn by plotly.js, taken from the plotly package and packed into the page
+(gzip, 2 MB): zoom, hover and export are then a kept library's work. The page forbids itself
+every network access by its content security policy. All text is escaped.
+"""
+
+import base64
+import gzip
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from lmwright import __version__
+from lmwright.errors import UserError
+from lmwright.report.curves import curves_of, points_per_curve
+from lmwright.report.read import RunRecord, Sample, flatten, read_run
+from lmwright.report.summary import headline, hours_text, summarize
+
+REPORT_FILE = "report.html"
+PAGE_DIR = Path(__file__).parent
+ALWAYS_DIFFERENT = ("name", "dir")
+
+
+def report_command(dirs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Writes the report and says where; in the run's directory, or here if of several runs."""
+    if out is None:
+        out = Path(dirs[0]) / REPORT_FILE if len(dirs) == 1 else Path(REPORT_FILE)
+    path = write_report(dirs, out)
+    print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    return path
+
+
+def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
+    """Writes `out`, whole or not at all, from the files of the run directories.
+
+    Runs keep their order, which gives them their colors. Raises UserError for a folder that
+    is no run, for damaged files (naming file and line) and for an unwritable `out`.
+    """
+    if not run_dirs:
+        raise UserError("report: no run directory given; name one or more")
+    unique = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}
+    page = render([read_run(run_dir) for run_dir in unique.values()])
+    out = Path(out)
+    temp = out.with_name(out.name + ".tmp")
+    try:
+        with open(temp, "w", encoding="utf-8", errors="replace") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, out)
+    except OSError as error:
+        temp.unlink(missing_ok=True)
+        raise UserError(
+            f"{out}: cannot be written: {error.strerror}; choose another file with -o"
+        ) from error
+    return out
+
+
+def render(records: Sequence[RunRecord]) -> str:
+    """The page as HTML text."""
+    labels = unique_labels(records)
+    limit = points_per_curve(len(records))
+    curves = [
+        curves_of(record, label, limit) for record, label in zip(records, labels, strict=True)
+    ]
+    longest = max(len(s.steps) for record in records for s in _all_series(record))
+    configs = [record.config for record in records]
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE_DIR), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return env.get_template("template.html.j2").render(
+        labels=labels,
+        subtitle=_subtitle(records),
+        tiles=headline(records[0]) if len(records) == 1 else [],
+        summary=_mark_none(side_by_side([summarize(record) for record in records])),
+        differences=differences(configs) if len(records) > 1 else None,
+        samples=_samples(records, labels),
+        events=_events(records, labels),
+        tables=[
+            (title, side_by_side([flatten(part) for part in parts]))
+            for title, parts in (
+                ("Configuration", configs),
+                ("Plan", [record.plan for record in records]),
+                ("Environment", [record.env for record in records]),
+            )
+            if any(parts)
+        ],
+        version=__version__,
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        thinned=f"{limit:,}" if longest > limit else None,
+        # htmlsafe: no text in the data can end the script element that holds it.
+        data=Markup(jinja2.utils.htmlsafe_json_dumps({"runs": curves}, allow_nan=False)),
+        plotly=Markup(_packed_plotly()),
+        css=Markup((PAGE_DIR / "report.css").read_text()),
+        js=Markup((PAGE_DIR / "report.js").read_text()),
+    )
+
+
+def unique_labels(records: Sequence[RunRecord]) -> list[str]:
+    """The runs' names; with the folder where two runs have the same."""
+    names = [record.name for record in records]
+    return [
+        name if names.count(name) == 1 else f"{name} ({record.dir})"
+        for name, record in zip(names, records, strict=True)
+    ]
+
+
+def side_by_side(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each key of any column: key, text of each column or None, differs or not."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    rows = []
+    for key in keys:
+        texts = [_text(column[key]) if key in column else None for column in columns]
+        rows.append({"key": key, "texts": texts, "differs": len(set(texts)) > 1})
+    return rows
+
+
+def differences(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows in which configurations differ, name and folder aside."""
+    return [
+        row
+        for row in side_by_side(configs)
+        if row["differs"] and row["key"] not in ALWAYS_DIFFERENT
+    ]
+
+
+def _mark_none(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results differ nearly always; marking them would say nothing."""
+    return [{**row, "differs": False} for row in rows]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(_text(item) for item in value) or "(empty)"
+    return "-" if value is None else str(value)
+
+
+def _subtitle(records: Sequence[RunRecord]) -> str:
+    if len(records) > 1:
+        return f"{len(records)} runs side by side"
+    record = records[0]
+    steps = record.hours.steps[-1] if record.hours.steps else 0
+    hours = record.hours.values[-1] if record.hours.values else 0.0
+    return f"{record.dir}: {steps:,} steps, running for {hours_text(hours)}"
+
+
+def _samples(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Prompts in order; under each, every run's newest text and the ones before it."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record, label in zip(records, labels, strict=True):
+        by_prompt: dict[str, list[Sample]] = {}
+        for sample in record.samples:
+            by_prompt.setdefault(sample.prompt, []).append(sample)
+        for prompt, found in by_prompt.items():
+            entry = {"label": label, "latest": found[-1], "earlier": found[-2::-1]}
+            groups.setdefault(prompt, []).append(entry)
+    return [{"prompt": prompt, "runs": runs} for prompt, runs in groups.items()]
+
+
+def _events(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """What happened, without the saves, which come in hundreds and are summed up above."""
+    rows = []
+    for record, label in zip(records, labels, strict=True):
+        for event in record.events:
+            if event["kind"] == "checkpoint":
+                continue
+            fields = {k: v for k, v in event.items() if k not in ("step", "time", "kind")}
+            rows.append(
+                {
+                    "label": label,
+                    "step": event["step"],
+                    "kind": event["kind"],
+                    "when": f"{datetime.fromtimestamp(event['time'], UTC):%Y-%m-%d %H:%M:%S}",
+                    "details": ", ".join(f"{k} {_number(v)}" for k, v in fields.items()),
+                }
+            )
+    return rows
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else _text(value)
+
+
+def _all_series(record: RunRecord) -> list[Any]:
+    return [*record.train.values(), *(s for c in record.evals.values() for s in c.values())]
+
+
+@cache
+def _packed_plotly() -> str:
+    """plotly.js as base64 of gzip, for a script that unpacks it."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

@@ -1,0 +1,218 @@
+"""A run directory as the report sees it: run.toml, plan.json, env.json, metrics.jsonl.
+
+Only files are read, never jax or the training code, so that a report of a run can be made
+on any machine, also while the run is going on.
+"""
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmwright.errors import UserError
+from lmwright.report.redact import redact_tree
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass
+class Series:
+    """One curve: a value for each step at which it was logged; values may be nan or inf."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, step: int, value: float) -> None:
+        """Appends a point; a step measured again (a finished run, started once more) counts new."""
+        if self.steps and step < self.steps[-1]:
+            raise ValueError(f"step {step} comes after step {self.steps[-1]}")
+        if self.steps and step == self.steps[-1]:
+            self.steps.pop()
+            self.values.pop()
+        self.steps.append(step)
+        self.values.append(value)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text generated during the run."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass
+class RunRecord:
+    """Everything the files of one run directory say."""
+
+    dir: Path
+    name: str
+    config: dict[str, Any]
+    """run.toml with dotted keys."""
+    plan: dict[str, Any]
+    """plan.json; empty if there is none."""
+    env: dict[str, Any]
+    """env.json; empty if there is none."""
+    train: dict[str, Series] = field(default_factory=dict)
+    """Metric to curve."""
+    evals: dict[str, dict[str, Series]] = field(default_factory=dict)
+    """Source to metric to curve."""
+    samples: list[Sample] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of any other kind, as they are."""
+    hours: Series = field(default_factory=Series)
+    """Hours of running at each logged step; time between a stop and its resume is left out."""
+
+    @property
+    def resumes(self) -> list[int]:
+        """Steps at which the run was taken up again."""
+        return [event["step"] for event in self.events if event["kind"] == "resume"]
+
+
+def read_run(run_dir: str | Path) -> RunRecord:
+    """Reads a run directory; UserError names the file and line of what is missing or damaged."""
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir}: no such folder; give the directory of a run")
+    config = _read_toml(run_dir / "run.toml")
+    record = RunRecord(
+        dir=run_dir,
+        name=str(config.get("name", run_dir.name)),
+        config=flatten(redact_tree(config)),
+        plan=_read_json(run_dir / "plan.json"),
+        env=_read_json(run_dir / "env.json"),
+    )
+    _read_metrics(run_dir / "metrics.jsonl", record)
+    return record
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested tables to dotted keys; tables in a list are numbered: `data.sources.0.path`."""
+    if isinstance(tree, dict):
+        items = list(tree.items())
+    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
+        items = list(enumerate(tree))
+    else:
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: missing; {path.parent} is not a run directory (`lmwright train` makes one)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; restore it from a copy") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read: {error}; restore it from a copy, or remove it to make the "
+            "report without it"
+        ) from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not a JSON object; remove it to make the report without it")
+    return value
+
+
+def _read_metrics(path: Path, record: RunRecord) -> None:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; train the run first, nothing was measured yet") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = data.split(b"\n")
+    tail = lines.pop()  # what a running or killed run was writing; not yet a line
+    clock = _Clock(record.hours)
+    for number, line in enumerate(lines, 1):
+        entry = _parse(line, path, number)
+        clock.add(entry)
+        try:
+            _add(entry, record)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else error
+            raise UserError(
+                f"{path}, line {number}: not a {entry['kind']!r} line ({what}); restore the file "
+                "from a copy, or remove that line"
+            ) from error
+    if not record.train and not record.evals:
+        torn = " but a torn line" if tail else ""
+        raise UserError(f"{path}: holds no measurement{torn}; train the run first")
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+        if isinstance(entry, dict) and {"step", "time", "kind"} <= entry.keys():
+            entry["step"] = int(entry["step"])
+            entry["time"] = float(entry["time"])
+            return entry
+        problem = "no JSON object with step, time and kind"
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = str(error)
+    raise UserError(
+        f"{path}, line {number}: damaged ({problem}); restore the file from a copy, or remove "
+        "that line"
+    )
+
+
+def _add(entry: dict[str, Any], record: RunRecord) -> None:
+    step, kind = entry["step"], entry["kind"]
+    fields = {k: v for k, v in entry.items() if k not in ("step", "time", "kind")}
+    if kind == "train":
+        for name, value in fields.items():
+            record.train.setdefault(name, Series()).add(step, _number(value))
+    elif kind == "eval":
+        curves = record.evals.setdefault(str(fields.pop("source")), {})
+        fields["loss"]  # required
+        for name, value in fields.items():
+            curves.setdefault(name, Series()).add(step, _number(value))
+    elif kind == "sample":
+        record.samples.append(Sample(step, str(fields["prompt"]), str(fields["text"])))
+    else:
+        record.events.append(entry)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        if value not in NON_FINITE:
+            raise ValueError(f"{value!r} is no number")
+        return NON_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+class _Clock:
+    """Hours of running: a resume starts the clock again where its last line had stopped it."""
+
+    def __init__(self, hours: Series):
+        self._hours = hours
+        self._spent_s = 0.0
+        self._last: float | None = None
+
+    def add(self, entry: dict[str, Any]) -> None:
+        now = entry["time"]
+        if self._last is not None and entry["kind"] != "resume":
+            self._spent_s += max(now - self._last, 0.0)
+        self._last = now
+        if not self._hours.steps or entry["step"] > self._hours.steps[-1]:
+            self._hours.add(entry["step"], self._spent_s / 3600)
+        else:
+            # Evaluations and checkpoints of a step lengthen its time.
+            self._hours.values[-1] = self._spent_s / 3600

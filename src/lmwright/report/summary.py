@@ -1,0 +1,151 @@
+"""The figures a report opens with: what came out, at what cost, on what machine."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lmwright.report.read import RunRecord, Series
+
+Rows = dict[str, str]
+
+
+def summarize(record: RunRecord) -> Rows:
+    """Label to text, in the order they are shown; what was not measured is left out."""
+    return {
+        label: text
+        for part in (_outcome(record), _size(record), _cost(record), _machine(record))
+        for label, text in part.items()
+        if text
+    }
+
+
+def headline(record: RunRecord) -> list[tuple[str, str, str]]:
+    """The few (label, value, note) that matter most, for the tiles of a single run."""
+    tiles = []
+    for source, curves in list(record.evals.items())[:2]:
+        note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
+        if "bits_per_byte" in curves:
+            note += f", {curves['bits_per_byte'].values[-1]:.3f} bits per byte"
+        tiles.append((f"held-out loss, {source}", _loss(curves["loss"].values[-1]), note))
+    if "loss" in record.train:
+        loss = record.train["loss"]
+        note = f"at step {loss.steps[-1]:,}"
+        tiles.append(("training loss", _loss(tail_mean(loss)), note))
+    summary = _size(record) | _cost(record)
+    for label in ("parameters", "tokens seen"):
+        if label in summary:
+            tiles.append((label, short(int(summary[label].replace(",", ""))), summary[label]))
+    if "tokens/s" in summary:
+        tiles.append(("tokens/s", summary["tokens/s"], "median"))
+    return tiles
+
+
+def tail_mean(series: Series) -> float:
+    """Mean of the last twentieth of a curve (at least one point): steadier than its last value."""
+    return float(np.mean(series.values[-max(len(series.values) // 20, 1) :]))
+
+
+def _outcome(record: RunRecord) -> Rows:
+    rows = {}
+    if "loss" in record.train:
+        loss = record.train["loss"]
+        rows["training loss (mean of the last 5 %)"] = _loss(tail_mean(loss))
+        bad = [s for s, v in zip(loss.steps, loss.values, strict=True) if not math.isfinite(v)]
+        if bad:
+            rows["training loss not finite"] = f"first at step {bad[0]:,}, {len(bad):,} times"
+    for source, curves in record.evals.items():
+        rows |= _held_out(source, curves)
+    return rows
+
+
+def _held_out(source: str, curves: dict[str, Series]) -> Rows:
+    loss = curves["loss"]
+    text = _loss(loss.values[-1])
+    points = [(v, s) for v, s in zip(loss.values, loss.steps, strict=True) if not math.isnan(v)]
+    if points and min(points)[0] < loss.values[-1]:
+        best, step = min(points)
+        text += f" (best {_loss(best)} at step {step:,})"
+    rows = {f"held-out loss, {source}": text}
+    if "ppl" in curves:
+        rows[f"perplexity, {source}"] = f"{curves['ppl'].values[-1]:,.2f}"
+    if "bits_per_byte" in curves:
+        rows[f"bits per byte, {source}"] = f"{curves['bits_per_byte'].values[-1]:.4f}"
+    return rows
+
+
+def _size(record: RunRecord) -> Rows:
+    rows = {}
+    if isinstance(params := record.plan.get("num_params"), int):
+        rows["parameters"] = f"{params:,}"
+    if steps := record.hours.steps:
+        rows["steps"] = f"{steps[-1]:,}"
+        if total := record.config.get("train.steps"):
+            rows["steps"] += f" of {total:,}"
+    if "tokens_seen" in record.train:
+        rows["tokens seen"] = f"{int(record.train['tokens_seen'].values[-1]):,}"
+    return rows
+
+
+def _cost(record: RunRecord) -> Rows:
+    rows = {}
+    if record.hours.values:
+        rows["time running"] = hours_text(record.hours.values[-1])
+    formats = {
+        "tokens_per_s": ("tokens/s", "{:,.0f}"),
+        "step_time_p50_s": ("step time, median", "{:.4g} s"),
+        "input_wait_share": ("waiting for input", "{:.2%}"),
+        "mfu": ("MFU", "{:.1%}"),
+    }
+    for name, (label, text) in formats.items():
+        if name in record.train:
+            rows[label] = text.format(float(np.nanmedian(record.train[name].values)))
+    if "peak_memory_bytes" in record.train:
+        peak = max(record.train["peak_memory_bytes"].values)
+        rows["peak memory"] = f"{peak / 2**30:.2f} GiB"
+    saves = [
+        e["blocked_s"] for e in record.events if e["kind"] == "checkpoint" and "blocked_s" in e
+    ]
+    if saves:
+        rows["checkpoints"] = (
+            f"{len(saves)} saved, training held up {np.mean(saves):.2g} s each time"
+        )
+    if record.resumes:
+        rows["resumed"] = "at step " + ", ".join(f"{step:,}" for step in record.resumes)
+    return rows
+
+
+def _machine(record: RunRecord) -> Rows:
+    env = record.env
+    if not env:
+        return {}
+    name = env.get("device_kind", "")
+    if env.get("device_platform") == "cpu":
+        name = f"{env.get('cpu', 'CPU')}, {env.get('cpu_cores', '?')} cores"
+        if isinstance(memory := env.get("memory_bytes"), int):
+            name += f", {memory / 2**30:.0f} GiB"
+    elif count := env.get("device_count"):
+        name = f"{count} x {name}"
+    packages: dict[str, Any] = env.get("packages", {})
+    names = ("lmwright", "podsmith", "jax")  # podsmith: what lmwright was called until 0.2
+    software = [f"{each} {packages[each]}" for each in names if each in packages]
+    return {"machine": name, "software": ", ".join(software)}
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def short(number: float) -> str:
+    """Three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def hours_text(hours: float) -> str:
+    """`48 s`, `12.4 min`, `3.21 h`."""
+    if hours < 1 / 60:
+        return f"{hours * 3600:.3g} s"
+    return f"{hours * 60:.1f} min" if hours < 1 else f"{hours:.2f} h"

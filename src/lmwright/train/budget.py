@@ -1,0 +1,152 @@
+"""Budget: the machine time of a run, over all its sessions.
+
+    sessions.json  [{"began": ..., "seconds": ..., "first_step": ..., "last_step": ...,
+                     "step_s": ..., "save_s": ..., "end": "session limit"}, ...]
+
+Every session adds its entry and keeps it up to date, so that a killed one counts too. Before
+each step the loop asks whether there is time for it, see `plan.sessions`.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lmwright.checkpoint.store import write_atomically
+from lmwright.core.param import Tree
+from lmwright.core.weight import nbytes
+from lmwright.errors import UserError
+from lmwright.plan.sessions import assumed_save_s, fits, session_limit_s
+from lmwright.run import Limits, Run
+from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
+
+LEDGER = "sessions.json"
+REMEMBERED_STEPS = 20
+WRITE_EVERY_S = 30.0
+
+
+class Budget:
+    """The clock of one session and the ledger of all.
+
+    `began` is the clock's time at which the session's machine time began; now if unset.
+    `checkpoint_bytes` stand for the time of a save until one was measured. Raises UserError
+    for a ledger that cannot be read.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        run_dir: Path,
+        start_step: int,
+        *,
+        checkpoint_bytes: int = 0,
+        began: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        self._limits, self._path, self._clock = limits, run_dir / LEDGER, clock
+        self._began = clock() if began is None else began
+        self.earlier = read_ledger(self._path)
+        measured = [entry["save_s"] for entry in self.earlier if entry.get("save_s")]
+        self._save_s = measured[-1] if measured else assumed_save_s(checkpoint_bytes)
+        self._steps_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._other_s = 0.0
+        self._last = clock()
+        self._written = float("-inf")
+        self._entry: dict[str, Any] = {
+            "began": round(self._began, 3),
+            "seconds": 0.0,
+            "first_step": start_step,
+            "last_step": start_step,
+            "end": "killed",
+        }
+
+    @classmethod
+    def of(cls, run: Run, folder: Path, start: int, state: Tree, began: float) -> "Budget":
+        """The budget of a run's session that goes on at step `start` with a state."""
+        size = nbytes(state)
+        return cls(run.limits, folder, start, checkpoint_bytes=size, began=began)
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of this session so far."""
+        return self._clock() - self._began
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all sessions so far."""
+        return self.used_s + sum(entry["seconds"] for entry in self.earlier)
+
+    @property
+    def step_s(self) -> float:
+        """The longest of the latest steps; 0 before any."""
+        return max(self._steps_s, default=0.0)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Time inside belongs to no step."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._other_s += self._clock() - start
+
+    def stepped(self, step: int) -> None:
+        """A step is done."""
+        now = self._clock()
+        self._steps_s.append(max(now - self._last - self._other_s, 0.0))
+        self._last, self._other_s = now, 0.0
+        self._entry["last_step"] = step
+        if now - self._written >= WRITE_EVERY_S:
+            self._write()
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long, all told."""
+        self._save_s = seconds
+        self._entry["save_s"] = round(seconds, 3)
+
+    def over(self, beside_s: float = 0.0) -> int | None:
+        """The exit code if there is no time for one more step, `beside_s` seconds that go with
+        it, and a save; None if there is."""
+        next_s = self.step_s + beside_s
+        if self._limits.total_hours is not None:
+            limit = self._limits.total_hours * 3600 - self._limits.margin_minutes * 60
+            if not fits(self.total_s, next_s, self._save_s, limit):
+                return EXIT_TIME_SPENT
+        if not fits(self.used_s, next_s, self._save_s, session_limit_s(self._limits)):
+            return EXIT_SESSION_OVER
+        return None
+
+    def close(self, end: str) -> None:
+        """Writes how the session ended."""
+        self._entry["end"] = end
+        self._write()
+
+    def _write(self) -> None:
+        self._written = self._clock()
+        self._entry["seconds"] = round(self.used_s, 3)
+        if self._steps_s:
+            self._entry["step_s"] = round(self.step_s, 6)
+        if jax.process_index() == 0:
+            entries = [*self.earlier, self._entry]
+            write_atomically(self._path, json.dumps(entries, indent=1) + "\n")
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """The sessions that a run had. Raises UserError where the file is not one."""
+    try:
+        entries = json.loads(path.read_text())
+        if all(float(entry["seconds"]) >= 0 for entry in entries):
+            return entries
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(
+        f"{path}: is no ledger of sessions; restore it from a copy, or remove it to count machine "
+        "time from zero"
+    )

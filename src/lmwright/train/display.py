@@ -1,0 +1,231 @@
+"""Display: what a person sees while a run trains.
+
+On a terminal a panel is redrawn in place at most twice a second; anywhere else (a log file,
+a pipe) one plain line is printed each time values are given.
+No thread: a panel that redraws itself would take the interpreter from the training loop.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lmwright.report.summary import short
+from lmwright.run import Run
+
+REDRAW_S = 0.5
+SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+SPARK_POINTS = 400
+SMOOTHING = 0.9
+
+
+class Display:
+    """Panel or plain lines for one run; a context manager.
+
+    `start_step` is the number of steps done before. Values are plain floats under the names
+    of metrics.jsonl and stay shown until they are given again. On a process other than 0
+    (`process_index`, of jax if unset) every method does nothing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        total_steps: int,
+        start_step: int,
+        *,
+        process_index: int | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if process_index is None:
+            import jax
+
+            process_index = jax.process_index()
+        self._name = run.name
+        self._total = total_steps
+        self._step = start_step
+        self._active = process_index == 0
+        self._console = console or Console()
+        self._clock = clock
+        self._values: dict[str, float] = {}
+        self._losses: deque[float] = deque(maxlen=SPARK_POINTS)
+        self._smooth_loss: float | None = None
+        self._held_out: tuple[int, dict[str, float]] | None = None
+        self._saved_step: int | None = None
+        self._marks: deque[tuple[float, int]] = deque(maxlen=64)  # (clock, step), for the ETA
+        self._drawn = float("-inf")
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._active and self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(self._panel(), console=self._console, auto_refresh=False)
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.update(self._panel(), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def update(self, step: int, **values: float) -> None:
+        """Shows step `step` as done; values may be left out between two log lines."""
+        if not self._active:
+            return
+        now = self._clock()
+        self._step = step
+        self._values.update(values)
+        if "loss" in values:
+            self._add_loss(values["loss"])
+        # The first step also holds the compilation, so speed is counted from its end.
+        if not self._marks or now - self._marks[-1][0] >= REDRAW_S:
+            self._marks.append((now, step))
+        if self._live is None:
+            if values:
+                self._print(self._line())
+        elif now - self._drawn >= REDRAW_S or step >= self._total:
+            self._live.update(self._panel(), refresh=True)
+            self._drawn = now
+
+    def evaluated(self, step: int, losses: Mapping[str, float]) -> None:
+        """Prints held-out losses, one for each source, and keeps them in the panel."""
+        self._held_out = (step, dict(losses))
+        self.note(f"step {step}: held-out loss  {self._held_out_text()}")
+
+    def saved(self, step: int) -> None:
+        """Keeps the step of the newest checkpoint in the panel."""
+        self._saved_step = step
+
+    def note(self, text: str) -> None:
+        """Prints a line above the panel; markup in it is not interpreted."""
+        if self._active:
+            self._print(text)
+
+    def eta_s(self) -> float | None:
+        """Seconds left at the speed of late; None before any step was timed."""
+        if not self._marks:
+            return None
+        then, step = self._marks[0]
+        elapsed_s = self._clock() - then
+        if self._step <= step or elapsed_s <= 0:
+            return None
+        return (self._total - self._step) * elapsed_s / (self._step - step)
+
+    def _add_loss(self, loss: float) -> None:
+        self._losses.append(loss)
+        if self._smooth_loss is None:
+            self._smooth_loss = loss
+        elif math.isfinite(loss):
+            self._smooth_loss = SMOOTHING * self._smooth_loss + (1 - SMOOTHING) * loss
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._live is None:
+            self._console.file.flush()
+
+    def _line(self) -> str:
+        parts = [f"step {self._step}/{self._total}", *(f"{n} {v}" for n, v in self._facts())]
+        return "  ".join(parts) + self._eta_text()
+
+    def _eta_text(self) -> str:
+        eta_s = self.eta_s()
+        return "" if eta_s is None else f"  ETA {duration(eta_s)}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Name and value of everything known now, most wanted first."""
+        return [
+            (label, text(self._values[name]))
+            for name, label, text in FORMATS
+            if name in self._values
+        ]
+
+    def _held_out_text(self) -> str:
+        if self._held_out is None:
+            return ""
+        return "  ".join(f"{name} {loss:.4f}" for name, loss in self._held_out[1].items())
+
+    def _panel(self) -> Panel:
+        total, step = max(self._total, 1), min(self._step, self._total)
+        rows = [
+            self._row(f"step {step:,} of {total:,}", f"{step / total:.0%}{self._eta_text()}"),
+            ProgressBar(total=total, completed=step, complete_style="cyan", finished_style="green"),
+        ]
+        if facts := self._facts():
+            rows.append(self._grid(facts))
+        if len(self._losses) > 1 and "utf" in self._console.encoding.lower():
+            rows.append(Text(sparkline(self._losses, max(self._console.width - 4, 8)), "cyan"))
+        if self._held_out:
+            rows.append(self._row(f"held-out at {self._held_out[0]:,}", self._held_out_text()))
+        if self._saved_step is not None:
+            rows.append(self._row("checkpoint", f"step {self._saved_step:,}"))
+        return Panel(Group(*rows), title=Text(self._name), title_align="left", border_style="dim")
+
+    def _grid(self, facts: list[tuple[str, str]]) -> Table:
+        """Name over value, as many columns as the terminal holds."""
+        if self._smooth_loss is not None and facts[0][0] == "loss":
+            facts = [facts[0], ("smoothed", f"{self._smooth_loss:.4f}"), *facts[1:]]
+        columns = max(1, min(len(facts), (self._console.width - 4) // 13))
+        grid = Table.grid(padding=(0, 2))
+        for start in range(0, len(facts), columns):
+            chunk = facts[start : start + columns]
+            grid.add_row(*(Text(name, "dim", no_wrap=True) for name, _ in chunk))
+            grid.add_row(*(Text(value, "bold", no_wrap=True) for _, value in chunk))
+        return grid
+
+    def _row(self, name: str, value: str) -> Text:
+        row = Text.assemble((name, "dim"), "  ", value, no_wrap=True)
+        row.truncate(max(self._console.width - 4, 4), overflow="ellipsis")
+        return row
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m 05s`, `7h 12m`, `2d 03h`."""
+    s = max(round(seconds), 0)
+    if s < 60:
+        return f"{s}s"
+    if s < 3600:
+        return f"{s // 60}m {s % 60:02d}s"
+    if s < 86400:
+        return f"{s // 3600}h {s % 3600 // 60:02d}m"
+    return f"{s // 86400}d {s % 86400 // 3600:02d}h"
+
+
+def sparkline(values: Iterable[float], width: int) -> str:
+    """The values as block characters, at most `width`, each the mean of its share; NaN is blank."""
+    values = list(values)
+    width = min(width, len(values))
+    edges = [len(values) * i // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    if not finite:
+        return " " * width
+    low, spread = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        SPARKS[min(int((mean - low) / spread * len(SPARKS)), len(SPARKS) - 1)]
+        if math.isfinite(mean)
+        else " "
+        for mean in means
+    )
+
+
+FORMATS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("loss", "loss", lambda v: f"{v:.4f}"),
+    ("tokens_per_s", "tokens/s", short),
+    ("learning_rate", "LR", lambda v: f"{v:.2e}"),
+    ("grad_norm", "grad norm", lambda v: f"{v:.3g}"),
+    ("step_time_p50_s", "s/step", lambda v: f"{v:.3g}"),
+    ("input_wait_share", "input wait", lambda v: f"{v:.1%}"),
+    ("mfu", "MFU", lambda v: f"{v:.1%}"),
+    ("peak_memory_bytes", "memory", lambda v: f"{v / 2**30:.3g} GiB"),
+    ("tokens_seen", "tokens", short),
+)
+"""Metric, its label, and how a value is written, in the order they are shown."""

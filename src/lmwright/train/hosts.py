@@ -1,0 +1,122 @@
+"""Hosts: several processes, each with its own devices, train one run together.
+
+    JAX_COORDINATOR_ADDRESS=host0:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0   said outright
+    lmwright train --pod                                     JAX finds it: TPU pods, Slurm, MPI
+
+Every process runs the same command on a shared run directory; process 0 writes.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from lmwright.core.sharding import batch_sharding
+from lmwright.errors import UserError
+from lmwright.plan.resolve import Plan
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+HEARTBEAT_S = 30  # the others end so long after one of them was killed
+
+
+def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> None:
+    """Connects to the run's other processes, where there are any; before any use of devices.
+
+    Raises UserError where the variables are incomplete or the others are not found.
+    """
+    given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
+    if not given and not pod:
+        return
+    if given and len(given) < 3:
+        missing = sorted({ADDRESS, COUNT, INDEX} - set(given))
+        raise UserError(
+            f"{', '.join(given)}: set without {', '.join(missing)}; set all three in every process"
+        )
+    where = {}
+    if given:
+        where = {
+            "coordinator_address": variables[ADDRESS],
+            "num_processes": _count(variables, COUNT),
+            "process_id": _count(variables, INDEX),
+        }
+        if where["process_id"] >= where["num_processes"]:
+            raise UserError(
+                f"{INDEX}: {where['process_id']} is not below {COUNT} = {where['num_processes']}; "
+                f"processes count from 0"
+            )
+    # CPUs match collectives by order alone: two programs at once would mix theirs
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    try:
+        jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_S)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"the other processes were not found ({reason}); start one on each host, or set "
+            f"{ADDRESS}, {COUNT} and {INDEX} in each"
+        ) from error
+
+
+def _count(variables: Mapping[str, str], name: str) -> int:
+    if not variables[name].isdecimal():
+        raise UserError(f"{name}: {variables[name]!r} is not a number; write it as 0, 1, 2 ...")
+    return int(variables[name])
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """The rows of a microbatch that this process's devices hold, as (start, stop) stretches.
+
+    Rows of a microbatch are taken at stride A from the batch: row j of microbatch a is row
+    j A + a of the batch, whatever the number of processes.
+    """
+
+    stretches: tuple[tuple[int, int], ...]
+    num_microbatches: int
+    num_rows: int
+    """Rows of a microbatch on all hosts together."""
+
+    @classmethod
+    def of(cls, plan: Plan, num_rows: int | None = None) -> "HostRows":
+        """For microbatches of the run's size, or of `num_rows`."""
+        train = plan.run.train
+        rows = num_rows or train.global_batch_size // train.num_microbatches
+        indices = batch_sharding(plan.mesh).addressable_devices_indices_map((rows, plan.seq_len))
+        found: list[tuple[int, int]] = []
+        for start, stop in sorted({index[0].indices(rows)[:2] for index in indices.values()}):
+            if found and found[-1][1] == start:
+                found[-1] = (found[-1][0], stop)
+            else:
+                found.append((start, stop))
+        return cls(tuple(found), train.num_microbatches, rows)
+
+    @property
+    def of_batch(self) -> list[tuple[int, int]]:
+        """The same as rows of the whole batch."""
+        num = self.num_microbatches
+        return [(start * num, stop * num) for start, stop in self.stretches]
+
+    def place(self, plan: Plan, rows: np.ndarray) -> jax.Array:
+        """Rows [b, T] of this host, in order, as its part of a global [A, B, T]."""
+        num = self.num_microbatches
+        local = np.ascontiguousarray(rows.reshape(-1, num, rows.shape[1]).swapaxes(0, 1))
+        sharding = batch_sharding(plan.mesh, leading=1)
+        if jax.process_count() == 1:
+            return jax.device_put(local, sharding)
+        whole = (num, self.num_rows, rows.shape[1])
+
+        def piece(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[1].indices(whole[1])
+            at = self._local(start)
+            return local[index[0], at : at + stop - start, index[2]]
+
+        return jax.make_array_from_callback(whole, sharding, piece)
+
+    def _local(self, row: int) -> int:
+        before = 0
+        for start, stop in self.stretches:
+            if start <= row < stop:
+                return before + row - start
+            before += stop - start
+        raise ValueError(f"row {row} is not of this host")

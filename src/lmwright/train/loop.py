@@ -1,0 +1,389 @@
+"""The training loop: reads a batch, runs the step, and sees to everything around it.
+
+    loader.batch(k) --> step --> metrics --> every so often: log, evaluate, save
+
+Resume is one integer: the batch of step k is a pure function of (seed, k), and the state
+holds the rest.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lmwright.checkpoint.store import Checkpoints
+from lmwright.config import dump_toml
+from lmwright.core.batch import Batch
+from lmwright.core.param import Tree
+from lmwright.data.loader import Loader
+from lmwright.data.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.evals.held_out import HeldOut
+from lmwright.evals.loss import SourceLoss
+from lmwright.objectives import KINDS
+from lmwright.objectives.base import learns_from
+from lmwright.plan.compile import refuse_option
+from lmwright.plan.executable import load_or_compile
+from lmwright.plan.length import with_steps
+from lmwright.plan.resolve import Plan, resolve
+from lmwright.report.read import read_run
+from lmwright.run import Run
+from lmwright.train.budget import Budget
+from lmwright.train.display import Display
+from lmwright.train.hosts import HostRows, join
+from lmwright.train.metrics import MetricsWriter
+from lmwright.train.rundir import claim, keep_tokenizer
+from lmwright.train.signals import (
+    EXIT_INTERRUPTED,
+    EXIT_SESSION_OVER,
+    EXIT_TIME_SPENT,
+    StopRequest,
+)
+from lmwright.train.start import first_state
+from lmwright.train.state import abstract_batch, abstract_state, eval_weights
+from lmwright.train.step import Step, make_step, step_options
+from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
+
+ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total limit"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended: the step reached, and the exit code (0 when the run is done)."""
+
+    step: int
+    exit_code: int
+    losses: list[SourceLoss]
+
+
+def train(
+    run: Run, devices: list[jax.Device] | None = None, *, began: float | None = None
+) -> Outcome:
+    """Trains until the run is done, told to stop or out of time; goes on from the newest intact
+    checkpoint. `began` is when the session's machine time began (`time.time`), now if unset.
+    Raises UserError for anything a user can cure."""
+    began = time.time() if began is None else began
+    run = with_steps(run)
+    plan = resolve(run, devices)
+    if run.lora is not None:
+        from lmwright.train.lora_loop import train_adapters
+
+        return train_adapters(plan, began)
+    with ExitStack() as stack:
+        store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
+        folder = stack.enter_context(claim(run, plan))
+        keep_tokenizer(folder, store)
+        stop = stack.enter_context(StopRequest())
+        checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
+        state, start = restore_or_init(plan, checkpoints, store)
+        stack.enter_context(jax.set_mesh(plan.mesh))
+        session = Session(
+            plan=plan,
+            state=state,
+            start=start,
+            store=store,
+            checkpoints=checkpoints,
+            stop=stop,
+            budget=Budget.of(run, folder, start, state, began),
+            metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
+            display=stack.enter_context(Display(run, run.train.steps, start)),
+            loader=stack.enter_context(make_loader(plan, store, start)),
+        )
+        return session.run()
+
+
+def open_store(
+    run: Run, plan: Plan, folder: str | None = None, rows: int | None = None
+) -> TokenStore:
+    """The run's prepared data, or that of `folder`, checked against the run and the rows that
+    each step takes of it."""
+    folder = folder or run.data.dir
+    store = TokenStore.open(folder)
+    if store.seq_len != plan.seq_len:
+        raise UserError(
+            f"{folder}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
+            f"prepare again or set data.pack.seq_len = {store.seq_len}"
+        )
+    if store.vocab_size > run.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
+            f"of the tokenizer in {folder}; raise it"
+        )
+    _check_kind(run, store)
+    store.check(global_batch_size=rows or run.train.global_batch_size)
+    return store
+
+
+def _check_kind(run: Run, store: TokenStore) -> None:
+    wanted = learns_from(run.objective)
+    if wanted != store.holds:
+        known = " or ".join(name for name, o in KINDS.items() if learns_from(o) == store.holds)
+        rows = {"pairs of answers": "preference", "rated answers": "rated"}
+        other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
+        raise UserError(
+            f"{run.data.dir}: holds {store.holds}, which is not what objective.kind = "
+            f"{run.objective.kind!r} learns from; choose {known}{other}"
+        )
+
+
+def make_loader(plan: Plan, store: TokenStore, start: int) -> Loader:
+    """This host's share of every batch."""
+    return Loader(
+        store,
+        global_batch_size=plan.run.train.global_batch_size,
+        stretches=HostRows.of(plan).of_batch,
+        start_step=start,
+    )
+
+
+def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> tuple[Tree, int]:
+    """The newest intact state and its step, or a fresh one and 0."""
+    restored = checkpoints.restore(abstract_state(plan))
+    if restored is None:
+        return first_state(plan, store), 0
+    state, meta = restored
+    if meta["store"] != store.fingerprint:
+        raise UserError(
+            f"{plan.run.data.dir}: the prepared data is not what {plan.run.dir} was trained on; "
+            f"prepare it as before, or choose another dir="
+        )
+    return state, int(meta["step"])
+
+
+def to_device(plan: Plan, host: HostRows, rows: dict[str, np.ndarray]) -> Batch:
+    """Host rows [b, T] as a global batch [A, B, T]; each host gives its own rows."""
+    return Batch(**{name: host.place(plan, rows[name]) for name in Batch.__dataclass_fields__})
+
+
+@dataclass
+class Session:
+    """One process's stretch of a run, from `start` to the end or a request to stop."""
+
+    plan: Plan
+    state: Tree
+    start: int
+    store: TokenStore
+    checkpoints: Checkpoints
+    stop: StopRequest
+    budget: Budget
+    metrics: MetricsWriter
+    display: Display
+    loader: Loader
+
+    @property
+    def steps(self) -> int:
+        """The step at which the run ends."""
+        return self.plan.run.train.steps
+
+    def prepare(self) -> None:
+        """What is made once, before the first step."""
+        self.held_out = HeldOut(self.plan, self.store)
+
+    def run(self) -> Outcome:
+        """Steps until the end or until asked to stop."""
+        run = self.plan.run
+        self.prepare()
+        self.losses: list[SourceLoss] = []
+        self._eval_s = self._blocked_s = 0.0
+        if self.start:
+            self.metrics.event("resume", step=self.start)
+            self.display.note(f"continuing from step {self.start}")
+        if self.start < self.steps and (code := self.budget.over()):
+            return self._end(self.start, code)
+        if self.start == 0 and run.eval.first == "start":
+            self._evaluate(0)
+        if self.start >= self.steps:
+            self._evaluate(self.steps)
+            return self._end(self.start, 0)
+        with self.budget.apart():
+            self._compile()
+        done = self.start
+        while done < self.steps:
+            values = self._step(done)
+            done += 1
+            if done % run.metrics.log_every_steps == 0 or done in (1, self.steps):
+                self._log(done, values)
+            # Before the save: a run killed between the two evaluates this step again.
+            if self._evaluation_due(done):
+                began = time.monotonic()
+                self._evaluate(done)
+                self._eval_s = time.monotonic() - began
+            self.budget.stepped(done)
+            if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
+                self.stop.exit_code = self.stop.exit_code or code
+            stopping = self.stop.asked(done)
+            if done >= self.steps or stopping or _due(done, run.checkpoint.save_every_steps):
+                self._save(done)
+            if stopping and done < self.steps:
+                return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
+        return self._end(done, 0)
+
+    def _evaluation_due(self, done: int) -> bool:
+        return done == self.steps or _due(done, self.plan.run.eval.every_steps)
+
+    def _beside_s(self, step: int) -> float:
+        """Seconds of the evaluation that follows a step, as long as the one before took."""
+        return self._eval_s if self._evaluation_due(step) else 0.0
+
+    def _program(self) -> tuple[Step, Batch, HostRows]:
+        """The step, the shapes of its batch, and this host's rows of it."""
+        return make_step(self.plan), abstract_batch(self.plan), HostRows.of(self.plan)
+
+    @property
+    def share(self) -> float:
+        """Rows of a step over the run's rows of a step."""
+        return 1.0
+
+    def _tokens_seen(self, step: int) -> float:
+        return float(step * self.plan.tokens_per_step)
+
+    def _compile(self) -> None:
+        began = time.monotonic()
+        step, batch, self._host = self._program()
+        try:
+            lowered = step.lower(abstract_state(self.plan), batch)
+            devices, options = self.plan.devices, step_options(self.plan)
+            self._compiled, by_plan = load_or_compile(lowered, devices, options)
+        except jax.errors.JaxRuntimeError as error:
+            refuse_option(str(error))
+            raise
+        seconds = time.monotonic() - began
+        self.metrics.event("compile", step=self.start, seconds=seconds, by_plan=by_plan)
+        how = "took over the step that plan compiled" if by_plan else "compiled the train step"
+        self.display.note(f"{how} in {seconds:.1f} s")
+        self._running: jax.Array | None = None
+        self.timer = StepTimer(
+            round(self.share * self.plan.tokens_per_step),
+            self.share * self.plan.flops_per_step,
+            peak_flops(self.plan.devices),
+        )
+
+    def _step(self, k: int) -> dict[str, jax.Array]:
+        with self.timer.waiting():
+            rows = self.loader.batch(k)
+        self.state, values = self._compiled(self.state, to_device(self.plan, self._host, rows))
+        if self._running is not None:
+            self._running.block_until_ready()  # the host stays one step ahead, no more
+            self.timer.step()
+        self._running = values["loss"]
+        self.display.update(k + 1)
+        return values
+
+    def _log(self, step: int, values: dict[str, jax.Array]) -> None:
+        measured = {name: float(value) for name, value in values.items()}
+        measured |= self.timer.window()
+        measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
+        measured["tokens_seen"] = self._tokens_seen(step)
+        self.metrics.log(step, **measured)
+        self.display.update(step, **measured)
+        if not math.isfinite(measured["loss"]):
+            raise UserError(
+                f"train: the loss of step {step} is {measured['loss']}; lower "
+                f"optim.learning_rate or set optim.clip_norm; the last checkpoint is intact"
+            )
+
+    def _evaluate(self, step: int) -> None:
+        weights = eval_weights(self.state)
+        with self._paused():
+            self.losses = self.held_out.losses(weights)
+            samples = self.held_out.samples(weights)
+        for loss in self.losses:
+            self.metrics.log_eval(
+                step,
+                loss.source,
+                loss=loss.loss,
+                ppl=loss.perplexity,
+                bits_per_byte=loss.bits_per_byte,
+                tokens=loss.tokens,
+            )
+        if self.losses:
+            self.display.evaluated(step, {loss.source: loss.loss for loss in self.losses})
+        if samples:
+            self.metrics.log_samples(step, samples)
+
+    def _save(self, step: int) -> None:
+        meta = {"store": self.store.fingerprint, "run": dump_toml(self.plan.run)}
+        self.checkpoint(step, self.state, meta)
+
+    def checkpoint(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
+        """Starts saving a state."""
+        began = time.monotonic()
+        with self._paused():
+            self.checkpoints.save(step, state, meta)
+        self._blocked_s = time.monotonic() - began
+        self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)
+        self.display.saved(step)
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        timer = getattr(self, "timer", None)
+        with self.budget.apart(), timer.paused() if timer else nullcontext():
+            yield
+
+    def _end(self, step: int, exit_code: int) -> Outcome:
+        began = time.monotonic()
+        self.checkpoints.wait()
+        if self._blocked_s:
+            self.budget.saved(self._blocked_s + time.monotonic() - began)
+        self.budget.close(ENDS.get(exit_code, "stopped"))
+        return Outcome(step=step, exit_code=exit_code, losses=self.losses)
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def stopped_line(run: Run, outcome: Outcome) -> str:
+    """Why a session stopped before the end of its run, and what to do."""
+    why = {
+        EXIT_SESSION_OVER: f"limits.session_hours = {run.limits.session_hours or 0:g} are over: ",
+        EXIT_TIME_SPENT: f"limits.total_hours = {run.limits.total_hours or 0:g} are spent: ",
+    }.get(outcome.exit_code, "")
+    spent = outcome.exit_code == EXIT_TIME_SPENT
+    cure = "Raise them to continue." if spent else "Run the same command again to continue."
+    return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
+
+
+def compared_lines(run: Run, outcome: Outcome) -> list[str]:
+    """Held-out losses before the first step and now, source by source, where both are known."""
+    if run.eval.first != "start":
+        return []
+    evals = read_run(run.dir).evals
+    before = {
+        source: curves["loss"].values[0]
+        for source, curves in evals.items()
+        if curves["loss"].steps[0] == 0
+    }
+    return [
+        f"held-out loss of {one.source}: {before[one.source]:.4f} before, {one.loss:.4f} now"
+        for one in outcome.losses
+        if one.source in before
+    ]
+
+
+def train_command(run: Run, *, pod: bool = False) -> int:
+    """Trains, then says where things are and what to do next; returns the exit code. With
+    `pod`, or the variables of `train.hosts`, together with other processes."""
+    import psutil
+    from rich.console import Console
+
+    from lmwright.report.html import write_report
+
+    console = Console(highlight=False)
+    join(pod=pod)
+    outcome = train(run, began=psutil.Process().create_time())
+    if jax.process_index() == 0:
+        report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
+        if outcome.exit_code:
+            console.print(stopped_line(run, outcome))
+        else:
+            for line in compared_lines(run, outcome):
+                console.print(line)
+            console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
+    return outcome.exit_code

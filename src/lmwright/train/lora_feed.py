@@ -1,0 +1,91 @@
+"""Feed: the batch of a step from the data of several adapters, each with its own place in it.
+
+    adapter a: rows 0 1 2 3 of its own step --+
+    adapter b: rows 0 1     of its own step --+--> rows by lane (see `lora_step.Lanes`)
+
+The batch of an adapter's own step s is what it would be if the adapter trained alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from lmwright.adapters.lora import ResolvedAdapter
+from lmwright.data.loader import Loader
+from lmwright.data.store import TokenStore
+from lmwright.train.hosts import HostRows
+from lmwright.train.lora_step import Lanes
+
+
+class Feed:
+    """Batches of one host for the adapters that train; a context manager that ends threads."""
+
+    def __init__(
+        self,
+        active: Sequence[ResolvedAdapter],
+        stores: Mapping[str, TokenStore],
+        counts: Mapping[str, int],
+        lanes: Lanes,
+        host: HostRows,
+        start: int,
+    ):
+        self._start, self._counts = start, [counts[one.name] for one in active]
+        shares = [lanes.adapters.count(i) for i in range(len(active))]
+        self._order = row_order(lanes, host)
+        self._stack = ExitStack()
+        self._loaders = [
+            self._stack.enter_context(
+                Loader(
+                    stores[one.name],
+                    global_batch_size=one.rows,
+                    stretches=own_stretches(host, len(lanes.adapters), share),
+                    start_step=count,
+                )
+            )
+            for one, share, count in zip(active, shares, self._counts, strict=True)
+        ]
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """Arrays of this host's rows of a step of the run."""
+        parts = [
+            loader.batch(count + step - self._start)
+            for loader, count in zip(self._loaders, self._counts, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([p[name] for p in parts])[self._order] for name in parts[0]}
+
+    @property
+    def input_wait_s(self) -> float:
+        """Seconds waited for input that was not ready."""
+        return sum(loader.input_wait_s for loader in self._loaders)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._stack.close()
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def own_stretches(host: HostRows, lanes: int, share: int) -> list[tuple[int, int]]:
+    """The rows of an adapter's own batch that a host reads; `share` of all lanes are its."""
+    num = host.num_microbatches
+    return [(s // lanes * share * num, e // lanes * share * num) for s, e in host.stretches]
+
+
+def row_order(lanes: Lanes, host: HostRows) -> np.ndarray:
+    """For each row of a host's batch, which of the adapters' rows (one adapter's after the
+    other's) it is."""
+    num, of = host.num_microbatches, np.array(lanes.adapters)
+    groups = sum(stop - start for start, stop in host.stretches) // len(of)
+    shares = np.bincount(of)
+    starts = np.concatenate([[0], np.cumsum(shares * groups * num)[:-1]])
+    place = np.array([np.sum(of[:i] == adapter) for i, adapter in enumerate(of)])
+    group, lane, piece = np.ix_(np.arange(groups), np.arange(len(of)), np.arange(num))
+    own = (group * shares[of][lane] + place[lane]) * num + piece
+    return (starts[of][lane] + own).reshape(-1)

@@ -1,0 +1,227 @@
+"""metrics.jsonl: everything a run measured, one JSON object a line; the source of truth.
+
+    kind        fields beside step and time
+    train       loss, grad_norm, learning_rate, tokens_per_s, ... (see throughput.py)
+    eval        source, loss, ppl, bits_per_byte, tokens
+    sample      prompt, text
+    any other   an event ("resume", "checkpoint", ...) with its own fields
+
+A line is written whole and handed to the system at once, so that SIGKILL costs at most the
+line being written. A resumed run drops what the steps after its checkpoint had logged and
+writes those steps again: one line a step, and the curve of a run that was never stopped.
+Numbers JSON cannot hold are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+import errno
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from lmwright.errors import UserError
+from lmwright.run import Run
+from lmwright.train.trackers import Tracker, open_trackers
+
+METRICS_FILE = "metrics.jsonl"
+RESERVED = ("step", "time", "kind")
+
+
+class MetricsWriter:
+    """Appends to `run_dir/metrics.jsonl` and to the run's trackers; a context manager.
+
+    `resume_step` is the step of the checkpoint that training goes on from; None starts over
+    and drops lines of an earlier start. On a process other than 0 every method does nothing
+    (`process_index`, of jax if unset). Raises UserError for a damaged or unwritable file.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        run: Run,
+        resume_step: int | None,
+        *,
+        process_index: int | None = None,
+    ):
+        if process_index is None:
+            import jax
+
+            process_index = jax.process_index()
+        self.path = Path(run_dir) / METRICS_FILE
+        self._active = process_index == 0
+        self._file = None
+        self._trackers: dict[str, Tracker] = {}
+        if not self._active:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            truncate_after(self.path, resume_step)
+            # Opened before the trackers: a wrong folder must not leave a run at wandb.
+            self._file = open(self.path, "ab", buffering=0)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            self._trackers = open_trackers(Path(run_dir), run, resume_step)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def log(self, step: int, **values: float) -> None:
+        """Logs training values of one step: plain numbers, units in the names."""
+        self._write(step, "train", {name: float(value) for name, value in values.items()})
+        self._track(step, {f"train/{name}": float(value) for name, value in values.items()})
+
+    def log_eval(
+        self,
+        step: int,
+        source: str,
+        loss: float,
+        ppl: float,
+        bits_per_byte: float | None,
+        tokens: int,
+    ) -> None:
+        """Logs a held-out result: loss in nats per token over `tokens` tokens of one source.
+
+        `bits_per_byte` is None where the source's byte count is not known.
+        """
+        scores = {"loss": float(loss), "ppl": float(ppl)}
+        if bits_per_byte is not None:
+            scores["bits_per_byte"] = float(bits_per_byte)
+        self._write(step, "eval", {"source": source, **scores, "tokens": int(tokens)})
+        self._track(step, {f"eval/{source}/{name}": value for name, value in scores.items()})
+
+    def log_samples(self, step: int, samples: Iterable[Mapping[str, str]]) -> None:
+        """Logs generated texts, each a mapping with `prompt` and `text`."""
+        for sample in samples:
+            self._write(step, "sample", {"prompt": sample["prompt"], "text": sample["text"]})
+
+    def event(self, kind: str, *, step: int, **fields: Any) -> None:
+        """Logs something that happened, for example `event("checkpoint", step=k, seconds=s)`.
+
+        The file is forced to disk, so that lines up to a saved checkpoint outlive a power cut.
+        """
+        if kind in ("train", "eval", "sample"):
+            raise ValueError(f"{kind!r} is no event; use log, log_eval or log_samples")
+        self._write(step, kind, fields)
+        if self._file is not None:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        """Closes the file and the trackers; may be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        trackers, self._trackers = self._trackers, {}
+        for name, tracker in trackers.items():
+            try:
+                tracker.close()
+            except Exception as error:  # the run is done; its record is in metrics.jsonl
+                warnings.warn(f"tracker {name} did not close: {error}", stacklevel=2)
+
+    def _write(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        if not self._active:
+            return
+        if self._file is None:
+            raise ValueError("MetricsWriter is closed")
+        if taken := [name for name in RESERVED if name in fields]:
+            raise ValueError(f"{taken[0]!r} is set by the writer itself")
+        line = {"step": int(step), "time": round(time.time(), 3), "kind": kind}
+        line |= {name: _json_value(value) for name, value in fields.items()}
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        try:
+            written = self._file.write(data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def _track(self, step: int, values: Mapping[str, float]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(int(step), values)
+            except Exception as error:  # a lost connection must not end a training run
+                warnings.warn(
+                    f"tracker {name} failed at step {step} and is left out from here on; "
+                    f"{METRICS_FILE} has everything: {error}",
+                    stacklevel=3,
+                )
+                del self._trackers[name]
+
+
+def truncate_after(path: Path, resume_step: int | None) -> None:
+    """Keeps the lines of steps up to `resume_step` (None: no line), atomically.
+
+    A torn last line, left by SIGKILL or a power cut, is dropped. Any other line that is not
+    a JSON object with an integer `step` raises UserError and leaves the file as it was.
+    """
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    tail = lines.pop()  # empty when the file ends in a newline
+    kept = []
+    if resume_step is not None:
+        steps = [_step_of(line, path, number) for number, line in enumerate(lines, 1)]
+        kept = [line for line, step in zip(lines, steps, strict=True) if step <= resume_step]
+        # Only its newline is missing: the line is whole, and its step will not come again.
+        if (step := _step_or_none(tail)) is not None and step <= resume_step:
+            kept.append(tail)
+    repaired = b"".join(line + b"\n" for line in kept)
+    if repaired != data:
+        _replace(path, repaired)
+
+
+def _step_of(line: bytes, path: Path, number: int) -> int:
+    step = _step_or_none(line)
+    if step is None:
+        raise UserError(
+            f"{path}, line {number}: not a JSON object with an integer step; restore the file "
+            "from a copy, or remove the damaged line"
+        )
+    return step
+
+
+def _step_or_none(line: bytes) -> int | None:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temp = path.with_name(path.name + ".tmp")
+    try:
+        with open(temp, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+    except OSError:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: cannot be written: {error.strerror or error}; free some space, make the folder "
+        "writable, or set `dir` to another one"
+    )

@@ -1,0 +1,133 @@
+"""The run directory: complete in itself, owned by one run, used by one process at a time.
+
+run.toml plan.json env.json metrics.jsonl checkpoints/ report.html
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lmwright.checkpoint.store import write_atomically
+from lmwright.config import dump_toml, load_run
+from lmwright.data.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.plan.resolve import Plan
+from lmwright.run import Run
+from lmwright.train.environment import write_env
+
+# What may differ between sessions of one run: nothing that changes what is learned, but how
+# long, where and how it is watched.
+FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits")
+FREE_TRAIN = ("steps", "epochs", "remat", "context_attention", "init_from")
+FREE_DATA = ("dir", "workers")
+FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
+
+
+@contextmanager
+def claim(run: Run, plan: Plan) -> Iterator[Path]:
+    """The run's directory, locked and described. Raises UserError if it belongs to another
+    run, is in use, or cannot be written."""
+    folder = Path(run.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise UserError(
+            f"dir: {folder} cannot be written ({error.strerror}); choose another with dir="
+        ) from error
+    try:
+        _lock(lock, folder)
+        refuse_other_run(run, folder)
+        if jax.process_index() == 0:
+            write_atomically(folder / "run.toml", dump_toml(run))
+            write_atomically(folder / "plan.json", plan.to_json())
+            write_env(folder)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, folder: Path) -> None:
+    if jax.process_index() != 0:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UserError(
+            f"dir: {folder} is being trained by another process; wait for it or choose dir="
+        ) from error
+
+
+def refuse_other_run(run: Run, folder: Path) -> None:
+    """Raises UserError naming the fields in which the directory's run differs."""
+    if not (folder / "run.toml").exists():
+        if (folder / "checkpoints").exists():
+            raise UserError(f"dir: {folder} has checkpoints but no run.toml; choose another dir=")
+        return
+    before = load_run(folder / "run.toml", [])
+    then, now = identity(before), identity(run)
+    _in_both(then, now)
+    changed = sorted(differences(then, now))
+    if changed:
+        raise UserError(
+            f"dir: {folder} belongs to another run, which differs in {', '.join(changed)}; "
+            f"choose another dir= or delete that folder"
+        )
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """The part of a run that its checkpoints depend on."""
+    said = asdict(run)
+    for name in FREE:
+        said.pop(name)
+    for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):
+        said[section] = {k: v for k, v in said[section].items() if k not in names}
+    if said["lora"] and said["lora"]["adapters"]:  # each is kept or dropped by itself
+        said["train"].pop("global_batch_size")
+        said["lora"]["adapters"] = {
+            one["name"]: {k: v for k, v in one.items() if k not in FREE_ADAPTER}
+            for one in said["lora"]["adapters"]
+        }
+    return said
+
+
+def _in_both(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Leaves the adapters that both runs have: others may come and go."""
+    each = [said["lora"]["adapters"] if said["lora"] else None for said in (before, now)]
+    if all(isinstance(found, dict) for found in each):
+        for found, other in (each, each[::-1]):
+            for name in found.keys() - other.keys():
+                del found[name]
+
+
+def differences(a: Any, b: Any, prefix: str = "") -> set[str]:
+    """Dotted paths at which two nested dicts differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        found: set[str] = set()
+        for name in a.keys() | b.keys():
+            path = f"{prefix}.{name}" if prefix else name
+            found |= differences(a.get(name), b.get(name), path)
+        return found
+    return set() if _plain(a) == _plain(b) else {prefix}
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def keep_tokenizer(folder: Path, store: TokenStore) -> None:
+    """A copy of the data's tokenizer, so that the directory can be moved and used alone."""
+    kept = folder / "tokenizer"
+    if jax.process_index() != 0 or kept.exists():
+        return
+    temporary = folder / ".tokenizer.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(store.tokenizer_dir, temporary)
+    os.replace(temporary, kept)

@@ -1,0 +1,89 @@
+"""The state before the first step: weights from somewhere or from chance, a fresh optimizer."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from lmwright.checkpoint.origin import Origin, look_at
+from lmwright.checkpoint.store import write_atomically
+from lmwright.checkpoint.tokenizer_files import open_tokenizer
+from lmwright.core.param import Tree, count_params
+from lmwright.data.probe import PROBE
+from lmwright.data.store import TokenStore
+from lmwright.data.tokenizer import TextTokenizer, load_tokenizer
+from lmwright.errors import UserError
+from lmwright.plan.resolve import Plan
+from lmwright.train.state import init_state, optimizer_of, state_shardings
+
+INIT_FILE = "init.json"
+
+
+def first_state(plan: Plan, store: TokenStore) -> Tree:
+    """A fresh state, or one with the weights of `train.init_from`, which is then written down
+    in the run directory. Raises UserError for another model or tokenizer there."""
+    path = plan.run.train.init_from
+    if path is None:
+        return init_state(plan)
+    try:
+        origin = look_at(path)
+        refuse_tokenizer(origin, store)
+        state = state_from(plan, origin)
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from error
+    if jax.process_index() == 0:
+        facts = {
+            "path": str(path),
+            "kind": origin.kind,
+            "checkpoint": origin.step,
+            "num_params": count_params(origin.model.spec()),
+            "tokenizer_fingerprint": store.tokenizer_fingerprint,
+        }
+        write_atomically(Path(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
+    return state
+
+
+def state_from(plan: Plan, origin: Origin) -> Tree:
+    """The state before the first step around the origin's weights, on the plan's devices.
+
+    Raises UserError where the plan's model has other weights.
+    """
+    origin.refuse_unlike(plan.spec)
+
+    def build(weights: Tree) -> Tree:
+        state = {
+            "step": jnp.zeros((), jnp.int32),
+            "weights": weights,
+            "optimizer": optimizer_of(plan).init(weights),
+        }
+        return state if plan.run.train.ema_decay is None else {**state, "ema": weights}
+
+    with jax.set_mesh(plan.mesh):
+        weights = origin.placed(plan.shardings)
+        return jax.jit(build, out_shardings=state_shardings(plan), donate_argnums=0)(weights)
+
+
+def refuse_tokenizer(origin: Origin, store: TokenStore) -> None:
+    """UserError unless every token of the origin's tokenizer has the same id in the store's;
+    the store's may have more."""
+    if origin.tokenizer_dir is None:
+        return
+    theirs = open_tokenizer(origin.tokenizer_dir)
+    if theirs.fingerprint == store.tokenizer_fingerprint:
+        return
+    ours = load_tokenizer(store.tokenizer_dir)
+    if _ids(theirs).items() <= _ids(ours).items() and _probe(theirs) == _probe(ours):
+        return
+    raise UserError(
+        f"{origin.path} knows another tokenizer than the data in {store.place.name('tokenizer')}; "
+        f"set data.tokenizer.path = {str(origin.tokenizer_dir)!r} and prepare again"
+    )
+
+
+def _ids(tokenizer: TextTokenizer) -> dict[str, int]:
+    return tokenizer.backend.get_vocab(with_added_tokens=True)
+
+
+def _probe(tokenizer: TextTokenizer) -> list[list[int]]:
+    return tokenizer.encode_batch(PROBE)

@@ -1,0 +1,148 @@
+"""Trackers: TensorBoard, Weights & Biases and trackio, fed beside metrics.jsonl.
+
+    metrics.log(step, loss=...) --> metrics.jsonl        always, the source of truth
+                                \\-> Tracker.log(step, {"train/loss": ...})  one for each name
+
+A tracker is imported only when a run names it. A resumed run goes on in the same tracker
+run: TensorBoard hides the points that are written again, the two others keep the first.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmwright.errors import UserError, install
+from lmwright.report.redact import redact_tree
+from lmwright.run import Run
+
+ID_FILE = "tracker.json"
+
+
+class Tracker(Protocol):
+    """Where values go besides metrics.jsonl."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes the values of one step."""
+
+    def close(self) -> None:
+        """Flushes and ends the tracker's run."""
+
+
+class TensorBoard:
+    """Event files under `run_dir/tensorboard`, written without TensorFlow."""
+
+    def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
+        from tensorboardX import SummaryWriter
+
+        # Points from the purge step on belong to the part that was lost; viewers drop them.
+        purge_step = 0 if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(
+            str(run_dir / "tensorboard"),
+            purge_step=purge_step,
+            max_queue=1000,  # a short queue makes the training loop wait for the disk
+            # A file is named by the second: two starts within one would overwrite each other.
+            filename_suffix=f".{os.getpid()}.{purge_step}",
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run at Weights & Biases (extra `wandb`); its own variables choose mode and account."""
+
+    def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
+        wandb = _import("wandb")
+        self._run = wandb.init(
+            project=run.metrics.project,
+            name=run.name,
+            id=_tracker_id(run_dir, resume_step),
+            resume="allow",
+            dir=str(run_dir),
+            config=_config(run),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio (extra `trackio`), kept on this machine unless its variables say else."""
+
+    def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
+        self._trackio = _import("trackio")
+        self._trackio.init(
+            project=run.metrics.project,
+            name=f"{run.name}-{_tracker_id(run_dir, resume_step)}",
+            resume="allow",
+            config=_config(run),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._trackio.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+KINDS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+
+
+def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str, Tracker]:
+    """Opens every tracker of `run.metrics.trackers`; closes the opened ones if one fails."""
+    opened: dict[str, Tracker] = {}
+    try:
+        for name in run.metrics.trackers:
+            opened[name] = KINDS[name](run_dir, run, resume_step)
+    except UserError:
+        _close(opened)
+        raise
+    except Exception as error:
+        _close(opened)
+        raise UserError(
+            f"metrics.trackers: {name} did not start: {error}; set it up as its own manual says, "
+            f"or take it out of the list"
+        ) from error
+    return opened
+
+
+def _close(trackers: Mapping[str, Tracker]) -> None:
+    for tracker in trackers.values():
+        tracker.close()
+
+
+def _import(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise UserError(
+            f"metrics.trackers: {name} is not installed; {install(name)}, "
+            "or take it out of the list"
+        ) from error
+
+
+def _tracker_id(run_dir: Path, resume_step: int | None) -> str:
+    """The run's name at a tracker: kept in the run directory, new when the run starts over."""
+    path = run_dir / ID_FILE
+    if resume_step is not None and path.exists():
+        return json.loads(path.read_text())["id"]
+    tracker_id = uuid.uuid4().hex[:8]
+    temp = path.with_name(path.name + ".tmp")
+    temp.write_text(json.dumps({"id": tracker_id}))
+    os.replace(temp, path)
+    return tracker_id
+
+
+def _config(run: Run) -> dict[str, Any]:
+    return redact_tree(asdict(run))
