@@ -34,10 +34,10 @@ class Clock:
         return self.now
 
 
-def show(terminal, width, steps=40, **kwargs):
+def show(terminal, width, steps=40, height=40, **kwargs):
     """Runs a display for `steps` steps of 1 s, from step 100 on; what it wrote."""
     out, clock = io.StringIO(), Clock()
-    console = Console(file=out, force_terminal=terminal, width=width, height=40, **kwargs)
+    console = Console(file=out, force_terminal=terminal, width=width, height=height, **kwargs)
     with Display(
         make_run(), 100 + 2 * steps, 100, process_index=0, console=console, clock=clock
     ) as d:
@@ -66,6 +66,35 @@ def test_panel_says_it_all():
     for part in ("held-out at 140", "wiki 3.1234", "checkpoint", SPARKS[0]):
         assert part in panel, part
     assert "[red]not markup[/red]" in text
+
+
+LABELS = {
+    "loss": "3.2500",
+    "smoothed": "3.2500",
+    "tokens/s": "123k",
+    "LR": "3.00e-04",
+    "grad norm": "0.5",
+    "s/step": "0.02",
+    "input wait": "1.0%",
+    "MFU": "40.0%",
+    "memory": "3 GiB",
+    "tokens": "5B",
+}
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
+def test_each_label_stands_above_its_value(width, height):
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", show(True, width, height=height))
+    lines = text[text.rindex("step 140 of") :].splitlines()
+    columns = {}  # label: line and column
+    for number, line in enumerate(lines):
+        for label in LABELS:
+            if found := re.search(rf"(?<=  ){label}(?=  )|(?<=\u2502 ){label}(?=  )", line):
+                columns.setdefault(label, (number, found.start()))
+    assert set(columns) == set(LABELS)
+    for label, value in LABELS.items():
+        number, column = columns[label]
+        assert lines[number + 1][column:].startswith(value + " "), label
 
 
 def test_log_file_gets_plain_lines_only():

@@ -14,6 +14,7 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -26,6 +27,7 @@ REDRAW_S = 0.5
 SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 SPARK_POINTS = 400
 SMOOTHING = 0.9
+BAR_STYLES = {"complete_style": "cyan", "finished_style": "green"}
 
 
 class Display:
@@ -157,7 +159,8 @@ class Display:
         total, step = max(self._total, 1), min(self._step, self._total)
         rows = [
             self._row(f"step {step:,} of {total:,}", f"{step / total:.0%}{self._eta_text()}"),
-            ProgressBar(total=total, completed=step, complete_style="cyan", finished_style="green"),
+            # A bar ends without a newline, so that the row after it would be cut; padding ends it.
+            Padding(ProgressBar(total=total, completed=step, **BAR_STYLES), 0),
         ]
         if facts := self._facts():
             rows.append(self._grid(facts))
