@@ -96,8 +96,9 @@ def test_what_is_no_override_says_how_to_write_one(tmp_path, text):
         (RUN_FILE + "[[data.sources]]\n", "run.toml:8: ", ["data.sources.1.path is missing"]),
         (RUN_FILE.replace('dir = "data"', ""), "run.toml:4: ", ["data.dir is missing"]),
         (RUN_FILE.replace("quickstart", "quickstrat"), "run.toml:1: ", ["'quickstart'"]),
-        ('name = "x"\ndir = "y"\n', "run.toml: ", ["model is missing", "llama-5m"]),
         ("name = foo\n", "run.toml:1: ", ["not valid TOML", "text needs quotes"]),
+        (RUN_FILE + "[train]\nremat = 'full'\n", "run.toml:9: ", ["others call 'full' is 'block'"]),
+        (RUN_FILE + "[train]\nema = 0.9\n", "run.toml:9: ", ["did you mean 'ema_decay'?"]),
         ("a = 1\na = 2\n", "run.toml:2: ", ["not valid TOML", "given twice"]),
         ("a = 1\nb = [1,\n", "run.toml:3: ", ["not valid TOML", "not closed"]),
     ],
@@ -107,6 +108,51 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, text, start, parts):
     assert message.startswith(start)
     for part in parts:
         assert part in message
+
+
+def test_all_errors_of_a_file_are_said_at_once(tmp_path):
+    path = tmp_path / "run.toml"
+    text = RUN_FILE.replace("[data]", "[modle]\nvocab_size = 512\n[data]").replace('"tiny"', "3")
+    path.write_text(text + "[optim]\nclip_norm = 'off'\n[train]\nstpes = 3\n")
+    with pytest.raises(UserError) as caught:
+        load_run(path, ["seed=-1"])
+    first, *lines = str(caught.value).replace(f"{tmp_path}/", "").splitlines()
+    assert first == "5 errors in the run:"
+    starts = (
+        "run.toml:4: modle",
+        "run.toml:13: train.stpes",
+        "run.toml:2: name",
+        "run.toml:11: optim",
+    )
+    for start in (*starts, "command line: seed"):
+        assert any(line.strip().startswith(start) for line in lines), start
+
+
+def test_a_field_that_is_there_under_a_misspelt_name_is_not_missing_too(tmp_path):
+    text = RUN_FILE.replace('recipe = "quickstart"\n', "").replace("name", "nmae")
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_run(path)
+    assert "nmae is not a field; did you mean 'name'?" in str(caught.value)
+    assert "name is missing" not in str(caught.value)
+
+
+def test_sections_that_contradict_each_other_are_said_at_once(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE)
+    with pytest.raises(UserError) as caught:
+        load_run(path, ["train.num_microbatches=7", "plan.prices={v9=1}"])
+    message = str(caught.value)
+    assert message.startswith("2 errors in the run:")
+    assert "train.global_batch_size: " in message and "plan.prices.v9: " in message
+
+
+def test_a_yaml_file_is_told_that_run_files_are_toml(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("train:\n  steps: 3\n")
+    with pytest.raises(UserError, match="run files are TOML, not YAML"):
+        load_run(path)
 
 
 def test_files_that_cannot_be_read(tmp_path):

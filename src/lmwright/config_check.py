@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmwright.config_errors import nearest
+from lmwright.config_errors import join, nearest
 from lmwright.config_fields import default_of
 from lmwright.errors import UserError
 from lmwright.presets.machines import GPUS
@@ -12,17 +12,26 @@ from lmwright.run import ROW_PARTS, Chat, Run, Source, Tokenizer
 
 def check_run(run: Run) -> None:
     """Raises UserError for a run whose sections contradict each other, or that sets what has
-    no effect."""
-    _check_length(run)
-    _check_batch(run)
-    _check_schedule(run)
-    _check_lengths(run)
-    _check_mesh(run)
-    _check_checkpoint(run)
-    _check_tokenizer(run)
-    _check_sources(run)
-    _check_prices(run)
-    _check_limits(run)
+    no effect; it says what each section has wrong."""
+    lines = []
+    for check in (
+        _check_length,
+        _check_batch,
+        _check_schedule,
+        _check_lengths,
+        _check_mesh,
+        _check_checkpoint,
+        _check_tokenizer,
+        _check_sources,
+        _check_prices,
+        _check_limits,
+    ):
+        try:
+            check(run)
+        except UserError as error:
+            lines.append(str(error))
+    if lines:
+        raise join(lines)
 
 
 def _check_length(run: Run) -> None:
@@ -82,7 +91,7 @@ def _check_checkpoint(run: Run) -> None:
     if kept and kept % saved:
         raise UserError(
             f"checkpoint.keep_every_steps: {kept} is not a multiple of "
-            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; make it one"
+            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; use {saved} or a multiple of it"
         )
 
 

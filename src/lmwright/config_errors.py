@@ -46,6 +46,14 @@ EXAMPLES = {
 }
 MODEL_EXAMPLE = 'preset = "llama-5m"'
 
+# Words that other tools use for the same choice.
+ELSEWHERE = {
+    ("train.remat", "full"): "block",
+    ("train.remat", "minimal"): "dots",
+    ("train.precision", "float32"): "fp32",
+    ("train.precision", "bfloat16"): "bf16",
+}
+
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 UNTAGGED = ("union_tag_invalid", "union_tag_not_found")
@@ -55,8 +63,16 @@ Errors = Sequence[dict[str, Any]]
 
 def nearest(word: str, names: Sequence[str], *, what: str) -> str:
     """The cure for a misspelt word: the nearest name, or all of them."""
-    found = get_close_matches(word, names, n=1, cutoff=0.6)
+    found = _near(word, names)
     return f"did you mean {found[0]!r}?" if found else f"{what}: {', '.join(names)}"
+
+
+def _near(word: str, names: Sequence[str]) -> list[str]:
+    """The name that was probably meant, if any: a longer one that holds the whole word first,
+    as `ema_decay` for `ema`, then the one that differs by the fewest letters."""
+    close = get_close_matches(word, names, n=1, cutoff=0.8)
+    longer = [name for name in names if len(word) > 2 and word in name.split("_")]
+    return (close or longer or get_close_matches(word, names, n=1, cutoff=0.6))[:1]
 
 
 def explain(
@@ -65,27 +81,59 @@ def explain(
     where: Callable[[Keys], str],
     fields: Callable[[Keys], Sequence[str]],
 ) -> UserError:
-    """The finding that helps most, as an error.
+    """All findings as one error, a line each, the one that helps most first.
 
     `where(keys)` says who gave a value, `fields(keys)` what a section may hold.
     """
     by_path: dict[Keys, list[dict[str, Any]]] = {}
     for error in errors:
         by_path.setdefault(_keys(error, values), []).append(error)
-    # A misspelt field is unknown and missing at once, and only the first says how to cure it.
-    keys = min(by_path, key=lambda keys: _rank(by_path[keys]))
-    found = by_path[keys]
+    by_path = _without_echoes(by_path, fields)
+    lines = [
+        _sentence(keys, by_path[keys], where, fields)
+        for keys in sorted(by_path, key=lambda keys: _rank(by_path[keys]))
+    ]
+    return join(lines)
+
+
+def join(lines: Sequence[str]) -> UserError:
+    """One error that says one or several findings."""
+    if len(lines) == 1:
+        return UserError(lines[0])
+    return UserError("\n  ".join((f"{len(lines)} errors in the run:", *lines)))
+
+
+def _without_echoes(
+    by_path: dict[Keys, list[dict[str, Any]]], fields: Callable[[Keys], Sequence[str]]
+) -> dict[Keys, list[dict[str, Any]]]:
+    """The findings without missing fields that are there under a misspelt name."""
+    meant = {
+        (*keys[:-1], name)
+        for keys, found in by_path.items()
+        if keys and found[0]["type"] in UNKNOWN
+        for name in _near(str(keys[-1]), fields(keys[:-1]))
+    }
+    return {
+        keys: found
+        for keys, found in by_path.items()
+        if keys not in meant or found[0]["type"] not in MISSING
+    }
+
+
+def _sentence(
+    keys: Keys,
+    found: Errors,
+    where: Callable[[Keys], str],
+    fields: Callable[[Keys], Sequence[str]],
+) -> str:
     kind = found[0]["type"]
     if kind in UNTAGGED or keys[-1:] == ("kind",):
-        return UserError(_kind(keys, found[0], where, fields))
+        return _kind(keys, found[0], where, fields)
     if kind in UNKNOWN:
-        text = _unknown(keys, where, fields)
-    elif kind in MISSING:
-        text = _missing(keys, where)
-    else:
-        text = _wrong(keys, found, where)
-    others = len(by_path) - 1
-    return UserError(text + (f" ({others} more to mend)" if others else ""))
+        return _unknown(keys, where, fields)
+    if kind in MISSING:
+        return _missing(keys, where)
+    return _wrong(keys, found, where)
 
 
 def _rank(errors: Errors) -> int:
@@ -153,6 +201,8 @@ def _wrong(keys: Keys, errors: Errors, where: Callable[[Keys], str]) -> str:
         choices = [c for e in errors for c in _quoted(e.get("ctx", {}).get("expected", ""))]
         close = get_close_matches(given, choices, n=1)
         cure = f"; did you mean {close[0]!r}?" if close else ""
+        if (elsewhere := ELSEWHERE.get((dotted(keys), given))) in choices:
+            cure = f"; what others call {given!r} is {elsewhere!r} here"
         if not choices and re.fullmatch(r"[-+.\deE_]+", given):
             cure = "; write the number without quotes"
     elif error["type"] == "string_type" and not isinstance(given, list | dict):

@@ -55,6 +55,8 @@ def _syntax_error(path: Path, text: str, message: str) -> UserError:
     said = message[: found.start()] if found else message
     said = said[:1].lower() + said[1:]
     cure = SYNTAX_CURES.get(said, "see https://toml.io")
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        cure = f"run files are TOML, not {path.suffix[1:].upper()}; see docs/config.md"
     if found and not found[1]:
         cure = "a quote or a bracket is not closed"
     return UserError(f"{path}:{number}: not valid TOML, {said}; {cure}")

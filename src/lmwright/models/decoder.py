@@ -152,7 +152,8 @@ def check_decoder(model: Any) -> None:
     if model.num_heads % model.num_kv_heads:
         raise UserError(
             f"model.num_heads: {model.num_heads} is not a multiple of "
-            f"model.num_kv_heads = {model.num_kv_heads}; make it one"
+            f"model.num_kv_heads = {model.num_kv_heads}; use a multiple, such as "
+            f"{model.num_kv_heads * max(1, round(model.num_heads / model.num_kv_heads))}"
         )
     if model.rotary_dim % 2:
         raise UserError(
