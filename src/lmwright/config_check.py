@@ -91,7 +91,8 @@ def _check_checkpoint(run: Run) -> None:
     if kept and kept % saved:
         raise UserError(
             f"checkpoint.keep_every_steps: {kept} is not a multiple of "
-            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; use {saved} or a multiple of it"
+            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; "
+            f"use a multiple of {saved}"
         )
 
 

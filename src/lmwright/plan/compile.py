@@ -141,7 +141,8 @@ def refuse_option(text: str) -> None:
         )
     if wrong := re.search(r"While setting option (\w+), '(.*)' is not a valid (\w+)", text):
         raise UserError(
-            f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid {wrong[3]}; correct or remove it"
+            f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid "
+            f"{wrong[3]}; correct or remove it"
         )
 
 
