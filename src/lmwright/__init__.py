@@ -4,4 +4,4 @@ Importing the package is cheap and pulls in neither jax nor torch; every verb of
 command line is one function in one named module (see `lmwright.cli`).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
