@@ -165,7 +165,7 @@ def tokenizer_import(path: str, out: str) -> None:
 
 @lmwright.group(cls=InOrder)
 def config() -> None:
-    """Show what a run resolves to, and what may be said."""
+    """Show the resolved configuration, the presets and the JSON schema."""
 
 
 @config.command("show")
@@ -287,7 +287,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
 @OVERRIDES
 @click.option("--pod", is_flag=True, help="One of several hosts; JAX finds the others.")
 def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
-    """Train, or go on where the run directory stopped.
+    """Train a model, or resume an interrupted run.
 
     Ctrl-C saves and says how to continue; a second one stops at once. On a TPU pod, start it
     on every host with --pod and one run directory that all of them see.
@@ -308,8 +308,8 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
 def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
     """Train a small grid of runs, and compare them in one report.
 
-    The run file's [sweep.grid] and [[sweep.cases]] say what differs. Run again, it goes on
-    where it stopped.
+    The run file's [sweep.grid] and [[sweep.cases]] say what differs. Run again, it
+    continues where it stopped.
 
     \b
     Example:  lmwright sweep run.toml --dry-run
