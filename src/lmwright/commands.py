@@ -165,7 +165,7 @@ def tokenizer_import(path: str, out: str) -> None:
 
 @lmwright.group(cls=InOrder)
 def config() -> None:
-    """Show the resolved configuration, the presets and the JSON schema."""
+    """Show the resolved run, the presets and the JSON schema."""
 
 
 @config.command("show")
