@@ -1,17 +1,23 @@
-"""A compiled step is found again by another process, for the same program, devices and versions."""
+"""A compiled step is found again by another process, in another folder, for the same program,
+devices and versions; where it is not, the difference is named."""
 
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from runs import run_of
 
+import lmwright
 from lmwright.plan import executable
 from lmwright.plan.cache import PACKAGES
 
@@ -46,9 +52,9 @@ def keep(scale=2.0, options=None):
 
 def load_here(options=None):
     lowered, devices, arguments = lowered_step()
-    compiled, by_plan = executable.load_or_compile(lowered, devices, options or {})
-    state, total = compiled(*arguments)
-    return by_plan, np.asarray(state["w"]).tobytes().hex(), float(total)
+    ready = executable.load_or_compile(lowered, devices, options or {})
+    state, total = ready.compiled(*arguments)
+    return ready.by_plan, np.asarray(state["w"]).tobytes().hex(), float(total)
 
 
 def test_another_process_runs_the_kept_step():
@@ -66,6 +72,56 @@ def test_another_process_runs_the_kept_step():
     by_compiler, *here = load_here()
     assert (by_plan, by_compiler) == (True, False)
     assert there == here
+
+
+KEYS = """
+import jax, jax.numpy as jnp
+from types import SimpleNamespace
+from lmwright.kernels.tpu_row_attention import causal_attention
+from lmwright.nn.attention import Scoring
+from lmwright.plan import cache, executable
+from jax._src import tpu_custom_call
+
+tpu_custom_call.get_ir_version = lambda ctx: {version}
+
+def attend(q, k, ids):
+    out = causal_attention(q, k, k, ids, Scoring({scale}, None, None))
+    return out.astype(jnp.float32).sum()
+
+q, k = (jax.ShapeDtypeStruct((2, 128, n, 64), jnp.bfloat16) for n in (4, 2))
+ids = jax.ShapeDtypeStruct((2, 128), jnp.int32)
+traced = jax.jit(jax.grad(attend)).trace(q, k, ids)
+text = traced.lower(lowering_platforms=("tpu",)).as_text()
+device = SimpleNamespace(id=0, device_kind="TPU v5 lite", coords=[0, 0, 0])
+print(text.count("tpu_custom_call"), executable.__file__)
+print(executable.key_of(text, [device], {{}}), cache.key_of(text, "v5e:1x1", {{}}))
+"""
+
+
+def kernel_keys(folder, scale=0.125, version=None):
+    """(kernels in the program, file of the source, keys) of a step with Pallas TPU kernels, by
+    a process whose lmwright is in `folder`; kernels in this version of their format."""
+    others = [path for path in sys.path if path]
+    done = subprocess.run(
+        [sys.executable, "-c", KEYS.format(scale=scale, version=version)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *others])},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels, file, *keys = done.stdout.split()
+    return int(kernels), Path(file), keys
+
+
+def test_the_same_source_in_another_folder_has_the_same_keys(tmp_path):
+    here, copy = Path(lmwright.__file__).parent, tmp_path / "elsewhere" / "src"
+    shutil.copytree(here, copy / "lmwright", ignore=shutil.ignore_patterns("__pycache__"))
+    kernels, file, keys = kernel_keys(here.parent)
+    # a TPU's own runtime may read another version of the format than plan writes
+    other_kernels, other_file, other_keys = kernel_keys(copy, version=13)
+    assert kernels == other_kernels >= 2 and not file.is_relative_to(copy)
+    assert other_file.is_relative_to(copy)
+    assert keys == other_keys
+    assert kernel_keys(copy, scale=0.25)[2] != keys  # another number inside the kernel
 
 
 def test_another_program_option_or_version_is_another_entry(monkeypatch):
@@ -129,3 +185,45 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     lowered, *_ = lowered_step()
     assert not executable.save("0", lowered.compile())
     assert not load_here()[0]
+
+
+def kept_for(there, here, text="", **changes):
+    """What a process with the run `here` gets where plan kept a step of the run `there`, of
+    which something is changed."""
+    lowered, devices, _ = lowered_step()
+    made = executable.made_of(lowered.as_text() + text, devices, {}, there)
+    assert executable.save("0" * 32, lowered_step(3.0)[0].compile(), replace(made, **changes))
+    return executable.load_or_compile(lowered, devices, {}, here)
+
+
+@pytest.mark.parametrize(
+    "overrides, changes, says",
+    [
+        ((), {"devices": [[0, "cpu", None, None]] * 4}, "for 4 x cpu, not 8 x cpu"),
+        ((), {"options": {"xla_a": "true"}}, "other options of XLA: xla_a"),
+        (("train.remat=dots",), {}, "for train.remat = dots, not block"),
+        (("seed=7", "train.steps=900"), {}, "for seed = 7, not 0 and 1 more"),
+        ((), {"source": "", "program": ""}, "another version of lmwright's source"),
+        ((), {"run": "another run"}, ""),
+        ((), {"devices": [[0, "TPU v4", [0, 0, 0], 0]] * 8}, ""),
+    ],
+)
+def test_train_is_told_why_it_compiles_although_a_step_was_kept(tmp_path, overrides, changes, says):
+    there, here = run_of(tmp_path, *overrides), run_of(tmp_path)
+    ready = kept_for(there, here, "x" if overrides else "", **changes)
+    assert not ready.by_plan
+    assert ready.reason == "" if not says else ready.reason.startswith("the step that plan kept")
+    assert says in ready.reason
+
+
+def test_another_version_is_told(tmp_path):
+    versions = {name: "9.9" for name in PACKAGES}
+    assert "for jax 9.9, not " in kept_for(run := run_of(tmp_path), run, versions=versions).reason
+
+
+def test_a_damaged_step_is_told():
+    path = keep()
+    path.write_bytes(path.read_bytes()[:-9])
+    lowered, devices, _ = lowered_step()
+    ready = executable.load_or_compile(lowered, devices, {})
+    assert ready.reason == "the step that plan kept cannot be loaded: its file is damaged"

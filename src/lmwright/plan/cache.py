@@ -2,8 +2,9 @@
 
     ~/.cache/lmwright/plans/KEY/  answer.json, step.hlo.zst
 
-The key is a hash of the program before compilation, the slice, the compiler's options and
-the versions of JAX and the compiler: another program, or another compiler, is another entry.
+The key is a hash of the program before compilation (`plan.program`), the slice, the compiler's
+options and the versions of JAX and the compiler: another program, or another compiler, is
+another entry.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+
+from lmwright.plan.program import fingerprint
 
 FORMAT = 2  # of the answer
 ENTRIES = 200  # some 100 KB each; the oldest go
@@ -31,7 +34,7 @@ def cache_folder() -> Path:
 def key_of(program: str, slice_name: str, options: dict[str, str]) -> str:
     """The name of an entry."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    told = json.dumps([FORMAT, program, slice_name, options, versions], sort_keys=True)
+    told = json.dumps([FORMAT, fingerprint(program), slice_name, options, versions], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 

@@ -60,14 +60,15 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
         }
         text, options = lowered.as_text(), step_options(plan)
         key = cache.key_of(text, where.name, options)
-        step_key = executable.key_of(text, list(plan.mesh.devices.flat), options)
+        made = executable.made_of(text, plan.devices, options, plan.run)
+        step_key = executable.key_of(text, plan.devices, options)
         if found := cache.load(key):
             said, hlo = found
             kept = executable.exists(step_key)
         else:
             said, hlo, compiled = ask_compiler(lowered)
             cache.save(key, said, hlo)
-            kept = compiled is not None and executable.save(step_key, compiled)
+            kept = compiled is not None and executable.save(step_key, compiled, made)
     if hlo:
         folder.joinpath("step.hlo").write_text(hlo)
     return answer | said | {"from_cache": bool(found), "step_kept": kept}

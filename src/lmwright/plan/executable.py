@@ -3,8 +3,9 @@
     plan, no TPU      lower --> compile for the slice --> serialize --> ~/.cache/lmwright/steps/KEY
     train, the slice  lower --> the same KEY? load --> run                (or compile, as ever)
 
-The key is a hash of the program before compilation, the devices (kind, number, place on the
-torus), the compiler's options and the versions of JAX and the compiler. Whatever does not fit,
+The key is a hash of the program before compilation (`plan.program`), the devices (kind, number,
+place on the torus), the compiler's options and the versions of JAX and the compiler. KEY.json
+beside it says what it was made of, so that `train` can say what differs. Whatever does not fit,
 cannot be read or will not load is compiled anew. An entry is code: it is taken only from a
 file that belongs to the user and that nobody else may write.
 """
@@ -16,6 +17,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,13 @@ import numpy as np
 import zstandard
 
 from lmwright.plan.cache import PACKAGES, cache_folder
+from lmwright.plan.kept import Made, difference
+from lmwright.plan.program import fingerprint
+from lmwright.run import Run
 
-FORMAT = 1
+FORMAT = 2
 ENTRIES = 20  # some 10 MB each; the oldest go
+NOTE = ".json"  # of the file beside an entry
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -35,13 +41,30 @@ def folder() -> Path:
     return cache_folder().parent / "steps"
 
 
-def key_of(program: str, devices: Sequence[Any], options: dict[str, str]) -> str:
-    """The name of an entry, for a lowered program's text and the mesh's devices in order."""
+def made_of(
+    program: str, devices: Sequence[Any], options: dict[str, str], run: Run | None = None
+) -> Made:
+    """What a compiled step depends on: a lowered program's text, the mesh's devices in order,
+    options, versions; and the run that it was lowered from, to explain another program."""
     places = [
-        (d.id, d.device_kind, getattr(d, "coords", None), getattr(d, "core_on_chip", None))
+        (d.id, d.device_kind, _plain(getattr(d, "coords", None)), getattr(d, "core_on_chip", None))
         for d in devices
     ]
-    told = json.dumps([FORMAT, program, places, options, _versions()], sort_keys=True, default=list)
+    return Made.of(fingerprint(program), places, options, _versions(), run)
+
+
+def _plain(coords: Any) -> Any:
+    return None if coords is None else tuple(map(int, coords))
+
+
+def key_of(program: str, devices: Sequence[Any], options: dict[str, str]) -> str:
+    """The name of an entry, for a lowered program's text and the mesh's devices in order."""
+    return _key(made_of(program, devices, options))
+
+
+def _key(made: Made) -> str:
+    told = json.dumps([FORMAT, made.program, made.devices, made.options, made.versions],
+                      sort_keys=True)  # fmt: skip
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
@@ -55,23 +78,32 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def save(key: str, compiled: jax.stages.Compiled) -> bool:
-    """Keeps a compiled step; whether it is kept. What JAX cannot serialize and a folder that
-    cannot be written to are no errors."""
+def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> bool:
+    """Keeps a compiled step, and what it was made of; whether it is kept. What JAX cannot
+    serialize and a folder that cannot be written to are no errors."""
     from jax.experimental.serialize_executable import serialize
 
     home = folder()
     try:
         packed = zstandard.compress(serialize(compiled)[0])
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=home, prefix=".", delete=False) as file:
-            file.write(hashlib.sha256(packed).digest() + packed)
-        os.replace(file.name, home / key)
-        for old in sorted(home.glob("[0-9a-f]*"), key=lambda p: p.stat().st_mtime)[:-ENTRIES]:
+        _write(home / key, hashlib.sha256(packed).digest() + packed)
+        if made is not None:
+            _write(home / f"{key}{NOTE}", made.to_json().encode())
+        entries = [p for p in home.glob("[0-9a-f]*") if not p.name.endswith(NOTE)]
+        for old in sorted(entries, key=lambda p: p.stat().st_mtime)[:-ENTRIES]:
             old.unlink(missing_ok=True)
+            old.with_name(old.name + NOTE).unlink(missing_ok=True)
     except (OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
         return False
     return True
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The whole file or nothing."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
 
 
 def exists(key: str) -> bool:
@@ -81,21 +113,19 @@ def exists(key: str) -> bool:
 
 def load(
     key: str, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]
-) -> jax.stages.Compiled | None:
-    """The compiled step of an entry on these devices; None where there is none that loads."""
+) -> jax.stages.Compiled:
+    """The compiled step of an entry on these devices. Raises FileNotFoundError where there is
+    none, and whatever the runtime raises for one that it cannot load."""
     from jax.experimental.serialize_executable import deserialize_and_load
 
-    try:
-        packed = _trusted_bytes(folder() / key)
-        return deserialize_and_load(
-            zstandard.decompress(packed),
-            lowered.in_tree,
-            lowered.out_tree,
-            backend=devices[0].client,
-            execution_devices=list(devices),
-        )
-    except Exception:  # whatever another runtime says of it: it is compiled instead
-        return None
+    packed = _trusted_bytes(folder() / key)
+    return deserialize_and_load(
+        zstandard.decompress(packed),
+        lowered.in_tree,
+        lowered.out_tree,
+        backend=devices[0].client,
+        execution_devices=list(devices),
+    )
 
 
 def _trusted_bytes(path: Path) -> bytes:
@@ -103,22 +133,57 @@ def _trusted_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         about = os.fstat(file.fileno())
         if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError(f"{path}: others may write it")
+            raise ValueError("others may write its file")
         told, packed = file.read(DIGEST), file.read()
     if hashlib.sha256(packed).digest() != told:
-        raise ValueError(f"{path}: damaged")
+        raise ValueError("its file is damaged")
     return packed
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A step that can run."""
+
+    compiled: jax.stages.Compiled
+    by_plan: bool
+    """Whether `plan` had compiled it."""
+    reason: str = ""
+    """Why it was compiled although `plan` had kept one for this run; empty where it had not."""
+
+
 def load_or_compile(
-    lowered: jax.stages.Lowered, devices: Sequence[jax.Device], options: dict[str, str]
-) -> tuple[jax.stages.Compiled, bool]:
-    """The compiled step, and whether `plan` had compiled it. Of several processes all load it
-    or all compile."""
-    found = load(key_of(lowered.as_text(), devices, options), lowered, devices)
+    lowered: jax.stages.Lowered,
+    devices: Sequence[jax.Device],
+    options: dict[str, str],
+    run: Run | None = None,
+) -> Ready:
+    """The step that `plan` kept, or else a compiled one. Of several processes all load it or
+    all compile."""
+    made = made_of(lowered.as_text(), devices, options, run)
+    found, reason = None, ""
+    try:
+        found = load(_key(made), lowered, devices)
+    except FileNotFoundError:
+        reason = difference(made, notes())
+    except Exception as error:  # whatever another runtime says of it: it is compiled instead
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = f"the step that plan kept cannot be loaded: {said}"
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
         every = multihost_utils.process_allgather(np.array(found is not None))
-        found = found if every.all() else None
-    return (found, True) if found is not None else (lowered.compile(), False)
+        if found is not None and not every.all():
+            found, reason = None, "another host does not have the step that plan kept"
+    if found is not None:
+        return Ready(found, True)
+    return Ready(lowered.compile(), False, reason)
+
+
+def notes() -> list[Made]:
+    """What the kept steps were made of, the newest first."""
+    try:
+        paths = [p for p in folder().glob(f"*{NOTE}") if p.with_suffix("").exists()]
+        paths.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+    return [made for path in paths if (made := Made.read(path)) is not None]

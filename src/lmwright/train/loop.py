@@ -249,14 +249,17 @@ class Session:
         try:
             lowered = step.lower(abstract_state(self.plan), batch)
             devices, options = self.plan.devices, step_options(self.plan)
-            self._compiled, by_plan = load_or_compile(lowered, devices, options)
+            ready = load_or_compile(lowered, devices, options, self.plan.run)
         except jax.errors.JaxRuntimeError as error:
             refuse_option(str(error))
             raise
         seconds = time.monotonic() - began
-        self.metrics.event("compile", step=self.start, seconds=seconds, by_plan=by_plan)
-        how = "took over the step that plan compiled" if by_plan else "compiled the train step"
-        self.display.note(f"{how} in {seconds:.1f} s")
+        self._compiled, why = ready.compiled, {"reason": ready.reason} if ready.reason else {}
+        event = {"seconds": seconds, "by_plan": ready.by_plan} | why
+        self.metrics.event("compile", step=self.start, **event)
+        how = "loaded the step that plan compiled" if ready.by_plan else "compiled the train step"
+        beside = f" ({ready.reason})" if ready.reason else ""
+        self.display.note(f"{how} in {seconds:.1f} s{beside}")
         self._running: jax.Array | None = None
         self.timer = StepTimer(
             round(self.share * self.plan.tokens_per_step),
