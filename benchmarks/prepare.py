@@ -201,7 +201,7 @@ def compare_loaders(folder: Path, rounds: int, steps: int = 300) -> dict[str, fl
             store.batch(k * BATCH, (k + 1) * BATCH)
 
     def through_loader() -> None:
-        with Loader(store, BATCH) as loader:
+        with Loader(store, BATCH, host=None) as loader:
             for k in range(steps):
                 loader.batch(k)
 

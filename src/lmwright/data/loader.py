@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from lmwright.data.store import TokenStore
+from lmwright.data.watch import HashWatch
 from lmwright.errors import UserError
 
 AHEAD = 4
@@ -25,6 +26,8 @@ class Loader:
 
     stretches: (start, stop) of the rows of each batch that are read here; all if unset.
     num_microbatches: shapes arrays [A, B, T] instead of [B, T].
+    host: (index, number of hosts): which of the store's files are compared with their hashes
+        here, beside the training; None: none are.
     input_wait_s: seconds that `batch` has waited so far for input that was not ready.
     """
 
@@ -37,6 +40,7 @@ class Loader:
         num_microbatches: int | None = None,
         start_step: int = 0,
         ahead: int = AHEAD,
+        host: tuple[int, int] | None = (0, 1),
     ):
         store.check(global_batch_size=global_batch_size)
         self.stretches = tuple(stretches or [(0, global_batch_size)])
@@ -54,9 +58,15 @@ class Loader:
         self._pool = ThreadPoolExecutor(store.place.readers, thread_name_prefix="lmwright-loader")
         self._coming: dict[int, Future] = {}
         self._prefetch(start_step)
+        self._watch = HashWatch(store, *host) if host and store.verify == "sizes" else None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, any time."""
+        """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, any time.
+
+        UserError naming the file once one of the store is found to be altered.
+        """
+        if self._watch:
+            self._watch.check()
         self._prefetch(step)
         future = self._coming.pop(step)
         begun = time.perf_counter()
@@ -66,6 +76,8 @@ class Loader:
 
     def close(self) -> None:
         """Ends the threads; batches that nobody asked for are dropped."""
+        if self._watch:
+            self._watch.close()
         self._pool.shutdown(cancel_futures=True)
         self._coming.clear()
 

@@ -98,6 +98,14 @@ def check_size(path: str, wanted: int, have: int | None) -> None:
     raise UserError(f"{path} {state}; run `lmwright prepare` again or copy the file again.")
 
 
+def altered(path: str, what: str) -> UserError:
+    """For a file of its right size with other bytes in it; `what` says how that was seen."""
+    return UserError(
+        f"{path} was altered: {what}; delete this file and run `lmwright prepare` again, or copy "
+        "it again."
+    )
+
+
 def total(counts: Any, key: str) -> float:
     """Sum of every number stored under `key` in nested dicts."""
     if not isinstance(counts, Mapping):
@@ -130,10 +138,16 @@ def digest(raw: bytes) -> str:
 def hash_file(path: str | os.PathLike) -> str:
     """xxh3_128 of a file, hex; reads it in pieces."""
     h = xxhash.xxh3_128()
+    for piece in file_pieces(path):
+        h.update(piece)
+    return h.hexdigest()
+
+
+def file_pieces(path: str | os.PathLike) -> Iterator[bytes]:
+    """Bytes of a file in pieces of `READ_BYTES`."""
     with open(path, "rb") as f:
         while piece := f.read(READ_BYTES):
-            h.update(piece)
-    return h.hexdigest()
+            yield piece
 
 
 def dump_json(body: Any) -> bytes:

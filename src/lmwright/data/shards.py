@@ -2,7 +2,7 @@
 
 import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,15 @@ import fsspec
 import numpy as np
 import xxhash
 
-from lmwright.data.manifest import MANIFEST, Manifest, check_size, hash_file, parse_manifest
+from lmwright.data.manifest import (
+    MANIFEST,
+    Manifest,
+    altered,
+    check_size,
+    file_pieces,
+    hash_file,
+    parse_manifest,
+)
 from lmwright.data.manifest import read_manifest as read_local_manifest
 from lmwright.errors import UserError
 
@@ -37,6 +45,9 @@ class Place(Protocol):
 
     def hash(self, file: str) -> str:
         """xxh3_128, hex."""
+
+    def pieces(self, file: str) -> Iterator[bytes]:
+        """Bytes of a file, a few MiB at a time."""
 
     def fetch(self, folder: str) -> str:
         """Local path of a small folder; a temporary copy if it lies elsewhere."""
@@ -68,6 +79,9 @@ class LocalPlace:
 
     def hash(self, file: str) -> str:
         return hash_file(self.folder / file)
+
+    def pieces(self, file: str) -> Iterator[bytes]:
+        return file_pieces(self.folder / file)
 
     def fetch(self, folder: str) -> str:
         if not (self.folder / folder).is_dir():
@@ -129,10 +143,14 @@ class RemotePlace:
 
     def hash(self, file: str) -> str:
         h = xxhash.xxh3_128()
+        for piece in self.pieces(file):
+            h.update(piece)
+        return h.hexdigest()
+
+    def pieces(self, file: str) -> Iterator[bytes]:
         with self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f:
             while piece := f.read(HASH_PIECE_BYTES):
-                h.update(piece)
-        return h.hexdigest()
+                yield piece
 
     def fetch(self, folder: str) -> str:
         copy = tempfile.TemporaryDirectory(prefix="lmwright-")
@@ -177,10 +195,20 @@ def open_place(path: str) -> Place:
 
 
 class Shards:
-    """The rows of several files, one file after the other."""
+    """The rows of several files, one file after the other.
 
-    def __init__(self, place: Place, files: Sequence[str], sizes: Sequence[int], dtype: np.dtype):
-        self.place, self.files, self.dtype = place, files, dtype
+    max_id: the greatest token id that was written; a row with a greater one is damaged.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        files: Sequence[str],
+        sizes: Sequence[int],
+        dtype: np.dtype,
+        max_id: int,
+    ):
+        self.place, self.files, self.dtype, self.max_id = place, files, dtype, max_id
         for file, size in zip(files, sizes, strict=True):
             if size % dtype.itemsize:
                 raise UserError(f"{place.name(file)} does not hold whole rows; prepare again.")
@@ -188,7 +216,7 @@ class Shards:
         self.rows = int(self.ends[-1]) if len(self.ends) else 0
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Records at row numbers int64 [B], in that order."""
+        """Records at row numbers int64 [B], in that order. UserError for rows that cannot be."""
         # ascending reads suit disks, and make ranges for remote files
         order = np.argsort(rows, kind="stable")
         rows = rows[order]
@@ -199,8 +227,18 @@ class Shards:
             number = int(shard[a])
             start = self.ends[number - 1] if number else 0
             found = self.place.records(self.files[number], rows[a:b] - start, self.dtype)
+            self._refuse_damage(self.files[number], found.view(self.dtype))
             out[order[a:b]] = found
         return out.view(self.dtype)
+
+    def _refuse_damage(self, file: str, records: np.ndarray) -> None:
+        """UserError for ids and lengths that were never written: they would train as NaN."""
+        if (worst := records["tokens"].max()) > self.max_id:
+            what = f"it holds the token id {worst}, and the greatest written was {self.max_id}"
+            raise altered(self.place.name(file), what)
+        lengths, capacity = records["length"], records["tokens"].shape[1]
+        if lengths.min() < 1 or lengths.max() > capacity:
+            raise altered(self.place.name(file), f"a row has no or more than {capacity} tokens")
 
 
 def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: bool) -> None:
@@ -210,10 +248,7 @@ def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: 
         entry, path = manifest.files[file], f"{manifest.stage}/{file}"
         check_size(place.name(path), entry["bytes"], place.size(path))
         if hashes and place.hash(path) != entry["xxh3_128"]:
-            raise UserError(
-                f"{place.name(path)} was altered: its hash is not the one in the manifest; "
-                "run `lmwright prepare` again or copy the file again."
-            )
+            raise altered(place.name(path), "its hash is not the manifest's")
 
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         for _ in pool.map(check, files):

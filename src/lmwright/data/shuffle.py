@@ -112,7 +112,7 @@ def train_shards(place: Any, packed: Manifest) -> Shards:
         for n in source_files(packed, "train", s)
     ]
     sizes = [packed.files[n]["bytes"] for n in names]
-    return Shards(place, [f"pack/{n}" for n in names], sizes, dtype)
+    return Shards(place, [f"pack/{n}" for n in names], sizes, dtype, packed.counts["max_id"])
 
 
 def source_files(packed: Manifest, split: str, source: str) -> list[str]:

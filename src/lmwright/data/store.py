@@ -164,17 +164,26 @@ class TokenStore:
         for start in range(0, rows, batch_size):
             yield self.eval_batch(source, start, min(start + batch_size, rows), batch_size)
 
+    def files(self) -> list[tuple[str, str]]:
+        """Every file that rows are read from in the first pass, below the store's folder, and
+        its xxh3_128 (hex)."""
+        split = "eval/" if self._written.rows else ""
+        found = [(f"shuffle/{n}", e) for n, e in sorted(self.shuffled.files.items())]
+        packed = sorted(self.packed.files.items())
+        found += [(f"pack/{n}", e) for n, e in packed if n.startswith(split)]
+        return [(name, entry["xxh3_128"]) for name, entry in found]
+
     def _open_written(self) -> Shards:
         names = sorted(self.shuffled.files)
         check_files(self.place, self.shuffled, names, self.verify == "hashes")
         sizes = [self.shuffled.files[n]["bytes"] for n in names]
-        return Shards(self.place, [f"shuffle/{n}" for n in names], sizes, self.dtype)
+        return Shards(self.place, [f"shuffle/{n}" for n in names], sizes, self.dtype, self.max_id)
 
     def _open_eval(self, source: str) -> Shards:
         names = source_files(self.packed, "eval", source)
         check_files(self.place, self.packed, names, self.verify == "hashes")
         sizes = [self.packed.files[n]["bytes"] for n in names]
-        return Shards(self.place, [f"pack/{n}" for n in names], sizes, self.dtype)
+        return Shards(self.place, [f"pack/{n}" for n in names], sizes, self.dtype, self.max_id)
 
     def _packed_train(self) -> Shards:
         if self._train is None:

@@ -139,6 +139,7 @@ def make_loader(plan: Plan, store: TokenStore, start: int) -> Loader:
         global_batch_size=plan.run.train.global_batch_size,
         stretches=HostRows.of(plan).of_batch,
         start_step=start,
+        host=(jax.process_index(), jax.process_count()),
     )
 
 

@@ -9,6 +9,7 @@ The batch of an adapter's own step s is what it would be if the adapter trained 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+import jax
 import numpy as np
 
 from lmwright.adapters.lora import ResolvedAdapter
@@ -41,6 +42,7 @@ class Feed:
                     global_batch_size=one.rows,
                     stretches=own_stretches(host, len(lanes.adapters), share),
                     start_step=count,
+                    host=(jax.process_index(), jax.process_count()),
                 )
             )
             for one, share, count in zip(active, shares, self._counts, strict=True)

@@ -1,0 +1,97 @@
+"""Shards whose bits flipped after they were written: training stops and names the file."""
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from user_run import command, write_run
+
+from lmwright.data.loader import Loader
+from lmwright.data.record import row_dtype
+from lmwright.data.store import TokenStore
+from lmwright.errors import UserError
+
+T = 32
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """A folder with a run whose data is prepared."""
+    folder = tmp_path_factory.mktemp("clean")
+    write_run(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        from lmwright.cli import main
+
+        assert main(["prepare", "run.toml"]) == 0
+    return folder
+
+
+@pytest.fixture
+def inside(clean, tmp_path, monkeypatch):
+    shutil.copytree(clean, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def change(path, field, value):
+    """Sets one field in every row of a shard."""
+    rows = np.fromfile(path, row_dtype(T, "uint16"))
+    rows[field] = value(rows[field])
+    rows.tofile(path)
+
+
+TRAIN, EVAL = "data/pack/train/words/shard-00000.bin", "data/pack/eval/words/shard-00000.bin"
+DAMAGE = {
+    "ids above the vocabulary": (TRAIN, "tokens", lambda t: t | 0x4000),
+    "ids that are other words": (TRAIN, "tokens", lambda t: t ^ 1),
+    "documents that begin elsewhere": (TRAIN, "starts", lambda s: s ^ 0x10),
+    "lengths beyond the row": (TRAIN, "length", lambda n: n | 1 << 20),
+    "bytes of held-out text": (EVAL, "text_bytes", lambda n: n + 1),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_train_stops_on_flipped_bits_and_names_the_shard(kind, inside, capsys):
+    path, field, value = DAMAGE[kind]
+    change(path, field, value)
+    code, said = command(capsys, "train", "run.toml")
+    assert code == 2
+    assert path in said and "was altered" in said and "delete this file" in said
+    assert not list(Path("run/checkpoints").glob("[0-9]*"))
+    Path(path).unlink()  # the cure that it names
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    assert command(capsys, "data", "verify", "data")[0] == 0
+
+
+def test_the_cured_store_trains(inside, capsys):
+    change(TRAIN, "tokens", lambda t: t ^ 1)
+    Path(TRAIN).unlink()
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    assert command(capsys, "train", "run.toml")[0] == 0
+
+
+def test_written_epochs_are_watched_too(inside, capsys):
+    assert command(capsys, "prepare", "run.toml", "data.shuffle.order=written")[0] == 0
+    path = "data/shuffle/epoch-00000/shard-00000.bin"
+    change(path, "tokens", lambda t: t ^ 1)
+    code, said = command(capsys, "train", "run.toml", "data.shuffle.order=written")
+    assert code == 2 and f"{path} was altered" in said
+
+
+def test_hosts_share_the_files_and_one_of_them_finds_it(inside):
+    change(EVAL, "tokens", lambda t: t ^ 1)
+    store = TokenStore.open("data")
+    found = []
+    for host in range(2):
+        with Loader(store, 2, host=(host, 2)) as loader:
+            deadline = time.monotonic() + 20
+            while loader._watch._thread.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            try:
+                loader.batch(0)
+            except UserError as e:
+                found.append(str(e))
+    assert len(found) == 1 and EVAL in found[0]
