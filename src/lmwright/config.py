@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+# Beside a run.toml, these tell a run directory from a folder with a user's run file.
+OF_RUN_DIRECTORY = ("env.json", "metrics.jsonl")
+
+
 @cache
 def _adapter() -> TypeAdapter:
     """Built when the first run is validated, since the registries import jax."""
@@ -66,6 +70,7 @@ def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tupl
     path = path / "run.toml" if path.is_dir() else path
     said, lines = read_toml(path)
     said = {key: value for key, value in said.items() if key not in left_out}
+    moved = _moved(path, said.get("dir"))
     if "sweep" in said:
         raise UserError(f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep")
     merged = Merged(path, lines)
@@ -81,6 +86,8 @@ def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tupl
         where = COMMAND_LINE if ("depth",) in chosen else merged.where(("depth",))
         _put_layer(merged, _dial(depth, _sizes(said, parsed), where), f"depth {depth}", {})
     _put_layer(merged, said, None, chosen)
+    if moved is not None:
+        merged.merge({"dir": str(moved)}, "where it is now")
     for keys, value in parsed:
         if keys not in chosen:
             merged.put(keys, value)
@@ -88,6 +95,25 @@ def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tupl
     run = _validated(merged)
     check_run(run)
     return run, _provenance(run, merged.origin)
+
+
+def _moved(path: Path, written: Any) -> Path | None:
+    """The run directory that a run file lies in, where it was moved or copied since the file was
+    written; None for any other run file."""
+    folder = path.parent
+    if path.name != "run.toml" or not isinstance(written, str):
+        return None
+    if not any((folder / name).exists() for name in OF_RUN_DIRECTORY):
+        return None
+    return None if same_folder(folder, written) else folder
+
+
+def same_folder(folder: Path, written: str) -> bool:
+    """Whether a `dir` that was written down, perhaps elsewhere or long ago, is this folder."""
+    try:
+        return folder.samefile(written)
+    except (OSError, ValueError):
+        return False
 
 
 def _names_layer(keys: Keys) -> bool:

@@ -86,17 +86,33 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
         from lmwright.train.loop import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)
-    flags = f"{FLAGS} --xla_force_host_platform_device_count={devices}"
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": flags,
-            "PATH": "/usr/bin:/bin",
-            "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
-            "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
-            "PYTHONPATH": os.pathsep.join(sys.path),  # the checkout under test
-        },
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """Of a process that trains on CPU devices with the checkout under test."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
+        "PATH": "/usr/bin:/bin",
+        "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
+        "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+
+
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    """Runs `lmwright WORDS` in a folder, as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "lmwright", *words],
+        env=environment(),
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.config import dump_toml, load_run
 from lmwright.errors import UserError
 from lmwright.train.loop import train
 
-from .conftest import STEPS, in_dir, losses, train_in_process
+from .conftest import STEPS, in_dir, losses, train_in_process, typed
 
 KILL_IN_STEP = """
     import os, signal
@@ -113,6 +114,25 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
     assert outcome.step == STEPS
     assert losses(run) == uninterrupted[1]
     assert (Path(run.dir) / "checkpoints.damaged" / str(STEPS)).is_dir()
+
+
+def test_a_moved_run_directory_continues_where_it_is(small_run, uninterrupted, tmp_path):
+    run = in_dir(small_run, tmp_path / "a")
+    assert train_in_process(run, KILL_IN_STEP.format(step=7, signal="SIGKILL")).returncode == -9
+    (tmp_path / "a").rename(tmp_path / "b")
+    again = typed(tmp_path, "train", "b")
+    assert again.returncode == 0, again.stderr
+    assert "continuing from step" in again.stdout and "where it was before" in again.stdout
+    assert not (tmp_path / "a").exists()
+    assert losses(in_dir(run, tmp_path / "b")) == uninterrupted[1]
+    assert final_weights(in_dir(run, tmp_path / "b")) == final_weights(uninterrupted[0])
+    assert load_run(tmp_path / "b").dir == "b"
+
+
+def test_a_run_file_beside_no_run_keeps_its_dir(small_run, tmp_path):
+    (tmp_path / "run.toml").write_text(dump_toml(in_dir(small_run, tmp_path / "run")))
+    (tmp_path / "checkpoints").mkdir()
+    assert load_run(tmp_path).dir == str(tmp_path / "run")
 
 
 def test_it_goes_on_with_another_mesh(small_run, uninterrupted, tmp_path):

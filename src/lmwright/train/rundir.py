@@ -15,7 +15,8 @@ from typing import Any
 import jax
 
 from lmwright.checkpoint.store import write_atomically
-from lmwright.config import dump_toml, load_run
+from lmwright.config import dump_toml, load_run, same_folder
+from lmwright.config_text import read_toml
 from lmwright.data.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.plan.resolve import Plan
@@ -46,12 +47,21 @@ def claim(run: Run, plan: Plan) -> Iterator[Path]:
         _lock(lock, folder)
         refuse_other_run(run, folder)
         if jax.process_index() == 0:
+            _note_move(run, folder)
             write_atomically(folder / "run.toml", dump_toml(run))
             write_atomically(folder / "plan.json", plan.to_json())
             write_env(folder)
         yield folder
     finally:
         os.close(lock)
+
+
+def _note_move(run: Run, folder: Path) -> None:
+    """Says so where the directory was moved or copied since it was last trained."""
+    file = folder / "run.toml"
+    written = read_toml(file)[0].get("dir") if file.exists() else None
+    if isinstance(written, str) and not same_folder(folder, written):
+        print(f"{folder}: its run.toml says dir = {written!r}, where it was before; continuing here")
 
 
 def _lock(lock: int, folder: Path) -> None:
