@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -16,9 +17,13 @@ from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
 from lmwright.optim.kinds import Linear
 from lmwright.plan.resolve import resolve
+from lmwright.run import Checkpoint
 from lmwright.train.loop import train
 from lmwright.train.lora_restore import trained
 
+from .conftest import losses
+
+SLOW = pytest.mark.slow
 A = Adapter(name="a", rows=4, rank=3, learning_rate=2e-2)
 B = Adapter(name="b", rows=2, steps=8, rank=5, schedule=Linear(warmup_steps=2))
 
@@ -72,6 +77,28 @@ def test_an_adapter_trains_as_if_alone(runs, together, name):
         np.testing.assert_allclose(one, other, atol=2e-4, err_msg=path)
         moved = max(moved, np.abs(one).max() if path.endswith(".b") else 0.0)
     assert moved > 1e-2  # second factors start at zero
+
+
+STORAGES = get_args(get_type_hints(LowRank)["base"])
+
+
+@pytest.mark.parametrize(
+    "base", [name if name == "int4" else pytest.param(name, marks=SLOW) for name in STORAGES]
+)
+def test_every_storage_of_the_base_trains_and_resumes(runs, base):
+    run, one = runs("a", f"stored-as-{base}", base=base), jax.devices()[:1]
+    run = replace(
+        run,
+        train=replace(run.train, steps=4, num_microbatches=1),
+        checkpoint=Checkpoint(save_every_steps=2),
+    )
+    assert train(run, one).step == 4
+    expected = weights_of(run)["a"]
+    shutil.rmtree(Path(run.dir) / "checkpoints" / "4")
+    assert train(run, one).step == 4
+    for (path, got), (_, whole) in zip(walk(weights_of(run)["a"]), walk(expected), strict=True):
+        assert got.tobytes() == whole.tobytes(), path
+    assert all(np.isfinite(loss) for loss in losses(run).values())
 
 
 def test_a_checkpoint_holds_adapters_only_and_resumes_bit_for_bit(runs, together):

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import zstandard
 
+from lmwright.core.param import Tree
 from lmwright.plan.cache import PACKAGES, cache_folder
 from lmwright.plan.kept import Made, difference
 from lmwright.plan.program import fingerprint
@@ -149,6 +151,20 @@ class Ready:
     """Whether `plan` had compiled it."""
     reason: str = ""
     """Why it was compiled although `plan` had kept one for this run; empty where it had not."""
+
+
+def takes(compiled: jax.stages.Compiled, state: Tree) -> bool:
+    """Whether a compiled step accepts this state as its first argument.
+
+    XLA packs int4 inside a program for CPUs, JAX's arrays report a layout that is not packed, and
+    a compiled program refuses arguments that differ in that, while a jitted function converts.
+    """
+    wanted = jax.tree.leaves(compiled.input_formats[0][0])
+    given = jax.tree.leaves(state)
+    return not any(
+        leaf.dtype in (jnp.int4, jnp.uint4) and leaf.format.layout != format.layout
+        for leaf, format in zip(given, wanted, strict=True)
+    )
 
 
 def load_or_compile(

@@ -29,7 +29,7 @@ from lmwright.evals.loss import SourceLoss
 from lmwright.objectives import KINDS
 from lmwright.objectives.base import learns_from
 from lmwright.plan.compile import refuse_option
-from lmwright.plan.executable import load_or_compile
+from lmwright.plan.executable import load_or_compile, takes
 from lmwright.plan.length import with_steps
 from lmwright.plan.resolve import Plan, resolve
 from lmwright.report.read import read_run
@@ -251,11 +251,13 @@ class Session:
             lowered = step.lower(abstract_state(self.plan), batch)
             devices, options = self.plan.devices, step_options(self.plan)
             ready = load_or_compile(lowered, devices, options, self.plan.run)
+            # the jitted function finds the program that was just compiled
+            self._compiled = ready.compiled if takes(ready.compiled, self.state) else step
         except jax.errors.JaxRuntimeError as error:
             refuse_option(str(error))
             raise
         seconds = time.monotonic() - began
-        self._compiled, why = ready.compiled, {"reason": ready.reason} if ready.reason else {}
+        why = {"reason": ready.reason} if ready.reason else {}
         event = {"seconds": seconds, "by_plan": ready.by_plan} | why
         self.metrics.event("compile", step=self.start, **event)
         how = "loaded the step that plan compiled" if ready.by_plan else "compiled the train step"

@@ -61,7 +61,9 @@ def _note_move(run: Run, folder: Path) -> None:
     file = folder / "run.toml"
     written = read_toml(file)[0].get("dir") if file.exists() else None
     if isinstance(written, str) and not same_folder(folder, written):
-        print(f"{folder}: its run.toml says dir = {written!r}, where it was before; continuing here")
+        print(
+            f"{folder}: its run.toml says dir = {written!r}, where it was before; continuing here"
+        )
 
 
 def _lock(lock: int, folder: Path) -> None:
