@@ -235,6 +235,39 @@ def test_muon_in_bf16_stays_near_fp32_and_rates_differ_by_the_ratio(spec, weight
     np.testing.assert_allclose(half["layers.q"], exact["layers.q"], atol=1e-7)
 
 
+def test_muon_in_bf16_is_as_near_to_float64_as_torch():
+    def exact(x):
+        a, b, c = 3.4445, -4.7750, 2.0315
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            gram = x @ x.T
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        return x
+
+    def of_torch(x):
+        w = torch.nn.Parameter(torch.zeros(x.shape))
+        w.grad = torch.tensor(x)
+        options = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+        torch.optim.Muon([w], lr=1.0, adjust_lr_fn="original", **options).step()
+        return -w.detach().numpy()
+
+    errors = []
+    for seed, shape in enumerate([(64, 64), (64, 256), (128, 320), (32, 48), (48, 192)]):
+        x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+        param = Param("embed -> mlp", shape)
+        optim = Muon(
+            learning_rate=1.0, momentum=0.0, momentum_form="plain", scale="width",
+            weight_decay=0.0, precision="bf16", schedule=Constant(),
+        )  # fmt: skip
+        moved = run(optim, {"w": param}, {"w": jnp.zeros(shape)}, lambda i, x=x: {"w": x}, 1)["w"]
+        moved = -moved / max(1, shape[1] / shape[0]) ** 0.5
+        want = exact(x.astype(np.float64))
+        errors.append([np.linalg.norm(got - want) for got in (moved, of_torch(x))])
+        assert errors[-1][0] / np.linalg.norm(want) < 1.7e-2
+    ours, theirs = np.sum(errors, axis=0)
+    assert ours < 1.1 * theirs
+
+
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
 def test_clip_is_torch(weights, gradients, factor):
     grads = jax.tree.map(lambda g: jnp.asarray(g * factor), gradients(0))

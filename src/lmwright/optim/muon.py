@@ -53,6 +53,7 @@ def direction(
 def orthogonalize(x: Array, steps: int, dtype: jnp.dtype) -> Array:
     """Singular values of [batch, m, n] moved to about one, float32 in and out.
 
+    `dtype` is that of the products' operands; coefficients and sums are float32.
     Matrices go one after the other: the temporaries of one, not of the stack, exist at once.
     """
     return jax.lax.map(lambda matrix: _newton_schulz(matrix, steps, dtype), x)
@@ -69,6 +70,7 @@ def _newton_schulz(x: Array, steps: int, dtype: jnp.dtype) -> Array:
 
     for _ in range(steps):
         gram = matmul(x, x.T).astype(dtype)  # [m, m]
-        poly = (b * gram + c * matmul(gram, gram)).astype(dtype)
-        x = (a * x + matmul(poly, x)).astype(dtype)
-    return (x.T if tall else x).astype(jnp.float32)
+        poly = (b * gram.astype(jnp.float32) + c * matmul(gram, gram)).astype(dtype)
+        total = a * x.astype(jnp.float32) + matmul(poly, x)
+        x = total.astype(dtype)
+    return total.T if tall else total
