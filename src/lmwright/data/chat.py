@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lmwright.data.chat_render import UnusableError
 from lmwright.run import ROW_PARTS, Source
 
 _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
@@ -32,10 +33,6 @@ SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
-
-
-class UnusableError(Exception):
-    """A row that cannot be learned from; the text says why."""
 
 
 def needed(source: Source) -> list[str]:

@@ -61,6 +61,7 @@ class ChatEncoder:
     ):
         self.template, self.tokenizer, self.chat = template, tokenizer, chat
         self.seq_len, self.end_id = seq_len, end_id
+        self._endings = tuple(tokenizer.special_tokens)
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -113,7 +114,7 @@ class ChatEncoder:
         return replace(example, ids=example.ids[kept], learned=learned, text_bytes=size, cut=True)
 
     def _ends(self, text: str) -> bool:
-        return text.rstrip().endswith(tuple(self.tokenizer.special_tokens) or ("\0",))
+        return text.rstrip().endswith(self._endings)
 
     def _refuse_special(self, conversation: dict[str, Any]) -> None:
         if not self._special.pattern:

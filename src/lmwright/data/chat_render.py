@@ -1,0 +1,143 @@
+"""One chat template, compiled and rendered as transformers does, without any limit.
+
+Templates come from strangers: `chat_child.py` runs this module in a process of its own, so it
+imports nothing beyond the standard library and, when a template is compiled, Jinja.
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Marks around a generation block.
+BEGIN, END = "\ue000\ue001", "\ue001\ue000"
+
+Message = dict[str, Any]
+
+
+class UnusableError(Exception):
+    """A row that cannot be learned from; the text says why."""
+
+
+class NoTemplateError(Exception):
+    """A source that is not Jinja; the text says why."""
+
+
+class Renderer:
+    """A template with the special tokens that it may name; `date` is what `strftime_now` tells.
+
+    Raises NoTemplateError for a source that is not Jinja.
+    """
+
+    def __init__(
+        self, source: str, special: Sequence[str], roles: dict[str, str], date: str | None
+    ):
+        self.special, self.roles = tuple(special), roles
+        self.marked = bool(GENERATION.search(source))
+        self._plain = _compiled(source, date, marks=False)
+        self._with_marks = _compiled(source, date, marks=True) if self.marked else self._plain
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Any = None,
+        *,
+        prompt: bool = False,
+        marks: bool = False,
+    ) -> str:
+        """The messages as text; with `prompt` it ends where the assistant would begin, with
+        `marks` BEGIN and END stand around what a generation block holds.
+
+        Raises UnusableError where the template refuses them.
+        """
+        render = self._with_marks if marks else self._plain
+        try:
+            return render(
+                messages=list(messages),
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                **self.roles,
+            )
+        except MemoryError:
+            raise
+        except RecursionError:
+            raise UnusableError("the chat template refuses it: it calls itself too deep") from None
+        except Exception as e:  # templates raise what they like
+            raise UnusableError(f"the chat template refuses it: {_why(e)}") from None
+
+
+def _compiled(source: str, date: str | None, *, marks: bool) -> Callable[..., str]:
+    """The template in the environment that transformers gives it."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_blocks(marks), loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    if date is not None:
+        environment.globals["strftime_now"] = datetime.date.fromisoformat(date).strftime
+    try:
+        return environment.from_string(source).render
+    except MemoryError:
+        raise
+    except RecursionError:
+        raise NoTemplateError("it nests too deep") from None
+    except Exception as e:  # Jinja's own errors, and Python's of the code that it writes
+        raise NoTemplateError(first_line(e)) from None
+
+
+def _generation_blocks(marks: bool) -> type:
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class GenerationBlocks(Extension):
+        """`{% generation %}...{% endgeneration %}` around what a model is to say."""
+
+        tags = {"generation"}  # noqa: RUF012 (Jinja's own way)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+        def _mark(self, caller: Callable[[], str]) -> str:
+            return f"{BEGIN}{caller()}{END}" if marks else caller()
+
+    return GenerationBlocks
+
+
+def _raise(message: str) -> None:
+    raise UnusableError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _why(error: Exception) -> str:
+    reason = first_line(error)
+    if "strftime_now" in reason:
+        return 'it asks for today\'s date; set data.chat.date, as in "2025-01-31"'
+    return reason
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
