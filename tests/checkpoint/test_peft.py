@@ -158,11 +158,26 @@ def test_an_adapter_from_here_loads_in_peft_and_merges(case, tmp_path):
     with torch.no_grad():
         expected = loaded(input_ids=torch.tensor(TOKENS)).logits.numpy()
     close(bound_logits(adapter, weights, base_of(MODEL)), expected)
-    merged = merge_into(MODEL, base_of(MODEL), read_folder(tmp_path / "ours"), "ours")
+    _, merged = merge_into(MODEL, base_of(MODEL), read_folder(tmp_path / "ours"), "ours")
     close(MODEL.logits(merged, MODEL.hidden(merged, batch(), Compute())[0]), expected, 2e-5)
     again = read_adapter(tmp_path / "ours", MODEL, adapter)
     for (path, one), (_, other) in zip(walk(again), walk(weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_training_goes_on_from_factors_that_began_as_the_base(start, tmp_path):
+    """As plain LoRA of twice the rank: the same logits as in PEFT, on the whole base."""
+    torch_adapter(dict(r=3, lora_alpha=5, init_lora_weights=start)).save_pretrained(tmp_path)
+    model = peft.PeftModel.from_pretrained(torch_base(), tmp_path)
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor(TOKENS)).logits.numpy()
+    (adapter,) = resolved(run_of(dict(rank=6, alpha=4.0)))
+    base = base_of(MODEL)
+    weights = read_adapter(tmp_path, MODEL, adapter, lambda: base)
+    close(bound_logits(adapter, weights, base), expected)
+    with pytest.raises(UserError, match=r"only together with its base"):
+        read_adapter(tmp_path, MODEL, adapter)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from lmwright.checkpoint.layout import HfTensors
 from lmwright.checkpoint.origin import weights_hash
 from lmwright.checkpoint.peft import merge_into, to_peft
 from lmwright.checkpoint.peft_folder import PeftFolder, read_folder, write_folder
-from lmwright.checkpoint.proof import Proof
+from lmwright.checkpoint.proof import Proof, Source
 from lmwright.checkpoint.writer import new_folder
 from lmwright.errors import UserError
 
@@ -54,20 +54,25 @@ def merge_command(
     dtype: str | None = None,
     overwrite: bool = False,
 ) -> Proof:
-    """Writes a model with a PEFT adapter merged into it, as `lmwright export` writes models.
+    """Writes a model with a PEFT adapter merged into it, as `lmwright export` writes models, and
+    compares it with what PEFT computes from the same base and folder, where PEFT is installed.
     Raises UserError for an adapter that was trained on another base."""
     loaded, found = load_model(base), read_folder(adapter)
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
     hashes = (weights_hash(weights, to) for to in (None, ml_dtypes.bfloat16))
     refuse_other_base(Path(adapter), base, hashes, "merge into that one")
-    merged = merge_into(loaded.model, weights, found, str(adapter))
+    model, merged = merge_into(loaded.model, weights, found, str(adapter))
     facts = replace(
         loaded.facts,
         name=Path(out).absolute().name,
         origin=f"{loaded.facts.name} with the adapter {Path(adapter).absolute().name} merged in.",
     )
     changed: LoadedModel = replace(
-        loaded, tensors=HfTensors(loaded.model, merged), facts=facts, reference=None
+        loaded,
+        model=model,
+        tensors=HfTensors(model, merged),
+        facts=facts,
+        origin=Source(loaded.reference, model, lambda: merged, Path(adapter)),
     )
     return export_loaded(changed, out, dtype=dtype, overwrite=overwrite)
 

@@ -68,7 +68,17 @@ def combine(
     # the scale is in the factors, so that alpha is the rank
     alphas = {name: float(module.rank) for name, module in modules.items()}
     base = adapters[0].config.get("base_model_name_or_path") or ""
-    return PeftFolder(make_config(modules, base, alphas), modules)
+    return PeftFolder(make_config(modules, base, alphas), modules, _whole(adapters))
+
+
+def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
+    """Weights that the adapters are kept with. Raises UserError where they are not one base's."""
+    found: dict[str, np.ndarray] = {}
+    for adapter in adapters:
+        for name, weight in adapter.whole.items():
+            if not np.array_equal(found.setdefault(name, weight), weight):
+                raise UserError(f"the adapters are kept with different {name}; their bases differ")
+    return found
 
 
 def _check(adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combination) -> None:
@@ -82,6 +92,11 @@ def _check(adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combin
         raise UserError(f"density: has no effect on {how.method!r}; drop it")
     if how.rank is not None and not how.method.endswith("svd"):
         raise UserError(f"rank: has no effect on {how.method!r}; drop it or use an svd")
+    if starts := sorted({adapter.start for adapter in adapters if adapter.start}):
+        raise UserError(
+            f"adapters that began as {' or '.join(starts)} add up only together with their base; "
+            f"save them again with PEFT's path_initial_model_for_weight_conversion, or merge each"
+        )
     if any(m.magnitude is not None for adapter in adapters for m in adapter.modules.values()):
         raise UserError("adapters of DoRA do not add up; merge each into the base instead")
     bases = {adapter.config.get("base_model_name_or_path") for adapter in adapters}

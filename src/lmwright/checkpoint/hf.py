@@ -86,9 +86,9 @@ class LoadedModel:
     @property
     def source(self) -> Source | None:
         """What transformers can be asked about; None where it can read nothing."""
-        if self.reference is None:
-            return None
-        return self.origin or Source(self.reference, self.model, self.load)
+        if self.origin is not None or self.reference is None:
+            return self.origin
+        return Source(self.reference, self.model, self.load)
 
     def changed(self, overrides: Sequence[str]) -> "LoadedModel":
         """With words such as `rope_scaling.factor=4` on top of the model's fields. Raises

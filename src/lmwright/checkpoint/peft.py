@@ -6,7 +6,8 @@
 A rank that differs between layers over there is padded with zeros here, which stay zero.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 from lmwright.adapters.lora import Module, ResolvedAdapter, module_spec, nest
 from lmwright.checkpoint.layout import Slot, slots
 from lmwright.checkpoint.peft_folder import PeftFolder, PeftModule, make_config, read_folder
+from lmwright.checkpoint.peft_start import as_plain
 from lmwright.checkpoint.safetensors import some
+from lmwright.checkpoint.stream import TIED_HEAD
 from lmwright.core.param import Tree, walk
 from lmwright.errors import UserError
 
@@ -65,8 +68,14 @@ def _layer(leaf: np.ndarray, slot: Slot) -> np.ndarray:
     return leaf[slot.at] if slot.at else leaf
 
 
-def read_adapter(folder: str | Path, model: Any, adapter: ResolvedAdapter) -> Tree:
-    """float32 host weights of `adapter` from a PEFT folder.
+def read_adapter(
+    folder: str | Path,
+    model: Any,
+    adapter: ResolvedAdapter,
+    base: Callable[[], Tree] | None = None,
+) -> Tree:
+    """float32 host weights of `adapter` from a PEFT folder; `base` gives the base's weights,
+    which are read where the adapter means nothing without them.
 
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.
@@ -75,6 +84,7 @@ def read_adapter(folder: str | Path, model: Any, adapter: ResolvedAdapter) -> Tr
     known = module_slots(model)
     if strange := [name for name in found.modules if name not in known]:
         raise UserError(f"{folder}: the model has no {some(strange)}; it is for another base")
+    found = _on_base(found, model, base, str(folder))
     paths = {known[name].path for name in found.modules}
     if extra := sorted(paths - adapter.by_path.keys()):
         raise UserError(
@@ -95,6 +105,30 @@ def read_adapter(folder: str | Path, model: Any, adapter: ResolvedAdapter) -> Tr
             f"{folder}: has no factors for {some(missing)}; leave them out of lora.targets"
         )
     return nest(made.items())
+
+
+def _on_base(
+    found: PeftFolder, model: Any, base: Callable[[], Tree] | None, where: str
+) -> PeftFolder:
+    """The adapter as plain LoRA on this base. Raises UserError where it is kept with weights of
+    another one."""
+    if found.start is None and not found.whole:
+        return found
+    if base is None:
+        raise UserError(
+            f"{where}: says only together with its base what it computes, and the base of this "
+            f"run has no files; set train.init_from"
+        )
+    known, leaves = module_slots(model), dict(walk(base()))
+    weight_of = lambda name: known[name].to_layout(leaves[known[name].path])  # noqa: E731
+    for name, weight in found.whole.items():
+        same = name in known and weight.shape == known[name].shape
+        if not same or not np.array_equal(weight, weight_of(name).astype(np.float32)):
+            raise UserError(
+                f"{where}: holds a whole {name} that is not the base's; merge it with lmwright "
+                f"adapters merge, and train from the result"
+            )
+    return as_plain(found, weight_of)
 
 
 def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant: str) -> None:
@@ -123,13 +157,17 @@ def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: Peft
         made["magnitude"][at] = theirs.magnitude.reshape(made["magnitude"][at].shape)
 
 
-def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> Tree:
-    """float32 host weights of a model with an adapter of PEFT's in them. Raises UserError where
-    it is for another base."""
+def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> tuple[Any, Tree]:
+    """(model, float32 host weights) with an adapter of PEFT's merged. The model is the given one,
+    but for a tied head that the adapter tells from the table. Raises UserError where the adapter
+    is for another base."""
+    leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
+    _replace_whole(leaves, model, found.whole, where)
+    model = _untied(leaves, model, found)
     known = module_slots(model)
     if strange := [name for name in found.modules if name not in known]:
         raise UserError(f"{where}: the model has no {some(strange)}; it is for another base")
-    leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
+    found = as_plain(found, lambda name: known[name].to_layout(leaves[known[name].path]))
     for name, module in found.modules.items():
         slot = known[name]
         leaf = leaves[slot.path]
@@ -143,6 +181,42 @@ def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> Tree:
         merged = theirs + delta
         if module.magnitude is not None:
             norm = np.linalg.norm(merged, axis=1, keepdims=True)
-            merged *= module.magnitude[:, None] / norm
+            merged *= module.magnitude.reshape(-1, 1) / norm
         leaf[slot.at or ...] = slot.from_layout(merged)
-    return nest(leaves.items())
+    return model, nest(leaves.items())
+
+
+HEAD = TIED_HEAD.removesuffix(".weight")
+
+
+def _table(model: Any) -> str:
+    return next(n for n, s in module_slots(model).items() if s.param.inputs == ("vocab",))
+
+
+def _replace_whole(
+    leaves: Mapping[str, np.ndarray], model: Any, whole: Mapping[str, np.ndarray], where: str
+) -> None:
+    """Puts weights that were kept whole in the place of the base's; a tied head is the table."""
+    known = module_slots(model)
+    for name, weight in whole.items():
+        slot = known.get(_table(model) if name == HEAD and HEAD not in known else name)
+        if slot is None or slot.shape != weight.shape:
+            there = list(slot.shape) if slot else "not there"
+            raise UserError(
+                f"{where}: holds a whole {name} {list(weight.shape)}, the model's is {there}; "
+                f"bring the model to that size first (lmwright vocab)"
+            )
+        leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
+
+
+def _untied(leaves: dict[str, np.ndarray], model: Any, found: PeftFolder) -> Any:
+    """The model with a head of its own where the adapter changes one of head and table: in PEFT
+    the other one stays."""
+    table = _table(model)
+    if HEAD in module_slots(model) or not {HEAD, table} & found.modules.keys():
+        return model
+    weight = module_slots(model)[table].to_layout(leaves[module_slots(model)[table].path])
+    model = replace(model, head="untied")
+    slot = module_slots(model)[HEAD]
+    leaves[slot.path] = np.array(slot.from_layout(weight), np.float32)
+    return model

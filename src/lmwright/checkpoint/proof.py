@@ -66,11 +66,14 @@ class Accounting:
 class Source:
     """What a model was made from, where transformers may read it."""
 
-    path: Path
+    path: Path | None
+    """None where transformers can read nothing."""
     model: Any
     """As its own configuration describes it."""
     load: Callable[[], Tree]
     """Its weights in our tree."""
+    adapter: Path | None = None
+    """A PEFT folder that was merged into what lies at `path`; `model` and `load` are the result."""
 
     def changed(self, model: Any) -> dict[str, tuple[Any, Any]]:
         """Fields in which `model` was made to differ: before and after."""
@@ -95,6 +98,10 @@ class Proof:
     """None where the source is our own, or transformers cannot read it."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Fields of the model that were changed on the way: before and after."""
+    merged_to_peft: Agreement | None = None
+    """A merged adapter against PEFT with the same base and folder."""
+    peft: str | None = None
+    """Its version, or why it was not compared; None where no adapter was merged."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"lmwright": lmwright.__version__, **asdict(self)}
@@ -114,6 +121,11 @@ class Proof:
         if self.source_to_transformers is not None:
             there = sentence(self.source_to_transformers)
             said.append(f"source in lmwright and transformers {self.transformers}: {there}")
+        if self.merged_to_peft is not None:
+            there = sentence(self.merged_to_peft)
+            said.append(f"merged here and the adapter in PEFT {self.peft}: {there}")
+        elif self.peft is not None:
+            said.append(f"the adapter in PEFT: not compared, {self.peft}")
         if self.folder_to_transformers is None:
             return [*said, f"result in transformers: not compared, {self.transformers}"]
         other = sentence(self.folder_to_transformers)
@@ -172,6 +184,11 @@ class Comparison:
     transformers: str
     why_no_logits: str | None
     tokens: int
+    merged_to_peft: Agreement | None = None
+    peft: str | None = None
+
+
+NO_BASE = "it cannot read the base, which is no Hugging Face folder or GGUF file; export it first"
 
 
 def prove(
@@ -192,8 +209,9 @@ def prove(
     transformers always.
     """
     num_params, config = count_params(model.spec()), model.hf.config(model)
+    adapter = source.adapter if source is not None else None
     if why := too_large(num_params):
-        return Comparison(None, None, None, why, why, 0)
+        return Comparison(None, None, None, why, why, 0, peft=why if adapter else None)
     expected = logits(model, load_source(), tokens)
     found_model, w = load_result()
     found = logits(found_model, w, tokens)
@@ -202,23 +220,31 @@ def prove(
     if exact:
         _insist(first, "the result read again")
     there, there_version = _against(transformers_says(result, tokens, num_params, config), found)
-    origin = None
-    if source is not None and there is not None:
+    origin = merged = peft = None
+    if adapter is not None:
+        said = Reference(None, NO_BASE)
+        if source.path is not None:
+            said = transformers_says(source.path, tokens, num_params, config, adapter)
+        merged, peft = _against(said, expected, "PEFT")
+    elif source is not None and there is not None:
         # what the source means is decided by its own config, read by somebody else
         there_config = source.model.hf.config(source.model)
         said = transformers_says(source.path, tokens, num_params, there_config)
         if source.model != model:
             expected = logits(source.model, source.load(), tokens)
         origin, _ = _against(said, expected)
-    return Comparison(first, there, origin, there_version, None, int(tokens.size))
+    size = int(tokens.size)
+    return Comparison(first, there, origin, there_version, None, size, merged, peft)
 
 
-def _against(said: Reference, ours: np.ndarray) -> tuple[Agreement | None, str]:
+def _against(
+    said: Reference, ours: np.ndarray, who: str = "transformers"
+) -> tuple[Agreement | None, str]:
     if said.logits is None:
         return None, said.version
     theirs = said.logits[..., : ours.shape[-1]]
     found = agreement(ours, theirs)
-    _insist(found, f"transformers {said.version}")
+    _insist(found, f"{who} {said.version}")
     return found, said.version
 
 

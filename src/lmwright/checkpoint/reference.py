@@ -1,8 +1,10 @@
 """transformers as the reference: its logits of a folder or a GGUF file, where it is installed."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import io
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +36,16 @@ def too_large(num_params: int, bytes_each: int = 4) -> str | None:
 
 
 def transformers_says(
-    path: Path, tokens: np.ndarray, num_params: int, config: Mapping[str, Any]
+    path: Path,
+    tokens: np.ndarray,
+    num_params: int,
+    config: Mapping[str, Any],
+    adapter: Path | None = None,
 ) -> Reference:
     """float32 logits of int tokens [B, T]; no code that lies in the folder is run. `config` is
-    the model's config.json."""
-    if not all(importlib.util.find_spec(name) for name in ("transformers", "torch")):
+    the model's config.json; with an `adapter` they are PEFT's, of that folder on the model."""
+    needed = ("transformers", "torch", *(("peft",) if adapter else ()))
+    if not all(importlib.util.find_spec(name) for name in needed):
         return Reference(None, NOT_INSTALLED)
     if why := too_large(num_params):
         return Reference(None, why)
@@ -47,15 +54,14 @@ def transformers_says(
         return Reference(None, f"it drops {why} of GGUF files")
     if is_gguf and not importlib.util.find_spec("accelerate"):
         return Reference(None, "it needs accelerate to read GGUF")
-    import transformers
-
+    version = importlib.metadata.version("peft" if adapter else "transformers")
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
-            said = _logits(path, tokens, is_gguf)
-        return Reference(said, transformers.__version__)
+            said = _logits(path, tokens, is_gguf, adapter)
+        return Reference(said, version)
     except Exception as error:  # whatever it raises for what it does not know
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Reference(None, f"version {transformers.__version__} cannot load it: {first}")
+        return Reference(None, f"version {version} cannot load it: {first}")
 
 
 # whose metadata it reads in full; of others it leaves scales, caps or sizes at their defaults
@@ -75,7 +81,9 @@ def _dropped(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _logits(path: Path, tokens: np.ndarray, is_gguf: bool) -> np.ndarray:
+def _logits(
+    path: Path, tokens: np.ndarray, is_gguf: bool, adapter: Path | None = None
+) -> np.ndarray:
     import torch
     import transformers
 
@@ -89,8 +97,22 @@ def _logits(path: Path, tokens: np.ndarray, is_gguf: bool) -> np.ndarray:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
         )
+        if adapter is not None:
+            theirs = _adapted(theirs, adapter)
         with torch.no_grad():
             out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
     finally:
         transformers.logging.set_verbosity(level)
     return out.logits.float().numpy()
+
+
+def _adapted(theirs: Any, adapter: Path) -> Any:
+    """The model with PEFT's adapter. Raises ValueError where PEFT left factors out."""
+    import peft
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        theirs = peft.PeftModel.from_pretrained(theirs, str(adapter), torch_device="cpu")
+    if left := [str(w.message) for w in said if "adapter keys" in str(w.message)]:
+        raise ValueError(f"it leaves factors out ({left[0].splitlines()[0][:200]})")
+    return theirs

@@ -203,7 +203,8 @@ def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Base) -> Tree:
 
     folder = Path(adapter.init_from)
     refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
-    return read_adapter(folder, model, adapter)
+    weights = (lambda: look_at(base.path).weights()) if base.path else None
+    return read_adapter(folder, model, adapter, weights)
 
 
 def bound(plan: Plan, state: Tree, name: str) -> Tree:

@@ -1,0 +1,189 @@
+"""adapter_config.json of PEFT: what of it changes the result is read exactly or refused."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError
+
+# how the factors began, and what that means for the base that they are added to
+PLAIN_STARTS = ("gaussian", "orthogonal", "eva", "mica")
+TAKEN_OUT = ("pissa", "olora")
+"""PEFT takes the first product of these out of the base whenever it loads the adapter."""
+OTHER_STARTS = {
+    "pissa_niter_": "its start is found by chance",
+    "corda": "its start depends on the data that it was prepared with",
+    "loftq": "its base was rounded in a way that the folder does not say",
+    "lora_ga": "its start depends on gradients that the folder does not hold",
+}
+# features of PEFT that compute something else than base + scale * B A
+PLAIN = {
+    "bias": (None, "none"),
+    "modules_to_save": (None, []),
+    "fan_in_fan_out": (None, False),
+    "lora_bias": (None, False),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (None, False),
+    "arrow_config": (None,),
+    "velora_config": (None,),
+    "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "megatron_config": (None,),
+}
+# which change nothing once the factors are there
+HARMLESS = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "init_lora_weights",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout",
+    "lora_ga_config", "megatron_core", "merge_weights", "peft_type", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
+    "task_type", "use_dora", "use_rslora",
+}  # fmt: skip
+LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
+SECONDS = 5.0  # for all patterns of a file; honest ones take microseconds
+LONGEST = 1000
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """adapter_config.json, checked. Raises UserError for one that is not LoRA's or asks for a
+    feature that is not plain LoRA, rsLoRA or DoRA."""
+    try:
+        config = parse_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; point at a PEFT adapter folder") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise UserError(f"{path}: is not the config of a LoRA adapter")
+    for name, plain in PLAIN.items():
+        if config.get(name) not in plain:
+            raise UserError(f"{path}: {name} = {_short(config[name])} is not supported")
+    for name in sorted(config.keys() - PLAIN.keys() - HARMLESS):
+        if config[name]:
+            raise UserError(
+                f"{path}: {name} = {_short(config[name])} is not known here; remove that line if "
+                f"it does not change what the adapter computes"
+            )
+    _check_types(config, path)
+    start_of(config, str(path))
+    return config
+
+
+def _check_types(config: Mapping[str, Any], path: Path) -> None:
+    def insist(name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise UserError(f"{path}: {name} = {_short(config[name])} is not {wanted}")
+
+    rank, alpha = "a whole number above 0", "a number above 0"
+    insist("r", _is_rank(config.get("r", 8)), rank)
+    insist("lora_alpha", _is_alpha(config.get("lora_alpha", 8)), alpha)
+    for name, fits, wanted in (
+        ("rank_pattern", _is_rank, rank),
+        ("alpha_pattern", _is_alpha, alpha),
+    ):
+        said = {} if config.get(name) is None else config[name]
+        good = isinstance(said, dict) and all(map(fits, said.values()))
+        insist(name, good, f"a table of names, each with {wanted}")
+    for name in ("use_rslora", "use_dora"):
+        insist(name, isinstance(config.get(name), bool | None), "true or false")
+    name = "base_model_name_or_path"
+    insist(name, isinstance(config.get(name), str | None), "a name")
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _is_alpha(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < 1e30 and math.isfinite(value)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def start_of(config: Mapping[str, Any], where: str) -> str | None:
+    """ "pissa" or "olora" where PEFT takes the start of the factors out of the base, else None.
+    Raises UserError for a start that the folder does not let one find again."""
+    said = name = config.get("init_lora_weights", True)
+    if isinstance(said, str) and said.lower() in ("gaussian", "mica", "olora"):
+        name = said.lower()  # the others PEFT knows in small letters alone
+    if name is None or isinstance(name, bool) or name in PLAIN_STARTS:
+        return None
+    if name in TAKEN_OUT:
+        return name
+    why = "it is not known here"
+    for prefix, reason in OTHER_STARTS.items():
+        if isinstance(name, str) and name.startswith(prefix):
+            why = reason
+    raise UserError(
+        f"{where}: init_lora_weights = {_short(said)}, and {why}; save the adapter again with "
+        f"PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+    )
+
+
+def patterned(
+    patterns: Mapping[str, Any] | None, names: Sequence[str], where: str
+) -> dict[str, Any]:
+    """Module name to the value of the first pattern that matches it, as PEFT matches them.
+    Raises UserError for a pattern that is no regular expression or does not come to an end."""
+    patterns = list((patterns or {}).items())
+    for pattern, _ in patterns:
+        if len(pattern) > LONGEST:
+            raise UserError(
+                f"{where}: a pattern of {len(pattern)} letters is no module's; export it again"
+            )
+        try:
+            re.compile(rf"(.*\.)?({pattern})$")
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UserError(
+                f"{where}: {_short(pattern)} is no regular expression ({error}); export it again"
+            ) from None
+    firsts = _matched([pattern for pattern, _ in patterns], names, where)
+    return {n: patterns[i][1] for n, i in zip(names, firsts, strict=True) if i is not None}
+
+
+MATCH = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+made = [re.compile(rf"(.*\\.)?({p})$") for p in patterns]
+json.dump([next((i for i, m in enumerate(made) if m.match(n)), None) for n in names], sys.stdout)
+"""
+
+
+def _matched(patterns: list[str], names: Sequence[str], where: str) -> list[int | None]:
+    """The first pattern that matches each name. Patterns that repeat or branch are tried in a
+    process of their own: a regular expression may run for ever, and cannot be stopped."""
+    if all(LIKE_TEXT.fullmatch(pattern) for pattern in patterns):
+        made = [re.compile(rf"(.*\.)?({pattern})$") for pattern in patterns]
+        return [next((i for i, m in enumerate(made) if m.match(n)), None) for n in names]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", MATCH],
+            input=json.dumps([patterns, list(names)]),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{where}: its patterns match module names for more than {SECONDS:g} seconds; write "
+            f"the names themselves"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or "no reason given").splitlines()[-1]
+        raise UserError(f"{where}: its patterns cannot be matched ({last})") from None
+    return json.loads(done.stdout)
