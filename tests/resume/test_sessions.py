@@ -74,6 +74,24 @@ def test_a_spent_total_does_nothing(small_run, tmp_path):
     assert "limits.total_hours = 1 are spent" in loop.stopped_line(run, done)
 
 
+def test_a_clock_that_is_set_back_changes_nothing(small_run, tmp_path, monkeypatch):
+    now, one = iter(range(2_000_000_000, 0, -3600)), jax.devices()[:1]
+    run = replace(in_dir(small_run, tmp_path), train=replace(small_run.train, steps=2))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    began = time.monotonic()
+    assert loop.train(run, one).exit_code == 0
+    assert loop.train(replace(run, train=small_run.train), one).step == small_run.train.steps
+    spent = [entry["seconds"] for entry in read_ledger(tmp_path / LEDGER)]
+    assert len(spent) == 2 and min(spent) > 0 and sum(spent) <= time.monotonic() - began
+
+
+def test_a_damaged_ledger_still_counts(small_run, tmp_path, capsys):
+    run = replace(in_dir(small_run, tmp_path), limits=Limits(total_hours=1.0))
+    (tmp_path / LEDGER).write_text(json.dumps([{"seconds": 3599.0}, 5, {"seconds": -7062}]))
+    assert loop.train(run, jax.devices()[:1]).exit_code == EXIT_TIME_SPENT
+    assert "sessions.json: is damaged; 2 sessions of 1 hours" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_by_the_real_clock_and_from_the_command_line(small_run, tmp_path):
     limits = Limits(session_hours=60 / 3600, margin_minutes=0.1)

@@ -1,11 +1,11 @@
 """Machine time: sessions that end are left in time, and all of them are counted."""
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
 
-from lmwright.errors import UserError
 from lmwright.plan.sessions import Pace, course, fits, session_limit_s, steps_that_fit
 from lmwright.run import Limits
 from lmwright.train.budget import LEDGER, Budget, read_ledger
@@ -116,8 +116,59 @@ def test_saves_are_reckoned_until_one_is_measured(tmp_path):
     assert fits(1, 2, 3, 6) and not fits(1, 2, 3.1, 6)
 
 
-def test_a_damaged_ledger(tmp_path):
-    for text in ("[{]", '[{"seconds": "x"}]', "3"):
-        (tmp_path / LEDGER).write_text(text)
-        with pytest.raises(UserError, match=r"sessions.json: is no ledger"):
-            read_ledger(tmp_path / LEDGER)
+WHOLE = [
+    {"began": 1.7e9, "seconds": 1800.0, "first_step": 0, "last_step": 90, "step_s": 19.5,
+     "save_s": 2.0, "end": "session limit"},
+    {"began": 1.7e9, "seconds": 600.0, "first_step": 90, "last_step": 120, "end": "killed"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "harm, seconds",
+    [
+        ({"seconds": -7062.0}, 90 * 19.5 + 600),  # a clock that was set back, by an earlier version
+        ({"seconds": "x", "step_s": None}, 600),
+        ({"seconds": True, "last_step": [3]}, 600),
+        ({"save_s": "fast", "step_s": {}}, 2400),
+        ({"seconds": float("nan")}, 90 * 19.5 + 600),
+        ({"seconds": 10**400}, 90 * 19.5 + 600),
+    ],
+)
+def test_a_damaged_ledger_is_repaired_and_said(tmp_path, harm, seconds, capsys):
+    path, clock = tmp_path / LEDGER, Clock()
+    path.write_text(json.dumps([WHOLE[0] | harm, WHOLE[1]]))
+    budget = Budget(Limits(total_hours=2.0), tmp_path, 120, clock=clock)
+    assert budget.total_s == pytest.approx(seconds) and budget.over() is None
+    assert "is damaged; 2 sessions" in capsys.readouterr().out
+    assert json.loads((tmp_path / f"{LEDGER}.damaged").read_text())[1] == WHOLE[1]
+    clock.sleep(30)
+    budget.close("done")
+    assert sum(entry["seconds"] for entry in read_ledger(path)) == pytest.approx(seconds + 30)
+    assert not capsys.readouterr().out, "it is whole again"
+
+
+def test_no_ledger_locks_a_run_out(tmp_path):
+    rng, whole = random.Random(3), json.dumps(WHOLE).encode()
+    texts = [b"", b"3", b"null", b"{}", b"[[]]", b"[" * 10**5, b"\xff", b'{"seconds": 1}']
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        texts.append(bytes(data[: rng.choice([len(data), rng.randrange(len(data))])]))
+    limits = Limits(session_hours=1.0, total_hours=100.0)
+    for text in texts:
+        (tmp_path / LEDGER).write_bytes(text)
+        budget = Budget(limits, tmp_path, 0, clock=Clock())
+        assert 0 <= budget.total_s < 1e15
+        budget.close("done")
+        assert json.loads((tmp_path / LEDGER).read_bytes())[-1]["end"] == "done"
+
+
+def test_seconds_only_grow(tmp_path):
+    clock = Clock()
+    budget = Budget(Limits(), tmp_path, 0, clock=clock)
+    clock.sleep(50)
+    budget.close("stopped")
+    clock.sleep(-40)
+    budget.close("done")
+    assert read_ledger(tmp_path / LEDGER)[0]["seconds"] == 50

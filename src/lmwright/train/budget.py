@@ -28,14 +28,16 @@ from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 LEDGER = "sessions.json"
 REMEMBERED_STEPS = 20
 WRITE_EVERY_S = 30.0
+NUMBERS = ("began", "seconds", "first_step", "last_step", "step_s", "save_s")
+MOST = 1e15  # of any of them; NaN and infinity are not below it either
 
 
 class Budget:
     """The clock of one session and the ledger of all.
 
-    `began` is the clock's time at which the session's machine time began; now if unset.
-    `checkpoint_bytes` stand for the time of a save until one was measured. Raises UserError
-    for a ledger that cannot be read.
+    `began` is the clock's time at which the session's machine time began; now if unset. The clock
+    must not follow the time of day, which is set back and forth. `checkpoint_bytes` stand for the
+    time of a save until one was measured.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Budget:
         *,
         checkpoint_bytes: int = 0,
         began: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._limits, self._path, self._clock = limits, run_dir / LEDGER, clock
         self._began = clock() if began is None else began
@@ -58,7 +60,7 @@ class Budget:
         self._last = clock()
         self._written = float("-inf")
         self._entry: dict[str, Any] = {
-            "began": round(self._began, 3),
+            "began": round(time.time() - self.used_s, 3),
             "seconds": 0.0,
             "first_step": start_step,
             "last_step": start_step,
@@ -128,7 +130,7 @@ class Budget:
 
     def _write(self) -> None:
         self._written = self._clock()
-        self._entry["seconds"] = round(self.used_s, 3)
+        self._entry["seconds"] = max(self._entry["seconds"], round(self.used_s, 3))
         if self._steps_s:
             self._entry["step_s"] = round(self.step_s, 6)
         if jax.process_index() == 0:
@@ -136,17 +138,50 @@ class Budget:
             write_atomically(self._path, json.dumps(entries, indent=1) + "\n")
 
 
-def read_ledger(path: Path) -> list[dict[str, Any]]:
-    """The sessions that a run had. Raises UserError where the file is not one."""
+def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """The sessions that a run had; each entry has `seconds`, from 0.
+
+    A damaged ledger must not keep a run from continuing: what can be read of it counts, `warn` is
+    told, and the file as it was is kept beside it. Raises UserError where it cannot be opened.
+    """
     try:
-        entries = json.loads(path.read_text())
-        if all(float(entry["seconds"]) >= 0 for entry in entries):
-            return entries
+        data = path.read_bytes()
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise UserError(
-        f"{path}: is no ledger of sessions; restore it from a copy, or remove it to count machine "
-        "time from zero"
-    )
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); move it away") from error
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    entries = [_repaired(entry) for entry in found] if isinstance(found, list) else []
+    kept = [entry for entry in entries if entry is not None]
+    if kept != found and jax.process_index() == 0:
+        aside = path.with_name(f"{path.name}.damaged")
+        aside.write_bytes(data)
+        hours = sum(entry["seconds"] for entry in kept) / 3600
+        warn(
+            f"{path}: is damaged; {len(kept)} sessions of {hours:.2g} hours are counted, and the "
+            f"file as it was is now {aside.name}"
+        )
+    return kept
+
+
+def _repaired(entry: Any) -> dict[str, Any] | None:
+    """A session without what cannot be right; None for what is no session."""
+    if not isinstance(entry, dict):
+        return None
+    kept = {
+        name: value
+        for name, value in entry.items()
+        if name not in NUMBERS or (_is_number(value) and value >= 0)
+    }
+    if "seconds" not in kept:  # at least those of its steps
+        steps = kept.get("last_step", 0) - kept.get("first_step", 0)
+        kept["seconds"] = max(steps, 0) * kept.get("step_s", 0.0)
+    return kept
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) < MOST

@@ -66,9 +66,9 @@ def train(
     run: Run, devices: list[jax.Device] | None = None, *, began: float | None = None
 ) -> Outcome:
     """Trains until the run is done, told to stop or out of time; goes on from the newest intact
-    checkpoint. `began` is when the session's machine time began (`time.time`), now if unset.
+    checkpoint. `began` is when the session's machine time began (`time.monotonic`), now if unset.
     Raises UserError for anything a user can cure."""
-    began = time.time() if began is None else began
+    began = time.monotonic() if began is None else began
     run = with_steps(run)
     plan = resolve(run, devices)
     if run.lora is not None:
@@ -382,8 +382,9 @@ def train_command(run: Run, *, pod: bool = False) -> int:
     from lmwright.report.html import write_report
 
     console = Console(highlight=False)
+    began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     join(pod=pod)
-    outcome = train(run, began=psutil.Process().create_time())
+    outcome = train(run, began=began)
     if jax.process_index() == 0:
         report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
         if outcome.exit_code:
