@@ -248,7 +248,7 @@ class Eval:
     first: Literal["none", "start"] = "none"
     """`start` also evaluates before the first step."""
     max_rows: PositiveInt | None = 512
-    """Rows per source at most."""
+    """Rows per source at most, spread evenly over it."""
     prompts: tuple[str, ...] = ()
     """Continued greedily after each evaluation; kept in the report."""
     prompt_format: Literal["text", "chat"] = "text"

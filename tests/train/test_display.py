@@ -44,7 +44,7 @@ def show(terminal, width, steps=40, height=40, **kwargs):
         for step in range(101, 101 + steps):
             clock.now += 1.0
             d.update(step, **(VALUES if step % 10 == 0 else {}))
-        d.evaluated(step, {"wiki": 3.1234, "a source with a long name": 4.5})
+        d.evaluated(step, {"wiki": (3.1234, "8 of 9 rows"), "a source with a long name": (4.5, "")})
         d.saved(step)
         d.note("[red]not markup[/red] " + "x" * 30)
     return out.getvalue()
@@ -102,7 +102,9 @@ def test_log_file_gets_plain_lines_only():
     assert "\x1b" not in text
     lines = text.splitlines()
     assert len(lines) == 6  # four log lines, uncut though longer than the width, and two notes
-    assert lines[4] == "step 140: held-out loss  wiki 3.1234  a source with a long name 4.5000"
+    assert lines[4] == (
+        "step 140: held-out loss  wiki 3.1234 (8 of 9 rows)  a source with a long name 4.5000"
+    )
     assert lines[0].startswith("step 110/180  loss 3.2500  tokens/s 123k  LR 3.00e-04")
     assert lines[3].endswith("ETA 40s")
 

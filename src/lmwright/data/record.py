@@ -19,8 +19,8 @@ def row_dtype(seq_len: int, token_dtype: str, masked: bool = False) -> np.dtype:
     """Fixed-size record of a row of `seq_len` tokens, little-endian, without padding bytes.
 
     length: tokens that are not padding. text_bytes: utf-8 bytes of the documents' share in
-    this row; over all rows they sum to the documents' bytes exactly. masked: some tokens are
-    only read, as prompts are, and never predicted.
+    this row, first tokens included; over all rows they sum to the documents' bytes. masked:
+    some tokens are only read, as prompts are, and never predicted.
     """
     fields = [
         ("tokens", np.dtype(token_dtype).newbyteorder("<"), (seq_len,)),
@@ -73,6 +73,21 @@ def unpack_rows(
         for name in ("segment_ids", "positions", "loss_weight"):
             batch[name][b, lengths[b] :] = 0
     return batch
+
+
+def predicted_tokens(
+    batch: dict[str, np.ndarray], *, pairs: bool = False, rated: bool = False
+) -> np.ndarray:
+    """bool [B, T]: tokens whose loss is measured. Of pairs (segments by turns) that is the chosen
+    answer's, of rated answers the liked ones'."""
+    predicted = (batch["loss_weight"] > 0) & (batch["positions"] > 0)
+    if pairs:
+        predicted &= batch["segment_ids"] % 2 == 1
+    if rated:
+        first = batch["positions"] == 0
+        at = np.maximum.accumulate(np.where(first, np.arange(first.shape[1]), 0), axis=1)
+        predicted &= np.take_along_axis(batch["loss_weight"], at, axis=1) > 0
+    return predicted
 
 
 @functools.lru_cache(4)

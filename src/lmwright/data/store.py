@@ -17,9 +17,11 @@ from typing import Literal
 import numpy as np
 
 from lmwright.data.manifest import MANIFEST, Manifest, digest
-from lmwright.data.record import padding_rows, row_dtype, unpack_rows
+from lmwright.data.record import padding_rows, predicted_tokens, row_dtype, unpack_rows
 from lmwright.data.shards import Place, Shards, check_files, open_place
 from lmwright.data.shuffle import flat_rows, order_of, source_files, train_shards
+from lmwright.data.token_bytes import TokenBytes
+from lmwright.data.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
 STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
@@ -144,25 +146,42 @@ class TokenStore:
     def eval_batch(
         self, source: str, start: int, stop: int, size: int | None = None
     ) -> dict[str, np.ndarray]:
-        """Arrays of a source's eval rows start..stop-1, with `text_bytes` int64 [rows].
+        """Arrays of a source's eval rows start..stop-1, with `text_bytes` int64 [rows]: bytes of
+        the tokens that are predicted.
 
         Rows past the source's end, and up to `size` rows, are all padding with 0 bytes.
         """
-        shards = self._eval[source]
-        found = shards.read(np.arange(start, max(start, min(stop, shards.rows))))
-        missing = (size or stop - start) - len(found)
-        records = np.concatenate([found, padding_rows(missing, self.dtype)])
-        return unpack_rows(records, self.attention, rated=self.rated) | {
-            "text_bytes": records["text_bytes"].astype(np.int64)
-        }
+        rows = np.arange(start, max(start, min(stop, self.eval_rows(source))))
+        return self._eval_arrays(source, rows, size or stop - start)
 
     def eval_batches(
         self, source: str, batch_size: int, max_rows: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """All eval rows of a source (at most max_rows) in batches of one size."""
-        rows = min(self.eval_rows(source), max_rows or self.eval_rows(source))
-        for start in range(0, rows, batch_size):
-            yield self.eval_batch(source, start, min(start + batch_size, rows), batch_size)
+        """All eval rows of a source, or `max_rows` spread evenly over it (always the same), in
+        batches of one size."""
+        rows = spread(self.eval_rows(source), max_rows)
+        for start in range(0, len(rows), batch_size):
+            yield self._eval_arrays(source, rows[start : start + batch_size], batch_size)
+
+    def _eval_arrays(self, source: str, rows: np.ndarray, size: int) -> dict[str, np.ndarray]:
+        padding = padding_rows(size - len(rows), self.dtype)
+        records = np.concatenate([self._eval[source].read(rows), padding])
+        batch = unpack_rows(records, self.attention, rated=self.rated)
+        return batch | {"text_bytes": self._predicted_bytes(records, batch)}
+
+    def _predicted_bytes(self, records: np.ndarray, batch: dict[str, np.ndarray]) -> np.ndarray:
+        predicted = predicted_tokens(batch, pairs=self.pairs, rated=self.rated)
+        if self._token_bytes is not None:
+            return np.sum(self._token_bytes.of(batch["tokens"]), axis=1, where=predicted)
+        # rows without their tokenizer: in proportion
+        share = predicted.sum(axis=1) / np.maximum(records["length"], 1)
+        return np.rint(records["text_bytes"] * share).astype(np.int64)
+
+    @functools.cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        if self.place.size("tokenizer/tokenizer.json") is None:
+            return None
+        return TokenBytes(load_tokenizer(self.tokenizer_dir))
 
     def files(self) -> list[tuple[str, str]]:
         """Every file that rows are read from in the first pass, below the store's folder, and
@@ -191,6 +210,12 @@ class TokenStore:
             check_files(self.place, self.packed, names, self.verify == "hashes")
             self._train = train_shards(self.place, self.packed)
         return self._train
+
+
+def spread(count: int, most: int | None) -> np.ndarray:
+    """Numbers of at most `most` of `count` rows, the same distance from each other."""
+    chosen = min(count, most or count)
+    return (2 * np.arange(chosen) + 1) * count // max(2 * chosen, 1)
 
 
 @dataclass(frozen=True)

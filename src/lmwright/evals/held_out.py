@@ -32,19 +32,16 @@ class HeldOut:
 
     def losses(self, weights: Tree) -> list[SourceLoss]:
         """One entry a source; empty where nothing is held out."""
-        run = self._plan.run
-        return [
-            evaluate_rows(
-                run.model,
-                run.objective,
-                self._plan.how,
-                weights,
-                source,
-                self._store.eval_batches(source, self._rows, run.eval.max_rows),
-                self._place,
-            )
-            for source in self._store.eval_sources
-        ]
+        return [self._loss(weights, source) for source in self._store.eval_sources]
+
+    def _loss(self, weights: Tree, source: str) -> SourceLoss:
+        run, store = self._plan.run, self._store
+        batches = store.eval_batches(source, self._rows, run.eval.max_rows)
+        loss = evaluate_rows(
+            run.model, run.objective, self._plan.how, weights, source, batches, self._place
+        )
+        count = store.eval_rows(source)
+        return replace(loss, rows=min(count, run.eval.max_rows or count), of_rows=count)
 
     def _place(self, batch: Batch) -> Batch:
         sharding = batch_sharding(self._plan.mesh)
@@ -139,7 +136,8 @@ def loss_table(losses: list[SourceLoss]) -> Table:
     """Losses per source, for the terminal."""
     table = Table(box=None, pad_edge=False)
     columns = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
-    for name in columns:
+    by_rows = any(loss.rows_text for loss in losses)
+    for name in (*columns, "rows") if by_rows else columns:
         table.add_column(name, justify="left" if name == columns[0] else "right")
     for loss in losses:
         table.add_row(
@@ -149,5 +147,6 @@ def loss_table(losses: list[SourceLoss]) -> Table:
             f"{loss.perplexity:,.2f}",
             f"{loss.bits_per_byte:.4f}",
             f"{loss.accuracy:.1%}",
+            *([loss.rows_text.removesuffix(" rows")] if by_rows else []),
         )
     return table

@@ -1,7 +1,7 @@
 """Held-out loss per source: nats per token, perplexity, bits per byte.
 
 Bits per byte divides the loss over all predicted tokens (ends of documents included) by the
-UTF-8 bytes of the text, so that tokenizers can be compared.
+UTF-8 bytes of those tokens, so that tokenizers can be compared.
 """
 
 import math
@@ -30,6 +30,17 @@ class SourceLoss:
     accuracy: float
     tokens: int
     text_bytes: int
+    """UTF-8 bytes of these tokens."""
+    rows: int = 0
+    of_rows: int = 0
+    """Rows that the source has; 0 where it has no rows, as a text."""
+
+    @property
+    def rows_text(self) -> str:
+        """Such as "128 of 352 rows"; empty without rows."""
+        if not self.of_rows:
+            return ""
+        return f"{self.rows:,} of {self.of_rows:,} rows"
 
     @property
     def perplexity(self) -> float:

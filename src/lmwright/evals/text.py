@@ -20,6 +20,7 @@ from rich.console import Console
 from lmwright.checkpoint.hf import load_model
 from lmwright.core.dtypes import Compute
 from lmwright.core.param import Tree
+from lmwright.data.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.objectives.clm import Clm
@@ -115,5 +116,6 @@ def eval_text_command(
         how=Compute(precision=precision),
         source=Path(text).name,
     )
-    Console().print(loss_table([replace(found, text_bytes=len(whole.encode()))]))
+    text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
+    Console().print(loss_table([replace(found, text_bytes=text_bytes)]))
     return 0

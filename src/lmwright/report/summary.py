@@ -27,6 +27,8 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
         if "bits_per_byte" in curves:
             note += f", {curves['bits_per_byte'].values[-1]:.3f} bits per byte"
+        if "of_rows" in curves:
+            note += f", {_rows(curves)}" if note else _rows(curves)
         tiles.append((f"held-out loss, {source}", _loss(curves["loss"].values[-1]), note))
     if "loss" in record.train:
         loss = record.train["loss"]
@@ -66,12 +68,18 @@ def _held_out(source: str, curves: dict[str, Series]) -> Rows:
     if points and min(points)[0] < loss.values[-1]:
         best, step = min(points)
         text += f" (best {_loss(best)} at step {step:,})"
+    if "of_rows" in curves:
+        text += f", over {_rows(curves)}"
     rows = {f"held-out loss, {source}": text}
     if "ppl" in curves:
         rows[f"perplexity, {source}"] = f"{curves['ppl'].values[-1]:,.2f}"
     if "bits_per_byte" in curves:
         rows[f"bits per byte, {source}"] = f"{curves['bits_per_byte'].values[-1]:.4f}"
     return rows
+
+
+def _rows(curves: dict[str, Series]) -> str:
+    return f"{curves['rows'].values[-1]:,} of {curves['of_rows'].values[-1]:,} rows"
 
 
 def _size(record: RunRecord) -> Rows:

@@ -61,7 +61,7 @@ class Display:
         self._values: dict[str, float] = {}
         self._losses: deque[float] = deque(maxlen=SPARK_POINTS)
         self._smooth_loss: float | None = None
-        self._held_out: tuple[int, dict[str, float]] | None = None
+        self._held_out: tuple[int, dict[str, tuple[float, str]]] | None = None
         self._saved_step: int | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=64)  # (clock, step), for the ETA
         self._drawn = float("-inf")
@@ -98,8 +98,9 @@ class Display:
             self._live.update(self._panel(), refresh=True)
             self._drawn = now
 
-    def evaluated(self, step: int, losses: Mapping[str, float]) -> None:
-        """Prints held-out losses, one for each source, and keeps them in the panel."""
+    def evaluated(self, step: int, losses: Mapping[str, tuple[float, str]]) -> None:
+        """Prints held-out losses, one for each source, and keeps them in the panel: the loss, and
+        what it was taken over, such as "128 of 352 rows"."""
         self._held_out = (step, dict(losses))
         self.note(f"step {step}: held-out loss  {self._held_out_text()}")
 
@@ -153,7 +154,10 @@ class Display:
     def _held_out_text(self) -> str:
         if self._held_out is None:
             return ""
-        return "  ".join(f"{name} {loss:.4f}" for name, loss in self._held_out[1].items())
+        found = self._held_out[1].items()
+        return "  ".join(
+            f"{name} {loss:.4f}" + (f" ({over})" if over else "") for name, (loss, over) in found
+        )
 
     def _panel(self) -> Panel:
         total, step = max(self._total, 1), min(self._step, self._total)

@@ -307,9 +307,13 @@ class Session:
                 ppl=loss.perplexity,
                 bits_per_byte=loss.bits_per_byte,
                 tokens=loss.tokens,
+                rows=loss.rows,
+                of_rows=loss.of_rows,
             )
         if self.losses:
-            self.display.evaluated(step, {loss.source: loss.loss for loss in self.losses})
+            self.display.evaluated(
+                step, {loss.source: (loss.loss, loss.rows_text) for loss in self.losses}
+            )
         if samples:
             self.metrics.log_samples(step, samples)
 

@@ -198,10 +198,13 @@ class AdapterSession(Session):
                 ppl=loss.perplexity,
                 bits_per_byte=loss.bits_per_byte,
                 tokens=loss.tokens,
+                rows=loss.rows,
+                of_rows=loss.of_rows,
             )
         self.losses += losses
         if losses:
-            self.display.evaluated(step, {prefix + loss.source: loss.loss for loss in losses})
+            found = {prefix + loss.source: (loss.loss, loss.rows_text) for loss in losses}
+            self.display.evaluated(step, found)
         if samples:
             named = [s | {"prompt": f"{prefix} {s['prompt']}".strip()} for s in samples]
             self.metrics.log_samples(step, named)

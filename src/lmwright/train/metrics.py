@@ -2,7 +2,7 @@
 
     kind        fields beside step and time
     train       loss, grad_norm, learning_rate, tokens_per_s, ... (see throughput.py)
-    eval        source, loss, ppl, bits_per_byte, tokens
+    eval        source, loss, ppl, bits_per_byte, tokens, rows, of_rows
     sample      prompt, text
     any other   an event ("resume", "checkpoint", ...) with its own fields
 
@@ -88,15 +88,21 @@ class MetricsWriter:
         ppl: float,
         bits_per_byte: float | None,
         tokens: int,
+        rows: int = 0,
+        of_rows: int = 0,
     ) -> None:
-        """Logs a held-out result: loss in nats per token over `tokens` tokens of one source.
+        """Logs a held-out result: loss in nats per token over `tokens` tokens of one source, in
+        `rows` of the `of_rows` rows that it has.
 
         `bits_per_byte` is None where the source's byte count is not known.
         """
         scores = {"loss": float(loss), "ppl": float(ppl)}
         if bits_per_byte is not None:
             scores["bits_per_byte"] = float(bits_per_byte)
-        self._write(step, "eval", {"source": source, **scores, "tokens": int(tokens)})
+        counts = {"tokens": int(tokens)}
+        if of_rows:
+            counts |= {"rows": int(rows), "of_rows": int(of_rows)}
+        self._write(step, "eval", {"source": source, **scores, **counts})
         self._track(step, {f"eval/{source}/{name}": value for name, value in scores.items()})
 
     def log_samples(self, step: int, samples: Iterable[Mapping[str, str]]) -> None:
