@@ -18,7 +18,10 @@ from lmwright.optim import KINDS
 from lmwright.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
 
 T = 32
-UNICODE = "Ünïcödé naïve  café\n\n\t日本語のテキスト 🙂👩‍👩‍👧 don't 12345   end  x"
+UNICODE = (
+    "\u00dcn\u00efc\u00f6d\u00e9  caf\u00e9\n\n\t\u65e5\u672c\u8a9e\u306e "
+    "\U0001f642\U0001f469\u200d\U0001f467 don't 12345   end  x"
+)
 
 
 def write(path, texts):
