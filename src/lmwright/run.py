@@ -140,7 +140,8 @@ class Chat:
     too_long: Literal["drop", "cut-left", "cut-right"] = "drop"
     """What becomes of an example longer than a row; `cut-left` keeps its end."""
     special_text: Literal["refuse", "parse"] = "refuse"
-    """An example whose own text spells a special token: a bad row, or taken as that token."""
+    """An example whose own text spells a special token, or what the template writes around turns:
+    a bad row, or taken as it is."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
     """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from lmwright.data.chat import UnusableError
-from lmwright.data.chat_template import ChatTemplate
+from lmwright.data.chat_markers import marker_pattern
+from lmwright.data.chat_template import ChatTemplate, Span
 from lmwright.data.tokenizer import TextTokenizer
 from lmwright.run import Chat
 
@@ -63,7 +64,8 @@ class ChatEncoder:
         self.seq_len, self.end_id = seq_len, end_id
         self._endings = tuple(tokenizer.special_tokens)
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first)))
+        patterns = [*map(re.escape, longest_first), marker_pattern(template)]
+        self._forged = re.compile("|".join(filter(None, patterns)) or "(?!)")
 
     def encode(self, conversation: dict[str, Any]) -> Example | None:
         """None for an example that is too long and dropped. Raises UnusableError for one that
@@ -88,10 +90,13 @@ class ChatEncoder:
         # an answer that is rated is one turn: it changes places with others (objectives/kto.py)
         every = self.chat.train_on == "all" and liked is None
         spans = turns.turns if every else turns.turns[-1:]
+        ends = self._ends(turns.text)
+        if self.end_id is not None and not ends and spans:
+            spans = _to_the_end(turns.text, spans)
         ids, offsets = self.tokenizer.encode_offsets(turns.text)
         learned = overlaps(offsets, spans)
         said = "".join(turns.text[a:b] for a, b in spans)
-        if self.end_id is not None and not self._ends(turns.text):
+        if self.end_id is not None and not ends:
             ids = np.append(ids, np.uint32(self.end_id))
             learned = np.append(learned, bool(spans))
         if not learned[1:].any():
@@ -117,14 +122,24 @@ class ChatEncoder:
         return text.rstrip().endswith(self._endings)
 
     def _refuse_special(self, conversation: dict[str, Any]) -> None:
-        if not self._special.pattern:
-            return
-        for place, text in enumerate(_texts(conversation["messages"])):
-            if found := self._special.search(text):
+        for part in ("messages", "tools"):
+            for place, text in enumerate(_texts(conversation.get(part)), 1):
+                if not (found := self._forged.search(text)):
+                    continue
+                special = found[0] in self.tokenizer.special_tokens
+                what = "the special token " if special else ""
+                why = "" if special else ", which the chat template writes around turns,"
                 raise UnusableError(
-                    f"its text spells the special token {found[0]!r} (text {place + 1} of its "
-                    "messages); data.chat.special_text = 'parse' takes it as that token"
+                    f"its text spells {what}{found[0].strip()!r}{why} (text {place} of its "
+                    f"{part}); data.chat.special_text = 'parse' takes it as it is written"
                 )
+
+
+def _to_the_end(text: str, spans: Sequence[Span]) -> Sequence[Span]:
+    """The spans with the blanks behind the last turn, which the model has to write too before it
+    may end the text."""
+    start, stop = spans[-1]
+    return spans if text[stop:].strip() else [*spans[:-1], (start, len(text))]
 
 
 def _joined(chosen: Example, rejected: Example) -> Example:
@@ -138,10 +153,12 @@ def _joined(chosen: Example, rejected: Example) -> Example:
 
 
 def _texts(value: Any) -> list[str]:
-    """Every text in a JSON value."""
+    """Every text in a JSON value, keys included."""
     if isinstance(value, str):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        inner = [part for pair in value.items() for part in pair]
     return [text for part in inner for text in _texts(part)]
 
 

@@ -28,7 +28,11 @@ class HeldOut:
         self._plan, self._store = plan, store
         rows = plan.run.train.global_batch_size // plan.run.train.num_microbatches
         self._rows = max(rows, batch_ways(plan.mesh))
-        self._asked = asked_prompts(plan.run.eval, store) if plan.run.eval.prompts else ()
+        self._asked = (
+            asked_prompts(plan.run.eval, store, plan.run.data.chat.date)
+            if plan.run.eval.prompts
+            else ()
+        )
 
     def losses(self, weights: Tree) -> list[SourceLoss]:
         """One entry a source; empty where nothing is held out."""
@@ -81,7 +85,9 @@ class HeldOut:
         ]
 
 
-def asked_prompts(settings: Eval, store: TokenStore) -> list[str | list[int]]:
+def asked_prompts(
+    settings: Eval, store: TokenStore, date: str | None = None
+) -> list[str | list[int]]:
     """The prompts as they are, or as a user's turn in the chat template, encoded.
 
     Raises UserError where the tokenizer has no template.
@@ -97,7 +103,7 @@ def asked_prompts(settings: Eval, store: TokenStore) -> list[str | list[int]]:
             'eval.prompt_format: "chat" needs a chat template, and the tokenizer of '
             f'{store.place.name("tokenizer")} has none; set data.chat.template or "text"'
         )
-    template = ChatTemplate(tokenizer.chat_template, tokenizer)
+    template = ChatTemplate(tokenizer.chat_template, tokenizer, date)
     asked = []
     for prompt in settings.prompts:
         user = {"role": "user", "content": prompt, "instruction": prompt, "input": ""}
