@@ -8,13 +8,16 @@ import errno
 import glob
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import click
 
 from lmwright.commands import lmwright
 from lmwright.errors import UserError
+from lmwright.redact import redact_text
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -41,6 +44,7 @@ DISK_ERRORS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
     set_environment()
+    sys.excepthook = show_exception
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         result = lmwright.main(args=words, prog_name="lmwright", standalone_mode=False)
@@ -63,6 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
     return result if type(result) is int else 0
+
+
+def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
+    """Prints an exception of ours as Python does, without credentials of URLs."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(redact_text(text), end="", file=sys.stderr)
 
 
 def _fail(message: str) -> int:

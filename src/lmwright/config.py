@@ -23,6 +23,7 @@ from lmwright.config_merge import COMMAND_LINE, Merged, Provenance
 from lmwright.config_text import Keys, dotted, is_tables, leaves, parse_override, read_toml
 from lmwright.errors import UserError
 from lmwright.presets.dial import USUAL_SIZES, dial
+from lmwright.redact import redact_tree
 from lmwright.run import Run
 
 __all__ = [
@@ -217,8 +218,9 @@ def _provenance(run: Run, origin: Provenance) -> Provenance:
 
 
 def dump_toml(run: Run) -> str:
-    """The whole run as a run file; loading it gives an equal run."""
-    return tomli_w.dumps(to_plain(run))
+    """The whole run as a run file; loading it gives an equal run, but for the credentials of
+    URLs, which are not written down."""
+    return tomli_w.dumps(redact_tree(to_plain(run)))
 
 
 def show(run: Run, provenance: Provenance) -> str:
@@ -254,7 +256,7 @@ def _blocks(
 def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
-    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+    return tomli_w.dumps({"v": redact_tree(value)}).removeprefix("v = ").strip()
 
 
 def run_schema() -> dict[str, Any]:

@@ -4,9 +4,14 @@
 and the cure. The command line prints it without a traceback and exits with code 2.
 """
 
+from lmwright.redact import redact_text
+
 
 class UserError(Exception):
-    """Bad input from outside; `str(error)` is the whole message."""
+    """Bad input from outside; `str(error)` is the whole message, without credentials of URLs."""
+
+    def __init__(self, message: str):
+        super().__init__(redact_text(message))
 
 
 def install(extra: str) -> str:

@@ -9,7 +9,8 @@ from sources import PACKAGE, name_of, parsed, python_files
 
 # Lowest first; a package imports from those before it, or from itself.
 ORDER = [
-    {"errors", "__init__"},
+    {"redact", "__init__"},
+    {"errors"},
     {"run"},
     {"presets", "report"},
     {"config"},
@@ -42,6 +43,7 @@ UPWARD = {
 }
 
 JAX_FREE = (
+    "redact",
     "errors",
     "run",
     "config",

@@ -7,7 +7,7 @@ import jax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmwright.report.redact import redact, redact_text, redact_tree
+from lmwright.redact import redact, redact_text, redact_tree
 from lmwright.train.environment import write_env
 
 letters = st.text("ABCXYZ_", max_size=8)
@@ -22,7 +22,7 @@ def test_variables_named_like_secrets_are_dropped(before, word, after):
 def test_credentials_inside_urls_are_dropped():
     signed = "s3://bucket/x.parquet?X-Sig=abc&b=1"
     assert redact_text("https://me:pw@host/a/b") == "https://***@host/a/b"
-    assert redact_text(f"{signed} and more") == "s3://bucket/x.parquet?*** and more"
+    assert redact_text(f"{signed} and more") == "s3://bucket/x.parquet?b=1&*** and more"
     assert redact_text("what? user@host, 3:4") == "what? user@host, 3:4"
     tree = {"sources": [{"path": "ftp://u:p@h/x", "weight": 2.0}], "n": None}
     cleaned = {"sources": [{"path": "ftp://***@h/x", "weight": 2.0}], "n": None}

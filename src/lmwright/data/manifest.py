@@ -5,6 +5,7 @@
 <stage>/manifest.json   there only when every part is: counts, files, facts
 """
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from lmwright.errors import UserError
@@ -165,6 +167,13 @@ def write_atomic(path: Path, raw: bytes) -> None:
         os.fsync(f.fileno())
     os.replace(temp, path)
     sync_folder(path.parent)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """A .npy file; a full disk is an OSError with its errno, which numpy's own writing lacks."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    path.write_bytes(buffer.getbuffer())
 
 
 def remove_leftovers(folder: Path) -> None:

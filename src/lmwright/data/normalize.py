@@ -23,12 +23,13 @@ import pyarrow.parquet as pq
 import xxhash
 
 from lmwright.data.columns import Bad, Row, content_columns, names_of, needed_columns
-from lmwright.data.manifest import Manifest, write_atomic
+from lmwright.data.manifest import Manifest, save_array, write_atomic
 from lmwright.data.progress import Progress
 from lmwright.data.rows import read_rows
 from lmwright.data.sources import PART_BYTES, Slice, cut_parts, find_files, source_names
 from lmwright.data.stage import finished_stage, run_stage
 from lmwright.errors import UserError
+from lmwright.redact import has_secrets, redact_text, redact_tree, without_secrets
 from lmwright.run import Data, Source
 
 NAMES = ("id", "text", "source", "meta", "split", "rows")
@@ -72,13 +73,16 @@ def normalize(
     folder = Path(data.dir).absolute()
     parts = plan_parts(data, part_bytes)
     exact = data.normalize.dedup == "exact"
-    fingerprint = {"parts": [asdict(p) for p in parts], "dedup": data.normalize.dedup}
+    # a new token or signature of a URL makes no new data, and is nothing to write down
+    told = redact_tree([asdict(p) for p in parts], without_secrets)
+    fingerprint = {"parts": told, "dedup": data.normalize.dedup}
     if data.normalize.unicode != "none":
         fingerprint["unicodedata"] = unicodedata.unidata_version
     if any(s.path.startswith("memory://") for s in data.sources):
         workers = 1  # it lies in the memory of this process
     limit = data.normalize.max_bad_fraction
-    options = {"workers": workers, "progress": progress, "unit": "bytes"}
+    private = any(has_secrets(source.path) for source in data.sources)
+    options = {"workers": workers, "progress": progress, "unit": "bytes", "private": private}
     done = finished_stage("normalize", folder / "normalize", len(parts), fingerprint=fingerprint)
     if done is None:
         name = "read" if exact else "normalize"
@@ -167,7 +171,7 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
     if part.hashes:
         found = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         (tmp_dir / "hashes").mkdir()
-        np.save(tmp_dir / f"hashes/part-{part.number:05d}.npy", found)
+        save_array(tmp_dir / f"hashes/part-{part.number:05d}.npy", found)
     return {"sources": kept, "input": {part.name: tally}}
 
 
@@ -233,7 +237,8 @@ class _BadWriter:
             self.path.parent.mkdir()
             self.file = self.path.open("w", encoding="utf-8")
         place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
-        entry = {"source": self.name, "file": piece.file.path, place: row.number}
+        file = redact_text(piece.file.path)
+        entry = {"source": self.name, "file": file, place: row.number}
         self.file.write(json.dumps(entry | {"reason": row.reason[:500]}) + "\n")
 
     def __enter__(self) -> "_BadWriter":

@@ -188,7 +188,7 @@ def pack_shard(shard: Shard, tmp_dir: Path) -> dict[str, Any]:
     with open(path, "wb") as f:
         for window, pieces in windows:
             for block in _build(window, pieces, shard):
-                block.tofile(f)
+                f.write(block.view(np.uint8))  # tofile has no errno when the disk is full
                 rows += len(block)
                 max_id = max(max_id, int(block["tokens"].max()))
             tokens += int(pieces.length.sum())

@@ -340,9 +340,7 @@ def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(open_binary(file.path))
         if file.compression:  # parquet needs to seek, so it is unpacked first
-            raw = stack.enter_context(tempfile.TemporaryFile())
-            raw.writelines(_stream(file))
-            raw.seek(0)
+            raw = _unpacked(file, stack.enter_context(tempfile.TemporaryFile()))
         parquet = pq.ParquetFile(raw, pre_buffer=False, buffer_size=READ_BYTES)
         names = _check_schema(parquet.schema_arrow, file, source)
         metadata = parquet.metadata
@@ -352,6 +350,27 @@ def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
             row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
             size = min(4096, max(1, BATCH_BYTES // row_bytes))
             yield from parquet.iter_batches(size, row_groups=[i], columns=names, use_threads=False)
+
+
+def _unpacked(file: File, into: Any) -> Any:
+    """The temporary file `into` with the file's content, at its start."""
+    for block in _stream(file):
+        with _temporary_space(file):
+            into.write(block)
+    with _temporary_space(file):
+        into.seek(0)
+    return into
+
+
+@contextlib.contextmanager
+def _temporary_space(file: File) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise UserError(
+            f"{tempfile.gettempdir()}: cannot hold {file.path} unpacked ({e.strerror or e}); set "
+            "TMPDIR to a folder with more space, or unpack the file yourself."
+        ) from None
 
 
 def _arrow(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lmwright.errors import UserError, install
+from lmwright.redact import was_redacted, without_secrets
 from lmwright.run import Source
 
 ENDINGS = {
@@ -110,6 +111,11 @@ def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list
         from lmwright.data.hub import find_shards
 
         return find_shards(source)
+    if was_redacted(path):
+        raise UserError(
+            f"data.sources: {path} lacks its credentials, which are never written to a run file; "
+            "give the whole URL again, or keep them in fsspec's configuration (docs/prepare.md)."
+        )
     found = _remote(source) if "://" in path else _local(source, exclude)
     if not found:
         raise UserError(f"data.sources: {path} matches no file; check the path.")
@@ -205,7 +211,8 @@ def _choose(
             others.append(path)
             continue
         size, stamp = _stamp(path, fs)
-        files.append(File(path, path.removeprefix(base), format_, compression, size, stamp))
+        name = without_secrets(path).removeprefix(without_secrets(base))
+        files.append(File(path, name, format_, compression, size, stamp))
     if others and (single or not files):
         _refuse(source, others, single)
     return files if single or matched else _one_split(source, files)

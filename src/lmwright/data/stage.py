@@ -45,7 +45,7 @@ Work = Callable[[Any, Path], dict[str, Any]]
 Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
 
 STATE = "stage.json"
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -62,6 +62,7 @@ def run_stage(
     workers: int | None = None,
     progress: Progress | None = None,
     unit: str = "tokens",
+    private: bool = False,
 ) -> Manifest:
     """Makes `folder` hold the output of every part, or finds that it already does.
 
@@ -73,7 +74,7 @@ def run_stage(
     facts: JSON stored in the manifest. finish: called as `finish(counts of each part,
         tmp_dir)` in this process after all parts; writes further files, returns more facts.
     workers: processes; all cores if None; 1 runs in this process.
-    unit: the count whose rate is shown.
+    unit: the count whose rate is shown. private: only the user may read what is written.
     Raises UserError for a full disk, a folder that cannot be written or is not a stage's;
     UserErrors of `work` pass through. Any failure leaves a state that a rerun takes up.
     """
@@ -82,7 +83,7 @@ def run_stage(
     # before the lock: a finished stage may lie on a read-only disk
     if finished := _finished(folder, wanted):
         return finished
-    with _folder_errors(folder), _locked(folder):
+    with _folder_errors(folder), _umask(0o077 if private else 0), _locked(folder):
         if not _open_folder(folder, wanted):
             return read_manifest(folder)
         todo = [i for i in range(len(parts)) if _read_marker(folder, i) is None]
@@ -322,6 +323,17 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """Takes rights from files that are made here and in the processes started here."""
+    before = os.umask(0o077)  # it can only be read by setting it
+    os.umask(before | mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
 def _folder_errors(folder: Path) -> Iterator[None]:
     """Turns what a disk may refuse into a UserError that names the folder."""
     try:
@@ -329,7 +341,7 @@ def _folder_errors(folder: Path) -> Iterator[None]:
     except OSError as e:
         if e.errno in NO_SPACE:
             raise UserError(
-                f"{folder}: no space left on this disk; free some and run again "
+                f"{folder}: no space left on this disk ({e.strerror}); free some and run again "
                 "(finished parts are kept), or choose another data.dir."
             ) from None
         if e.errno not in NOT_ALLOWED:

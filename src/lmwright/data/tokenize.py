@@ -25,7 +25,7 @@ from lmwright.data.chat import UnusableError
 from lmwright.data.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.chat_template import ChatTemplate, template_source
 from lmwright.data.encode import Encoder, choose_route, make_encoder
-from lmwright.data.manifest import Manifest, read_manifest, total, write_atomic
+from lmwright.data.manifest import Manifest, read_manifest, save_array, total, write_atomic
 from lmwright.data.progress import Progress
 from lmwright.data.stage import finished_stage, run_stage
 from lmwright.data.tokenizer import load_tokenizer
@@ -365,7 +365,8 @@ class _DocumentWriter:
         self.file.close()
         if self.mask is not None:
             self.mask.close()
-        np.save(f"{self.stem}.docs.npy", np.array(self.docs, "<i8").reshape(-1, 2))
+        table = np.array(self.docs, "<i8").reshape(-1, 2)
+        save_array(self.stem.with_name(f"{self.stem.name}.docs.npy"), table)
 
 
 @functools.lru_cache(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lmwright
-from lmwright.report.redact import redact
+from lmwright.redact import redact
 
 ENV_FILE = "env.json"
 PACKAGES = ("lmwright", "jax", "jaxlib", "libtpu", "numpy", "optax", "orbax-checkpoint")

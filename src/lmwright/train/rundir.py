@@ -20,6 +20,7 @@ from lmwright.config_text import read_toml
 from lmwright.data.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.plan.resolve import Plan
+from lmwright.redact import MARK, redact_tree, without_secrets
 from lmwright.run import Run
 from lmwright.train.environment import write_env
 
@@ -48,7 +49,10 @@ def claim(run: Run, plan: Plan) -> Iterator[Path]:
         refuse_other_run(run, folder)
         if jax.process_index() == 0:
             _note_move(run, folder)
-            write_atomically(folder / "run.toml", dump_toml(run))
+            text = dump_toml(run)
+            write_atomically(folder / "run.toml", text)
+            if MARK in text:  # a URL may hold more than was known to be a credential
+                (folder / "run.toml").chmod(0o600)
             write_atomically(folder / "plan.json", plan.to_json())
             write_env(folder)
         yield folder
@@ -96,7 +100,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
 
 def identity(run: Run) -> dict[str, Any]:
     """The part of a run that its checkpoints depend on."""
-    said = asdict(run)
+    said = redact_tree(asdict(run), without_secrets)  # a new token makes no new run
     for name in FREE:
         said.pop(name)
     for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):

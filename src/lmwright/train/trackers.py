@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmwright.errors import UserError, install
-from lmwright.report.redact import redact_tree
+from lmwright.redact import redact_tree
 from lmwright.run import Run
 
 ID_FILE = "tracker.json"

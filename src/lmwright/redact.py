@@ -1,0 +1,106 @@
+"""Takes credentials out of what is written down or printed, in one place for the whole package.
+
+    https://me:pw@host/x.jsonl?version=3&X-Amz-Signature=ab12
+    redact_text      https://***@host/x.jsonl?version=3&***     messages, run files, trackers
+    without_secrets  https://host/x.jsonl?version=3          fingerprints; a new token is no change
+
+A part of a query is a secret by its name, as signed URLs of S3, Google, Azure and others and
+common services call theirs, or where its value looks like a key.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+SECRET_WORDS = (
+    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH", "COOKIE"),
+    "SESSION",
+)
+MARK = "***"
+
+# hf://datasets/owner/name@revision has no user
+_USER = re.compile(r"(?<!\bhf)://[^/\s?#\"'<>]+@")
+_QUERY = re.compile(r"(://[^\s?#\"'<>]*)([?#][^\s\"'<>]*)")
+_SECRET_NAME = re.compile(
+    r"^(xamz|xgoog|xoss|xms|xcos|qsign|qak|hdnt|hdnea)"
+    r"|secret|passw|pwd|credential|apikey|accesskey|accessid|signature|cookie|jwt|hmac|bearer"
+    r"|session|sig$|token(?!i[sz])|auth(?!or(?!iz))"
+    r"|^(key|keyid|keypairid|policy|sign|expires|expiry|pass|user|username)$"
+)
+# The parts of an Azure SAS beside `sig`; their names alone say nothing.
+_SAS = frozenset(
+    "sv ss srt sr sp se st spr sip si skoid sktid skt ske sks skv sdd saoid suoid scid ses".split()
+)
+_KEY_VALUE = re.compile(
+    r"eyJ[\w-]+\.|(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=(?:\D*\d){3})[A-Za-z0-9+/%]{32}"
+)
+
+
+def redact(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without those named like a secret; URLs in the rest are cleaned."""
+    return {
+        name: redact_text(value)
+        for name, value in variables.items()
+        if not any(word in name.upper() for word in SECRET_WORDS)
+    }
+
+
+def redact_text(text: str) -> str:
+    """A text in whose URLs user, password, signature and tokens are `***`."""
+    return _clean(text, f"{MARK}@", MARK)
+
+
+def without_secrets(text: str) -> str:
+    """A text whose URLs have no user info, signature or token; others are as they were."""
+    return _clean(text, "", "")
+
+
+def redact_tree(tree: Any, clean: Callable[[str], str] = redact_text) -> Any:
+    """`clean` on every string of nested dicts and lists; other leaves are untouched."""
+    if isinstance(tree, Mapping):
+        return {key: redact_tree(value, clean) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [redact_tree(value, clean) for value in tree]
+    return clean(tree) if isinstance(tree, str) else tree
+
+
+def has_secrets(text: str) -> bool:
+    """Whether a URL in the text gives credentials away."""
+    return without_secrets(text) != text
+
+
+def was_redacted(url: str) -> bool:
+    """Whether credentials were taken out of a URL, which cannot be read without them."""
+    return f"://{MARK}@" in url or re.search(r"[?&#]\*\*\*($|&)", url) is not None
+
+
+def _clean(text: str, user: str, mark: str) -> str:
+    if "://" not in text:
+        return text
+    text = _USER.sub(f"://{user}", text)
+    return _QUERY.sub(lambda found: found[1] + _clean_query(found[2], mark), text)
+
+
+def _clean_query(query: str, mark: str) -> str:
+    """What follows the path of a URL, from its `?` or `#`."""
+    parts = re.split(r"([?&;#])", query)[1:]
+    pairs = list(zip(parts[::2], parts[1::2], strict=True))
+    names = {_name(part) for _, part in pairs}
+    kept = [(sep, part) for sep, part in pairs if not _is_secret(part, "sig" in names)]
+    if len(kept) == len(pairs):
+        return query
+    kept += [("&", mark)] if mark else []
+    return "".join((query[0] if i == 0 else sep) + part for i, (sep, part) in enumerate(kept))
+
+
+def _is_secret(part: str, shared_access: bool) -> bool:
+    name, _, value = part.partition("=")
+    name = _name(part)
+    if part == MARK or (shared_access and name in _SAS):
+        return True
+    return bool(value) and bool(_SECRET_NAME.search(name) or _KEY_VALUE.match(unquote(value)))
+
+
+def _name(part: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", unquote(part.partition("=")[0]).lower())
