@@ -248,27 +248,44 @@ def params(name: str, overrides: Sequence[str]) -> Any:
 @lmwright.command()
 @RUN
 @OVERRIDES
-@click.option("--on", required=True, metavar="MACHINE", help="v4-32, 2xv5e-256, gpu:h200x8, any.")
-@click.option("--quick", is_flag=True, help="Reckon only; no compiler, two seconds.")
+@click.option(
+    "--on",
+    required=True,
+    metavar="MACHINE",
+    help="v4-32, 2xv5e-256, gpu:h200x8, cpu, kaggle; any compares the common ones.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Estimate analytically, without the compiler (about two seconds).",
+)
 @click.option("--search", is_flag=True, help="Find the best mesh, remat, microbatches, optimizer.")
 @click.option(
     "--finalists",
     type=click.IntRange(min=1),
-    help="Candidates of --search that the compiler sees.",
+    help="Ways found by --search that the compiler checks.  [default: 4]",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(min=0),
-    help="Also how far a session gets; as limits.session_hours.",
+    help="Also say how far a session of so many hours gets.  [default: limits.session_hours]",
 )
-@click.option("--price", type=click.FloatRange(min=0), help="USD per chip-hour.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    help="USD per chip-hour, of every machine.  [default: plan.prices, then the list]",
+)
+@click.option("--json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
 def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
-    """Say what comes of a run on machines that are not here.
+    """Predict memory, speed and cost on hardware you don't have.
 
-    The TPU's own compiler compiles the train step and says whether it fits (exit code 0) or
-    not (1), and by how much. Needs the extra tpu; no accelerator, account or network. GPUs,
-    CPUs and --quick are answered by arithmetic alone. --on any compares them.
+    For TPU slices, the TPU's own compiler compiles the train step here; this needs the extra
+    tpu, but no TPU, account or network. GPUs, CPUs and --quick are estimated analytically.
+
+    \b
+    Exit code: 0 the run fits, 1 it does not, 2 wrong input, 3 this host has too little memory
+    for the compiler, 130 interrupted.
 
     \b
     Example:  lmwright plan run.toml --on v4-32

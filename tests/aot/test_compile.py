@@ -110,7 +110,14 @@ def test_every_axis_compiles(slice_name, changes, kind, kernel, tmp_path):
 @needs_libtpu
 def test_a_mesh_that_would_cross_slices_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"over 2 slices.*mesh.data=2$"):
-        aot.compile_for(run_of(tmp_path), parse_slice("2xv5e-8"))
+        aot.compile_for(run_of(tmp_path, "mesh.fsdp=16"), parse_slice("2xv5e-8"))
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_data_takes_the_slices(tmp_path):
+    found = aot.compile_for(run_of(tmp_path), parse_slice("2xv5e-8"))
+    assert (found.mesh["data"], found.mesh["fsdp"]) == (2, 8)
 
 
 def check_estimate(found, where):
@@ -142,7 +149,7 @@ def test_a_run_that_the_slice_cannot_hold_is_refused_in_one_line(tmp_path):
 
 def test_without_the_compiler_the_cure_is_named(monkeypatch):
     monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"lmwright\[tpu\]"):
+    with pytest.raises(UserError, match=r"not installed; .*\.\[tpu\]"):
         aot.require_libtpu()
 
 

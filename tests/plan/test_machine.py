@@ -1,5 +1,7 @@
 """Machines: names, what is said of wrong ones, tori."""
 
+import os
+
 import pytest
 
 from lmwright.errors import UserError
@@ -32,8 +34,13 @@ def test_names(text, name, chips, devices, groups):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("gpu:h20x8", ["nearest", "gpu:h200x8"]),
-        ("gpu:tpux8", ["nearest", "gpu:"]),
+        ("gpu:h20x8", ["did you mean gpu:h200x8?"]),
+        ("gpu:tpux8", ["no known GPU", "gpu:h100x8"]),
+        ("gpu:t4x2", ["no known GPU is called t4", "gpu:l4x2"]),
+        ("h100", ["unknown machine", "did you mean gpu:h100x8?", "v4-32"]),
+        ("h200x16", ["did you mean gpu:h200x16?"]),
+        ("gpu", ["how many", "gpu:h100x8"]),
+        ("colab", ["unknown machine", "cpu:8"]),
         ("gpu:h100x12", ["whole nodes of 8", "gpu:h100x16"]),
         ("gpu:h100x0", ["gpu:h100x8"]),
         ("cpu:many", ["cpu:8"]),
@@ -45,6 +52,11 @@ def test_wrong_names_get_the_nearest(text, words):
     with pytest.raises(UserError) as error:
         parse_machine(text)
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_the_cores_of_this_host():
+    cores = len(os.sched_getaffinity(0))
+    assert parse_machine("cpu") == parse_machine(f"cpu:{cores}")
 
 
 def test_every_kind_has_its_rates():

@@ -2,14 +2,18 @@
 
 import json
 
+import jax
 import pytest
-from runs import run_of
+from runs import SMALL, run_of
 
 from lmwright.errors import UserError
 from lmwright.plan.machine import parse_machine
+from lmwright.plan.resolve import resolve
 from lmwright.plan.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
 from lmwright.plan.takes import checkpoint_bytes, takes
 from lmwright.presets.prices import PRICES
+from lmwright.train.lora_state import saved
+from lmwright.train.state import abstract_state
 
 V4 = parse_machine("v4-32")
 
@@ -94,3 +98,29 @@ def test_bytes_of_a_checkpoint(tmp_path):
     assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 4
     small = run_of(tmp_path, "optim.kind=adam8bit", "optim.learning_rate=1e-3")
     assert 6 * params < checkpoint_bytes(small) < 6.1 * params
+
+
+ADAPTERS = 'lora.adapters=[{name = "a", rank = 4}, {name = "b", rank = 6, alpha = 3.0}]'
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("lora.rank=8",),
+        ("lora.rank=8", "lora.base=int4", "train.ema_decay=0.9"),
+        ("lora.base=int8", ADAPTERS, "optim.kind=adam8bit", "optim.learning_rate=1e-3"),
+    ],
+)
+def test_a_checkpoint_of_adapters_is_without_the_base(tmp_path, overrides):
+    run = run_of(tmp_path, *SMALL, *overrides, "train.global_batch_size=8")
+    plan = resolve(run, jax.devices()[:1])
+    leaves = jax.tree.leaves(saved(abstract_state(plan)))
+    assert checkpoint_bytes(run) == sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    assert checkpoint_bytes(run) < 2 * plan.num_params  # the base alone has 4 bytes of each
+
+
+def test_small_runs_have_small_units(tmp_path):
+    run = run_of(tmp_path, *SMALL, "train.steps=500")
+    text = "\n".join(takes(run, V4, 0.016, 8 * 256).lines())
+    assert "about 8 seconds" in text and " MB each" in text
+    assert "about 2 minutes" in "\n".join(takes(run, V4, 0.24, 8 * 256).lines())

@@ -14,9 +14,16 @@ from lmwright.errors import UserError
 from lmwright.run import Mesh
 
 
-def mesh_shape(mesh: Mesh, num_devices: int) -> dict[str, int]:
-    """Sizes of all axes for `num_devices`. Raises UserError where no such mesh exists."""
+def mesh_shape(mesh: Mesh, num_devices: int, num_slices: int = 1) -> dict[str, int]:
+    """Sizes of all axes for `num_devices` of so many slices. Raises UserError where no such
+    mesh exists.
+
+    Of several slices, `data` takes those that `stage` does not, unless it is set or no axis
+    is left as rest: no other axis may cross them.
+    """
     said = {axis: getattr(mesh, axis) for axis in AXES}
+    if said["data"] == 1 and "rest" in said.values() and said["stage"] != "rest":
+        said["data"] = num_slices // math.gcd(num_slices, said["stage"])
     open_axes = [axis for axis, size in said.items() if size == "rest"]
     if len(open_axes) > 1:
         raise UserError(f'mesh: only one axis can be "rest", not {", ".join(open_axes)}')
@@ -49,7 +56,7 @@ def _tpu_devices(shape: dict[str, int], devices: Sequence[jax.Device]) -> np.nda
     """Devices such that neighbors on an axis are neighbors on the torus."""
     from jax.experimental import mesh_utils
 
-    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    num_slices = num_slices_of(devices)
     across = slices_of(shape, num_slices)
     within = [shape[axis] // across.get(axis, 1) for axis in AXES]
     if num_slices == 1:
@@ -61,6 +68,13 @@ def _tpu_devices(shape: dict[str, int], devices: Sequence[jax.Device]) -> np.nda
         return make()
     except NotImplementedError:  # not a product of whole torus axes: some links are shared
         return make(allow_split_physical_axes=True)
+
+
+def num_slices_of(devices: Sequence[jax.Device]) -> int:
+    """How many TPU slices the devices are on; 1 where they are no TPUs."""
+    if devices[0].platform != "tpu":
+        return 1
+    return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def slices_of(shape: dict[str, int], num_slices: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from lmwright.plan.buffers import Buffer
 from lmwright.plan.cost import Estimate
+from lmwright.plan.units import duration
 from lmwright.presets.hardware import GIB
 
 MIN_SHARE = 0.005  # of the step; smaller entries are left out
@@ -16,8 +17,10 @@ def part_lines(found: Estimate) -> list[str]:
         total = sum(kinds.values())
         if total >= least:
             shown = sorted(((s, k) for k, s in kinds.items() if s >= least), reverse=True)
-            of = ", ".join(f"{seconds:.3f} {kind}" for seconds, kind in shown)
-            lines.append(f"  {total:8.3f} s  {part}: {of}")
+            of = ", ".join(
+                f"{duration(seconds, found.step_s).split()[0]} {kind}" for seconds, kind in shown
+            )
+            lines.append(f"  {duration(total, found.step_s, 8)}  {part}: {of}")
     return ["by part:", *lines]
 
 

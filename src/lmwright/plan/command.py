@@ -1,12 +1,19 @@
-"""`lmwright plan`: what comes of a run on machines that are not here."""
+"""`lmwright plan`: what comes of a run on machines that are not here.
 
-from dataclasses import dataclass
+machine, run --> the compiler, or arithmetic --> Answer: lines, JSON, exit code
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmwright.errors import UserError
-from lmwright.plan.compile import compile_for, require_libtpu
+from lmwright.errors import UserError, install
+from lmwright.plan.advice import advice, bound_of, too_large
+from lmwright.plan.compile import HostMemoryError, compile_for, has_libtpu
+from lmwright.plan.cures import cures, larger_way
 from lmwright.plan.length import with_steps
-from lmwright.plan.machine import Machine, machine_of, parse_machine
+from lmwright.plan.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.plan.quick import Quick
 from lmwright.plan.report import Report, write_plan
 from lmwright.plan.takes import Takes, takes
@@ -14,6 +21,7 @@ from lmwright.plan.topology import Slice, parse_slice
 from lmwright.run import Run
 
 EXIT_DOES_NOT_FIT = 1
+EXIT_HOST_MEMORY = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -31,104 +39,157 @@ class Wanted:
     finalists: int | None = None
     """Candidates of the search that the compiler sees."""
     price: float | None = None
-    """USD per chip-hour."""
+    """USD per chip-hour, of every machine."""
     hours: float | None = None
     """Length of one session."""
+    json: bool = False
+    """Prints JSON instead of text."""
 
 
-def plan_command(run: Run, wanted: Wanted) -> int:
-    """Prints the report and writes `<out>/plan.json` where a folder is named.
+@dataclass(frozen=True)
+class Answer:
+    """What is printed, and the exit code."""
 
-    Returns 0, or 1 where the run does not fit. Raises UserError for an unknown machine, a mesh
-    that it cannot hold, a missing compiler, or options that do not go together.
+    lines: list[str]
+    json: str
+    fits: bool
+    stopped: bool = False
+
+    @property
+    def code(self) -> int:
+        if self.stopped:
+            return EXIT_INTERRUPTED
+        return 0 if self.fits else EXIT_DOES_NOT_FIT
+
+
+def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
+    """Prints the report below `notes`, and writes `<out>/plan.json` where a folder is named.
+
+    Returns 0, 1 where the run does not fit, or 3 where this host has too little memory for the
+    compiler. Raises UserError for an unknown machine, a mesh that it cannot hold, or options
+    that do not go together.
     """
     if wanted.finalists is not None and (wanted.quick or not wanted.search):
         raise UserError("--finalists: only a --search without --quick has any; drop it")
-    run = with_steps(run)
+    alias = known_as(wanted.on)
+    if alias is not None:
+        own = wanted.hours is None and run.limits.session_hours is None
+        wanted = replace(wanted, on=alias.name, hours=alias.hours if own else wanted.hours)
+        notes = [*notes, alias.note]
+    try:
+        found = _answer(with_steps(run), wanted)
+    except HostMemoryError as error:
+        print(f"lmwright: error: {error}", file=sys.stderr)
+        return EXIT_HOST_MEMORY
+    text = [*notes, "", *found.lines] if notes else found.lines
+    print(found.json if wanted.json else "\n".join(text))
+    if wanted.out is not None:
+        path = write_plan(found.json, Path(wanted.out))
+        print(f"written: {path}", file=sys.stderr if wanted.json else sys.stdout)
+    return found.code
+
+
+def _answer(run: Run, wanted: Wanted) -> Answer:
     if wanted.on.strip().lower() == "any":
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
     if wanted.finalists is not None and machine.platform != "tpu":
         raise UserError(f"--finalists: there is no compiler for {machine.name} here; drop it")
+    compiles = machine.platform == "tpu" and not wanted.quick
+    if compiles and not has_libtpu():
+        if run.lora is not None:
+            raise UserError(
+                f"the TPU compiler is not installed, and --quick does not know adapters; "
+                f"{install('tpu')} (no TPU is needed)"
+            )
+        found = (
+            _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
+        )
+        return replace(found, lines=[*found.lines, _instead()])
     if wanted.search:
-        return _search(run, machine, wanted)
-    if wanted.quick or machine.platform != "tpu":
-        return _quick(run, machine, wanted)
-    return _compiled(run, parse_slice(wanted.on), wanted)
+        return _search(run, machine, wanted, parse_slice(wanted.on) if compiles else None)
+    if compiles:
+        return _compiled(run, parse_slice(wanted.on), wanted)
+    return _quick(run, machine, wanted)
 
 
-def _any(run: Run, wanted: Wanted) -> int:
+def _instead() -> str:
+    return (
+        f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
+        f"compiler's own answer {install('tpu')} (no TPU is needed)"
+    )
+
+
+def _any(run: Run, wanted: Wanted) -> Answer:
     from lmwright.plan.compare import compare, compare_json, compare_lines
 
     if wanted.search:
         raise UserError("--on any: each machine is searched already; drop --search")
-    if wanted.price is not None:
-        raise UserError("--price: machines differ; set plan.prices.v5e=1.10 and the like instead")
-    choices = compare(run, hours=wanted.hours)
-    print("\n".join(compare_lines(run, choices)))
-    _write(compare_json(choices), wanted)
-    return 0 if any(choice.fits for choice in choices) else EXIT_DOES_NOT_FIT
+    choices = compare(run, hours=wanted.hours, price=wanted.price)
+    lines, best = compare_lines(run, choices), choices[0]
+    if best.fits:
+        took = best.best.quick.timing
+        lines += ["", f"{best.name} is {bound_of(took.by_kind, took.by_part).text}"]
+    return Answer(lines, compare_json(choices), best.fits)
 
 
-def _search(run: Run, machine: Machine, wanted: Wanted) -> int:
-    from lmwright.plan.cures import larger_lines
+def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
     from lmwright.plan.search import FINALISTS, Search
 
     found, stopped = Search.of(run, machine), False
-    if machine.platform == "tpu" and not wanted.quick:
+    if where is not None:
         try:
-            found.compile_finalists(parse_slice(wanted.on), wanted.finalists or FINALISTS)
+            found.compile_finalists(where, wanted.finalists or FINALISTS)
         except KeyboardInterrupt:
             stopped = True
-            print("\ninterrupted; this is what is known so far", flush=True)
-    print("\n".join(found.lines()))
     best = found.ranked()[0]
+    lines = ["interrupted; this is what is known so far", ""] if stopped else []
+    lines += found.lines()
     if best.fits:
         tokens = best.candidate.quick.plan.tokens_per_step
-        print("\n".join(["", *_takes(run, machine, best.step_s, tokens, wanted).lines()]))
+        lines += ["", *_takes(run, machine, best.step_s, tokens, wanted).lines()]
+        lines += ["", f"the best way is {bound_of(best.by_kind, best.by_part).text}"]
     else:
-        print("\n".join(larger_lines(run, machine, wanted.hours)))
-    _write(found.to_json(), wanted)
-    if stopped:
-        return EXIT_INTERRUPTED
-    return 0 if best.fits else EXIT_DOES_NOT_FIT
+        lines += larger_way(run, machine, wanted.hours)[1]
+    return Answer(lines, found.to_json(), best.fits, stopped)
 
 
-def _quick(run: Run, machine: Machine, wanted: Wanted) -> int:
-    from lmwright.plan.cures import cure_lines
-
+def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     found = Quick.of(run, machine)
     cost = _takes(run, machine, found.step_s, found.plan.tokens_per_step, wanted)
-    print("\n".join(found.lines(cost)))
-    if not found.fits:
-        print("\n".join(cure_lines(run, machine, wanted.hours)))
-    _write(found.to_json(cost), wanted)
-    return 0 if found.fits else EXIT_DOES_NOT_FIT
+    lines = found.lines(cost)
+    if found.fits:
+        last = advice(found, found.timing.by_kind, found.timing.by_part)
+    else:
+        cure = cures(run, machine, wanted.hours)
+        last = too_large(found.memory.parts(), found.limit_bytes, found, cure.best)
+        lines += cure.lines
+    return Answer([*lines, "", last.text], found.to_json(cost, last), found.fits)
 
 
-def _compiled(run: Run, where: Slice, wanted: Wanted) -> int:
-    from lmwright.plan.cures import cure_lines
-
-    require_libtpu()
-    print(f"compiling the train step for {where.name} (about a minute)", flush=True)
+def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
+    print(f"compiling the train step for {where.name} (about a minute)", file=sys.stderr)
     report = Report(run, where, compile_for(run, where))
-    found, cost = report.compiled, None
-    if report.estimate is not None:
-        step_s = report.estimate.step_s
-        cost = _takes(run, machine_of(where), step_s, found.tokens_per_step, wanted)
-    print("\n".join(report.lines(cost)))
-    if not found.fits:
-        print("\n".join(cure_lines(run, machine_of(where), wanted.hours)))
-    _write(report.to_json(cost), wanted)
-    return 0 if found.fits else EXIT_DOES_NOT_FIT
+    found, machine = report.compiled, machine_of(where)
+    quick = None if run.lora is not None else Quick.of(run, machine)  # which it does not know
+    took = report.estimate
+    if took is not None:
+        cost = _takes(run, machine, took.step_s, found.tokens_per_step, wanted)
+        parts = {name: sum(kinds.values()) for name, kinds in took.by_part.items()}
+        last = bound_of(took.by_kind, parts)
+        if quick is not None:
+            last = advice(quick, took.by_kind, parts)
+        return Answer([*report.lines(cost), "", last.text], report.to_json(cost, last), found.fits)
+    lines, cost, last = report.lines(), None, None
+    if quick is not None:
+        cost = _takes(run, machine, quick.step_s, found.tokens_per_step, wanted)
+        cure = cures(run, machine, wanted.hours)
+        last = too_large(report.parts, report.limit_bytes, quick, cure.best)
+        lines += ["", *quick.would_take(cost), *cure.lines, "", last.text]
+    return Answer(lines, report.to_json(cost, last), found.fits)
 
 
 def _takes(
     run: Run, machine: Machine, step_s: float, tokens_per_step: int, wanted: Wanted
 ) -> Takes:
     return takes(run, machine, step_s, tokens_per_step, price=wanted.price, hours=wanted.hours)
-
-
-def _write(text: str, wanted: Wanted) -> None:
-    if wanted.out is not None:
-        print(f"written: {write_plan(text, Path(wanted.out))}")

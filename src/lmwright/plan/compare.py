@@ -39,19 +39,27 @@ class Choice:
         return self.best is not None and self.best.quick.fits
 
 
-def compare(run: Run, *, hours: float | None = None, names: Sequence[str] = COMMON) -> list[Choice]:
-    """Every machine: what fits first, cheapest first (unknown prices after known ones)."""
-    found = [_choice(run, name, hours) for name in names]
+def compare(
+    run: Run,
+    *,
+    hours: float | None = None,
+    price: float | None = None,
+    names: Sequence[str] | None = None,
+) -> list[Choice]:
+    """Common machines: what fits first, cheapest first (unknown prices after known ones). A
+    `price` is that of a chip-hour of each of them."""
+    found = [_choice(run, name, hours, price) for name in names or COMMON]
     return sorted(found, key=_order)
 
 
-def _choice(run: Run, name: str, hours: float | None) -> Choice:
+def _choice(run: Run, name: str, hours: float | None, price: float | None) -> Choice:
     machine = parse_machine(name)
     ways = candidates(run, machine)
     if not ways:
         return Choice(name, None, None)
     quick = ways[0].quick
-    cost = takes(run, machine, quick.step_s, quick.plan.tokens_per_step, hours=hours)
+    tokens = quick.plan.tokens_per_step
+    cost = takes(run, machine, quick.step_s, tokens, price=price, hours=hours)
     return Choice(name, ways[0], cost)
 
 

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,9 +74,14 @@ class Compiled:
     """The optimized, scheduled program."""
 
 
+def has_libtpu() -> bool:
+    """Whether the TPU compiler is installed."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
 def require_libtpu() -> None:
     """Raises UserError where the TPU compiler is not installed."""
-    if importlib.util.find_spec("libtpu") is None:
+    if not has_libtpu():
         raise UserError(f"the TPU compiler is not installed; {install('tpu')} (no TPU is needed)")
 
 
@@ -114,13 +120,29 @@ def compile_for(
         return _compiled(answer, hlo.read_text() if hlo.exists() else "")
 
 
+class HostMemoryError(UserError):
+    """The host, not the slice, has too little memory for the compiler."""
+
+
+# Of a process that could not get memory: Python's, C++'s, LLVM's, the kernel's and XLA's words.
+_NO_MEMORY = re.compile(
+    r"MemoryError|bad_alloc|LLVM ERROR: out of memory|Cannot allocate memory|"
+    r"Out of memory allocating|failed to map segment"
+)
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
 def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
-    if done.returncode == -9:
-        return UserError(
-            f"{where.name}: the host ran out of memory while compiling; close other programs or "
-            f"use a host with more memory"
-        )
+    if done.returncode in _KILLED or _NO_MEMORY.search(done.stderr):
+        return _no_memory(where.name)
     return RuntimeError(f"the compiler's process ended with {done.returncode}:\n{done.stderr}")
+
+
+def _no_memory(name: str) -> HostMemoryError:
+    return HostMemoryError(
+        f"{name}: this host ran out of memory while compiling (it says nothing of the slice); "
+        f"close other programs, use a host with more memory, or ask with --quick"
+    )
 
 
 def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
@@ -129,6 +151,8 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
         # arguments and temporaries added up can exceed the memory of a chip that they fit
         peak = answer["live_bytes"] + answer["code_bytes"]
         return Compiled(**kept, fits=True, peak_bytes=peak, hlo=hlo)
+    if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
+        raise _no_memory(answer["slice"])
     used, limit = memory_of_error(answer["error"])
     return Compiled(**kept, fits=False, peak_bytes=used, limit_bytes=limit)
 

@@ -5,7 +5,7 @@ generation on which some way fits, with the arithmetic of each.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lmwright.plan.candidates import (
     SMALLER_STATE,
@@ -25,17 +25,34 @@ from lmwright.run import Run
 MOST_NODES = 64
 
 
+@dataclass(frozen=True)
+class Cures:
+    """What would make a run fit."""
+
+    lines: list[str]
+    best: Candidate | None
+    """The fastest way that fits this machine, or else the smallest larger one; None where there
+    is neither."""
+
+
 def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
     """What would make it fit, as lines; `hours` is the length of a session."""
+    return cures(run, machine, hours).lines
+
+
+def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
+    """What would make the run fit the machine, or on which it would."""
     lines = ["", "what would make it fit, by the analytic model:"]
     found = {c.overrides: c for c in single_cures(run, machine) if c.quick.fits}
     lines += [_line(candidate) for candidate in found.values()]
-    ways = [c for c in candidates(run, machine, optimizers=True) if c.overrides not in found]
+    every = candidates(run, machine, optimizers=True)
+    fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
+    ways = [c for c in every if c.overrides not in found]
     best = ways[0] if ways else None
     if best is not None and best.quick.fits:
         lines.append("  the fastest way that fits this machine:")
         lines.append("  " + _line(best))
-        return lines
+        return Cures(lines, fastest or best)
     if best is not None and not found:
         parts = best.quick.memory.parts()
         largest = max(parts, key=parts.get)
@@ -44,9 +61,10 @@ def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[s
             f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, takes "
             f"{parts[largest] / GIB:,.2f} GiB"
         )
-    if not found:
-        lines += larger_lines(run, machine, hours)
-    return lines
+    if found:
+        return Cures(lines, fastest or next(iter(found.values())))
+    way, more = larger_way(run, machine, hours)
+    return Cures(lines + more, way)
 
 
 def single_cures(run: Run, machine: Machine) -> Iterator[Candidate]:
@@ -76,8 +94,11 @@ def _line(candidate: Candidate) -> str:
     )
 
 
-def larger_lines(run: Run, machine: Machine, hours: float | None) -> list[str]:
-    """The smallest larger machine of the same kind that trains the run, and what it takes."""
+def larger_way(
+    run: Run, machine: Machine, hours: float | None
+) -> tuple[Candidate | None, list[str]]:
+    """The best way on the smallest larger machine of the same kind that trains the run, and
+    what it takes, as lines."""
     tried = 0
     for name in larger(machine):
         bigger = parse_machine(name)
@@ -94,8 +115,8 @@ def larger_lines(run: Run, machine: Machine, hours: float | None) -> list[str]:
             f"    {quick.step_s:.3g} s a step, give or take {quick.error_share:.0%}, "
             f"{quick.tokens_per_s:,.0f} tokens/s",
         ]
-        return [*lines, *("    " + line for line in cost.lines())]
-    return [f"  no larger {machine.kind} holds it either ({tried} sizes tried)"]
+        return ways[0], [*lines, *("    " + line for line in cost.lines())]
+    return None, [f"  no larger {machine.kind} holds it either ({tried} sizes tried)"]
 
 
 def larger(machine: Machine) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from lmwright.core.mesh import mesh_shape
+from lmwright.core.mesh import mesh_shape, slices_of
 from lmwright.core.param import Param, walk
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
 from lmwright.errors import UserError
@@ -176,7 +176,9 @@ def on_paper(run: Run, machine: Machine) -> Plan:
             "lora: --quick, --search and machines other than TPUs reckon with runs that train all "
             "weights; plan this one with --on a TPU slice alone"
         )
-    sizes = mesh_shape(run.mesh, machine.num_devices)
+    slices = machine.num_groups if machine.platform == "tpu" else 1
+    sizes = mesh_shape(run.mesh, machine.num_devices, slices)
+    slices_of(sizes, slices)  # refuses what would cross them
     kind = GENERATIONS[machine.kind].device_kind if machine.platform == "tpu" else ""
     plan = Plan(
         run=run,

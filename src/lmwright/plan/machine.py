@@ -3,12 +3,15 @@
     v4-32, tpu:v4-32, 2xv5e-256     TPU slices, see plan.topology
     gpu:h200x8, gpu:h100x64         GPUs, eight to a node
     cpu:8                           eight cores of one host: one JAX device
+    cpu                             the cores of this host
+    kaggle                          a v5e-8 in sessions of nine hours
 
 A kind is what is bought: a TPU generation, a GPU, `cpu`.
 """
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,14 +105,56 @@ def _assignable(sizes: tuple[int, ...], sides: tuple[int, ...]) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Alias:
+    """A place that people name instead of its machine."""
+
+    name: str
+    hours: float
+    """Of one session."""
+    note: str
+
+
+KAGGLE = Alias(
+    "v5e-8", 9.0, "kaggle: a v5e-8 with sessions of 9 hours; free there, so the cost is what the "
+    "same chips cost elsewhere"
+)  # fmt: skip
+
+
+def known_as(text: str) -> Alias | None:
+    """What a place offers; None where `text` is a machine itself."""
+    return KAGGLE if text.strip().lower() == "kaggle" else None
+
+
 def parse_machine(text: str) -> Machine:
     """The machine that `text` names. Raises UserError with the nearest names otherwise."""
     word = text.strip().lower()
+    if alias := known_as(word):
+        word = text = alias.name
     if word.startswith("gpu:"):
         return _gpu(text, word.removeprefix("gpu:"))
+    if word == "cpu":
+        return _cpu(text, str(cores_here()))
     if word.startswith("cpu:"):
         return _cpu(text, word.removeprefix("cpu:"))
+    bare = _GPU.fullmatch(word.removeprefix("nvidia-"))
+    if bare and bare[1] in GPUS:
+        raise UserError(
+            f"--on {text}: unknown machine; did you mean gpu:{bare[1]}x{bare[2] or 8}? TPU slices "
+            f"look like v4-32 or v5e-8"
+        )
+    if word in ("gpu", "cuda", "nvidia"):
+        raise UserError(f"--on {text}: name the GPU and how many: {_gpus(8)}")
     return machine_of(parse_slice(text))
+
+
+def cores_here() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus(count: int) -> str:
+    return ", ".join(f"gpu:{name}x{count}" for name in GPUS)
 
 
 def machine_of(where: Slice) -> Machine:
@@ -141,9 +186,12 @@ def _gpu(text: str, word: str) -> Machine:
     match = _GPU.fullmatch(word)
     name = match[1] if match else word
     if name not in GPUS:
-        close = difflib.get_close_matches(name, GPUS, n=3, cutoff=0.3) or list(GPUS)
-        nearest = ", ".join(f"gpu:{gpu}x8" for gpu in close)
-        raise UserError(f"--on {text}: no known GPU is called so; nearest: {nearest}")
+        count = (match[2] if match else None) or "8"
+        close = difflib.get_close_matches(name, GPUS, n=1, cutoff=0.6)
+        cure = f"did you mean gpu:{close[0]}x{count}? " if close else ""
+        raise UserError(
+            f"--on {text}: no known GPU is called {name}; {cure}there are {_gpus(int(count))}"
+        )
     gpu, count = GPUS[name], int(match[2] or 1)
     nodes = max(1, math.ceil(count / gpu.per_node))
     if count < 1 or count % nodes or (nodes > 1 and count % gpu.per_node):

@@ -8,6 +8,7 @@ The verdict and the time come with the error that the model was seen to have.
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from lmwright.plan.analytic import Timing, timing
 from lmwright.plan.layout import Layout, on_paper
@@ -16,8 +17,12 @@ from lmwright.plan.memory import Memory, memory
 from lmwright.plan.report import ERROR_SHARE, mesh_text
 from lmwright.plan.resolve import Plan
 from lmwright.plan.takes import Takes
+from lmwright.plan.units import duration, memory_size, short_duration
 from lmwright.presets.hardware import GIB
 from lmwright.run import Run
+
+if TYPE_CHECKING:
+    from lmwright.plan.advice import Advice
 
 MEMORY_ERROR_SHARE = 0.2
 """What the compiler's peak was off by at most on the rows of `benchmarks/plan_quick.py`."""
@@ -94,7 +99,7 @@ class Quick:
         """Half the width of the interval around the step time."""
         return ERROR_SHARE + BEYOND_COMPILER if self.machine.platform == "tpu" else NOT_CALIBRATED
 
-    def to_json(self, takes: Takes) -> str:
+    def to_json(self, takes: Takes, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
         found = {
             "by": "analytic",
@@ -117,6 +122,7 @@ class Quick:
             "hidden_s": self.timing.hidden_s,
             "mfu": self.mfu,
             "takes": takes.to_json(),
+            "advice": advice.to_json() if advice else None,
         }
         return json.dumps(found, indent=1)
 
@@ -133,39 +139,44 @@ class Quick:
             self.verdict(),
         ]
         parts = self.memory.parts()
-        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in parts.items() if size]
+        peak = self.memory.peak
+        lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
         if not self.fits:
-            return [*lines, "", *self._unknown()]
-        lines += ["", self._predicted()]
+            return [*lines, "", *self.would_take(takes), "", *self._unknown()]
+        lines += ["", f"predicted: {self._speed()}"]
         kinds = sorted(self.timing.by_kind.items(), key=lambda item: -item[1])
-        lines += [f"  {seconds:8.3f} s  {kind}" for kind, seconds in kinds]
+        lines += [f"  {duration(seconds, self.step_s, 8)}  {kind}" for kind, seconds in kinds]
         if self.timing.hidden_s:
-            lines.append(f"  {self.timing.hidden_s:8.3f} s  collectives hidden, not added")
-        shares = self.timing.by_part.most_common()
-        lines += [
-            "  products by part: " + ", ".join(f"{name} {s:.3f} s" for name, s in shares),
-            *takes.lines(),
-            "",
-            *self._unknown(),
-        ]
-        return lines
+            hidden = duration(self.timing.hidden_s, self.step_s, 8)
+            lines.append(f"  {hidden}  collectives hidden, not added")
+        shares = ", ".join(
+            f"{name} {duration(seconds, self.step_s)}"
+            for name, seconds in self.timing.by_part.most_common()
+        )
+        return [*lines, f"  products by part: {shares}", *takes.lines(), "", *self._unknown()]
+
+    def would_take(self, takes: Takes) -> list[str]:
+        """The speed of a run that does not fit, if it did."""
+        return [f"if it fitted, it would take {self._speed()}", *takes.lines()[:2]]
 
     def verdict(self) -> str:
         """Whether it fits, and how sure that is."""
-        used, error = self.memory.peak / GIB, f"give or take {MEMORY_ERROR_SHARE:.0%}"
+        used, error = self.memory.peak, f"give or take {MEMORY_ERROR_SHARE:.0%}"
         if self.limit_bytes is None:
-            return f"NEEDS {used:.2f} GiB of the host's memory, {error}"
-        text = f"{used:.2f} of {self.limit_bytes / GIB:.2f} GiB, {error}"
+            return f"NEEDS {memory_size(used)} of the host's memory, {error}"
+        text = (
+            f"{memory_size(used).removesuffix(' GiB')} of {self.limit_bytes / GIB:.2f} GiB, {error}"
+        )
         close = "; that close, only the compiler can tell" if self.is_close else ""
         if self.fits:
             return f"FITS: {text}{close}"
         return f"DOES NOT FIT: {text}: {self.over_bytes / GIB:.2f} GiB too much{close}"
 
-    def _predicted(self) -> str:
+    def _speed(self) -> str:
         a_chip = self.tokens_per_s / self.machine.num_chips
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.0%}"
         return (
-            f"predicted: {self.step_s:.3g} s a step, give or take {self.error_share:.0%}; "
+            f"{short_duration(self.step_s)} a step, give or take {self.error_share:.0%}; "
             f"{self.tokens_per_s:,.0f} tokens/s, {a_chip:,.0f} a {self.machine.unit}{mfu}"
         )
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmwright.data.manifest import write_atomic
 from lmwright.plan.breakdown import buffer_lines, part_lines
@@ -14,8 +15,12 @@ from lmwright.plan.hlo import Program, parse
 from lmwright.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 from lmwright.plan.takes import Takes
 from lmwright.plan.topology import Slice
+from lmwright.plan.units import duration, memory_size, short_duration
 from lmwright.presets.hardware import GIB, peak_of
 from lmwright.run import Run
+
+if TYPE_CHECKING:
+    from lmwright.plan.advice import Advice
 
 ERROR_SHARE = 0.25
 """Half the width of the interval around a predicted step: the 90th percentile of the errors on
@@ -77,7 +82,7 @@ class Report:
         peak = peak_of(self.where.family.device_kind).bf16_flops * self.where.num_devices
         return self.compiled.flops_per_step / peak
 
-    def to_json(self, takes: Takes | None = None) -> str:
+    def to_json(self, takes: Takes | None = None, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
         numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
         tokens = self.compiled.tokens_per_step * self.run.train.steps
@@ -95,6 +100,7 @@ class Report:
                 "steps": self.run.train.steps,
                 "tokens": tokens,
                 "takes": takes.to_json() if takes else None,
+                "advice": advice.to_json() if advice else None,
             },
             indent=1,
         )
@@ -111,15 +117,18 @@ class Report:
             "",
             self._verdict(),
         ]
-        lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in self.parts.items()]
+        lines += [
+            f"  {memory_size(size, c.peak_bytes, 8)}  {name}" for name, size in self.parts.items()
+        ]
         per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
-        lines += [f"  {c.peak_bytes / GIB:8.2f} GiB  {per_device}, by the TPU compiler", ""]
+        lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler", ""]
         lines += buffer_lines(self.buffers)
         lines += self._time() if self.estimate else []
         lines += [*takes.lines(), ""] if takes else []
         least = self.least_step_s
         lines += [
-            f"no step is faster than {least:.3g} s ({c.tokens_per_step / least:,.0f} tokens/s): "
+            f"no step is faster than {short_duration(least)} "
+            f"({c.tokens_per_step / least:,.0f} tokens/s): "
             f"{c.flops_per_step:.3g} FLOPs at the chips' peak",
             f"compiled in {c.compile_s:.0f} s"
             + (", by an earlier plan" if c.from_cache else "")
@@ -130,18 +139,20 @@ class Report:
     def _time(self) -> list[str]:
         found, c = self.estimate, self.compiled
         lines = [
-            f"predicted: {found.step_s:.3g} s a step, give or take {ERROR_SHARE:.0%}; "
+            f"predicted: {short_duration(found.step_s)} a step, give or take {ERROR_SHARE:.0%}; "
             f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
         ]
         for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
-            lines.append(f"  {seconds:8.3f} s  {kind}")
-        lines.append(f"  {found.hidden_s:8.3f} s  collectives hidden behind arithmetic, not added")
+            lines.append(f"  {duration(seconds, found.step_s, 8)}  {kind}")
+        hidden = duration(found.hidden_s, found.step_s, 8)
+        lines.append(f"  {hidden}  collectives hidden behind arithmetic, not added")
         return [*lines, *part_lines(found)]
 
     def _verdict(self) -> str:
         used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
         if self.compiled.fits:
-            return f"FITS: {used:.2f} of {limit:.2f} GiB"
+            small = memory_size(self.compiled.peak_bytes).removesuffix(" GiB")
+            return f"FITS: {small} of {limit:.2f} GiB"
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from lmwright.core.dtypes import Compute
-from lmwright.core.mesh import make_mesh, mesh_shape
+from lmwright.core.mesh import make_mesh, mesh_shape, num_slices_of
 from lmwright.core.param import Tree, count_params, walk
 from lmwright.core.sharding import (
     ACTIVATIONS,
@@ -113,7 +113,7 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
     """The plan of a run on these devices (all by default). Raises UserError where the run
     cannot be laid out on them."""
     devices = list(devices) if devices is not None else jax.devices()
-    mesh = make_mesh(mesh_shape(run.mesh, len(devices)), devices)
+    mesh = make_mesh(mesh_shape(run.mesh, len(devices), num_slices_of(devices)), devices)
     how = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
     plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
     refuse_impossible(plan)

@@ -62,6 +62,14 @@ class Entry:
         return self.candidate.quick.timing.by_kind
 
     @property
+    def by_part(self) -> dict[str, float]:
+        """Seconds of each part of the model."""
+        if self.report is not None and self.report.estimate is not None:
+            parts = self.report.estimate.by_part
+            return {name: sum(kinds.values()) for name, kinds in parts.items()}
+        return dict(self.candidate.quick.timing.by_part)
+
+    @property
     def by(self) -> str:
         return "compiler" if self.report else "failed" if self.failure else "analytic"
 

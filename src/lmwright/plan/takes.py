@@ -8,9 +8,14 @@ Prices are those of `presets.prices` unless the run or the command line has othe
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
+
+from lmwright.core.param import Tree, count_params, walk
 from lmwright.errors import UserError
-from lmwright.plan.layout import WEIGHT_BYTES, optimizer_arrays, weights_of
+from lmwright.optim.build import state_slots
+from lmwright.plan.layout import WEIGHT_BYTES
 from lmwright.plan.machine import Machine
 from lmwright.plan.sessions import (
     assumed_pace,
@@ -177,11 +182,22 @@ def _price(run: Run, kind: str, said: float | None) -> tuple[float | None, float
 
 
 def checkpoint_bytes(run: Run) -> int:
-    """Bytes of the whole train state, as a checkpoint holds it."""
-    weights = WEIGHT_BYTES * sum(w.param.size for w in weights_of(run.model))
+    """Bytes of a train state, as a checkpoint holds it; of adapters without their base."""
     copies = 1 if run.train.ema_decay is None else 2
-    arrays = optimizer_arrays(run.optim, run.model)
-    return copies * weights + sum(math.prod(shape) * size for _, shape, size in arrays)
+    if run.lora is not None:
+        from lmwright.adapters.lora import resolved
+
+        trained = [(one.spec, one.optim) for one in resolved(run)]
+        count = 4  # the run's own, beside that of each optimizer
+    else:
+        trained, count = [(run.model.spec(), run.optim)], 0
+    weights = sum(count_params(spec) for spec, _ in trained)
+    return count + copies * WEIGHT_BYTES * weights + sum(_optimizer_bytes(*one) for one in trained)
+
+
+def _optimizer_bytes(spec: Tree, optim: Any) -> int:
+    slots = (slot for _, slot in walk(state_slots(optim, spec)))
+    return sum(math.prod(slot.param.shape) * np.dtype(slot.dtype).itemsize for slot in slots)
 
 
 def _checkpoints(run: Run) -> tuple[int, int]:
@@ -200,8 +216,11 @@ def money(usd: float) -> str:
 
 
 def disk(size: float) -> str:
-    """Bytes in GB or TB, of a thousand each."""
-    return f"{figure(size / 1e12)} TB" if size >= 1e12 else f"{figure(size / 1e9)} GB"
+    """Bytes in kB, MB, GB or TB, of a thousand each."""
+    for unit, of_it in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= of_it:
+            return f"{figure(size / of_it)} {unit}"
+    return f"{figure(size / 1e3)} kB"
 
 
 def figure(value: float) -> str:
@@ -210,5 +229,7 @@ def figure(value: float) -> str:
 
 
 def _hours(hours: float) -> str:
+    if hours < 1 / 60:
+        return f"{figure(hours * 3600)} seconds"
     days = f" ({figure(hours / 24)} days)" if hours >= 48 else ""
     return f"{figure(hours)} hours{days}" if hours >= 1 else f"{hours * 60:.3g} minutes"

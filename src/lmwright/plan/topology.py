@@ -35,25 +35,27 @@ class Generation:
     devices_per_chip: int
     layouts: dict[int, tuple[int, ...]]
     """Chips to torus shape."""
+    pod_chips: int
+    """Of the largest slice."""
     chip_config: str | None = None
 
 
 GENERATIONS = {
     "v2": Generation(compiler_name="v2", device_kind="TPU v2", count=2, devices_per_chip=2,
-                     layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}),
+                     pod_chips=256, layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}),
     "v3": Generation(compiler_name="v3", device_kind="TPU v3", count=2, devices_per_chip=2,
-                     layouts=OLD_SQUARES),
+                     pod_chips=1024, layouts=OLD_SQUARES),
     "v4": Generation(compiler_name="v4", device_kind="TPU v4", count=2, devices_per_chip=1,
-                     layouts={k: v for k, v in CUBES.items() if k <= 2048},
+                     pod_chips=4096, layouts={k: v for k, v in CUBES.items() if k <= 2048},
                      chip_config="megacore"),
     "v5e": Generation(compiler_name="v5e", device_kind="TPU v5 lite", count=1,
-                      devices_per_chip=1, layouts=SQUARES),
+                      pod_chips=256, devices_per_chip=1, layouts=SQUARES),
     "v5p": Generation(compiler_name="v5p", device_kind="TPU v5", count=2, devices_per_chip=1,
-                      layouts=CUBES),
+                      pod_chips=8960, layouts=CUBES),
     "v6e": Generation(compiler_name="v6e", device_kind="TPU v6 lite", count=1,
-                      devices_per_chip=1, layouts=SQUARES),
+                      pod_chips=256, devices_per_chip=1, layouts=SQUARES),
     "7x": Generation(compiler_name="tpu7x", device_kind="TPU7x", count=2, devices_per_chip=2,
-                     layouts=CUBES),
+                     pod_chips=9216, layouts=CUBES),
 }  # fmt: skip
 ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "tpu7x": "7x", "v7x": "7x"}
 
@@ -106,7 +108,7 @@ def parse_slice(text: str) -> Slice:
     match = _NAME.fullmatch(word)
     generation = ALIASES.get(match[2], match[2]) if match else ""
     if generation not in GENERATIONS:
-        raise UserError(f"--on {text}: no TPU slice is called so; {_nearest(word)}")
+        raise UserError(f"--on {text}: unknown machine; {_nearest(word)}")
     slices = int(match[1] or 1)
     family = GENERATIONS[generation]
     if slices < 1:
@@ -136,13 +138,33 @@ def _shape(text: str, said: str, family: Generation) -> tuple[int, ...]:
             f"--on {text}: the shape of a {family.device_kind} slice has {sides} sides; "
             f"write it as {example}"
         )
+    _refuse_shape(text, shape, family)
     return shape
+
+
+def _refuse_shape(text: str, shape: tuple[int, ...], family: Generation) -> None:
+    """Raises UserError for a shape that no slice has: it has a name, is a part of one host, or,
+    on a torus of three axes, has multiples of 4 on each, the smallest first."""
+    chips, known = math.prod(shape), list(family.layouts.values())
+    part_of_host = chips <= 4 and max(shape) <= 2
+    cubes = len(shape) == 3 and all(n % 4 == 0 for n in shape) and list(shape) == sorted(shape)
+    if shape in known or part_of_host or (cubes and chips <= family.pod_chips):
+        return
+    named = sorted(known, key=lambda one: abs(math.prod(one) - chips))[:3]
+    nearest = ", ".join("x".join(map(str, one)) for one in sorted(named, key=math.prod))
+    rule = "; larger ones have multiples of 4, the smallest first" if len(shape) == 3 else ""
+    raise UserError(
+        f"--on {text}: there is no {family.device_kind} slice of this shape; nearest: "
+        f"{nearest}{rule}"
+    )
 
 
 def _nearest(word: str) -> str:
     every = [name for generation in GENERATIONS for name in names_of(generation)]
     close = difflib.get_close_matches(word, every, n=3, cutoff=0.4)
-    return f"nearest: {', '.join(close)}" if close else "known are, for instance, v4-32 and v5e-8"
+    if close:
+        return f"nearest: {', '.join(close)}"
+    return "TPU slices look like v4-32 or v5e-8, GPUs like gpu:h100x8, processors like cpu:8"
 
 
 def _nearest_sizes(generation: str, size: int) -> str:
