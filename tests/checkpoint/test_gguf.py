@@ -13,8 +13,9 @@ import pytest
 gguf = pytest.importorskip("gguf")
 
 from lmwright.checkpoint import reference  # noqa: E402
-from lmwright.checkpoint.gguf_names import llama3_factors, llama3_rope, metadata_of, pairs  # noqa: E402
+from lmwright.checkpoint.gguf_names import metadata_of, pairs  # noqa: E402
 from lmwright.checkpoint.gguf_read import open_gguf  # noqa: E402
+from lmwright.checkpoint.gguf_rope import llama3_factors, llama3_rope  # noqa: E402
 from lmwright.checkpoint.gguf_write import write_gguf  # noqa: E402
 from lmwright.checkpoint.hf import (  # noqa: E402
     HfTensors,
@@ -27,6 +28,7 @@ from lmwright.checkpoint.proof import logits  # noqa: E402
 from lmwright.core.param import map_params  # noqa: E402
 from lmwright.errors import UserError  # noqa: E402
 from lmwright.models.llama import Llama  # noqa: E402
+from lmwright.nn.rope_scaling import rotations  # noqa: E402
 
 BASE = Llama(
     vocab_size=67, embed_dim=96, mlp_dim=160, num_layers=2, num_heads=6, num_kv_heads=2,
@@ -192,7 +194,8 @@ def rewritten(path, *, drop=(), change=None, **keys):
         kind = field.types[0]
         writer.add_key_value(name, value, kind, field.types[-1] if len(field.types) > 1 else None)
     for name, value in keys.items():
-        (writer.add_uint16 if isinstance(value, int) else writer.add_string)(name, value)
+        add = {int: writer.add_uint16, float: writer.add_float32, str: writer.add_string}
+        add[type(value)](name, value)
     for tensor in reader.tensors:
         if tensor.name not in drop:
             name, data = (change or (lambda n, d: (n, d)))(tensor.name, tensor.data)
@@ -233,7 +236,59 @@ BAD = {
     "a part": (lambda p: rewritten(p, **{"split.count": 3}), "one of 3 parts"),
     "rope scaling": (
         lambda p: rewritten(p, **{"llama.rope.scaling.type": "odd"}), "rope scaling 'odd'"),
+    "unknown rope key": (
+        lambda p: rewritten(p, **{"llama.rope.scaling.beta": 3}), r"rope\.scaling\.beta = 3"),
+    "yarn's logarithm": (
+        lambda p: rewritten(p, **{"llama.rope.scaling.yarn_log_multiplier": 0.1}),
+        r"rope\.scaling\.yarn_log_multiplier = 0\.1"),
+    "partial rotation": (
+        lambda p: rewritten(p, **{"llama.rope.dimension_count": 16}), "dimension_count = 16"),
+    "attn_factor alone": (
+        lambda p: rewritten(p, **{"llama.rope.scaling.attn_factor": 1.5}), "attn_factor = 1.5"),
 }  # fmt: skip
+
+
+def ggml_rotations(size, base, scale, *, context, ext=0.0, fast=32.0, slow=1.0, attn=1.0):
+    """Radians a token and length of q and k: ggml_rope_yarn of llama.cpp."""
+
+    def corrected(turns):
+        return size * np.log(context / (turns * 2 * np.pi)) / (2 * np.log(base))
+
+    start, end = np.floor(corrected(fast)), np.ceil(corrected(slow))
+    i = np.arange(size // 2)
+    plain = base ** (-2.0 * i / size)
+    ramp = 1 - np.clip((i - max(start, 0)) / max(0.001, min(end, size - 1) - max(start, 0)), 0, 1)
+    mix = ramp * ext
+    length = attn * (1 + 0.1 * np.log(1 / scale)) if ext else attn
+    return scale * plain * (1 - mix) + plain * mix, length
+
+
+ROPES = {
+    "the key of 2023": ({"rope.scale_linear": 4.0}, dict(scale=1 / 4)),
+    "a factor without a type": ({"rope.scaling.factor": 2.5}, dict(scale=1 / 2.5)),
+    "none beside a factor": ({"rope.scaling.type": "none", "rope.scaling.factor": 2.5},
+                             dict(scale=1.0)),
+    "a factor of 0": ({"rope.scaling.factor": 0.0}, dict(scale=1.0)),
+    "yarn": ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+              "rope.scaling.original_context_length": 16, "rope.scaling.finetuned": 1},
+             dict(scale=1 / 4, ext=1.0, context=16)),
+    "yarn with all keys": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 0.5,
+         "rope.scaling.yarn_beta_fast": 3.0, "rope.scaling.yarn_beta_slow": 0.5,
+         "rope.scaling.yarn_ext_factor": 1.0},
+        dict(scale=1 / 4, ext=1.0, fast=3.0, slow=0.5, attn=0.5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROPES)
+def test_rotations_are_those_of_llama_cpp(case, good):
+    keys, said = ROPES[case]
+    rewritten(good, **{f"llama.{name}": value for name, value in keys.items()})
+    model = load_model(good).model
+    wanted, length = ggml_rotations(32, BASE.rope_theta, **{"context": BASE.seq_len, **said})
+    found, scale = rotations(32, model.rope_theta, model.rope_scaling, BASE.seq_len)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert scale == pytest.approx(length, rel=1e-6)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -248,7 +303,7 @@ def test_bad_file_is_one_clear_error(case, good, tmp_path):
 
 def test_without_the_package(good, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UserError, match=r"lmwright\[gguf\]"):
+    with pytest.raises(UserError, match=r"pip install .*\[gguf\]"):
         load_model(good)
 
 

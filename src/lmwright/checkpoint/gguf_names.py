@@ -6,7 +6,6 @@ tensors are gguf's own table; here is what it leaves unsaid.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.checkpoint.gguf_rope import decimal, scale_rope
 from lmwright.errors import UserError, install
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
-ROPE_FACTORS = "rope_freqs.weight"
 
 # metadata key below the architecture's name -> config.json
 KEYS = {
@@ -125,7 +124,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     for key, theirs in KEYS.items():
         if (value := meta.get(f"{name}.{key}")) is not None:
-            config[arch.renamed.get(theirs, theirs)] = _decimal(value)
+            config[arch.renamed.get(theirs, theirs)] = decimal(value)
     for key in ("intermediate_size", "num_key_value_heads", "num_attention_heads"):
         if isinstance(config.get(key), list):
             config[key] = _same(config[key], f"{where}: {key}")
@@ -144,69 +143,14 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
         config["query_pre_attn_scalar"] = width if largest else config["head_dim"]
-    _scale_rope(config, meta, name, where)
+    scale_rope(config, meta, name, where)
     return config
-
-
-def _decimal(value: Any) -> Any:
-    """A float32 as the shortest decimal that means it: 1e-05, not 9.999999747378752e-06."""
-    if isinstance(value, float):
-        return float(np.format_float_positional(np.float32(value), unique=True, trim="0"))
-    return value
 
 
 def _same(values: list[Any], what: str) -> Any:
     if len(set(values)) != 1:
         raise UserError(f"{what} differs from layer to layer, which is not supported")
     return values[0]
-
-
-def _scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where: str) -> None:
-    kind = meta.get(f"{name}.rope.scaling.type", "none")
-    if kind not in ("none", "linear", "yarn"):
-        raise UserError(f"{where}: rope scaling {kind!r} is not supported")
-    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    if kind != "none":
-        rope |= {"rope_type": kind, "factor": _decimal(meta.get(f"{name}.rope.scaling.factor"))}
-        original = meta.get(f"{name}.rope.scaling.original_context_length")
-        if original:
-            rope["original_max_position_embeddings"] = original
-        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
-    config["rope_parameters"] = rope
-
-
-def llama3_rope(config: dict[str, Any], factors: np.ndarray, where: str) -> None:
-    """Puts into config.json the llama3 scaling that gave these factors [head_dim / 2].
-
-    GGUF keeps the factors alone, so the released models' parameters are tried.
-    """
-    for factor in (8.0, 32.0, 4.0, 16.0, 2.0):
-        for original in (8192, 4096, 2048):
-            rope = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": original,
-            }
-            guess = llama3_factors(rope, config["rope_theta"], config["head_dim"])
-            if guess.shape == factors.shape and np.allclose(guess, factors, rtol=1e-5):
-                config["rope_scaling"] = rope
-                config["rope_parameters"] = rope | {"rope_theta": config["rope_theta"]}
-                return
-    raise UserError(f"{where}: {ROPE_FACTORS} is no llama3 rope scaling that is known here")
-
-
-def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int) -> np.ndarray:
-    """float32 [head_dim / 2] by which frequencies are divided (Llama 3.1)."""
-    out = []
-    for i in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * theta ** (i / head_dim)
-        turns = rope["original_max_position_embeddings"] / wavelength
-        low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        out.append(1 / ((1 - smooth) / factor + smooth))
-    return np.asarray(out, np.float32)
 
 
 def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[str, Any]]:

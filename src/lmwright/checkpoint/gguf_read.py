@@ -13,16 +13,15 @@ import ml_dtypes
 import numpy as np
 
 from lmwright.checkpoint.gguf_names import (
-    ROPE_FACTORS,
     Arch,
     NameMap,
     arch_of,
     config_of,
     gguf_package,
-    llama3_rope,
     pairs,
     rotated_heads,
 )
+from lmwright.checkpoint.gguf_rope import ROPE_FACTORS, llama3_rope
 from lmwright.checkpoint.layout import slots
 from lmwright.errors import UserError
 

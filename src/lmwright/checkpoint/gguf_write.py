@@ -17,15 +17,14 @@ import xxhash
 import lmwright
 from lmwright.checkpoint.card import Facts
 from lmwright.checkpoint.gguf_names import (
-    ROPE_FACTORS,
     NameMap,
     gguf_package,
-    llama3_factors,
     metadata_of,
     pairs,
     rotated_heads,
 )
 from lmwright.checkpoint.gguf_read import open_gguf
+from lmwright.checkpoint.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.checkpoint.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.checkpoint.layout import Slot, slots
 from lmwright.checkpoint.proof import Proof, Source, accounting, proof_tokens, prove

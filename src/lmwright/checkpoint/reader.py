@@ -1,6 +1,5 @@
 """A Hugging Face model folder read: config.json to a model, safetensors to weights."""
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +12,7 @@ from lmwright.checkpoint.stream import from_hf
 from lmwright.checkpoint.text_tensors import TextTensors
 from lmwright.checkpoint.tokenizer_files import has_tokenizer
 from lmwright.core.param import Tree
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.models import KINDS
 from lmwright.models.text_part import (
@@ -25,13 +25,17 @@ from lmwright.models.text_part import (
 from lmwright.models.validate import validated
 
 MAX_LAYERS = 10_000
+BOOLEANS = (
+    "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
+    "use_bidirectional_attention",
+)  # fmt: skip
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises UserError where there is none or it is not one."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = parse_json(path)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; point at a Hugging Face model folder") from None
     except (OSError, ValueError) as error:
@@ -64,10 +68,13 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
             f"{where}: num_hidden_layers = {layers} is no model's; take config.json from the "
             f"source again"
         )
+    for name in BOOLEANS:
+        if not isinstance(config.get(name), bool | None):
+            raise UserError(f"{where}: {name} = {config[name]!r} is neither true nor false")
     kind = known[architecture]
     try:
         fields = kind.hf.fields(config, where)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, LookupError) as error:
         raise UserError(
             f"{where}: a value has the wrong type ({error}); take config.json from the source again"
         ) from None

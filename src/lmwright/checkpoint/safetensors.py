@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 
 SINGLE = "model.safetensors"
@@ -113,14 +114,14 @@ def _open(path: Path) -> Any:
 
 def _weight_map(folder: Path) -> dict[str, str]:
     try:
-        listed = json.loads((folder / INDEX).read_text())["weight_map"]
+        listed = parse_json(folder / INDEX)["weight_map"]
         # a path that leaves the folder would read whatever lies there
-        if any(Path(file).name != file for file in listed.values()):
-            raise ValueError("a shard's name has a folder in it")
+        if any(Path(file).name != file or "\0" in file for file in listed.values()):
+            raise ValueError("a shard's name is no name of a file in the folder")
         return dict(listed)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{folder / INDEX}: not an index of shards ({error}); download it again"
+            f"{folder / INDEX}: not an index of shards ({error!r:.200}); download it again"
         ) from None
 
 

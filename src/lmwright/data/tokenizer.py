@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lmwright import run
+from lmwright.data.json_text import parse_json
 from lmwright.data.manifest import write_atomic
 from lmwright.errors import UserError
 
@@ -278,11 +279,22 @@ def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """Tokenizer of a tokenizer.json; UserError if it is not one."""
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+        return guarded(tokenizers.Tokenizer.from_str, path.read_text("utf-8"))
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8; it should be a tokenizer.json.") from None
     except Exception as e:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer.json that can be read: {e}.") from None
+
+
+def guarded(make: Callable[..., Any], *args: Any) -> Any:
+    """What `make` returns; a panic in the library, which no `except Exception` sees, becomes a
+    ValueError."""
+    try:
+        return make(*args)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library gives up on it ({error!s:.200})") from None
 
 
 # Tokens that play a role by custom when nothing says so, the more telling first.
@@ -304,6 +316,8 @@ def find_roles(
     for role, names in CUSTOM.items():
         said = config.get(f"{role}_token")
         said = said.get("content") if isinstance(said, dict) else said
+        if said is not None and not isinstance(said, str):
+            raise UserError(f"the tokenizer's {role}_token is {said!r:.60}, not a token's text.")
         for name in names if silent else [said] if said else []:
             if backend.token_to_id(name) is not None:
                 roles[role] = name
@@ -314,10 +328,10 @@ def find_roles(
 def read_json(path: Path) -> dict[str, Any]:
     """Object in a JSON file, {} if there is no such file; UserError if it is not an object."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parse_json(path)
     except FileNotFoundError:
         return {}
-    except ValueError as e:
+    except (OSError, ValueError) as e:
         raise UserError(f"{path} is not valid JSON: {e}.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} should hold a JSON object.")

@@ -135,7 +135,7 @@ def _by_reach(rope: dict[str, Any], model: Any) -> dict[str, Any]:
 
 def _rope_by_reach(config: dict[str, Any], where: str) -> dict[str, Any]:
     said = config.get("rope_parameters") or {}
-    context = {"max_position_embeddings": config.get("max_position_embeddings", 131_072)}
+    context = {"max_position_embeddings": config.get("max_position_embeddings") or 131_072}
     whole = dict(said.get(TYPES["global"]) or {})
     whole.setdefault("rope_theta", config.get("rope_theta") or 1_000_000.0)
     if config.get("rope_scaling"):

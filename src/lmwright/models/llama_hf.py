@@ -129,11 +129,16 @@ def required(
 ) -> dict[str, Any]:
     """Fields by our names, from config.json or what transformers fills in where it is silent.
     Raises UserError for those that neither has."""
-    values = defaults | {k: v for k, v in config.items() if v is not None}
+    values = said_or_usual(config, defaults)
     missing = [theirs for theirs in names.values() if values.get(theirs) is None]
     if missing:
         raise UserError(f"{where}: lacks {', '.join(missing)}; add them as the model has them")
     return {ours: values[theirs] for ours, theirs in names.items()}
+
+
+def said_or_usual(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says, and what transformers fills in where it is silent."""
+    return defaults | {k: v for k, v in config.items() if v is not None}
 
 
 def activation(said: str | None, acts: dict[str, str], where: str) -> str:

@@ -3,7 +3,15 @@
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.models.llama_hf import FIELDS, GATED_ACT, WEIGHTS, activation, head_dim, required
+from lmwright.models.llama_hf import (
+    FIELDS,
+    GATED_ACT,
+    WEIGHTS,
+    activation,
+    head_dim,
+    required,
+    said_or_usual,
+)
 from lmwright.models.rope_hf import rope_config, rope_fields
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
@@ -40,7 +48,7 @@ class Olmo2Hf:
         heads = {"num_key_value_heads": config.get("num_attention_heads")}
         return {
             **required(config, DEFAULTS | heads | head_dim(config), FIELDS, where),
-            **rope_fields(config, where),
+            **rope_fields(said_or_usual(config, DEFAULTS), where),
             "mlp": activation(config.get("hidden_act"), GATED_ACT, where),
             "head": "tied" if config.get("tie_word_embeddings", False) else "untied",
             "bias": "attention" if config.get("attention_bias", False) else "none",

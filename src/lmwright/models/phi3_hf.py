@@ -3,8 +3,16 @@
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.models.llama_hf import FIELDS, GATED_ACT, WEIGHTS, activation, head_dim, required
-from lmwright.models.rope_hf import rope_config, rope_fields
+from lmwright.models.llama_hf import (
+    FIELDS,
+    GATED_ACT,
+    WEIGHTS,
+    activation,
+    head_dim,
+    required,
+    said_or_usual,
+)
+from lmwright.models.rope_hf import ORIGINAL, rope_config, rope_fields
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
 PAD_ID = 32_000  # of padding, where config.json names none
@@ -49,13 +57,15 @@ class Phi3Hf:
         """Fields of the model for a config.json at `where`. Raises UserError for anything
         that this family does not compute."""
         heads = {"num_key_value_heads": config.get("num_attention_heads")}
-        said = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+        said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        said = dict(said) if isinstance(said, dict) else {"rope_type": said}
         if (said.get("rope_type") or said.get("type")) in LONG:
             said["rope_type"] = "longrope"
         kind = said.get("rope_type") or said.get("type") or "default"
         if kind == "longrope":
-            said = {"original_max_position_embeddings": 4096} | said
-        rope = {**config, "rope_scaling": None, "rope_parameters": said}
+            # config.json's own, else the usual one: transformers never takes what `said` has
+            said[ORIGINAL] = config.get(ORIGINAL) or 4096
+        rope = said_or_usual(config, DEFAULTS) | {"rope_scaling": None, "rope_parameters": said}
         return {
             **required(config, DEFAULTS | heads | head_dim(config), FIELDS, where),
             **rope_fields(rope, where, partial=True),

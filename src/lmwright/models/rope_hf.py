@@ -19,15 +19,24 @@ NEEDED = {
     "longrope": ("short_factor", "long_factor"),
 }
 ORIGINAL = "original_max_position_embeddings"
-BESIDE = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", ORIGINAL}
+BESIDE = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", ORIGINAL,
+    "finetuned",  # whether training went on with it: nothing that is computed
+}  # fmt: skip
 
 
 def rope_fields(config: dict[str, Any], where: str, partial: bool = False) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, as plain values, of a config.json at `where`; with
     `partial` also `rotary_fraction`. Raises UserError for what is not computed."""
-    said = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(said, dict):
+        raise UserError(f"{where}: rope_scaling is not an object; take it from the source again")
+    said = dict(said)
     theta = said.get("rope_theta") or config.get("rope_theta") or 10_000.0
     part = said.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"{where}: {name} = {value!r} is not a number; correct it")
     if part != 1.0 and not partial:
         raise UserError(f"{where}: partial_rotary_factor is not computed for this architecture")
     scaling = _scaling(said, config, where)

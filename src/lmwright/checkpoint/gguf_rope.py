@@ -1,0 +1,131 @@
+"""Rotations in GGUF's metadata, read as llama.cpp reads them (load_hparams in llama-model.cpp).
+
+rope.scaling.type             linear where it is silent
+rope.scaling.factor           or the rope.scale_linear of 2023; 0 and 1 scale nothing
+rope.scaling.attn_factor      on top of what yarn makes of the factor
+rope_freqs.weight             a tensor of factors: Llama 3.1's scaling
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lmwright.errors import UserError
+
+ROPE_FACTORS = "rope_freqs.weight"
+READ = {
+    "freq_base", "dimension_count", "scale_linear", "scaling.type", "scaling.factor",
+    "scaling.original_context_length", "scaling.attn_factor", "scaling.yarn_beta_fast",
+    "scaling.yarn_beta_slow", "scaling.finetuned",
+}  # fmt: skip
+# which llama.cpp obeys, or not, by architecture and version: only what changes nothing is taken
+NEUTRAL = {
+    "scaling.yarn_ext_factor": (1.0, -1.0),
+    "scaling.yarn_attn_factor": (1.0,),
+    "scaling.yarn_log_multiplier": (0.0,),
+    "scaling.alpha": (0.0,),
+}
+LOCAL_BASE = "freq_base_swa"  # of layers with a window, where an architecture tells them apart
+
+
+def decimal(value: Any) -> Any:
+    """A float32 as the shortest decimal that means it: 1e-05, not 9.999999747378752e-06."""
+    if isinstance(value, float):
+        return float(np.format_float_positional(np.float32(value), unique=True, trim="0"))
+    return value
+
+
+def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where: str) -> None:
+    """Puts what the metadata of architecture `name` say about rotations into config.json. Raises
+    UserError for a key that is not known here, or means what is not computed."""
+    prefix = f"{name}.rope."
+    said = {k.removeprefix(prefix): v for k, v in meta.items() if k.startswith(prefix)}
+    _refuse_unknown(said, config, name, where)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    kind, factor = said.get("scaling.type", "linear"), _factor(said, where)
+    if kind not in ("none", "linear", "yarn"):
+        raise UserError(f"{where}: rope scaling {kind!r} is not supported")
+    attention = _number(said, "scaling.attn_factor", 1.0, where)
+    if kind == "yarn" and factor != 1.0:
+        rope |= {"rope_type": "yarn", "factor": factor}
+        for theirs in ("beta_fast", "beta_slow"):
+            if (key := f"scaling.yarn_{theirs}") in said:
+                rope[theirs] = _number(said, key, 0.0, where)
+        if original := said.get("scaling.original_context_length"):
+            rope["original_max_position_embeddings"] = original
+        if attention != 1.0:
+            rope["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
+    elif attention != 1.0:
+        raise UserError(
+            f"{where}: {prefix}scaling.attn_factor = {attention} is not computed beside rope "
+            f"scaling {kind!r}; download another conversion of the model"
+        )
+    elif kind == "linear" and factor != 1.0:
+        rope |= {"rope_type": "linear", "factor": factor}
+    if rope["rope_type"] != "default":
+        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    config["rope_parameters"] = rope
+
+
+def _refuse_unknown(said: Mapping[str, Any], config: dict[str, Any], name: str, where: str) -> None:
+    for key, value in sorted(said.items()):
+        if key == LOCAL_BASE and "rope_local_base_freq" in config:
+            config["rope_local_base_freq"] = _number(said, key, 0.0, where)
+        elif key == "dimension_count" and value != config["head_dim"]:
+            raise UserError(
+                f"{where}: {name}.rope.{key} = {value!r} of heads of {config['head_dim']} is not "
+                f"computed for this architecture"
+            )
+        elif key not in READ and value not in NEUTRAL.get(key, ()):
+            raise UserError(
+                f"{where}: {name}.rope.{key} = {value!r} is not computed here; without it, this "
+                f"would be another model"
+            )
+
+
+def _factor(said: Mapping[str, Any], where: str) -> float:
+    key = "scaling.factor" if "scaling.factor" in said else "scale_linear"
+    return _number(said, key, 0.0, where) or 1.0
+
+
+def _number(said: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    value = decimal(said.get(key, default))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
+        raise UserError(f"{where}: rope.{key} = {value!r} is no number; download it again")
+    return float(value)
+
+
+def llama3_rope(config: dict[str, Any], factors: np.ndarray, where: str) -> None:
+    """Puts into config.json the llama3 scaling that gave these factors [head_dim / 2].
+
+    GGUF keeps the factors alone, so the released models' parameters are tried.
+    """
+    for factor in (8.0, 32.0, 4.0, 16.0, 2.0):
+        for original in (8192, 4096, 2048):
+            rope = {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": original,
+            }
+            guess = llama3_factors(rope, config["rope_theta"], config["head_dim"])
+            if guess.shape == factors.shape and np.allclose(guess, factors, rtol=1e-5):
+                config["rope_scaling"] = rope
+                config["rope_parameters"] = rope | {"rope_theta": config["rope_theta"]}
+                return
+    raise UserError(f"{where}: {ROPE_FACTORS} is no llama3 rope scaling that is known here")
+
+
+def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int) -> np.ndarray:
+    """float32 [head_dim / 2] by which frequencies are divided (Llama 3.1)."""
+    out = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * theta ** (i / head_dim)
+        turns = rope["original_max_position_embeddings"] / wavelength
+        low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        out.append(1 / ((1 - smooth) / factor + smooth))
+    return np.asarray(out, np.float32)

@@ -1,0 +1,56 @@
+"""Rotations of config.json files that leave things out: as transformers fills them in."""
+
+import numpy as np
+import pytest
+
+from lmwright.checkpoint.reader import model_from_config
+from lmwright.errors import UserError
+from lmwright.nn.rope_scaling import rotations
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [2.0, 4, 5, 7]}
+YARN = {"type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64}
+CASES = {
+    "phi3": ("Phi3", {"original_max_position_embeddings": 40, "rope_scaling": LONG}),
+    "phi3 of old": ("Phi3", {"rope_scaling": LONG | {"original_max_position_embeddings": 40}}),
+    "phi3 null": (
+        "Phi3", {"max_position_embeddings": 512, "original_max_position_embeddings": 64,
+                 "rope_scaling": LONG}),
+    "olmo2": ("Olmo2", {"rope_scaling": {"type": "yarn", "factor": 3.0}}),
+    "finetuned": (
+        "Llama", {"max_position_embeddings": 192, "rope_scaling": YARN | {"finetuned": True}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rotations_of_a_sparse_config(case):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    family, said = CASES[case]
+    theirs = getattr(transformers, f"{family}Config")(**SIZES, **said, pad_token_id=None)
+    kind = theirs.rope_parameters["rope_type"]
+    wanted, length = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=32)
+    model = model_from_config(SIZES | said | {"architectures": [f"{family}ForCausalLM"]}, case)
+    found, scale = rotations(8, model.rope_theta, model.rope_scaling, 32)
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+    assert scale == pytest.approx(length, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "said, says",
+    [
+        ({"rope_theta": True}, "rope_theta = True is not a number"),
+        ({"rope_theta": "1e4"}, "rope_theta = '1e4' is not a number"),
+        ({"rope_scaling": ["yarn"]}, "rope_scaling is not an object"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false' is neither"),
+    ],
+)
+def test_odd_types_are_one_clear_error(said, says):
+    config = SIZES | {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
+    with pytest.raises(UserError, match=says):
+        model_from_config(config | said, "config.json")
