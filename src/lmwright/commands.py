@@ -283,6 +283,9 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     For TPU slices, the TPU's own compiler compiles the train step here; this needs the extra
     tpu, but no TPU, account or network. GPUs, CPUs and --quick are estimated analytically.
 
+    RUN may also be a preset, a Hugging Face folder or a GGUF file: then recipe pretrain, the
+    model's own row length and the most rows that fit are taken, and the answer says so.
+
     \b
     Exit code: 0 the run fits, 1 it does not, 2 wrong input, 3 this host has too little memory
     for the compiler, 130 interrupted.
@@ -292,11 +295,11 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
               lmwright plan run.toml train.remat=block --on v5e-8 --quick --hours 9
               lmwright plan run.toml --on v4-32 --search --finalists 2
               lmwright plan run.toml --on any --price 1.20
+              lmwright plan llama-8b --on v5p-16 --quick
     """
-    loaded = _load(run, overrides)
-    from lmwright.plan.command import Wanted, plan_command
+    from lmwright.plan.command import Wanted, plan_named
 
-    return plan_command(loaded, Wanted(**given(**options)))
+    return plan_named(run, overrides, Wanted(**given(**options)))
 
 
 @lmwright.command()

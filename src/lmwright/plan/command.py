@@ -16,6 +16,7 @@ from lmwright.plan.length import with_steps
 from lmwright.plan.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.plan.quick import Quick
 from lmwright.plan.report import Report, write_plan
+from lmwright.plan.subject import subject
 from lmwright.plan.takes import Takes, takes
 from lmwright.plan.topology import Slice, parse_slice
 from lmwright.run import Run
@@ -62,6 +63,12 @@ class Answer:
         return 0 if self.fits else EXIT_DOES_NOT_FIT
 
 
+def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
+    """`plan_command` for a run file, a run directory, or a model alone, by its name."""
+    run, notes = subject(name, overrides, wanted.on)
+    return plan_command(run, wanted, notes)
+
+
 def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     """Prints the report below `notes`, and writes `<out>/plan.json` where a folder is named.
 
@@ -81,8 +88,9 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     except HostMemoryError as error:
         print(f"lmwright: error: {error}", file=sys.stderr)
         return EXIT_HOST_MEMORY
-    text = [*notes, "", *found.lines] if notes else found.lines
-    print(found.json if wanted.json else "\n".join(text))
+    if notes:
+        print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
+    print(found.json if wanted.json else "\n".join(found.lines))
     if wanted.out is not None:
         path = write_plan(found.json, Path(wanted.out))
         print(f"written: {path}", file=sys.stderr if wanted.json else sys.stdout)
