@@ -315,10 +315,13 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     \b
     Example:  lmwright train run.toml train.steps=2000
     """
-    loaded = _load(run, overrides)
-    from lmwright.train.loop import train_command
+    from lmwright.train.signals import StopRequest
 
-    return train_command(loaded, **given(pod=pod or None))
+    with StopRequest() as stop:
+        loaded = _load(run, overrides)
+        from lmwright.train.loop import train_command
+
+        return train_command(loaded, stop=stop, **given(pod=pod or None))
 
 
 @lmwright.command()

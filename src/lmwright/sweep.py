@@ -11,11 +11,13 @@ a process of its own; what was stopped is taken up where it was when the sweep i
 
 import itertools
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import tomli_w
@@ -24,9 +26,9 @@ from lmwright.config import dump_toml, load_base
 from lmwright.config_text import read_toml
 from lmwright.errors import UserError
 from lmwright.run import Run
+from lmwright.train.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED, HANGUP, StopRequest
 
 EXIT_SOME_FAILED = 1
-EXIT_INTERRUPTED = 130
 MOST_RUNS = 100
 LINE = "{:<{width}}  {:>14}  {:>10}  {:>10}  {:>9}"
 
@@ -114,14 +116,15 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
     if dry_run:
         return 0
     failed = []
-    for number, member in enumerate(found, 1):
-        print(f"\n{member.label} ({number} of {len(found)})", flush=True)
-        code = _train(member)
-        if code == EXIT_INTERRUPTED:
-            print(f"sweep: stopped; go on with: lmwright sweep {path}", file=sys.stderr)
-            return code
-        if code:
-            failed.append(member.label)
+    with Children() as children:
+        for number, member in enumerate(found, 1):
+            print(f"\n{member.label} ({number} of {len(found)})", flush=True)
+            code = children.exit_code or _train(member, children)
+            if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+                print(f"sweep: stopped; go on with: lmwright sweep {path}", file=sys.stderr)
+                return code
+            if code:
+                failed.append(member.label)
     done = [member for member in found if member.label not in failed]
     if done:
         _compare(done, Path(done[0].run.dir).parent / "report.html")
@@ -139,18 +142,41 @@ def _print_members(found: list[Member]) -> None:
         print(f"{member.label:<{width}}  {count:>14,} parameters  {train.steps:>7,} steps")
 
 
-def _train(member: Member) -> int:
+def _train(member: Member, children: "Children") -> int:
     folder = member.folder.parent
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{member.label}.toml"
     file.write_text(dump_toml(member.run), encoding="utf-8")
-    words = [sys.executable, "-m", "lmwright.cli", "train", str(file)]
-    child = subprocess.Popen(words)
-    while True:
-        try:
-            return child.wait()
-        except KeyboardInterrupt:
-            continue  # the terminal told the child as well, which saves and ends
+    return children.run([sys.executable, "-m", "lmwright.cli", "train", str(file)])
+
+
+class Children(StopRequest):
+    """Runs children one after another and passes signals on to the one that runs, which saves and
+    ends. Ctrl-C is not passed on: the terminal tells the child itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._child: subprocess.Popen | None = None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number == HANGUP:
+            self._leave_terminal()
+        self.exit_code = EXIT_PREEMPTED
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def run(self, words: Sequence[str]) -> int:
+        """The exit code of a command; EXIT_PREEMPTED where a signal came before it was done."""
+        self._child = subprocess.Popen(words)
+        if self.exit_code:  # came while it was started
+            self._child.terminate()
+        while True:
+            try:
+                return self._child.wait() and (self.exit_code or self._child.returncode)
+            except KeyboardInterrupt:
+                continue
 
 
 def _compare(done: list[Member], out: Path) -> None:

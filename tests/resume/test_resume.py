@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from lmwright.config import dump_toml, load_run
 from lmwright.errors import UserError
+from lmwright.run import Checkpoint
 from lmwright.train.loop import train
 
 from .conftest import STEPS, in_dir, losses, train_in_process, typed
@@ -72,7 +74,7 @@ def final_weights(run):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(w)]
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 42)])
+@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 42), ("SIGHUP", 42)])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     small_run, uninterrupted, tmp_path, signal, code
 ):
@@ -85,6 +87,59 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     assert again.returncode == 0, again.stderr
     assert "continuing from step 5" in again.stdout
     assert losses(run) == uninterrupted[1]
+
+
+TOLD_EARLY = """
+    import os, signal, sys, time
+    import {module} as place
+    def told(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    place.{name} = told
+    from lmwright.cli import main
+    raise SystemExit(main(["train", {file!r}]))
+"""
+
+
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        ("lmwright.config", "load_run"),
+        pytest.param("lmwright.train.loop", "restore_or_init", marks=pytest.mark.slow),
+    ],
+)
+def test_told_to_stop_before_the_first_step_it_ends_at_once(small_run, tmp_path, module, name):
+    run = in_dir(small_run, tmp_path / "run")
+    file = str(Path(run.dir).with_suffix(".toml"))
+    began = time.monotonic()
+    done = train_in_process(run, TOLD_EARLY.format(module=module, name=name, file=file))
+    assert done.returncode == 42 and time.monotonic() - began < 50
+    (line,) = done.stderr.splitlines()
+    assert "stopped before the first step; run the same command again" in line
+
+
+IN_A_TERMINAL = """
+    import os, pty, sys
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-m", "lmwright", "train", {file!r}])
+    seen = b""
+    while b"step 3" not in seen:
+        seen += os.read(terminal, 1000)
+    os.close(terminal)  # the child gets SIGHUP, and cannot print any more
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_gone_loses_nothing(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    run = replace(run, train=replace(run.train, steps=10**7), checkpoint=Checkpoint())
+    file = str(Path(run.dir).with_suffix(".toml"))
+    done = train_in_process(run, IN_A_TERMINAL.format(file=file))
+    assert done.returncode == 42, done.stderr
+    (saved,) = (Path(run.dir) / "checkpoints").iterdir()
+    assert int(saved.name) == max(losses(run))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 """A sweep: every combination is checked first, trained in its own folder, and compared."""
 
+import fcntl
+import subprocess
+import sys
+import time
+
 import pytest
 
 from lmwright.config import dump_toml, load_run
 from lmwright.errors import UserError
 from lmwright.sweep import members, sweep_command
 
-from .conftest import in_dir
+from .conftest import environment, in_dir, losses
 
 GRID = """
 [sweep.grid]
@@ -46,6 +51,23 @@ def test_trained_compared_and_taken_up(file, tmp_path, capfd):
         assert any(line.startswith(label) and line.count(".") >= 2 for line in said.splitlines())
     again = load_run(tmp_path / "runs" / "deep-and-thin")
     assert again.model.num_layers == 3
+
+
+def test_told_to_stop_it_stops_what_it_runs(file, tmp_path):
+    words = [sys.executable, "-m", "lmwright", "sweep", str(file), "train.steps=1000000"]
+    sweep = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs" / "num_kv_heads-4" / "metrics.jsonl"
+    while not (metrics.exists() and '"train"' in metrics.read_text()):
+        assert sweep.poll() is None
+        time.sleep(0.2)
+    sweep.terminate()
+    assert sweep.wait(120) == 42
+    assert "go on with: lmwright sweep" in sweep.stderr.read()
+    steps = losses(in_dir(load_run(metrics.parent), metrics.parent))
+    assert (metrics.parent / "checkpoints" / str(max(steps))).is_dir()
+    with open(metrics.parent / ".lock") as lock:  # nothing trains there any more
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not (tmp_path / "runs" / "num_kv_heads-1").exists()
 
 
 def test_one_that_fails_is_named_and_the_others_go_on(file, tmp_path, capfd):

@@ -63,23 +63,29 @@ class Outcome:
 
 
 def train(
-    run: Run, devices: list[jax.Device] | None = None, *, began: float | None = None
+    run: Run,
+    devices: list[jax.Device] | None = None,
+    *,
+    began: float | None = None,
+    stop: StopRequest | None = None,
 ) -> Outcome:
     """Trains until the run is done, told to stop or out of time; goes on from the newest intact
     checkpoint. `began` is when the session's machine time began (`time.monotonic`), now if unset.
-    Raises UserError for anything a user can cure."""
+    `stop` handles signals where the caller has begun to. Raises UserError for anything a user can
+    cure."""
     began = time.monotonic() if began is None else began
-    run = with_steps(run)
-    plan = resolve(run, devices)
-    if run.lora is not None:
-        from lmwright.train.lora_loop import train_adapters
-
-        return train_adapters(plan, began)
     with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest()) if stop is None else stop
+        run = with_steps(run)
+        plan = resolve(run, devices)
+        stop.starting = stop.starting and jax.process_count() == 1
+        if run.lora is not None:
+            from lmwright.train.lora_loop import train_adapters
+
+            return train_adapters(plan, began, stop)
         store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
         folder = stack.enter_context(claim(run, plan))
         keep_tokenizer(folder, store)
-        stop = stack.enter_context(StopRequest())
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
         state, start = restore_or_init(plan, checkpoints, store)
         stack.enter_context(jax.set_mesh(plan.mesh))
@@ -204,6 +210,7 @@ class Session:
             return self._end(self.start, 0)
         with self.budget.apart():
             self._compile()
+        self.stop.starting = False
         done = self.start
         while done < self.steps:
             values = self._step(done)
@@ -377,9 +384,9 @@ def compared_lines(run: Run, outcome: Outcome) -> list[str]:
     ]
 
 
-def train_command(run: Run, *, pod: bool = False) -> int:
+def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = None) -> int:
     """Trains, then says where things are and what to do next; returns the exit code. With
-    `pod`, or the variables of `train.hosts`, together with other processes."""
+    `pod`, or the variables of `train.hosts`, together with others; `stop` as in `train`."""
     import psutil
     from rich.console import Console
 
@@ -388,7 +395,7 @@ def train_command(run: Run, *, pod: bool = False) -> int:
     console = Console(highlight=False)
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     join(pod=pod)
-    outcome = train(run, began=began)
+    outcome = train(run, began=began, stop=stop)
     if jax.process_index() == 0:
         report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
         if outcome.exit_code:

@@ -48,7 +48,7 @@ class Watch:
         self.stopped = patience is not None and self.since_best >= patience
 
 
-def train_adapters(plan: Plan, began: float) -> Outcome:
+def train_adapters(plan: Plan, began: float, stop: StopRequest) -> Outcome:
     """Trains the run's adapters until all are done or it is told to stop; see `train.loop`."""
     run, adapters = plan.run, resolved(plan.run)
     with ExitStack() as stack:
@@ -58,7 +58,6 @@ def train_adapters(plan: Plan, began: float) -> Outcome:
         folder = stack.enter_context(claim(run, plan))
         first = stores[adapters[0].name]
         keep_tokenizer(folder, first)
-        stop = stack.enter_context(StopRequest())
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
         state, meta = restore(plan, checkpoints, base)
         refuse_other_data(plan, stores, meta)

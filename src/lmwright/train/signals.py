@@ -1,46 +1,85 @@
-"""Asking a running loop to stop: Ctrl-C, SIGTERM, or any host's preemption notice.
+"""Asking a running loop to stop: Ctrl-C, SIGTERM, a lost terminal, or any host's preemption notice.
 
 The first signal asks the loop to save and stop after its step; a second Ctrl-C gives up
-at once (the last checkpoint stays).
+at once (the last checkpoint stays). Before the first step there is nothing to save, so that the
+first signal ends the process at once, with the same exit code.
 """
 
+import os
 import signal
-from types import FrameType
-
-import jax
+import sys
+from types import FrameType, TracebackType
 
 EXIT_INTERRUPTED = 130
 EXIT_PREEMPTED = 42  # a supervisor restarts this without counting a failure
 EXIT_SESSION_OVER = 43  # limits.session_hours; the next session goes on
 EXIT_TIME_SPENT = 44  # limits.total_hours; nothing goes on until they are raised
 
+# Of a terminal that is gone, an ssh session that is cut off.
+HANGUP = getattr(signal, "SIGHUP", None)
+
+
+class StoppedBeforeFirstStep(SystemExit):
+    """Asked to stop before there was anything to save."""
+
 
 class StopRequest:
-    """Context manager; `asked(step)` tells whether to save and stop, the same on all hosts."""
+    """Context manager; `asked(step)` tells whether to save and stop, the same on all hosts.
+
+    `starting` is to be set to False before the first step, and at once where other processes take
+    part, since they would wait for this one.
+    """
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
+        self.starting = True
         self._before: dict[int, object] = {}
+        self._terminals: list[int] = []
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
+        for number in (signal.SIGINT, signal.SIGTERM, HANGUP):
+            if number is None or (
+                number == HANGUP and signal.getsignal(number) is signal.SIG_IGN  # as nohup does
+            ):
+                continue
             try:
                 self._before[number] = signal.signal(number, self._handle)
             except ValueError:  # not in the main thread: the caller handles signals
                 pass
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if kind is not None and issubclass(kind, StoppedBeforeFirstStep):
+            text = "lmwright: stopped before the first step; run the same command again to continue"
+            print(text, file=sys.stderr)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.exit_code == EXIT_INTERRUPTED:
+        if number == signal.SIGINT and (self.starting or self.exit_code == EXIT_INTERRUPTED):
             raise KeyboardInterrupt
+        if number == HANGUP:
+            self._leave_terminal()
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
+        if self.starting:
+            raise StoppedBeforeFirstStep(self.exit_code)
+
+    def _leave_terminal(self) -> None:
+        """Output to a terminal that is gone would be an error, and the save would not be made."""
+        for fd in self._terminals:
+            if not os.isatty(fd):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
     def asked(self, step: int) -> bool:
         """Whether to stop after this step; with several hosts, all agree on the step."""
+        import jax
+
         if jax.process_count() == 1:
             return self.exit_code is not None
         import numpy as np
