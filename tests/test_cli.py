@@ -134,9 +134,11 @@ def verb(monkeypatch):
             return with_
 
         monkeypatch.setattr(commands, "_load", body)
-        monkeypatch.setattr(sys.modules["lmwright.train.loop"], "train_command", lambda run: run)
+        monkeypatch.setattr(
+            sys.modules["lmwright.train.command"], "train_command", lambda run, **_: run
+        )
 
-    pytest.importorskip("lmwright.train.loop")
+    pytest.importorskip("lmwright.train.command")
     return ends
 
 

@@ -319,7 +319,7 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
 
     with StopRequest() as stop:
         loaded = _load(run, overrides)
-        from lmwright.train.loop import train_command
+        from lmwright.train.command import train_command
 
         return train_command(loaded, stop=stop, **given(pod=pod or None))
 

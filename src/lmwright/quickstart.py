@@ -25,7 +25,7 @@ def main(folder: str = "quickstart") -> int:
     """Runs every step that is not done yet; returns the exit code."""
     from lmwright.config import load_run
     from lmwright.data.prepare import prepare_command
-    from lmwright.train.loop import train_command
+    from lmwright.train.command import train_command
 
     console = Console(highlight=False)
     began = time.monotonic()

@@ -83,7 +83,7 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
     assert load_run(run_file, []) == run
     code = textwrap.dedent(before) + textwrap.dedent(f"""
         from lmwright.config import load_run
-        from lmwright.train.loop import train_command
+        from lmwright.train.command import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)
     return subprocess.run(

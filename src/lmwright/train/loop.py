@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,11 +31,10 @@ from lmwright.plan.compile import refuse_option
 from lmwright.plan.executable import load_or_compile, takes
 from lmwright.plan.length import with_steps
 from lmwright.plan.resolve import Plan, resolve
-from lmwright.report.read import read_run
 from lmwright.run import Run
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
-from lmwright.train.hosts import HostRows, join
+from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim, keep_tokenizer
 from lmwright.train.signals import (
@@ -354,54 +352,3 @@ class Session:
 
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def stopped_line(run: Run, outcome: Outcome) -> str:
-    """Why a session stopped before the end of its run, and what to do."""
-    why = {
-        EXIT_SESSION_OVER: f"limits.session_hours = {run.limits.session_hours or 0:g} are over: ",
-        EXIT_TIME_SPENT: f"limits.total_hours = {run.limits.total_hours or 0:g} are spent: ",
-    }.get(outcome.exit_code, "")
-    spent = outcome.exit_code == EXIT_TIME_SPENT
-    cure = "Raise them to continue." if spent else "Run the same command again to continue."
-    return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
-
-
-def compared_lines(run: Run, outcome: Outcome) -> list[str]:
-    """Held-out losses before the first step and now, source by source, where both are known."""
-    if run.eval.first != "start":
-        return []
-    evals = read_run(run.dir).evals
-    before = {
-        source: curves["loss"].values[0]
-        for source, curves in evals.items()
-        if curves["loss"].steps[0] == 0
-    }
-    return [
-        f"held-out loss of {one.source}: {before[one.source]:.4f} before, {one.loss:.4f} now"
-        for one in outcome.losses
-        if one.source in before
-    ]
-
-
-def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = None) -> int:
-    """Trains, then says where things are and what to do next; returns the exit code. With
-    `pod`, or the variables of `train.hosts`, together with others; `stop` as in `train`."""
-    import psutil
-    from rich.console import Console
-
-    from lmwright.report.html import write_report
-
-    console = Console(highlight=False)
-    began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
-    join(pod=pod)
-    outcome = train(run, began=began, stop=stop)
-    if jax.process_index() == 0:
-        report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
-        if outcome.exit_code:
-            console.print(stopped_line(run, outcome))
-        else:
-            for line in compared_lines(run, outcome):
-                console.print(line)
-            console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
-    return outcome.exit_code

@@ -1,0 +1,61 @@
+"""Command: `lmwright train`, and what it says at the end of a session."""
+
+import time
+from pathlib import Path
+
+import jax
+import psutil
+from rich.console import Console
+
+from lmwright.report.html import write_report
+from lmwright.report.read import read_run
+from lmwright.run import Run
+from lmwright.train.hosts import join
+from lmwright.train.loop import Outcome, train
+from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
+
+
+def stopped_line(run: Run, outcome: Outcome) -> str:
+    """Why a session stopped before the end of its run, and what to do."""
+    why = {
+        EXIT_SESSION_OVER: f"limits.session_hours = {run.limits.session_hours or 0:g} are over: ",
+        EXIT_TIME_SPENT: f"limits.total_hours = {run.limits.total_hours or 0:g} are spent: ",
+    }.get(outcome.exit_code, "")
+    spent = outcome.exit_code == EXIT_TIME_SPENT
+    cure = "Raise them to continue." if spent else "Run the same command again to continue."
+    return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
+
+
+def compared_lines(run: Run, outcome: Outcome) -> list[str]:
+    """Held-out losses before the first step and now, source by source, where both are known."""
+    if run.eval.first != "start":
+        return []
+    evals = read_run(run.dir).evals
+    before = {
+        source: curves["loss"].values[0]
+        for source, curves in evals.items()
+        if curves["loss"].steps[0] == 0
+    }
+    return [
+        f"held-out loss of {one.source}: {before[one.source]:.4f} before, {one.loss:.4f} now"
+        for one in outcome.losses
+        if one.source in before
+    ]
+
+
+def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = None) -> int:
+    """Trains, then says where things are and what to do next; returns the exit code. With
+    `pod`, or the variables of `train.hosts`, together with others; `stop` as in `train`."""
+    console = Console(highlight=False)
+    began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
+    join(pod=pod)
+    outcome = train(run, began=began, stop=stop)
+    if jax.process_index() == 0:
+        report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
+        if outcome.exit_code:
+            console.print(stopped_line(run, outcome))
+        else:
+            for line in compared_lines(run, outcome):
+                console.print(line)
+            console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
+    return outcome.exit_code
