@@ -38,6 +38,7 @@ DISK_ERRORS = {
     errno.EDQUOT: "the quota is used up; free some space and run the same command again",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "no permission; choose another folder or change its rights",
+    errno.ENAMETOOLONG: "the name is too long; shorten it",
 }
 
 

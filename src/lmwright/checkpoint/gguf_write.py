@@ -27,6 +27,7 @@ from lmwright.checkpoint.gguf_read import open_gguf
 from lmwright.checkpoint.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.checkpoint.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.checkpoint.layout import Slot, slots
+from lmwright.checkpoint.places import new_place, unfinished
 from lmwright.checkpoint.proof import Proof, Source, accounting, proof_tokens, prove
 from lmwright.checkpoint.stream import check_tensors, from_hf
 from lmwright.checkpoint.tokenizer_files import prompt_prefix
@@ -74,13 +75,13 @@ def write_gguf(
     nothing behind, if `out` exists (`overwrite` replaces it), cannot be written, or model or
     tokenizer have no GGUF form; RuntimeError where the proof fails.
     """
-    out = Path(out)
+    out = new_place(out)
+    hidden = unfinished(out, ".gguf")
     _refuse(out, dtype, overwrite)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
     entries = _entries(model, name, TYPES[dtype])
-    hidden = out.absolute().parent / f".{out.name}.{os.getpid()}.gguf"
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         facts = facts or Facts(name=out.stem)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.checkpoint.hub import fetch, is_hub_name
+from lmwright.checkpoint.places import usable
 from lmwright.checkpoint.reader import model_from_config, read_config
 from lmwright.checkpoint.safetensors import PICKLES
 from lmwright.errors import UserError
@@ -13,7 +14,7 @@ from lmwright.errors import UserError
 def model_at(name: str) -> Any:
     """The model of a Hugging Face folder, a .gguf file or a hub name. Raises UserError where
     there is none that lmwright computes."""
-    path = Path(name)
+    path = usable(name)
     if is_hub_name(name):
         path, _ = fetch(name, only=["config.json"])
     elif "://" in name:

@@ -19,6 +19,7 @@ from lmwright.checkpoint.card import Facts, facts_of_run
 from lmwright.checkpoint.header import no_model
 from lmwright.checkpoint.hub import PREFIX, fetch, is_hub_name
 from lmwright.checkpoint.layout import HfTensors, slots, to_hf
+from lmwright.checkpoint.places import usable
 from lmwright.checkpoint.proof import Proof, Source
 from lmwright.checkpoint.reader import (
     import_hf,
@@ -119,7 +120,7 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
         found = load_model(local)
         name = str(path).removeprefix(PREFIX).partition("@")[0]
         return replace(found, facts=Facts(name=name, origin=f"Imported from {origin}."))
-    path = Path(path)
+    path = usable(path)
     if (path / "run.toml").exists():
         return _load_run(path, adapter)
     if adapter is not None:

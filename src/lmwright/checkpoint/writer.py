@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from lmwright.checkpoint.card import Facts, model_card
 from lmwright.checkpoint.layout import HfTensors, slots
+from lmwright.checkpoint.places import new_place, unfinished
 from lmwright.checkpoint.proof import (
     Proof,
     Source,
@@ -140,10 +141,11 @@ def stored_dtype(model: Any, tensors: Mapping[str, Any]) -> str:
 @contextmanager
 def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """A hidden folder beside `out` that takes its name when the block ends well, and is
-    removed otherwise. Disk trouble becomes a UserError."""
+    removed otherwise, by the next one where this process is killed. Disk trouble becomes a
+    UserError."""
+    out = new_place(out).absolute()
+    temporary = unfinished(out, ".tmp")
     _refuse_existing(out, overwrite)
-    out = out.absolute()
-    temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -176,7 +178,7 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
 
 def _take_name(temporary: Path, out: Path) -> None:
     """Renames; what an overwritten export held goes only when the new one is in place."""
-    old = out.parent / f".{out.name}.{os.getpid()}.old"
+    old = unfinished(out, ".old")
     if out.exists() and any(out.iterdir()):
         os.rename(out, old)
     os.replace(temporary, out)

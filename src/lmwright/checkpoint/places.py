@@ -1,0 +1,88 @@
+"""Places of outputs: names that a file system takes, hidden ones for what is not finished, and
+what killed processes left there.
+
+.OUT.HOST-PID.tmp   an output being written, which takes its name OUT at the end
+.OUT.HOST-PID.old   what an overwritten OUT held, for the moment of the change
+"""
+
+import os
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from lmwright.errors import UserError
+
+HOST = re.sub(r"\W", "_", socket.gethostname())[:40] or "host"
+MARK = r"(?:(?P<host>\w+)-)?(?P<pid>\d+)(?P<ending>\.tmp|\.old|\.gguf)"
+LONGEST = 180  # bytes of a name: file systems take 255, and the hidden one is longer
+DAY = 24 * 3600.0
+
+
+def usable(path: str | os.PathLike) -> Path:
+    """The path. Raises UserError for one that no file system takes."""
+    path = Path(path)
+    text = str(path)
+    try:
+        longest = max((len(part.encode()) for part in path.parts), default=0)
+    except UnicodeEncodeError:
+        raise UserError(f"{text!a:.99}: is no text, so it cannot be a path; correct it") from None
+    if "\0" in text:
+        raise UserError(f"{text!a:.99}: has a NUL in it, so it cannot be a path; correct it")
+    if longest > 255:
+        raise UserError(f"{text[:60]}...: a name of {longest} bytes is too long; shorten it")
+    return path
+
+
+def new_place(out: str | os.PathLike) -> Path:
+    """The path of a new output. Raises UserError for one that cannot be written under a hidden
+    name first."""
+    out = usable(out)
+    if len(out.name.encode()) > LONGEST:
+        raise UserError(f"{out.name[:60]}...: this name is too long; use {LONGEST} bytes at most")
+    return out
+
+
+def unfinished(out: Path, ending: str) -> Path:
+    """Where `out` is written before it takes its name; what killed processes left of it is
+    removed, or put back where it was the only copy of an earlier output."""
+    out = out.absolute()
+    _clean(out)
+    return out.parent / f".{out.name}.{HOST}-{os.getpid()}{ending}"
+
+
+def _clean(out: Path) -> None:
+    mark = re.compile(rf"\.{re.escape(out.name)}\.{MARK}")
+    try:
+        left = [(path, mark.fullmatch(path.name)) for path in out.parent.iterdir()]
+    except OSError:
+        return  # the parent is made later, or whoever writes there says what is wrong
+    for path, found in left:
+        if found is None or not _abandoned(path, found["host"], int(found["pid"])):
+            continue
+        if found["ending"] == ".old" and not out.exists():
+            os.replace(path, out)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _abandoned(path: Path, host: str | None, pid: int) -> bool:
+    """Whether the process that wrote there is gone. One of another host is, by guess, after a
+    day without a word."""
+    if host in (HOST, None):
+        try:
+            os.kill(pid, 0)
+            return False
+        except ProcessLookupError:
+            if host is not None:
+                return True
+        except (PermissionError, OverflowError):
+            return False
+    try:
+        newest = max((p.lstat().st_mtime for p in (path, *path.glob("*"))), default=0.0)
+    except OSError:
+        return False
+    return time.time() - newest > DAY
