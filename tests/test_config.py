@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmwright import presets
+from lmwright.cli import main
 from lmwright.config import dump_toml, load_run, resolve_layers, run_schema, show
 from lmwright.config_fields import all_sections, field_types
 from lmwright.config_text import leaves, parse_override, read_toml
@@ -279,3 +280,18 @@ def test_the_example_of_the_docs_is_a_run(tmp_path):
     run, origin = resolve_layers(path, ["train.steps=2000"])
     assert origin["model", "qk_norm"] == f"{path}:13"  # as the page shows
     assert run.train.steps == 2000
+
+
+@pytest.mark.parametrize("steps, warmup", [(4, 1), (25, 2), (30, 30)])
+def test_a_short_trial_fits_the_warm_up_of_a_recipe_and_says_so(
+    run_file, tmp_path, monkeypatch, capsys, steps, warmup
+):
+    monkeypatch.chdir(tmp_path)
+    assert load_run(run_file, [f"train.steps={steps}"]).optim.schedule.warmup_steps == warmup
+    assert main(["train", str(run_file), f"train.steps={steps}"]) == 2  # nothing is prepared
+    notes = capsys.readouterr().err.splitlines()[:-1]
+    if warmup == 30:
+        assert not notes
+    else:
+        said = "warmup_steps: the 30 of recipe quickstart do not fit into train.steps ="
+        assert len(notes) == 1 and said in notes[0] and notes[0].endswith(f"using {warmup}")

@@ -169,7 +169,7 @@ def test_files_that_cannot_be_read(tmp_path):
     ("overrides", "part"),
     [
         (["train.num_microbatches=3"], "train.global_batch_size: 16 rows do not divide"),
-        (["train.steps=10"], "optim.schedule.warmup_steps: 30 steps do not fit"),
+        (["train.steps=10", "optim.schedule.warmup_steps=30"], "30 steps do not fit into"),
         (["optim.schedule={kind='wsd', warmup_steps=200, decay_steps=200}"], "decay_steps: 200"),
         (["data.pack.seq_len=513"], "data.pack.seq_len: 513 is longer than model.seq_len = 512"),
         (["mesh.data=rest"], "are both 'rest'"),

@@ -24,9 +24,12 @@ class InOrder(click.Group):
 
 
 def _load(path: str, overrides: Sequence[str]) -> Any:
-    from lmwright.config import load_run
+    from lmwright.config import load_noted
 
-    return load_run(path, overrides)
+    run, notes = load_noted(path, overrides)
+    for note in notes:
+        click.echo(note, err=True)
+    return run
 
 
 @click.group(cls=InOrder, context_settings=CONTEXT)

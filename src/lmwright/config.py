@@ -19,6 +19,7 @@ from lmwright import presets
 from lmwright.config_check import check_run
 from lmwright.config_errors import explain, nearest
 from lmwright.config_fields import UNSET, names_in, to_plain, with_unset
+from lmwright.config_fit import fit_schedule
 from lmwright.config_merge import COMMAND_LINE, Merged, Provenance
 from lmwright.config_text import Keys, dotted, is_tables, leaves, parse_override, read_toml
 from lmwright.errors import UserError
@@ -30,6 +31,7 @@ __all__ = [
     "check_run",
     "dump_toml",
     "load_base",
+    "load_noted",
     "load_run",
     "resolve_layers",
     "run_schema",
@@ -55,6 +57,13 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     return resolve_layers(path, overrides)[0]
 
 
+def load_noted(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, list[str]]:
+    """The run as by `load_run`, and a line for each value of a recipe or preset that was fitted
+    to the run's length."""
+    run, _, notes = _resolve(path, overrides)
+    return run, notes
+
+
 def load_base(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """The run of a file that describes several by its [sweep], which is left out."""
     return _resolve(path, overrides, "sweep")[0]
@@ -63,10 +72,12 @@ def load_base(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 def resolve_layers(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, Provenance]:
     """The run, and who said each of its leaves, by keys: `default`, `recipe NAME`,
     `preset NAME`, `FILE:LINE` or `command line`."""
-    return _resolve(path, overrides)
+    return _resolve(path, overrides)[:2]
 
 
-def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tuple[Run, Provenance]:
+def _resolve(
+    path: str | Path, overrides: Sequence[str], *left_out: str
+) -> tuple[Run, Provenance, list[str]]:
     path = Path(path)
     path = path / "run.toml" if path.is_dir() else path
     said, lines = read_toml(path)
@@ -93,9 +104,10 @@ def _resolve(path: str | Path, overrides: Sequence[str], *left_out: str) -> tupl
         if keys not in chosen:
             merged.put(keys, value)
     _put_origin(merged)
+    notes = fit_schedule(merged)
     run = _validated(merged)
     check_run(run)
-    return run, _provenance(run, merged.origin)
+    return run, _provenance(run, merged.origin), notes
 
 
 def _moved(path: Path, written: Any) -> Path | None:

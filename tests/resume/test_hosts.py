@@ -23,7 +23,7 @@ from lmwright.train.hosts import HostRows, join
 from lmwright.train.loop import train
 from quick_compile import FLAGS
 
-from .conftest import in_dir, losses
+from .conftest import in_dir, losses, typed
 
 
 def free_port():
@@ -127,6 +127,14 @@ def test_incomplete_variables_are_refused(variables, says):
     )
     with pytest.raises(UserError, match=says):
         join(variables=variables)
+
+
+def test_pod_on_a_machine_alone_says_what_it_is_for(small_run, tmp_path):
+    (tmp_path / "run.toml").write_text(dump_toml(in_dir(small_run, tmp_path / "run")))
+    done = typed(tmp_path, "train", "run.toml", "--pod")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--pod: JAX finds the other processes on TPU pods" in line and "leave --pod out" in line
 
 
 def test_rows_of_a_host(small_run):

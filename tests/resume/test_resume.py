@@ -209,14 +209,17 @@ def test_more_steps_go_on_from_the_end(small_run, tmp_path):
     assert sorted(losses(run)) == list(range(1, STEPS + 1))
 
 
-def test_a_directory_of_another_run_is_refused(small_run, uninterrupted):
-    run = in_dir(small_run, Path(uninterrupted[0].dir))
-    other = replace(run, optim=replace(run.optim, learning_rate=1e-4))
-    with pytest.raises(UserError, match=r"belongs to another run.*optim\.learning_rate"):
-        train(other, jax.devices()[:1])
-    model = replace(run.model, mlp_dim=56)
-    with pytest.raises(UserError, match=r"belongs to another run.*model\.mlp_dim"):
-        train(replace(run, model=model), jax.devices()[:1])
+def test_a_directory_of_another_run_is_refused(uninterrupted):
+    folder = Path(uninterrupted[0].dir)
+    words = ["optim.learning_rate=1e-4", "model.mlp_dim=56"]
+    refused = typed(folder.parent, "train", "run.toml", *words)
+    assert refused.returncode == 2
+    (said,) = refused.stderr.splitlines()
+    assert "optim.learning_rate is 0.003 there and 0.0001 here" in said
+    assert "model.mlp_dim is 48 there and 56 here" in said
+    assert "delete" not in said
+    resumed = typed(folder.parent, *re.search(r"`lmwright (train .*?)`", said)[1].split())
+    assert resumed.returncode == 0 and "done: 12 steps" in resumed.stdout
 
 
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):

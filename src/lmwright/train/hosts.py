@@ -52,6 +52,12 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
         jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_S)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
+        if not given and isinstance(error, ValueError):  # no cluster that JAX knows
+            raise UserError(
+                f"--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and "
+                f"this is none of them; leave --pod out to train on this machine alone, or set "
+                f"{ADDRESS}, {COUNT} and {INDEX} in every process"
+            ) from error
         raise UserError(
             f"the other processes were not found ({reason}); start one on each host, or set "
             f"{ADDRESS}, {COUNT} and {INDEX} in each"

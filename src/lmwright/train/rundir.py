@@ -4,7 +4,9 @@ run.toml plan.json env.json metrics.jsonl checkpoints/ report.html
 """
 
 import fcntl
+import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,9 @@ FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits")
 FREE_TRAIN = ("steps", "epochs", "remat", "context_attention", "init_from")
 FREE_DATA = ("dir", "workers")
 FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
+
+MOST_SHOWN = 6  # fields in a message
+LONGEST_SHOWN = 60
 
 
 @contextmanager
@@ -82,7 +87,8 @@ def _lock(lock: int, folder: Path) -> None:
 
 
 def refuse_other_run(run: Run, folder: Path) -> None:
-    """Raises UserError naming the fields in which the directory's run differs."""
+    """Raises UserError with the fields in which the directory's run differs, both values of each,
+    and how to continue it."""
     if not (folder / "run.toml").exists():
         if (folder / "checkpoints").exists():
             raise UserError(f"dir: {folder} has checkpoints but no run.toml; choose another dir=")
@@ -92,10 +98,27 @@ def refuse_other_run(run: Run, folder: Path) -> None:
     _in_both(then, now)
     changed = sorted(differences(then, now))
     if changed:
+        fields = [
+            f"{path} is {_shown(then, path)} there and {_shown(now, path)} here"
+            for path in changed[:MOST_SHOWN]
+        ]
+        more = len(changed) - MOST_SHOWN
         raise UserError(
-            f"dir: {folder} belongs to another run, which differs in {', '.join(changed)}; "
-            f"choose another dir= or delete that folder"
+            f"dir: {folder} belongs to another run: {', '.join(fields)}"
+            f"{f', and {more} more fields differ' if more > 0 else ''}; continue that one with "
+            f"`lmwright train {shlex.quote(str(folder))}`, or choose another dir= for this one"
         )
+
+
+def _shown(said: dict[str, Any], path: str) -> str:
+    """A value for a message, as a run file has it."""
+    value: Any = said
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        return "unset"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def identity(run: Run) -> dict[str, Any]:
