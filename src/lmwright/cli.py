@@ -18,6 +18,7 @@ import click
 from lmwright.commands import lmwright
 from lmwright.errors import UserError
 from lmwright.redact import redact_text
+from lmwright.terminal import visible
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -73,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
     """Prints an exception of ours as Python does, without credentials of URLs."""
     text = "".join(traceback.format_exception(kind, error, trace))
-    print(redact_text(text), end="", file=sys.stderr)
+    print(visible(redact_text(text)), end="", file=sys.stderr)
 
 
 def _fail(message: str) -> int:
-    print(f"lmwright: error: {message}", file=sys.stderr)
+    print(f"lmwright: error: {visible(message)}", file=sys.stderr)
     return EXIT_USER_ERROR
 
 

@@ -9,7 +9,7 @@ from sources import PACKAGE, name_of, parsed, python_files
 
 # Lowest first; a package imports from those before it, or from itself.
 ORDER = [
-    {"redact", "__init__"},
+    {"redact", "terminal", "__init__"},
     {"errors"},
     {"run"},
     {"presets", "report"},
@@ -43,6 +43,7 @@ UPWARD = {
 }
 
 JAX_FREE = (
+    "terminal",
     "redact",
     "errors",
     "run",

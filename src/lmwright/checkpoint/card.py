@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import jinja2
 import lmwright
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
+from lmwright.terminal import visible
 
 if TYPE_CHECKING:
     from lmwright.checkpoint.proof import Proof
@@ -44,9 +46,9 @@ tags:
 - lmwright
 - {{ model.kind | tojson }}
 ---
-# {{ facts.name }}
+# {{ inline(facts.name) }}
 
-{{ facts.origin or "A language model." }} {{ "{:,}".format(params) }} parameters, \
+{{ inline(facts.origin) or "A language model." }} {{ "{:,}".format(params) }} parameters, \
 {{ model.seq_len }} tokens of context, written in {{ dtype }} by lmwright {{ version }}.
 
 License: not set. Whoever publishes this model adds `license:` above, with the data's in mind.
@@ -60,7 +62,7 @@ model = AutoModelForCausalLM.from_pretrained({{ facts.name | tojson }})
 inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 ```
-or `lmwright generate {{ facts.name }} --prompt "Once upon a time"`.
+or `lmwright generate {{ word(facts.name) }} --prompt "Once upon a time"`.
 
 {% if facts.results %}
 ## Held-out results
@@ -113,6 +115,8 @@ def model_card(facts: Facts, model: Any, proof: "Proof", dtype: str) -> str:
         version=lmwright.__version__,
         table=_table,
         pairs=_pairs,
+        inline=_inline,
+        word=_word,
     )
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
@@ -140,7 +144,20 @@ def _text(value: Any) -> str:
         text = f"{value:.5g}"
     else:
         text = json.dumps(value, default=str)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return _inline(text).replace("|", "\\|")
+
+
+def _inline(text: str) -> str:
+    """A text of others within a line: no markup, no second line, no control characters."""
+    one_line = visible(" ".join(text.split()), lines=False)
+    for mark, plain in (("&", "&amp;"), ("<", "&lt;"), ("`", "\\`"), ("](", "]\\(")):
+        one_line = one_line.replace(mark, plain)
+    return one_line
+
+
+def _word(name: str) -> str:
+    """A name as one word of a shell's command, between backticks."""
+    return shlex.quote(visible(" ".join(name.split()), lines=False).replace("`", "'"))
 
 
 def facts_of_run(run_dir: Path) -> Facts:

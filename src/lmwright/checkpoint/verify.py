@@ -28,6 +28,7 @@ from lmwright.checkpoint.reference import too_large
 from lmwright.checkpoint.safetensors import some
 from lmwright.core.param import count_params
 from lmwright.data.probe import PROBE
+from lmwright.terminal import visible
 
 
 @dataclass(frozen=True)
@@ -164,5 +165,5 @@ def verify_command(a: str, b: str, *, tolerance: float = TOLERANCE, as_json: boo
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
-        print("\n".join(found.lines()))
+        print(visible("\n".join(found.lines())))
     return 0 if found.same else 1

@@ -71,15 +71,20 @@ class ChatEncoder:
         """None for an example that is too long and dropped. Raises UnusableError for one that
         the template refuses, that spells a special token, or that has nothing to learn. A
         preference becomes one example of two conversations, which a row holds together."""
+        return self.encode_sized(conversation)[0]
+
+    def encode_sized(self, conversation: dict[str, Any]) -> tuple[Example | None, int]:
+        """The same, and how many tokens a row needs for the whole of it."""
         if "rejected" not in conversation:
-            return self._fit(self._whole(conversation), self.seq_len)
+            whole = self._whole(conversation)
+            return self._fit(whole, self.seq_len), len(whole.ids)
         chosen = self._whole(conversation)
         rejected = self._whole({**conversation, "messages": conversation["rejected"]})
-        room = self.seq_len
-        if len(chosen.ids) + len(rejected.ids) > room:
+        room, size = self.seq_len, len(chosen.ids) + len(rejected.ids)
+        if size > room:
             room //= 2
         pair = [self._fit(each, room) for each in (chosen, rejected)]
-        return None if None in pair else _joined(*pair)
+        return None if None in pair else _joined(*pair), size
 
     def _whole(self, conversation: dict[str, Any]) -> Example:
         """Of any length."""

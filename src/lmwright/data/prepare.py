@@ -7,7 +7,7 @@ Every stage is off the accelerator, goes on where it was killed, and does nothin
 are what they were.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lmwright.data.manifest import Manifest
 from lmwright.data.progress import Progress, console_progress
 from lmwright.errors import UserError
 from lmwright.run import Data, Run
+from lmwright.terminal import visible
 
 STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
 
@@ -47,6 +48,13 @@ class Summary:
         """Rows read, bad, empty and duplicate, per source; {} if normalize was not run."""
         stage = self.stages.get("normalize")
         return stage.counts["input"] if stage else {}
+
+    def warnings(self) -> list[str]:
+        """What one should know before training, a sentence each."""
+        from lmwright.data import lengths
+
+        stage = self.stages.get("tokenize")
+        return lengths.warnings(stage) if stage else []
 
 
 def prepare(
@@ -166,6 +174,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
 def print_summary(summary: Summary, console: Any) -> None:
     """A table of splits and sources, then what was left out and where everything lies."""
     from rich.table import Table
+    from rich.text import Text
 
     columns = (
         ("docs", "documents", "{:,.0f}"),
@@ -186,25 +195,13 @@ def print_summary(summary: Summary, console: Any) -> None:
     for record in records:
         values = _shown(record)
         cells = [f.format(values[k]) if k in values else "" for k, _, f in shown]
-        table.add_row(record["split"], record["source"], *cells)
+        table.add_row(record["split"], Text(visible(record["source"], lines=False)), *cells)
     if records:
         console.print(table)
-    for name, count in summary.input().items():
-        for key, what in (
-            ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
-            ("empty", "rows without text"),
-            ("duplicates", "duplicates left out"),
-        ):
-            if count[key]:
-                console.print(f"{name}: {count[key]:,} {what}")
-    for record in records:
-        for key, what in (
-            ("bad", "examples that cannot be used, listed in tokenize/quarantine.jsonl"),
-            ("too_long", "examples longer than a row left out"),
-            ("cut", "examples longer than a row cut"),
-        ):
-            if record.get(key):
-                console.print(f"{record['source']} ({record['split']}): {record[key]:,} {what}")
+    for line in _left_out(summary):
+        console.print(line, markup=False)
+    for line in summary.warnings():
+        console.print(f"warning: {line}", markup=False, style="yellow")
     if tokenizer := summary.stages.get("tokenizer"):
         facts = tokenizer.facts
         console.print(
@@ -212,6 +209,26 @@ def print_summary(summary: Summary, console: Any) -> None:
             f"{facts['tokenizer_fingerprint'][:12]}"
         )
     console.print(f"in {Path(summary.dir)}: {', '.join(summary.stages)}")
+
+
+def _left_out(summary: Summary) -> Iterator[str]:
+    for name, count in summary.input().items():
+        for key, what in (
+            ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
+            ("empty", "rows without text"),
+            ("duplicates", "duplicates left out"),
+        ):
+            if count[key]:
+                yield f"{visible(name, lines=False)}: {count[key]:,} {what}"
+    for record in summary.rows():
+        where = f"{visible(record['source'], lines=False)} ({record['split']})"
+        for key, what in (
+            ("bad", "examples that cannot be used, listed in tokenize/quarantine.jsonl"),
+            ("too_long", "examples longer than a row left out"),
+            ("cut", "examples longer than a row cut"),
+        ):
+            if record.get(key):
+                yield f"{where}: {record[key]:,} {what}"
 
 
 def _shown(record: dict[str, Any]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from lmwright.data.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 from lmwright.run import Data, Source
+from lmwright.terminal import visible
 
 LEARNED = "green"
 LIKED = ("not liked", "liked")
@@ -84,6 +85,7 @@ def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
 
 
 def _show_example(console: Console, name: str, row: Row | Bad, encoder: ChatEncoder) -> None:
+    name = visible(name, lines=False)
     try:
         if isinstance(row, Bad):
             raise UnusableError(row.reason)
@@ -123,7 +125,7 @@ def in_color(
         at += len(list(group))
         # decoded with what is before it: a token alone may lose its blank
         whole = tokenizer.decode(ids[:at])
-        piece, before = whole[len(before) :], whole
+        piece, before = visible(whole[len(before) :]), whole
         if marks:
             text.append(f"{{+{piece}+}}" if is_learned else piece)
         else:
@@ -136,4 +138,4 @@ def _console() -> Console:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False)
+    console.print(visible(line), markup=False)

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow.parquet as pq
 
+from lmwright.data.bad_examples import BadExamples, bad_file, gather_bad
 from lmwright.data.chat import UnusableError
 from lmwright.data.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.chat_template import ChatTemplate, template_source
 from lmwright.data.encode import Encoder, choose_route, make_encoder
-from lmwright.data.manifest import Manifest, read_manifest, save_array, total, write_atomic
+from lmwright.data.lengths import bucket
+from lmwright.data.manifest import Manifest, read_manifest, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.stage import finished_stage, run_stage
 from lmwright.data.tokenizer import load_tokenizer
@@ -34,8 +37,6 @@ from lmwright.run import Chat, Tokenize
 
 PART_BYTES = 16 << 20
 BATCH_BYTES = 1 << 20
-QUARANTINE = "quarantine.jsonl"
-REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ def tokenize(
     Counts: `sources` has `docs`, `tokens` and `bytes` (of text) per split and source; `tokens`
     includes what is put before and after a document. Facts: vocab_size, dtype, eos_id, bos_id,
     tokenizer_fingerprint, masked (some tokens are not learned). With `conversations` also
-    `.learned.bin`, `quarantine.jsonl`, and per source `learned` tokens and examples that are
-    `bad`, `too_long` and `cut`. Raises UserError if a stage before is missing, the tokenizer
-    lacks a token that is asked for, or too many examples are bad.
+    `.learned.bin`, `quarantine.jsonl`, the `lengths` of examples, and per source `learned`
+    tokens and examples that are `bad`, `too_long` and `cut`. Raises UserError if a stage before
+    is missing, the tokenizer lacks a token that is asked for, or too many examples are bad.
     """
     folder = Path(data_dir).absolute()
     normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
@@ -203,7 +204,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
     writers: dict[tuple[str, str], _DocumentWriter] = {}
     path = Path(work.folder) / work.part.file
     with contextlib.ExitStack() as stack, _one_thread():
-        bad = stack.enter_context(_BadExamples(tmp_dir / _bad_file(work.part.number)))
+        bad = stack.enter_context(BadExamples(tmp_dir / bad_file(work.part.number)))
         for rows in read_rows(path, work.part.start, work.part.stop):
             texts = iter(encoder.encode_batch([row.text for row in rows if row.kind == "text"]))
             for row in rows:
@@ -219,7 +220,11 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for (split, source), writer in writers.items():
         counts.setdefault(split, {})[source] = writer.counts()
-    return {"sources": counts}
+    lengths: dict[str, dict[str, dict[str, int]]] = {}
+    for (split, source), writer in writers.items():
+        if writer.lengths:
+            lengths.setdefault(split, {})[source] = dict(writer.lengths)
+    return {"sources": counts} | ({"lengths": lengths} if chats else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,75 +251,24 @@ def read_rows(path: Path, start: int, stop: int) -> Iterator[list[NormalizedRow]
 
 
 def _write_example(
-    row: NormalizedRow, chats: ChatEncoder | None, writer: "_DocumentWriter", bad: "_BadExamples"
+    row: NormalizedRow, chats: ChatEncoder | None, writer: "_DocumentWriter", bad: BadExamples
 ) -> None:
     if chats is None:
         raise UserError(
             "normalize holds conversations, and tokenize was asked for text; prepare again."
         )
     try:
-        example = chats.encode(json.loads(row.text))
+        example, size = chats.encode_sized(json.loads(row.text))
     except UnusableError as e:
         writer.tally["bad"] += 1
         bad.write({"source": row.source, "id": row.id, "reason": str(e)[:500]})
         return
+    writer.lengths[bucket(size)] += 1
     if example is None:
         writer.tally["too_long"] += 1
         return
     writer.tally["cut"] += example.cut
     writer.write_learned(example.ids, example.text_bytes, example.marks)
-
-
-def _bad_file(number: int) -> str:
-    return f"bad/part-{number:05d}.jsonl"
-
-
-class _BadExamples:
-    """Writes examples that cannot be used as JSON lines; none, no file."""
-
-    def __init__(self, path: Path):
-        self.path, self.file = path, None
-
-    def write(self, entry: dict[str, str]) -> None:
-        if self.file is None:
-            self.path.parent.mkdir()
-            self.file = self.path.open("w", encoding="utf-8")
-        self.file.write(json.dumps(entry) + "\n")
-
-    def __enter__(self) -> "_BadExamples":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.file is not None:
-            self.file.close()
-
-
-def gather_bad(
-    folder: Path, counts: Sequence[dict[str, Any]], temp: Path, limit: float
-) -> dict[str, Any]:
-    """Puts the bad examples of all parts into quarantine.jsonl. UserError if they are too many
-    or nothing else is left."""
-    found = [p.read_bytes() for i in range(len(counts)) if (p := folder / _bad_file(i)).exists()]
-    (temp / QUARANTINE).write_bytes(b"".join(found))
-    sums = {key: sum(total(c, key) for c in counts) for key in ("docs", "bad", "too_long")}
-    first = "".join(
-        f"; {e['id']}: {e['reason']}"
-        for e in map(json.loads, b"".join(found).splitlines()[:REASONS_SHOWN])
-    ).removeprefix("; ")
-    examples = sum(sums.values())
-    if sums["bad"] > limit * examples:
-        write_atomic(folder / QUARANTINE, b"".join(found))
-        raise UserError(
-            f"{sums['bad']} of {examples} examples cannot be used, more than "
-            f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "
-            f"{folder / QUARANTINE}; the first: {first}. Mend the input or raise the fraction."
-        )
-    if not sums["docs"]:
-        raise UserError(
-            f"{folder.parent}: no example is left; {sums['too_long']} are longer than a row "
-            "(data.pack.seq_len); make rows longer or set data.chat.too_long."
-        )
-    return {}
 
 
 class _DocumentWriter:
@@ -327,6 +281,7 @@ class _DocumentWriter:
         self.masked = work.conversations is not None
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
+        self.lengths: Counter[str] = Counter()
         self.docs: list[tuple[int, int]] = []
         self.file: BinaryIO | None = None
         self.mask: BinaryIO | None = None

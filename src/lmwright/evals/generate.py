@@ -29,6 +29,7 @@ from lmwright.data.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
+from lmwright.terminal import visible
 
 __all__ = ["Generation", "Sampling", "generate", "generate_command"]
 
@@ -277,7 +278,7 @@ def generate_command(
     began = time.monotonic()
     on_text = None
     if len(prompts) == 1:
-        print(prompts[0], end="", flush=True)
+        _print(prompts[0])
         on_text = _print_piece
     found = generate(
         loaded.model,
@@ -294,13 +295,18 @@ def generate_command(
         print()
     else:
         for prompt, one in zip(prompts, found, strict=True):
-            print(f"{prompt}{one.text}\n")
+            _print(f"{prompt}{one.text}\n\n")
     _print_speed(found, time.monotonic() - began)
     return found
 
 
 def _print_piece(_row: int, text: str) -> None:
-    print(text, end="", flush=True)
+    _print(text)
+
+
+def _print(text: str) -> None:
+    """As it is into a file or pipe; on a terminal no model may write control characters."""
+    print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def _print_speed(found: list[Generation], seconds: float) -> None:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lmwright.checkpoint.store import load_run_weights
 from lmwright.core.batch import Batch
@@ -19,6 +20,7 @@ from lmwright.errors import UserError
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.plan.resolve import Plan, resolve
 from lmwright.run import Eval, Mesh
+from lmwright.terminal import visible
 
 
 class HeldOut:
@@ -147,7 +149,7 @@ def loss_table(losses: list[SourceLoss]) -> Table:
         table.add_column(name, justify="left" if name == columns[0] else "right")
     for loss in losses:
         table.add_row(
-            loss.source,
+            Text(visible(loss.source, lines=False)),
             f"{loss.tokens:,}",
             f"{loss.loss:.4f}",
             f"{loss.perplexity:,.2f}",

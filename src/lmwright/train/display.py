@@ -22,6 +22,7 @@ from rich.text import Text
 
 from lmwright.report.summary import short
 from lmwright.run import Run
+from lmwright.terminal import visible
 
 REDRAW_S = 0.5
 SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -52,7 +53,7 @@ class Display:
             import jax
 
             process_index = jax.process_index()
-        self._name = run.name
+        self._name = visible(run.name, lines=False)
         self._total = total_steps
         self._step = start_step
         self._active = process_index == 0
@@ -131,7 +132,7 @@ class Display:
             self._smooth_loss = SMOOTHING * self._smooth_loss + (1 - SMOOTHING) * loss
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
         if self._live is None:
             self._console.file.flush()
 
@@ -156,7 +157,8 @@ class Display:
             return ""
         found = self._held_out[1].items()
         return "  ".join(
-            f"{name} {loss:.4f}" + (f" ({over})" if over else "") for name, (loss, over) in found
+            f"{visible(name, lines=False)} {loss:.4f}" + (f" ({over})" if over else "")
+            for name, (loss, over) in found
         )
 
     def _panel(self) -> Panel:

@@ -1,0 +1,70 @@
+"""Examples that cannot be used: put aside by the parts of a stage, and gathered at its end."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmwright.data.lengths import cure, histogram_of
+from lmwright.data.manifest import total, write_atomic
+from lmwright.errors import UserError
+
+QUARANTINE = "quarantine.jsonl"
+REASONS_SHOWN = 3
+
+
+def bad_file(number: int) -> str:
+    """File of the bad examples of a part, in the stage's folder."""
+    return f"bad/part-{number:05d}.jsonl"
+
+
+class BadExamples:
+    """Writes examples that cannot be used as JSON lines; none, no file."""
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, None
+
+    def write(self, entry: dict[str, str]) -> None:
+        if self.file is None:
+            self.path.parent.mkdir()
+            self.file = self.path.open("w", encoding="utf-8")
+        self.file.write(json.dumps(entry) + "\n")
+
+    def __enter__(self) -> "BadExamples":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+def gather_bad(
+    folder: Path, counts: Sequence[dict[str, Any]], temp: Path, limit: float
+) -> dict[str, Any]:
+    """Puts the bad examples of all parts into quarantine.jsonl in `temp`; returns no facts.
+
+    Raises UserError if they are more than `limit` of all examples or nothing else is left.
+    """
+    found = [p.read_bytes() for i in range(len(counts)) if (p := folder / bad_file(i)).exists()]
+    (temp / QUARANTINE).write_bytes(b"".join(found))
+    sums = {key: sum(total(c, key) for c in counts) for key in ("docs", "bad", "too_long")}
+    first = "".join(
+        f"; {e['id']}: {e['reason']}"
+        for e in map(json.loads, b"".join(found).splitlines()[:REASONS_SHOWN])
+    ).removeprefix("; ")
+    examples = sum(sums.values())
+    if sums["bad"] > limit * examples:
+        write_atomic(folder / QUARANTINE, b"".join(found))
+        raise UserError(
+            f"{sums['bad']} of {examples} examples cannot be used, more than "
+            f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "
+            f"{folder / QUARANTINE}; the first: {first}. Mend the input or raise the fraction."
+        )
+    if not sums["docs"] and sums["too_long"]:
+        raise UserError(
+            f"{folder.parent}: no example is left; {sums['too_long']} are longer than a row; "
+            f"{cure(histogram_of(counts))}, and data.chat.too_long cuts them."
+        )
+    if not sums["docs"]:
+        raise UserError(f"{folder.parent}: no example is left; the first: {first}.")
+    return {}

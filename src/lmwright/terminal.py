@@ -1,0 +1,22 @@
+r"""Text of strangers on a terminal: control characters as escapes, so that none is obeyed.
+
+A row of data, a source's name or a model's answer may hold ESC, which moves the cursor, renames
+the window or hides what is above it; `visible` writes it as \x1b.
+"""
+
+import re
+
+# All of C0 and C1 but newline and tab; what reverses the order of what follows; halves of pairs,
+# which cannot be printed.
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: object, *, lines: bool = True) -> str:
+    """A text with its control characters spelled out, newlines and tabs too without `lines`."""
+    shown = _CONTROL.sub(_escaped, str(text))
+    return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escaped(found: re.Match) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
