@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from lmwright.plan.compile import COMPILER_ENVIRONMENT
+from lmwright.plan.kernel_cost import row_attention_cycles
+from lmwright.presets.hardware import RATES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
@@ -20,6 +22,8 @@ import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from lmwright.kernels import tpu_attention
+from lmwright.plan.cost import estimate
+from lmwright.plan.hlo import parse
 from lmwright.plan.topology import parse_slice, topology_request
 
 def kernels_of(slice_name, b, t, n, k, h, choices):
@@ -32,7 +36,8 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
         return jnp.sum(out.astype(jnp.float32) ** 2)
     args = array(b, t, n, h), array(b, t, k, h), array(b, t, k, h), array(b, t, dtype=jnp.int32)
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*args).compile().as_text()
-    return text.count('custom_call_target="tpu_custom_call"'), "row_attention_bwd" in text
+    cost = estimate(parse(text), parse_slice(slice_name)).by_kind.get("attention")
+    return text.count('custom_call_target="tpu_custom_call"'), "row_attention_bwd" in text, cost
 
 print(json.dumps([kernels_of(*case) for case in json.loads(sys.argv[1])]))
 """
@@ -44,6 +49,7 @@ LOCAL = {"window": 512, "soft_cap": 50.0}
 
 
 def kernels_of(cases):
+    """[number of kernels, whether whole rows, seconds that plan reckons with] of each."""
     answer = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(cases)],
         env=os.environ | COMPILER_ENVIRONMENT,
@@ -58,7 +64,27 @@ def kernels_of(cases):
 @pytest.mark.parametrize("slice_name", GENERATIONS)
 def test_every_generation_compiles_the_kernel(slice_name):
     whole_rows = slice_name not in EARLY
-    assert kernels_of([(slice_name, *SHAPES[0], {})]) == [[2, whole_rows]]  # one each way
+    [found] = kernels_of([(slice_name, *SHAPES[0], {})])
+    assert found[:2] == [2, whole_rows]  # one each way
+    assert found[2] > 0
+
+
+def test_plan_counts_the_blocks_that_the_compiled_kernels_visit():
+    """Of one row as of two, and of a window only what it lets through."""
+    long, short = (8192, 4, 2, 128), (2048, 4, 2, 128)
+    cases = [(1, *long, {}), (2, *long, {}), (1, *long, {"window": 1024}),
+             (1, *short, {}), (1, *short, {"window": 512})]  # fmt: skip
+    alone, two, local, row, local_row = (
+        cost for *_, cost in kernels_of([("v5e-4", *case) for case in cases])
+    )
+    assert alone > 0
+    assert two == pytest.approx(2 * alone)
+    # blocks of 1,024: 36 below and on the diagonal; behind the window one, and that of the query
+    assert local / alone == pytest.approx(15 / 36)
+    # blocks of 512: three of the six below the diagonal
+    (forward, _), (backward, _) = row_attention_cycles("v5e", 128)
+    hidden = 4 * 3 * 512**2 * (forward + backward) / RATES["v5e"].clock_hz
+    assert row - local_row == pytest.approx(hidden)
 
 
 @pytest.mark.slow
@@ -69,4 +95,5 @@ def test_every_generation_compiles_more_shapes(slice_name):
     early = slice_name in EARLY
     long = [0 if early else 3, False]  # two backward kernels, or no kernel
     splash = [2, False]  # a head of 256 is too large
-    assert kernels_of(cases) == [[2, not early], splash, long, splash, long]
+    found = kernels_of(cases)
+    assert [kernel for *kernel, _ in found] == [[2, not early], splash, long, splash, long]

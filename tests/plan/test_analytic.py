@@ -90,7 +90,7 @@ def test_every_generation_has_an_attention_kernel(on, tmp_path):
         forward, backward = row_attention_cycles(machine.kind, run.model.head_dim)
         each = [6 * 512**2 * scores + 2048 * token for scores, token in (forward, backward)]
         rates = RATES[machine.kind]
-        rate = rates.clock_hz * rates.cores * min(1.0, rates.cycles_share) * machine.num_devices
+        rate = rates.clock_hz * rates.cores * rates.kernel_share * machine.num_devices
         cycles = heads * (2 * each[0] + each[1])
         assert found.timing.by_kind["attention"] == pytest.approx(cycles / rate)
 

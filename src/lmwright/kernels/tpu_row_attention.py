@@ -72,14 +72,15 @@ class _Row(NamedTuple):
         """The first block of keys that a block of queries sees."""
         if self.how.window is None:
             return 0
-        return jnp.maximum(0, queries * self.size - self.how.window + 1) // self.size
+        first = jnp.maximum(0, queries * self.size - self.how.window + 1)
+        return lax.div(first, self.size)  # `//` asks which TPU this is, which a plan cannot say
 
     def end_of_queries(self, keys: Array) -> Array | int:
         """The first block of queries after those that see a block of keys."""
         if self.how.window is None:
             return self.count
         last = (keys + 1) * self.size + self.how.window - 2  # who sees the block's last key
-        return jnp.minimum(self.count, last // self.size + 1)
+        return jnp.minimum(self.count, lax.div(last, self.size) + 1)
 
     def scores(
         self, k: Array, q: Array, keys: Array, queries: Array, diagonal: bool
@@ -204,6 +205,9 @@ class _Call(NamedTuple):
             return pl.BlockSpec(block, by_query if array.shape[1] == n else by_key)
 
         size = block_of(t)
+        sizes = {"block_q": size, "block_kv": size}  # what `plan.kernel_cost` reads
+        if self.how.window is not None:
+            sizes["window"] = self.how.window
         ids_specs = [
             pl.BlockSpec((None, 1, t), lambda b, *_: (b, 0, 0)),
             pl.BlockSpec((None, t, LANES), lambda b, *_: (b, 0, 0)),
@@ -222,7 +226,7 @@ class _Call(NamedTuple):
                     dimension_semantics=("parallel", "parallel", "arbitrary"),
                 ),
                 interpret=self.interpret,
-                metadata={"xprof_metadata": json.dumps({"block_q": size, "block_kv": size})},
+                metadata={"xprof_metadata": json.dumps(sizes)},
             )(ids[:, None], wide_ids, *arrays)
 
 

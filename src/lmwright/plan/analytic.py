@@ -17,8 +17,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from lmwright.core.weight import scatters
+from lmwright.kernels.tpu_attention import block_sizes, fits
 from lmwright.kernels.tpu_row_attention import block_of
-from lmwright.plan.kernel_cost import row_attention_cycles, row_attention_s
+from lmwright.plan.kernel_cost import (
+    row_attention_cycles,
+    row_attention_s,
+    scores_below,
+    splash_s,
+    visited,
+    windowed,
+)
 from lmwright.plan.layout import WEIGHT_BYTES, Layout, Weight
 from lmwright.plan.machine import Machine
 from lmwright.plan.memory import is_recomputed, keeps_attention, score_bytes
@@ -119,6 +127,8 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     again = 0 if keeps_attention(layout) else 2
     if layout.has_whole_rows:
         return _whole_rows_s(layout, machine, forward=1 + again // 2)
+    if layout.kernels == "tpu" and layout.sizes["context"] == 1 and fits(layout.seq_len):
+        return _splash_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "reference":
         keys = float(layout.seq_len * m.num_layers)  # hidden ones are computed too
     else:
@@ -130,14 +140,38 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """The same where `kernels/tpu_row_attention.py` does it, so many times forward."""
-    m, size = layout.model, block_of(layout.seq_len)
-    tokens = layout.tokens * m.num_heads / layout.ways("batch", "seq", "heads") / layout.stages
-    below = tokens * sum(max(0.0, seen_keys(w, layout.seq_len) - size / 2) for w in m.windows)
+    m, size, heads = layout.model, block_of(layout.seq_len), _heads(layout)
+    below = heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
+    tokens = heads * layout.seq_len * m.num_layers
     ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
     return sum(
-        times * row_attention_s(RATES[machine.kind], cycles, below, m.num_layers * tokens)
+        times * row_attention_s(RATES[machine.kind], cycles, below, tokens)
         for times, cycles in ways
     )
+
+
+def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
+    """The same where JAX's splash kernel does it."""
+    m, length = layout.model, layout.seq_len
+    sizes = block_sizes(length, m.head_dim)
+    sides = {"fwd": (sizes.block_q, sizes.block_kv), "bwd": (sizes.block_kv_dkv, sizes.block_q_dkv)}
+    if not sizes.use_fused_bwd_kernel:
+        sides |= {"dkv": sides.pop("bwd"), "dq": (sizes.block_q_dq, sizes.block_kv_dq)}
+    seconds = 0.0
+    for way, (rows, columns) in sides.items():
+        scores = sum(
+            visited(length, rows, columns, windowed(length, rows, columns, w)) for w in m.windows
+        )
+        times = forward if way == "fwd" else 1
+        scores *= times * _heads(layout)
+        seconds += splash_s(RATES[machine.kind], machine.kind, m.head_dim, way, scores)
+    return seconds
+
+
+def _heads(layout: Layout) -> float:
+    """Rows of heads that a device attends within, in a layer, its share of a stage's."""
+    tokens = layout.tokens * layout.model.num_heads / layout.ways("batch", "seq", "heads")
+    return tokens / layout.stages / layout.seq_len
 
 
 def vector_bytes(layout: Layout) -> float:

@@ -28,6 +28,7 @@ BITS = {
 _HEADER = re.compile(r"^(ENTRY )?%(\S+) \(.*\{\s*$")
 _NAME = re.compile(r"^(?:ROOT )?%(\S+) = ")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_PLACED = re.compile(r"\b[a-z]\w*\[[\d,]*\](?:\{[^}]*\})?")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(
     r"(?:calls|body|condition|to_apply|branch_computations)=\{?(%[^,}]*(?:, %[^,}]*)*)"
@@ -136,6 +137,13 @@ def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
         if kind in BITS:
             found.append((BITS[kind], tuple(int(s) for s in sizes.split(",") if s)))
     return found
+
+
+def memory_bytes(shape: str) -> int:
+    """Bytes of the arrays of a shape that lie in the chip's main memory, not in a nearer one
+    (`S(1)` and so on in the layout)."""
+    far = (text for text in _PLACED.findall(shape) if "S(" not in text)
+    return sum(math.prod(dims) * bits // 8 for text in far for bits, dims in arrays(text))
 
 
 def parse(text: str) -> Program:

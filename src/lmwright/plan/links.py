@@ -20,6 +20,8 @@ from lmwright.plan.topology import Slice
 
 # sides at which an axis of the 2D generations closes to a ring: that of the whole pod
 POD_SIDES = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
+# what the compiler says of a collective that goes around one ring through all its devices
+_RING = re.compile(r'"emitter":"1D|"strategy":"(?:StrategyRing|UniDirection1DRing)')
 CUBE = 4  # v4, v5p and 7x are built of 4x4x4 cubes, and wrap where they are whole
 
 
@@ -68,9 +70,13 @@ def transfer_s(
     received = {
         "all-gather": step.nbytes * share if step.opcode == kind else given * (group - 1),
         "reduce-scatter": given * share,
-        "all-reduce": 2 * given * share,
+        # scattered as it is given, then gathered as it is kept, which may be narrower
+        "all-reduce": (given + min(given, step.nbytes)) * share,
     }[kind]
-    return received / (links_of(group, where) * link_bytes_per_s)
+    links = links_of(group, where)
+    if _RING.search(step.rest):
+        links = min(links, 2 / where.family.devices_per_chip)
+    return received / (links * link_bytes_per_s)
 
 
 def group_size(step: Instruction, devices: int) -> int:

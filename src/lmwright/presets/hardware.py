@@ -65,38 +65,46 @@ class Rates:
     """One way over one link between chips."""
     cycles_share: float
     """The compiler's cycles over those that published runs took, of all that the core does."""
+    clock_known: bool = True
+    """Where not, `cycles_share` makes up for it, in kernels as well."""
     cores: int = 1
     """TensorCores of the device."""
     attention_cycles: float = 1.8e-3
     """Of one core, beyond the matrix units' own, for each score and product of the attention
     kernel; see `plan.kernel_cost`."""
+
+    @property
+    def kernel_share(self) -> float:
+        """The share for cycles of a kernel's final schedule, which nothing beats."""
+        return min(1.0, self.cycles_share) if self.clock_known else self.cycles_share
+
     matmul_efficiency: float = 0.8
     """Share of the peak that a large model's products reach, for the answer without a compiler."""
     attention_efficiency: float = 0.5
     """The same of the attention kernel; assumed."""
 
 
-# Clocks, HBM and link rates are the vendor's (v6e's and 7x's clocks: assumed). cycles_share is
-# fitted by `benchmarks/plan_accuracy.py --fit` to one published run each for v4, v5e, v5p and
-# v6e; v2 and v3 take v4's, 7x v5p's. Above one, the chip, or the published run's tiles and
-# layouts, are better than the compiler expects of our program. matmul_efficiency: one published
-# run each for v4 to v6e, by another libtpu; assumed elsewhere.
+# Clocks, HBM and link rates are the vendor's (v6e's and 7x's clocks: assumed). cycles_share and
+# matmul_efficiency are fitted by `benchmarks/plan_accuracy.py --fit` to one published run each for
+# v4, v5e, v5p and v6e; v2 and v3 take v4's share, 7x v5p's, and their efficiencies are assumed.
+# Above one, the chip, or the published run's tiles and layouts, are better than the compiler
+# expects of our program.
 # HBM and link rates: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
 RATES = {
     "v2": Rates(clock_hz=0.7e9, hbm_bytes_per_s=350e9, link_bytes_per_s=62e9,
-                cycles_share=0.961, matmul_efficiency=0.8),
+                cycles_share=0.895, matmul_efficiency=0.8),
     "v3": Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
-                cycles_share=0.961, matmul_efficiency=0.8),
+                cycles_share=0.895, matmul_efficiency=0.8),
     "v4": Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
-                cycles_share=0.961, cores=2, matmul_efficiency=0.807),
+                cycles_share=0.895, cores=2, matmul_efficiency=0.765),
     "v5e": Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
-                 cycles_share=1.170, matmul_efficiency=0.889),
+                 cycles_share=1.162, matmul_efficiency=0.833),
     "v5p": Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
-                 cycles_share=1.290, cores=2, matmul_efficiency=0.907),
+                 cycles_share=1.254, cores=2, matmul_efficiency=0.929),
     "v6e": Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
-                 cycles_share=1.525, matmul_efficiency=0.649),
+                 cycles_share=1.203, clock_known=False, matmul_efficiency=0.702),
     "7x": Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
-                cycles_share=1.290, matmul_efficiency=0.8),
+                cycles_share=1.254, matmul_efficiency=0.8),
 }  # fmt: skip
 
 
@@ -151,3 +159,25 @@ ROW_ATTENTION = {
         256: _cycles(4.12, 6.13, 2.70, 4.29),
     },
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplashCycles:
+    """Of one core, for 1,000 scores of the blocks that JAX's splash kernel visits, as
+    `kernels/tpu_attention.py` chooses them."""
+
+    fwd: float
+    bwd: float
+    """All three gradients, in one kernel."""
+
+
+# By generation and head size, from the same schedules (`--splash`).
+SPLASH = {
+    "v4": {96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
+    "v5e": {256: SplashCycles(fwd=13.43, bwd=21.70)},
+    "v5p": {128: SplashCycles(fwd=5.55, bwd=10.16)},
+    "v6e": {128: SplashCycles(fwd=4.09, bwd=6.35)},
+}
+LONG_ROWS = {"dkv": 0.84, "dq": 0.66}
+"""The two backward kernels of rows too long for one, in its cycles: 5.29 and 4.44 of 6.35 on v6e,
+8.56 and 6.25 of 10.16 on v5p, with heads of 128."""
