@@ -2,57 +2,76 @@
 
     checkpoints/<step>/state   the train state, any sharding
     checkpoints/<step>/meta    step, data position, the run as TOML
-    checkpoints/<step>/hashes.json   size and xxh3 of every file, written after the commit
+    checkpoints/<step>/hashes.json   size and xxh3 of every file
 
-A damaged checkpoint is moved to `checkpoints.damaged/` and the one before it is used.
+A checkpoint that is damaged or not finite is moved to `checkpoints.damaged/` by the run that
+trains, and the one before it is used. Whoever only reads takes `saved.SavedStates`.
 """
 
 import json
-import logging
 import os
+import re
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-import xxhash
 from jax.experimental import multihost_utils
 
-from lmwright.core.param import Tree, first_difference
+from lmwright.checkpoint.hashes import (
+    HASHES,
+    ORBAX_META,
+    VERSION,
+    Unusable,
+    hash_files,
+    refuse_unlisted,
+)
+from lmwright.checkpoint.saved import SavedStates, check_shapes, first_line
+from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.run import Checkpoint, Mesh, Run
 
-HASHES = "hashes.json"
+__all__ = ["Checkpoints", "check_shapes", "load_run_weights", "write_atomically"]
+
+UNFINISHED = ".orbax-checkpoint-tmp"
+LEFTOVER = re.compile(r"\..+\.\d+\.tmp|metrics\.jsonl\.tmp")
 
 
 @dataclass
-class Checkpoints:
-    """The checkpoints of one run directory; a context manager that waits for open saves."""
+class Checkpoints(SavedStates):
+    """The checkpoints of the run that trains in a directory, which no other process may do; a
+    context manager that waits for open saves."""
 
-    run_dir: Path
     policy: Checkpoint = field(default_factory=Checkpoint)
-    warn: Callable[[str], None] = print
+    warn: Callable[[str], None] = field(default=print, kw_only=True)
 
     def __post_init__(self) -> None:
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
-        self.root = self.run_dir.absolute() / "checkpoints"
-        self._hashing = threading.Lock()
+        super().__post_init__()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if jax.process_index() == 0:
+                for left in self.root.glob(f"*{UNFINISHED}*"):  # by a process killed in a save
+                    shutil.rmtree(left)
+        except OSError as error:
+            raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
+                            f"choose another run directory with dir=") from error  # fmt: skip
+
+    @cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Orbax's manager, opened at the first save: it reads all checkpoints that are there, so
+        those that are damaged are out of its way by then."""
+        self._set_aside_unlisted()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self.policy.keep_last,
             keep_period=self.policy.keep_every_steps,
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_hashes),
         )
-        try:
-            self._manager = ocp.CheckpointManager(self.root, options=options)
-        except OSError as error:
-            raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
-                            f"choose another run directory with dir=") from error  # fmt: skip
+        return ocp.CheckpointManager(self.root, options=options)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -63,186 +82,115 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for the save in flight."""
         self.wait()
-        self._manager.close()
+        if "_manager" in vars(self):
+            self._manager.close()
 
     def wait(self) -> None:
         """Blocks until the last save is on disk. Raises UserError where it failed."""
+        if "_manager" not in vars(self):
+            return
         try:
             self._manager.wait_until_finished()
         except Exception as error:
             raise _save_error(self.root, error) from error
-        self._write_hashes()
 
     def save(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
         """Starts saving; blocks only to copy the state off the device."""
-        if step in self._manager.all_steps():
-            return
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave({**meta, "step": step})
-        )
+        meta = {**meta, "step": step, "version": VERSION}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         try:
-            self._manager.save(step, args=args, force=True)
+            if step not in self._manager.all_steps():
+                self._manager.save(step, args=args, force=True)
         except Exception as error:
             raise _save_error(self.root, error) from error
 
-    def steps(self) -> list[int]:
-        """Committed steps, oldest first."""
-        return sorted(self._manager.all_steps(read=True))
+    def _write_hashes(self) -> None:
+        """Hashes the checkpoint that Orbax is about to commit (process 0)."""
+        if jax.process_index() == 0:
+            for folder in self.root.glob(f"*{UNFINISHED}*"):
+                _hash(folder)
 
-    def restore(
-        self, abstract: Tree | Callable[[Tree], Tree]
-    ) -> tuple[Tree, dict[str, Any]] | None:
-        """State and meta of the newest intact checkpoint, or None where there is none.
+    # A checkpoint that cannot be used is moved away at once, so that its step can be saved again.
 
-        `abstract` may be a function from the shapes that were saved to those that are wanted.
+    def _unhashed(self, step: int) -> None:
+        super()._unhashed(step)
+        if jax.process_index() == 0:  # it will not be the newest for long
+            _hash(self.root / str(step))
 
-        Raises UserError if checkpoints exist but none can be used, or if their shapes are
-        another model's.
-        """
-        steps = self.steps()
-        for step in reversed(steps):
-            problem = self._damage(step)
-            if problem is None:
-                try:
-                    return self._restore_step(step, abstract)
-                except UserError:
-                    raise
-                except Exception as error:
-                    problem = f"cannot be read ({_first_line(error)})"
-            self._set_aside(step, problem)
-        if steps:
-            raise UserError(
-                f"{self.root}: every checkpoint is damaged and was moved to checkpoints.damaged; "
-                f"run again to start over"
-            )
-        return None
+    def _reject(self, step: int, problem: str) -> None:
+        self._tell(f"checkpoint {step} {problem}; using the one before")
+        self._set_aside(step, problem)
 
-    def restore_at(
-        self, step: int, abstract: Tree | Callable[[Tree], Tree]
-    ) -> tuple[Tree, dict[str, Any]]:
-        """State and meta of one checkpoint. Raises UserError if it is not there or damaged."""
-        if step not in self.steps():
-            there = ", ".join(map(str, self.steps())) or "none"
-            raise UserError(f"{self.root}: there is no checkpoint {step}; there are: {there}")
-        if problem := self._damage(step):
-            raise UserError(f"{self.root / str(step)}: is damaged ({problem}); take another")
-        return self._restore_step(step, abstract)
+    def _fell_back(self, problems: dict[int, str], step: int) -> None:
+        """Was told when they were moved."""
 
-    def _restore_step(self, step: int, abstract: Tree) -> tuple[Tree, dict[str, Any]]:
-        found = self.shapes(step)
-        if callable(abstract):
-            abstract = abstract(found)
-        check_shapes(found, abstract, self.root / str(step))
-        args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore()
+    def _none_left(self, problems: dict[int, str]) -> UserError | None:
+        if not problems:
+            return None
+        return UserError(
+            f"{self.root}: no checkpoint can be used, and all were moved to checkpoints.damaged; "
+            f"run again to start over"
         )
-        restored = self._manager.restore(step, args=args)
-        return restored.state, restored.meta
 
-    def shapes(self, step: int) -> Tree:
-        """What a checkpoint's state holds: leaves with `shape` and `dtype`."""
-        with ocp.StandardCheckpointer() as checkpointer:
-            return checkpointer.metadata(self.root / str(step) / "state").item_metadata.tree
-
-    def _damage(self, step: int) -> str | None:
-        """What is wrong with a checkpoint, the same on all hosts: process 0 looks."""
-        problem = damage(self.root / str(step)) if jax.process_index() == 0 else None
-        if jax.process_count() == 1:
-            return problem
-        found = multihost_utils.broadcast_one_to_all(np.bool_(problem is not None))
-        return (problem or "its files are not what was saved") if found else None
+    def _set_aside_unlisted(self) -> None:
+        for step in self.steps():
+            problem = None
+            try:
+                refuse_unlisted(self.root / str(step))
+            except (Unusable, OSError) as error:
+                problem = str(error)
+            if problem := self._agreed(problem):
+                self._tell(f"checkpoint {step} {problem}; moved to checkpoints.damaged")
+                self._set_aside(step, problem)
 
     def _set_aside(self, step: int, problem: str) -> None:
-        aside = self.run_dir / "checkpoints.damaged"
+        folder, aside = self.root / str(step), self.run_dir / "checkpoints.damaged"
         if jax.process_index() == 0:
-            self.warn(f"checkpoint {step} is damaged: {problem}; using the one before")
-            aside.mkdir(exist_ok=True)
-            shutil.rmtree(aside / str(step), ignore_errors=True)
-            os.replace(self.root / str(step), aside / str(step))
+            try:
+                aside.mkdir(exist_ok=True)
+                shutil.rmtree(aside / str(step), ignore_errors=True)
+                os.replace(folder, aside / str(step))
+            except OSError as error:
+                raise UserError(
+                    f"{folder}: {problem}, and cannot be moved to {aside.name} "
+                    f"({error.strerror}); move it there"
+                ) from error
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"checkpoint {step} is set aside")
-        self._manager.reload()
 
-    def _write_hashes(self) -> None:
-        """Hashes every committed checkpoint that has none yet (process 0)."""
-        if jax.process_index() != 0:
-            return
-        with self._hashing:
-            for folder in self.root.iterdir():
-                if not folder.name.isdigit() or (folder / HASHES).exists():
-                    continue
-                try:
-                    write_atomically(folder / HASHES, json.dumps(hash_files(folder)))
-                except FileNotFoundError:
-                    continue  # retired by the keep policy in the meantime
+
+def _hash(folder: Path) -> None:
+    hashes = {name: fact for name, fact in hash_files(folder).items() if name != ORBAX_META}
+    write_atomically(folder / HASHES, json.dumps(hashes))
 
 
 def _save_error(root: Path, error: Exception) -> UserError:
     return UserError(
-        f"{root}: the checkpoint could not be written ({_first_line(error)}); "
+        f"{root}: the checkpoint could not be written ({first_line(error)}); "
         f"free some space or fix the folder's permissions and run again to continue"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def write_atomically(path: Path, text: str) -> None:
     """The file is either as before or complete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def hash_files(folder: Path) -> dict[str, list[Any]]:
-    """{relative path: [bytes, xxh3_64]} of all files below, hashes.json left out."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != HASHES and not path.name.endswith(".tmp"):
-            digest = xxhash.xxh3_64()
-            with open(path, "rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-            found[str(path.relative_to(folder))] = [path.stat().st_size, digest.hexdigest()]
-    return found
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a committed checkpoint, or None. One whose hashes were not written
-    yet when the process died is left to Orbax's own checks."""
     try:
-        expected = json.loads((folder / HASHES).read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return f"{HASHES} is not JSON"
-    found = hash_files(folder)
-    for name, fact in expected.items():
-        if name not in found:
-            return f"{name} is missing"
-        if found[name][0] != fact[0]:
-            return f"{name} has {found[name][0]} bytes instead of {fact[0]}"
-        if found[name] != fact:
-            return f"{name} was altered"
-    return None
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
-    """Raises UserError where a checkpoint's leaves are not those of `wanted`."""
-    theirs = {jax.tree_util.keystr(p): tuple(leaf.shape)
-              for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip
-    ours = {jax.tree_util.keystr(p): tuple(leaf.shape)
-            for p, leaf in jax.tree_util.tree_leaves_with_path(wanted)}  # fmt: skip
-    if found := first_difference(theirs, ours):
-        name, there, here = found
-        raise UserError(
-            f"{where}: {name} is {there} in the checkpoint and {here} in this run; use the run "
-            f"file it was trained with, or another dir="
-        )
+def remove_leftovers(folder: Path) -> None:
+    """Removes what `write_atomically` and the writer of metrics leave in a folder when they are
+    killed; nobody else may be writing there."""
+    for left in folder.iterdir():
+        if LEFTOVER.fullmatch(left.name) and left.is_file():
+            left.unlink(missing_ok=True)
 
 
 def load_run_weights(
@@ -250,7 +198,8 @@ def load_run_weights(
 ) -> tuple[Run, Tree]:
     """The run of a directory and its weights at a step, or the newest intact ones (the moving
     average where the run keeps one), on this process's first device; `adapter` names one of
-    several, and is merged into its base. Raises UserError where there are none."""
+    several, and is merged into its base. The directory is only read, so a run may be training
+    there. Raises UserError where there are none."""
     from lmwright.config import load_run
     from lmwright.plan.resolve import resolve
     from lmwright.train.state import abstract_state, eval_weights
@@ -267,11 +216,10 @@ def load_run_weights(
         return run, merged_weights(plan, folder, adapter, step)
     if adapter is not None:
         raise UserError(f"{folder}: trained all its weights and has no adapters; drop {adapter!r}")
-    with Checkpoints(folder, run.checkpoint) as checkpoints:
-        abstract = abstract_state(plan)
-        if step is not None:
-            return run, eval_weights(checkpoints.restore_at(step, abstract)[0])
-        restored = checkpoints.restore(abstract)
+    saved, abstract = SavedStates(folder), abstract_state(plan)
+    if step is not None:
+        return run, eval_weights(saved.restore_at(step, abstract)[0])
+    restored = saved.restore(abstract)
     if restored is None:
         raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
     return run, eval_weights(restored[0])

@@ -6,7 +6,6 @@ Resume is one integer: the batch of step k is a pure function of (seed, k), and 
 holds the rest.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -34,6 +33,7 @@ from lmwright.plan.resolve import Plan, resolve
 from lmwright.run import Run
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
+from lmwright.train.finite import refuse_state, refuse_values
 from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim, keep_tokenizer
@@ -153,7 +153,7 @@ def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> 
     if restored is None:
         return first_state(plan, store), 0
     state, meta = restored
-    if meta["store"] != store.fingerprint:
+    if meta.get("store") != store.fingerprint:
         raise UserError(
             f"{plan.run.data.dir}: the prepared data is not what {plan.run.dir} was trained on; "
             f"prepare it as before, or choose another dir="
@@ -282,7 +282,7 @@ class Session:
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
             self.timer.step()
-        self._running = values["loss"]
+        self._running, self._values = values["loss"], values
         self.display.update(k + 1)
         return values
 
@@ -293,11 +293,7 @@ class Session:
         measured["tokens_seen"] = self._tokens_seen(step)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
-        if not math.isfinite(measured["loss"]):
-            raise UserError(
-                f"train: the loss of step {step} is {measured['loss']}; lower "
-                f"optim.learning_rate or set optim.clip_norm; the last checkpoint is intact"
-            )
+        refuse_values(self.plan.run, self.checkpoints, step, measured)
 
     def _evaluate(self, step: int) -> None:
         weights = eval_weights(self.state)
@@ -327,9 +323,11 @@ class Session:
         self.checkpoint(step, self.state, meta)
 
     def checkpoint(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
-        """Starts saving a state."""
+        """Starts saving a state. Raises UserError where it, or its step, is not finite."""
         began = time.monotonic()
         with self._paused():
+            refuse_values(self.plan.run, self.checkpoints, step, self._values)
+            refuse_state(self.plan.run, self.checkpoints, step, state)
             self.checkpoints.save(step, state, meta)
         self._blocked_s = time.monotonic() - began
         self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.adapters.lora import DEFAULT, ResolvedAdapter, merged, resolved
-from lmwright.checkpoint.store import Checkpoints
+from lmwright.checkpoint.saved import SavedStates
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.plan.resolve import Plan
@@ -22,7 +22,7 @@ BY_ADAPTER = ("weights", "optimizer", "ema")
 
 
 def restore(
-    plan: Plan, checkpoints: Checkpoints, base: Base, step: int | None = None
+    plan: Plan, checkpoints: SavedStates, base: Base, step: int | None = None
 ) -> tuple[Tree, dict[str, Any]]:
     """The state around the base and the meta of the newest checkpoint, or of that of a step;
     for a fresh state the meta is empty.
@@ -88,8 +88,7 @@ def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Base, Tr
     """The base, and each adapter's weights (the moving average where there is one), newest or
     of a step. Raises UserError where there is no checkpoint."""
     base = load_base(plan)
-    with Checkpoints(folder, plan.run.checkpoint) as checkpoints:
-        state, meta = restore(plan, checkpoints, base, step)
+    state, meta = restore(plan, SavedStates(folder), base, step)
     if not meta:
         raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
     return base, state.get("ema", state["weights"])

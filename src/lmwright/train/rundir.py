@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from lmwright.checkpoint.store import write_atomically
+from lmwright.checkpoint.store import remove_leftovers, write_atomically
 from lmwright.config import dump_toml, load_run, same_folder
 from lmwright.config_text import read_toml
 from lmwright.data.store import TokenStore
@@ -53,6 +53,7 @@ def claim(run: Run, plan: Plan) -> Iterator[Path]:
         _lock(lock, folder)
         refuse_other_run(run, folder)
         if jax.process_index() == 0:
+            remove_leftovers(folder)
             _note_move(run, folder)
             text = dump_toml(run)
             write_atomically(folder / "run.toml", text)

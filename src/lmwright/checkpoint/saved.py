@@ -1,0 +1,230 @@
+"""The checkpoints of a run directory, to read.
+
+Nothing in the directory is written, moved or removed, so a run that trains there does not notice:
+no Orbax manager, which may clean up, only its handlers. A checkpoint that is damaged, or that the
+run retires while it is read, leads to another one.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from lmwright.checkpoint.hashes import Unusable, read_meta, stamps, verify
+from lmwright.core.finite import not_finite
+from lmwright.core.param import Tree, first_difference
+from lmwright.errors import UserError
+
+ATTEMPTS = 100
+
+Abstract = Tree | Callable[[Tree], Tree]
+
+
+@dataclass
+class SavedStates:
+    """What the runs of a directory saved. On several processes all must call the same methods."""
+
+    run_dir: Path
+    warn: Callable[[str], None] = field(default=partial(print, file=sys.stderr), kw_only=True)
+
+    def __post_init__(self) -> None:
+        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
+        self.root = self.run_dir.absolute() / "checkpoints"
+
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+        try:
+            names = [path.name for path in self.root.iterdir() if path.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise UserError(f"{self.root}: cannot be read ({error.strerror})") from error
+        return sorted(int(n) for n in names if n.isdecimal() and n == str(int(n)))
+
+    def restore(self, abstract: Abstract) -> tuple[Tree, dict[str, Any]] | None:
+        """State and meta of the newest checkpoint that is whole and finite, or None where there
+        is none.
+
+        `abstract` may be a function from the shapes that were saved to those that are wanted.
+
+        Raises UserError if checkpoints exist but none can be used, or if their shapes are
+        another model's.
+        """
+        problems: dict[int, str] = {}
+        while len(problems) < ATTEMPTS:
+            step = self._newest(problems)
+            if step is None:
+                break
+            try:
+                found = self._read(step, abstract, newest=step > max(problems, default=-1))
+            except Unusable as error:
+                problems[step] = str(error)
+                self._reject(step, str(error))
+                continue
+            self._fell_back(problems, step)
+            return found
+        else:
+            raise UserError(
+                f"{self.root}: the run retires its checkpoints faster than they can be read; give "
+                f"it a larger checkpoint.keep_last"
+            )
+        if error := self._none_left(problems):
+            raise error
+        return None
+
+    def restore_at(self, step: int, abstract: Abstract) -> tuple[Tree, dict[str, Any]]:
+        """State and meta of one checkpoint. Raises UserError if it is not there, damaged or not
+        finite."""
+        try:
+            if self._agreed(None if step in self.steps() else "is not there"):
+                raise Unusable("is not there")
+            return self._read(step, abstract, newest=step == max(self.steps(), default=step))
+        except Unusable as error:
+            steps = self.steps()
+            if step in steps:
+                raise UserError(f"{self.root / str(step)}: {error}; take another") from error
+            there = ", ".join(map(str, steps)) or "none"
+            raise UserError(
+                f"{self.root}: there is no checkpoint {step}; there are: {there}"
+            ) from error
+
+    def shapes(self, step: int) -> Tree:
+        """What a checkpoint's state holds: leaves with `shape` and `dtype`."""
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            return checkpointer.metadata(self._state_dir(step)).item_metadata.tree
+
+    def _state_dir(self, step: int) -> Path:
+        return self.root / str(step) / "state"
+
+    def _read(self, step: int, abstract: Abstract, *, newest: bool) -> tuple[Tree, dict[str, Any]]:
+        """Raises Unusable, on all processes alike."""
+        folder = self.root / str(step)
+        before, vouched = self._verified(folder, newest)
+        state, meta, problem = None, {}, None
+        try:
+            state, meta = self._load(step, abstract), read_meta(folder)
+        except (UserError, Unusable):
+            raise
+        except Exception as error:
+            if vouched and _unchanged(folder, before):
+                raise UserError(
+                    f"{folder}: its files are what was saved, but they cannot be loaded "
+                    f"({first_line(error)}); see that memory and disk suffice and run again"
+                ) from error
+            problem = f"is damaged: it cannot be read ({first_line(error)})"
+        if problem is None and not _unchanged(folder, before):
+            problem = "is damaged: a file was altered or removed while it was read"
+        if problem := self._agreed(problem):
+            raise Unusable(problem)
+        if bad := not_finite(state):
+            raise Unusable(f"is not finite: {bad} holds NaN or infinities")
+        if not vouched:
+            self._unhashed(step)
+        return state, meta
+
+    def _verified(self, folder: Path, newest: bool) -> tuple[dict[str, tuple[int, ...]], bool]:
+        """What tells the files from others, taken before they are compared with their hashes, and
+        whether there were any. Process 0 compares."""
+        problem, vouched, before = None, True, {}
+        try:
+            before = stamps(folder)
+            if jax.process_index() == 0:
+                vouched = verify(folder, newest=newest)
+        except Unusable as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"is damaged: it cannot be read ({error.strerror})"
+        if problem := self._agreed(problem):
+            raise Unusable(problem)
+        if jax.process_count() > 1:
+            vouched = bool(multihost_utils.broadcast_one_to_all(np.bool_(vouched)))
+        return before, vouched
+
+    def _load(self, step: int, abstract: Abstract) -> Tree:
+        shapes = self.shapes(step)
+        if callable(abstract):
+            abstract = abstract(shapes)
+        check_shapes(shapes, abstract, self.root / str(step))
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            wanted = ocp.args.StandardRestore(abstract)
+            return checkpointer.restore(self._state_dir(step), args=wanted)
+
+    def _newest(self, tried: dict[int, str]) -> int | None:
+        """The newest step not tried yet, as process 0 sees it."""
+        steps = [step for step in self.steps() if step not in tried]
+        newest = steps[-1] if steps else -1
+        if jax.process_count() > 1:
+            newest = int(multihost_utils.broadcast_one_to_all(np.int32(newest)))
+        return None if newest < 0 else newest
+
+    def _agreed(self, problem: str | None) -> str | None:
+        """A problem that any process has, on all of them."""
+        if jax.process_count() == 1:
+            return problem
+        found = multihost_utils.process_allgather(np.bool_(problem is not None))
+        return problem or ("is damaged, as another process found" if found.any() else None)
+
+    def _still_there(self, problems: dict[int, str]) -> list[int]:
+        return sorted(problems.keys() & set(self.steps()))
+
+    # What is done about a checkpoint that cannot be used: to a reader it may just be an old one
+    # that the run retired, so it is told at the end, if it is still there.
+
+    def _reject(self, step: int, problem: str) -> None:
+        """A checkpoint cannot be used."""
+
+    def _unhashed(self, step: int) -> None:
+        """A checkpoint that no hashes vouch for is used."""
+        self._tell(f"checkpoint {step} has no hashes, so its files could not be checked")
+
+    def _fell_back(self, problems: dict[int, str], step: int) -> None:
+        """Step `step` is used in place of others."""
+        for each in self._still_there(problems):
+            if each > step:
+                self._tell(f"checkpoint {each} {problems[each]}; using {step}")
+
+    def _none_left(self, problems: dict[int, str]) -> UserError | None:
+        said = [f"{step} {problems[step]}" for step in self._still_there(problems)]
+        if not said:
+            return None
+        return UserError(
+            f"{self.root}: no checkpoint can be used: {'; '.join(said)}; train the run again"
+        )
+
+    def _tell(self, line: str) -> None:
+        if jax.process_index() == 0:
+            self.warn(line)
+
+
+def first_line(error: Exception) -> str:
+    """An exception's first line, for a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _unchanged(folder: Path, before: dict[str, tuple[int, ...]]) -> bool:
+    try:
+        return stamps(folder) == before
+    except OSError:
+        return False
+
+
+def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
+    """Raises UserError where a checkpoint's leaves are not those of `wanted`."""
+    theirs = {jax.tree_util.keystr(p): tuple(leaf.shape)
+              for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip
+    ours = {jax.tree_util.keystr(p): tuple(leaf.shape)
+            for p, leaf in jax.tree_util.tree_leaves_with_path(wanted)}  # fmt: skip
+    if found := first_difference(theirs, ours):
+        name, there, here = found
+        raise UserError(
+            f"{where}: {name} is {there} in the checkpoint and {here} in this run; use the run "
+            f"file it was trained with, or another dir="
+        )
