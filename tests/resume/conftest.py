@@ -117,3 +117,15 @@ def typed(folder: Path, *words: str) -> subprocess.CompletedProcess:
         text=True,
         timeout=300,
     )
+
+
+@pytest.fixture(scope="session")
+def trained_run(small_run, tmp_path_factory) -> Run:
+    """A run that has done its steps; copy its directory before changing anything."""
+    import jax
+
+    from lmwright.train.loop import train
+
+    run = in_dir(small_run, tmp_path_factory.mktemp("trained") / "run")
+    assert train(run, jax.devices()[:1]).exit_code == 0
+    return run

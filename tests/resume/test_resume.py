@@ -268,7 +268,10 @@ def test_a_refused_run_leaves_no_folder(small_run, tmp_path):
     "options, message",
     [
         ({"xla_nope": "true"}, r"^train.compiler_options.xla_nope: .*no such option; remove it"),
-        ({"xla_cpu_enable_fast_math": "maybe"}, r"fast_math: 'maybe' is not a valid bool; correct or remove it"),
+        (
+            {"xla_cpu_enable_fast_math": "maybe"},
+            r"fast_math: 'maybe' is not a valid bool; correct or remove it",
+        ),
     ],
 )
 def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message):

@@ -7,9 +7,9 @@ run retires while it is read, leads to another one.
 
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ class SavedStates:
     """What the runs of a directory saved. On several processes all must call the same methods."""
 
     run_dir: Path
-    warn: Callable[[str], None] = field(default=partial(print, file=sys.stderr), kw_only=True)
+    warn: Callable[[str], None] = field(
+        default=lambda line: print(line, file=sys.stderr), kw_only=True
+    )
 
     def __post_init__(self) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
@@ -114,6 +116,7 @@ class SavedStates:
         except (UserError, Unusable):
             raise
         except Exception as error:
+            _hush()
             if vouched and _unchanged(folder, before):
                 raise UserError(
                     f"{folder}: its files are what was saved, but they cannot be loaded "
@@ -207,6 +210,23 @@ class SavedStates:
 def first_line(error: Exception) -> str:
     """An exception's first line, for a message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _hush() -> None:
+    """A read that fails leaves tasks of Orbax behind, which print tracebacks when they are
+    collected, long after; what went wrong is known by then."""
+    before = sys.unraisablehook
+    if getattr(before, "hushes", False):
+        return
+
+    def hook(found: Any) -> None:
+        frames = [frame.filename for frame in traceback.extract_tb(found.exc_traceback)]
+        closed = str(found.exc_value) == "Event loop is closed"
+        if not closed and not any("orbax" in name for name in frames):
+            before(found)
+
+    hook.hushes = True
+    sys.unraisablehook = hook
 
 
 def _unchanged(folder: Path, before: dict[str, tuple[int, ...]]) -> bool:
