@@ -253,7 +253,6 @@ def params(name: str, overrides: Sequence[str]) -> Any:
 @OVERRIDES
 @click.option(
     "--on",
-    required=True,
     metavar="MACHINE",
     help="v4-32, 2xv5e-256, gpu:h200x8, cpu, kaggle; any compares the common ones.",
 )
@@ -278,6 +277,11 @@ def params(name: str, overrides: Sequence[str]) -> Any:
     type=click.FloatRange(min=0),
     help="USD per chip-hour, of every machine.  [default: plan.prices, then the list]",
 )
+@click.option("--measured", is_flag=True, help="Compare the run directory RUN with its prediction.")
+@click.option(
+    "--keep", is_flag=True, help="With --measured: correct later predictions for its machine."
+)
+@click.option("--forget", is_flag=True, help="With --measured: no longer correct them.")
 @click.option("--json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
 def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
@@ -299,6 +303,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
               lmwright plan run.toml --on v4-32 --search --finalists 2
               lmwright plan run.toml --on any --price 1.20
               lmwright plan llama-8b --on v5p-16 --quick
+              lmwright plan --measured runs/mine
     """
     from lmwright.plan.command import Wanted, plan_named
 

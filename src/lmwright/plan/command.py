@@ -30,8 +30,8 @@ EXIT_INTERRUPTED = 130
 class Wanted:
     """The options of `lmwright plan`."""
 
-    on: str
-    """A machine, or `any`."""
+    on: str | None = None
+    """A machine, or `any`; of a measured run, where it was if that is not in its env.json."""
     out: str | None = None
     """Folder of plan.json."""
     quick: bool = False
@@ -45,6 +45,12 @@ class Wanted:
     """Length of one session."""
     json: bool = False
     """Prints JSON instead of text."""
+    measured: bool = False
+    """Compares a run that happened with its prediction."""
+    keep: bool = False
+    """Keeps the factor between the two, for later predictions on that machine."""
+    forget: bool = False
+    """Removes that."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,43 @@ class Answer:
 
 def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
     """`plan_command` for a run file, a run directory, or a model alone, by its name."""
+    if wanted.measured:
+        return _measured(name, overrides, wanted)
+    if wanted.keep or wanted.forget:
+        raise UserError(f"--{'keep' if wanted.keep else 'forget'}: goes with --measured; add it")
+    if wanted.on is None:
+        raise UserError("--on: missing; name a machine, as in --on v4-32, or --on any")
     run, notes = subject(name, overrides, wanted.on)
     return plan_command(run, wanted, notes)
+
+
+def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
+    from lmwright.plan import own_machine
+    from lmwright.plan.measured import Comparison, machine_of_run
+    from lmwright.report.read import read_run
+
+    if wanted.search or (wanted.keep and wanted.forget):
+        other = "--search" if wanted.search else "--keep and --forget"
+        raise UserError(f"--measured: does not go together with {other}; drop one")
+    if wanted.forget:
+        machine = parse_machine(wanted.on or machine_of_run(read_run(name))).name
+        there = own_machine.forget(machine)
+        print(f"{machine}: {'removed' if there else 'nothing was kept'}")
+        return 0
+    found = Comparison.of(name, wanted.on, tuple(overrides), wanted.quick)
+    if wanted.keep:
+        value = {found.predicted.by: found.factor}
+        path = own_machine.keep(found.machine.name, name, **value)
+        note = (
+            f"kept in {path}: predictions for {found.machine.name} are multiplied by "
+            f"{found.factor:.3g} from now on; --forget removes that"
+        )
+        print(note, file=sys.stderr)
+    print(found.to_json() if wanted.json else "\n".join(found.lines()))
+    if wanted.out is not None:
+        written = write_plan(found.to_json(), Path(wanted.out))
+        print(f"written: {written}", file=sys.stderr if wanted.json else sys.stdout)
+    return 0
 
 
 def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:

@@ -14,6 +14,7 @@ from lmwright.plan.analytic import Timing, timing
 from lmwright.plan.layout import Layout, on_paper
 from lmwright.plan.machine import Machine
 from lmwright.plan.memory import Memory, memory
+from lmwright.plan.own_machine import factor_of
 from lmwright.plan.report import ERROR_SHARE, mesh_text
 from lmwright.plan.resolve import Plan
 from lmwright.plan.takes import Takes
@@ -55,7 +56,16 @@ class Quick:
 
     @cached_property
     def timing(self) -> Timing:
-        return timing(self.layout, self.machine)
+        """By the model, times what is kept of this machine."""
+        found = timing(self.layout, self.machine)
+        return found if self.factor is None else found.times(self.factor)
+
+    @property
+    def factor(self) -> float | None:
+        """What runs took over the model's prediction on this very machine; None where no one
+        measured."""
+        kept = factor_of(self.machine.name)
+        return None if kept is None else kept.quick
 
     @property
     def limit_bytes(self) -> int | None:
@@ -121,6 +131,7 @@ class Quick:
             "by_part_s": dict(self.timing.by_part),
             "hidden_s": self.timing.hidden_s,
             "mfu": self.mfu,
+            "factor": self.factor,
             "takes": takes.to_json(),
             "advice": advice.to_json() if advice else None,
         }
@@ -182,13 +193,15 @@ class Quick:
 
     def _unknown(self) -> list[str]:
         lines = ["by the analytic model; no compiler was asked"]
+        if self.factor is not None:
+            lines.append(factor_of(self.machine.name).note(self.machine.name, self.factor))
         if self.run.train.compiler_options:
             lines.append("train.compiler_options: what they change is not in this answer")
         if self.layout.kernels == "reference":
             lines.append("attention without a kernel: whole score matrices are reckoned with")
         if self.machine.platform == "gpu":
             lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")
-        if self.machine.platform == "cpu":
+        if self.machine.platform == "cpu" and self.factor is None:
             lines.append("rates of one measured machine; others differ by a factor of two and more")
         return lines
 

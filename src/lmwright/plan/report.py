@@ -1,7 +1,7 @@
 """Report: what a compiled plan says, for people and as plan.json."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from lmwright.plan.buffers import Buffer, largest_buffers
 from lmwright.plan.compile import Compiled
 from lmwright.plan.cost import Estimate, estimate
 from lmwright.plan.hlo import Program, parse
+from lmwright.plan.own_machine import factor_of
 from lmwright.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 from lmwright.plan.takes import Takes
 from lmwright.plan.topology import Slice
@@ -58,8 +59,19 @@ class Report:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """Where the step's time goes; None where nothing was compiled."""
-        return estimate(self.program, self.where) if self.program else None
+        """Where the step's time goes, times what is kept of this machine; None where nothing was
+        compiled."""
+        if self.program is None:
+            return None
+        found = estimate(self.program, self.where)
+        return found if self.factor is None else scaled(found, self.factor)
+
+    @property
+    def factor(self) -> float | None:
+        """What runs took over the compiler's prediction on this very slice; None where no one
+        measured."""
+        kept = factor_of(self.where.name)
+        return None if kept is None else kept.compiler
 
     @cached_property
     def program(self) -> Program | None:
@@ -96,6 +108,7 @@ class Report:
                 "mfu": self.mfu,
                 "peak": self.parts,
                 "estimate": asdict(self.estimate) if self.estimate else None,
+                "factor": self.factor,
                 "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,
                 "tokens": tokens,
@@ -134,6 +147,8 @@ class Report:
             + (", by an earlier plan" if c.from_cache else "")
             + ("; the step is kept for train" if c.step_kept else ""),
         ]
+        if self.factor is not None:
+            lines.append(factor_of(where.name).note(where.name, self.factor))
         return lines
 
     def _time(self) -> list[str]:
@@ -154,6 +169,21 @@ class Report:
             small = memory_size(self.compiled.peak_bytes).removesuffix(" GiB")
             return f"FITS: {small} of {limit:.2f} GiB"
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
+
+
+def scaled(found: Estimate, factor: float) -> Estimate:
+    """An estimate so many times as long."""
+    return replace(
+        found,
+        step_s=factor * found.step_s,
+        by_kind=_scaled(found.by_kind, factor),
+        by_part={part: _scaled(kinds, factor) for part, kinds in found.by_part.items()},
+        hidden_s=factor * found.hidden_s,
+    )
+
+
+def _scaled(seconds: dict[str, float], factor: float) -> dict[str, float]:
+    return {name: factor * value for name, value in seconds.items()}
 
 
 def mesh_text(sizes: dict[str, int]) -> str:
