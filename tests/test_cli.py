@@ -209,6 +209,45 @@ def test_the_users_environment_has_the_last_word(monkeypatch, capsys, name):
     assert os.environ[name] == "0"
 
 
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+
+
+@pytest.mark.parametrize("harm", ["none", "open", "open parent", "link", "linked parent", "world"])
+def test_compiled_programs_are_kept_only_where_nobody_else_may_write(tmp_path, harm):
+    cache = tmp_path / "cache"
+    folder = cache / "lmwright" / "compiled"
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "compiled").mkdir(parents=True, mode=0o700)
+    if harm != "none":
+        folder.mkdir(parents=True)
+    for each, mode in ((folder, 0o777), (folder.parent, 0o775), (cache, 0o777)):
+        if harm == {folder: "open", folder.parent: "open parent", cache: "world"}[each]:
+            each.chmod(mode)
+    if harm == "link":
+        folder.rmdir()
+        folder.symlink_to(elsewhere)
+    elif harm == "linked parent":
+        folder.rmdir()
+        folder.parent.rmdir()
+        folder.parent.symlink_to(elsewhere)
+    told = (
+        f"import os, lmwright.cli as c; c.main(['--version']); print(os.environ.get('{COMPILED}'))"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != COMPILED}
+    done = subprocess.run(
+        [sys.executable, "-c", told],
+        env=variables | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    taken = done.stdout.splitlines()[-1]
+    if harm == "none":
+        assert taken == str(folder) and not done.stderr
+        assert {p.stat().st_mode & 0o777 for p in (folder, folder.parent)} == {0o700}
+    else:
+        assert taken == "None" and "compiled programs are not kept" in done.stderr
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_tpu_compiler_without_a_tpu_is_not_asked_for_one(monkeypatch, tmp_path, there):
     (tmp_path / "accel0").touch()

@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
 
 from lmwright.commands import lmwright
 from lmwright.errors import UserError
+from lmwright.private import make_private
 from lmwright.redact import redact_text
 from lmwright.terminal import visible
 
@@ -26,9 +28,10 @@ EXIT_INTERRUPTED = 130
 CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 
 # Read when jax is imported; whatever the user has set stays.
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings would tear the live display
-    "JAX_COMPILATION_CACHE_DIR": os.path.join(CACHE, "lmwright", "compiled"),
+    COMPILED: os.path.join(CACHE, "lmwright", "compiled"),
 }
 
 # Where none of these is, a TPU compiler that is installed must not look for a TPU.
@@ -95,6 +98,9 @@ def usage_message(error: Exception) -> str:
 def set_environment() -> None:
     """Sets what must be there before jax is imported."""
     for name, value in ENVIRONMENT.items():
+        if name == COMPILED and name not in os.environ and (found := make_private(Path(value))):
+            print(f"lmwright: compiled programs are not kept: {found}", file=sys.stderr)
+            continue  # JAX would run what it finds there
         os.environ.setdefault(name, value)
     if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -163,6 +163,25 @@ def test_what_is_damaged_or_open_to_others_is_compiled(harm):
     assert not load_here()[0]
 
 
+@pytest.mark.parametrize("harm", ["open folder", "open parent", "link", "second name", "linked"])
+def test_a_step_that_others_may_have_placed_is_compiled(harm, tmp_path):
+    path = keep()
+    elsewhere = tmp_path / "elsewhere"
+    if harm == "open folder":
+        path.parent.chmod(0o777)
+    elif harm == "open parent":
+        path.parent.parent.chmod(0o770)
+    elif harm == "link":
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere)
+    elif harm == "second name":
+        os.link(path, elsewhere)
+    else:
+        path.parent.rename(elsewhere)
+        path.parent.symlink_to(elsewhere)
+    assert not load_here()[0]
+
+
 def test_what_the_runtime_refuses_is_compiled():
     path = keep()
     packed = executable.zstandard.compress(b"no executable")

@@ -10,7 +10,7 @@ from sources import PACKAGE, name_of, parsed, python_files
 # Lowest first; a package imports from those before it, or from itself.
 ORDER = [
     {"redact", "terminal", "__init__"},
-    {"errors"},
+    {"errors", "private"},
     {"run"},
     {"presets", "report"},
     {"config"},
@@ -46,6 +46,7 @@ JAX_FREE = (
     "terminal",
     "redact",
     "errors",
+    "private",
     "run",
     "config",
     "presets",

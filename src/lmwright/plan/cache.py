@@ -19,6 +19,7 @@ from typing import Any
 import zstandard
 
 from lmwright.plan.program import fingerprint
+from lmwright.private import make_private
 
 FORMAT = 2  # of the answer
 ENTRIES = 200  # some 100 KB each; the oldest go
@@ -54,7 +55,7 @@ def save(key: str, answer: dict[str, Any], hlo: str) -> None:
     written to is no error."""
     home = cache_folder()
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_private(home)
         with tempfile.TemporaryDirectory(dir=home, prefix=".") as temp:
             entry = Path(temp, key)
             entry.mkdir()

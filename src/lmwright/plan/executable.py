@@ -7,14 +7,13 @@ The key is a hash of the program before compilation (`plan.program`), the device
 place on the torus), the compiler's options and the versions of JAX and the compiler. KEY.json
 beside it says what it was made of, so that `train` can say what differs. Whatever does not fit,
 cannot be read or will not load is compiled anew. An entry is code: it is taken only from a
-file that belongs to the user and that nobody else may write.
+file and folders that nobody else may write, see `lmwright.private`.
 """
 
 import hashlib
 import importlib.metadata
 import json
 import os
-import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from lmwright.core.param import Tree
 from lmwright.plan.cache import PACKAGES, cache_folder
 from lmwright.plan.kept import Made, difference
 from lmwright.plan.program import fingerprint
+from lmwright.private import make_private, read_private
 from lmwright.run import Run
 
 FORMAT = 2
@@ -88,7 +88,8 @@ def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> b
     home = folder()
     try:
         packed = zstandard.compress(serialize(compiled)[0])
-        home.mkdir(parents=True, exist_ok=True)
+        if make_private(home):
+            return False
         _write(home / key, hashlib.sha256(packed).digest() + packed)
         if made is not None:
             _write(home / f"{key}{NOTE}", made.to_json().encode())
@@ -132,11 +133,8 @@ def load(
 
 def _trusted_bytes(path: Path) -> bytes:
     """What an entry holds. Raises ValueError where it is damaged or others may have written it."""
-    with path.open("rb") as file:
-        about = os.fstat(file.fileno())
-        if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError("others may write its file")
-        told, packed = file.read(DIGEST), file.read()
+    content = read_private(path)
+    told, packed = content[:DIGEST], content[DIGEST:]
     if hashlib.sha256(packed).digest() != told:
         raise ValueError("its file is damaged")
     return packed
