@@ -128,7 +128,7 @@ def test_a_model_card_holds_no_markup_of_names():
         settings={"optim.x": name},
     )
     proof = SimpleNamespace(lines=lambda: ["equal"], tokens=9)
-    card = model_card(facts, find_model("llama-5m"), proof, "fp32")
+    card = model_card(facts, find_model("llama-5m"), proof, "fp32", facts.name)
     assert not obeyed(card) and "\u202e" not in card
     tokens = MarkdownIt("commonmark").enable("table").parse(card.split("---\n", 2)[2])
     inline = [child for token in tokens for child in token.children or ()]

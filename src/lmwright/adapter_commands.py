@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from lmwright.model_commands import given
+from lmwright.model_commands import Dtype, given
 
 METHODS = (
     "linear", "cat", "svd", "ties", "dare-linear", "dare-ties", "ties-svd", "dare-linear-svd",
@@ -40,7 +40,7 @@ def adapters_export(run_dir: str, out: str, **options: Any) -> None:
 @click.argument("base")
 @click.argument("adapter")
 @click.argument("out")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the weights.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def adapters_merge(base: str, adapter: str, out: str, overwrite: bool, **options: Any) -> None:
     """Write the model BASE with the PEFT folder ADAPTER merged into it.

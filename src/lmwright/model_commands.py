@@ -3,6 +3,7 @@
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,19 @@ import click
 def given(**options: Any) -> dict[str, Any]:
     """Only what was said: each default stays where the function has it."""
     return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+class Dtype(click.Choice):
+    """Types of written weights; of llama.cpp's others it says where they are made."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
+        if re.fullmatch(r"(?i)i?q\d\w*|tq\d\w*", str(value)):
+            message += (
+                "; llama.cpp alone makes its smaller types: write a .gguf in bf16 and give it to "
+                "llama-quantize"
+            )
+        return message
 
 
 @click.command("eval")
@@ -80,7 +94,7 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.argument("out")
 @click.option(
     "--dtype",
-    type=click.Choice(["bf16", "fp16", "fp32", "q8_0"]),
+    type=Dtype(["bf16", "fp16", "fp32", "q8_0"]),
     help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
 )
 @click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
@@ -105,9 +119,7 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 @click.argument("source")
 @click.argument("out")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
-@click.option(
-    "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the written weights."
-)
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the written weights.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def import_(
     source: str, out: str, overrides: Sequence[str], overwrite: bool, dtype: str | None
@@ -158,7 +170,7 @@ def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
 @click.option("--special", is_flag=True, help="The tokens of --add and --add-file are markup.")
 @click.option("--size", type=click.IntRange(min=1), help="Rows of the embedding.")
 @click.option("--multiple", type=click.IntRange(min=1), help="Round the rows up to a multiple.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the weights.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) -> None:
     """Resize a model's vocabulary, or add tokens.

@@ -96,7 +96,11 @@ def test_sharded_bf16_export(tmp_path, tokenizer_dir):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     w, out = weights_of(MODEL), tmp_path / "out"
-    facts = Facts(name="tiny", sources=({"source": "a|b", "tokens": 12345},), settings={"x": 1e-3})
+    facts = Facts(
+        name="ti\x1b[31mny\n<b>[x](y)",
+        sources=({"source": "a|b", "tokens": 12345},),
+        settings={"x": 1e-3},
+    )
     found = export_hf(
         MODEL, w, tokenizer_dir, out, dtype="bf16", max_shard_bytes=20_000, facts=facts
     )
@@ -117,6 +121,9 @@ def test_sharded_bf16_export(tmp_path, tokenizer_dir):
     assert theirs.generation_config.eos_token_id == ids.eos_id
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers") and "a\\|b | 12,345" in card
+    assert "# ti" in card and "](y)" not in card and "<b>" not in card
+    assert 'from_pretrained("out")' in card and "lmwright generate out --prompt" in card
+    assert "| reasoning |" not in card and "\x1b" not in card
     assert "License: not set" in card and f"transformers {transformers.__version__}" in card
     assert json.loads((out / "convert.json").read_text()) == json.loads(json.dumps(found.to_dict()))
 

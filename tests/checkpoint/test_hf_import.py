@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from lmwright.checkpoint.header import model_at
 from lmwright.checkpoint.hf import import_command, import_hf, load_model, to_hf
+from lmwright.checkpoint.origin import look_at
 from lmwright.checkpoint.proof import logits
 from lmwright.core.batch import Batch
 from lmwright.core.dtypes import Compute
@@ -183,7 +185,7 @@ BAD = {
         set_config(architectures=["Qwen3ForCausalLM"], use_sliding_window=True,
                    layer_types=["chunked_attention"] * 2), "layer_types"),
     "string for a number": (set_config(vocab_size="many"), "vocab_size: 'many'"),
-    "nonsense": (set_config(rope_parameters=3), "wrong type"),
+    "nonsense": (set_config(rope_parameters=3), "is not an object"),
     "impossible heads": (set_config(num_key_value_heads=2), "multiple of"),
     "not JSON": (lambda p: (p / "config.json").write_text("{"), "config.json: cannot be read"),
     "no config": (lambda p: (p / "config.json").unlink(), "config.json"),
@@ -255,8 +257,14 @@ def test_an_older_tokenizer_and_its_terms_come_along(folder, tmp_path, monkeypat
 def test_neither_run_nor_model(tmp_path):
     with pytest.raises(UserError, match=r"neither run\.toml nor config\.json"):
         load_model(tmp_path)
-    with pytest.raises(UserError, match="is not there"):
-        load_model(tmp_path / "nowhere")
+    for name, says in (
+        ("gpt2", r"is not there.*with its owner, as in hf://owner/gpt2"),
+        ("HuggingFaceTB/SmolLM2", r"is not there.*from the hub, write hf://HuggingFaceTB/SmolLM2"),
+        (str(tmp_path / "nowhere"), "is not there; give a run directory"),
+    ):
+        for verb in (load_model, model_at, look_at):
+            with pytest.raises(UserError, match=says):
+                verb(name)
     for name, says in (
         ("model.bin", "is pickled"), ("model.safetensors", "weights alone"), ("a.txt", "not a fol"),
     ):  # fmt: skip
@@ -264,6 +272,14 @@ def test_neither_run_nor_model(tmp_path):
         for verb in (load_model, find_model, lambda path: import_command(path, tmp_path / "out")):
             with pytest.raises(UserError, match=says):
                 verb(str(tmp_path / name))
+    for named in ({}, {"config.json": '{"model_type": "gpt_neo"}'}):
+        folder = tmp_path / f"pickles-{len(named)}"
+        folder.mkdir()
+        for name, text in ({"pytorch_model.bin": "x"} | named).items():
+            (folder / name).write_text(text)
+        for verb in (load_model, look_at):
+            with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model\.bin\)"):
+                verb(folder)
     (tmp_path / "run.toml").write_text("")
     with pytest.raises(UserError, match="lmwright export"):
         import_command(tmp_path, tmp_path / "out")

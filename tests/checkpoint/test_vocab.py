@@ -1,6 +1,7 @@
 """Vocabulary surgery, against transformers' own resizing and the tokenizers library."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -137,6 +138,13 @@ def test_a_special_token_is_one(folder, tmp_path, alone):
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
+def test_merges_of_another_kind_are_not_appended(folder, tmp_path, alone):
+    other = train_tokenizer(["once upon a time"] * 9, Tokenizer(vocab_size=300, train="unigram"))
+    save_tokenizer(other, tmp_path / "other")
+    with pytest.raises(UserError, match=r"is Unigram and the model's .* byte-level BPE, so"):
+        vocab_command(str(folder), tmp_path / "out", add_from=str(tmp_path / "other"))
+
+
 @pytest.mark.parametrize(
     "options, says",
     [
@@ -148,6 +156,8 @@ def test_a_special_token_is_one(folder, tmp_path, alone):
         ({"special": True, "size": 400}, "--special"),
         ({"add_file": "nowhere.txt"}, "nowhere.txt: cannot be read"),
         ({"add_from": "nowhere"}, "does not exist"),
+        ({"tokens": ("",)}, "--add: a token of no letters is none"),
+        ({"add_file": os.devnull}, "holds no tokens; write one a line"),
     ],
     ids=str,
 )

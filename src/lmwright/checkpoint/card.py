@@ -57,12 +57,12 @@ License: not set. Whoever publishes this model adds `license:` above, with the d
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained({{ facts.name | tojson }})
-model = AutoModelForCausalLM.from_pretrained({{ facts.name | tojson }})
+tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
+model = AutoModelForCausalLM.from_pretrained({{ place | tojson }})
 inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 ```
-or `lmwright generate {{ word(facts.name) }} --prompt "Once upon a time"`.
+or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
 
 {% if facts.results %}
 ## Held-out results
@@ -95,24 +95,26 @@ or `lmwright generate {{ word(facts.name) }} --prompt "Once upon a time"`.
 ## How the conversion was checked
 
 {% for line in proof.lines() %}
-- {{ line }}
+- {{ inline(line) }}
 {% endfor %}
 
 Figures in `convert.json`; {{ proof.tokens }} tokens of fixed prompts, float32.
 """
 
 
-def model_card(facts: Facts, model: Any, proof: "Proof", dtype: str) -> str:
-    """Markdown with the metadata block that the Hugging Face hub reads."""
+def model_card(facts: Facts, model: Any, proof: "Proof", dtype: str, place: str) -> str:
+    """Markdown with the metadata block that the Hugging Face hub reads; `place` is the name of
+    the folder that it lies in."""
     env = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
     text = env.from_string(CARD).render(
         facts=facts,
         model=model,
         params=count_params(model.spec()),
-        architecture=asdict(model),
+        architecture={k: v for k, v in asdict(model).items() if v is not None},
         proof=proof,
         dtype=dtype,
         version=lmwright.__version__,
+        place=place,
         table=_table,
         pairs=_pairs,
         inline=_inline,

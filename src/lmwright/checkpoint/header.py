@@ -1,14 +1,17 @@
 """What model lies at a place, by its header alone: no weights are read, nor fetched from a hub
 but within a GGUF file."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from lmwright.checkpoint.hub import fetch, is_hub_name
 from lmwright.checkpoint.places import usable
 from lmwright.checkpoint.reader import model_from_config, read_config
-from lmwright.checkpoint.safetensors import PICKLES
+from lmwright.checkpoint.safetensors import PICKLES, refuse_pickles
 from lmwright.errors import UserError
+
+HUB_LIKE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def model_at(name: str) -> Any:
@@ -37,12 +40,16 @@ def no_model(path: Path) -> UserError:
         )
     what = "is not there"
     if path.is_dir():
+        refuse_pickles(path)
         what = "holds neither run.toml nor config.json"
     elif path.suffix == ".safetensors":
         what = "is weights alone, without the config.json that says what they mean"
     elif path.exists():
         what = "is not a folder"
-    return UserError(
-        f"{path}: {what}; give a run directory, a Hugging Face model folder, a .gguf file or "
-        f"hf://owner/name"
-    )
+    kinds = "a run directory, a Hugging Face model folder, a .gguf file or hf://owner/name"
+    if what == "is not there" and HUB_LIKE.fullmatch(str(path)):
+        hub = f"for a model from the hub, write hf://{path}"
+        if "/" not in str(path):
+            hub = f"a model from the hub is named with its owner, as in hf://owner/{path}"
+        return UserError(f"{path}: {what}; {hub}; otherwise give {kinds}")
+    return UserError(f"{path}: {what}; give {kinds}")

@@ -27,6 +27,7 @@ from lmwright.checkpoint.reader import (
     open_tensors,
     read_config,
 )
+from lmwright.checkpoint.safetensors import refuse_pickles
 from lmwright.checkpoint.stream import check_tensors, from_hf
 from lmwright.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
 from lmwright.checkpoint.writer import MAX_SHARD_BYTES, export_hf, stored_dtype, write_hf
@@ -133,6 +134,7 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
 
 
 def _open_folder(path: Path) -> LoadedModel:
+    refuse_pickles(path)  # before what is wrong with a config.json that nobody needs
     config = read_config(path)
     model = model_from_config(config, str(path / "config.json"))
     tensors = open_tensors(path, config)

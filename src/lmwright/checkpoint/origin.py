@@ -15,6 +15,7 @@ import xxhash
 
 from lmwright.checkpoint.hf import load_model
 from lmwright.checkpoint.reader import model_from_config, read_config
+from lmwright.checkpoint.safetensors import refuse_pickles
 from lmwright.checkpoint.store import load_run_weights
 from lmwright.checkpoint.tokenizer_files import has_tokenizer
 from lmwright.config_fields import to_plain
@@ -92,6 +93,7 @@ def look_at(path: str | Path) -> Origin:
         found = tokenizer if has_tokenizer(tokenizer) else None
         return Origin(path, "run directory", load_run(path / "run.toml").model, found, step)
     if (path / "config.json").exists():
+        refuse_pickles(path)
         model = model_from_config(read_config(path), str(path / "config.json"))
         found = path if has_tokenizer(path) else None
         return Origin(path, "Hugging Face folder", model, found)

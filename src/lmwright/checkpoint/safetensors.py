@@ -96,7 +96,10 @@ def _open_files(folder: Path) -> dict[Path, Any]:
     elif (folder / SINGLE).exists():
         paths = [folder / SINGLE]
     else:
-        raise UserError(_nothing_to_read(folder))
+        refuse_pickles(folder)
+        raise UserError(
+            f"{folder}: no {SINGLE} and no {INDEX}; point at a folder that holds one of them"
+        )
     return {path: _open(path) for path in paths}
 
 
@@ -125,15 +128,16 @@ def _weight_map(folder: Path) -> dict[str, str]:
         ) from None
 
 
-def _nothing_to_read(folder: Path) -> str:
-    pickles = [p.name for pattern in PICKLES for p in sorted(folder.glob(pattern))]
-    if pickles:
-        return (
+def refuse_pickles(folder: Path) -> None:
+    """Raises UserError for a folder whose weights are pickled and nothing else."""
+    if (folder / INDEX).exists() or (folder / SINGLE).exists():
+        return
+    if pickles := [p.name for pattern in PICKLES for p in sorted(folder.glob(pattern))]:
+        raise UserError(
             f"{folder}: holds only pickled weights ({some(pickles)}), which run code when opened "
             f"and are never read here; get the safetensors version, or convert them in a "
             f"sandbox with transformers: save_pretrained(folder)"
         )
-    return f"{folder}: no {SINGLE} and no {INDEX}; point at a folder that holds one of them"
 
 
 def plan_shards(sizes: Iterable[tuple[str, int]], max_shard_bytes: int) -> list[list[str]]:

@@ -104,6 +104,8 @@ def vocab_command(
     was done. Raises UserError where nothing is asked for or it does not fit."""
     if max_new is not None and add_from is None:
         raise UserError("--max-new: is for --add-from; name a tokenizer")
+    if "" in tokens:
+        raise UserError("--add: a token of no letters is none; give its text")
     loaded = load_model(path)
     wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):
@@ -143,7 +145,9 @@ def _lines(path: str) -> list[str]:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
-    return [line for line in text.splitlines() if line.strip()]
+    if not (found := [line for line in text.splitlines() if line.strip()]):
+        raise UserError(f"{path}: holds no tokens; write one a line")
+    return found
 
 
 def plan(
@@ -192,11 +196,14 @@ def merged(
     """A BPE tokenizer with the merges of another of its kind after its own, and the tokens that
     they make under new ids; ids of the old tokens stay. Raises UserError for other kinds."""
     spec, more = json.loads(tokenizer.backend.to_str()), other.spec
-    kinds = [(s["model"]["type"], (s["decoder"] or {}).get("type")) for s in (spec, more)]
-    if kinds[0] != kinds[1] or kinds[0][0] != "BPE":
+    theirs, ours = _kind(more), _kind(spec)
+    if theirs != ours or "BPE" not in ours:
+        better = ""
+        if ours == BYTE_LEVEL:
+            better = f", or with a {BYTE_LEVEL} tokenizer (lmwright tokenizer train makes one)"
         raise UserError(
-            f"{where}: is of another kind than the model's tokenizer ({kinds[1]} and {kinds[0]}); "
-            f"train one with byte-level BPE as the model's, or give the words with --add-file"
+            f"{where}: is {theirs} and the model's tokenizer is {ours}, so its merges cannot be "
+            f"appended; use --add-file with the new tokens{better}"
         )
     vocab = spec["model"]["vocab"]
     for token in spec["added_tokens"]:  # the library numbers those outside anew, at the end
@@ -218,6 +225,16 @@ def merged(
     spec["model"]["merges"] = [list(merge) for merge in merges]
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     return replace(tokenizer, backend=backend, sentencepiece=None)
+
+
+BYTE_LEVEL = "byte-level BPE"
+
+
+def _kind(spec: Mapping[str, Any]) -> str:
+    kind = str(spec["model"]["type"])
+    if kind != "BPE":
+        return kind
+    return BYTE_LEVEL if (spec["decoder"] or {}).get("type") == "ByteLevel" else "sentencepiece BPE"
 
 
 def _pair(merge: Any) -> tuple[str, str]:

@@ -126,7 +126,7 @@ def write_hf(
             **vars(compared),
         )
         write_json(folder / CONVERT, proof.to_dict())
-        card = model_card(facts, model, proof, dtype)
+        card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return proof
 
