@@ -7,6 +7,7 @@ that is raised is our mistake and keeps its traceback.
 import errno
 import glob
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = lmwright.main(args=words, prog_name="lmwright", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
-        return _fail(str(error))
+        return _fail(with_run_file(str(error), words))
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.ctx.get_help() if error.ctx else error.message)
         return 0
@@ -72,6 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
     return result if type(result) is int else 0
+
+
+def with_run_file(message: str, words: Sequence[str]) -> str:
+    """A message whose `lmwright prepare` names the run file, and fields of the data, of `words`."""
+    for word in words[1:]:
+        if word.endswith(".toml") or os.path.isfile(os.path.join(word, "run.toml")):
+            said = [w for w in words if w.startswith("data.") and "=" in w]
+            return message.replace(
+                "`lmwright prepare`", f"`{shlex.join(['lmwright', 'prepare', word, *said])}`"
+            )
+    return message
 
 
 def show_exception(kind: Any, error: BaseException, trace: Any) -> None:

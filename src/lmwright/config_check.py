@@ -7,7 +7,7 @@ from lmwright.config_fields import default_of
 from lmwright.errors import UserError
 from lmwright.presets.machines import GPUS
 from lmwright.presets.prices import PRICES
-from lmwright.run import ROW_PARTS, Chat, Run, Source, Tokenizer
+from lmwright.run import EARLIER_VOCAB_SIZE, ROW_PARTS, Chat, Run, Source, Tokenizer
 
 
 def check_run(run: Run) -> None:
@@ -105,7 +105,7 @@ def _check_tokenizer(run: Run) -> None:
         )
     if said.path is None:
         size = getattr(run.model, "vocab_size", None)
-        if size and said.vocab_size > size:
+        if size and said.vocab_size and said.vocab_size > size:
             raise UserError(
                 f"data.tokenizer.vocab_size: {said.vocab_size} is more than model.vocab_size = "
                 f"{size}; make them equal"
@@ -118,7 +118,9 @@ def _check_tokenizer(run: Run) -> None:
         return
     for name in ("train", "vocab_size", "special_tokens", "sample_bytes"):
         field = Tokenizer.__dataclass_fields__[name]
-        if getattr(said, name) != default_of(field):
+        # run files of earlier versions spell out the size that was the default
+        earlier = name == "vocab_size" and said.vocab_size == EARLIER_VOCAB_SIZE
+        if getattr(said, name) != default_of(field) and not earlier:
             raise UserError(
                 f"data.tokenizer.{name}: has no effect beside data.tokenizer.path, which imports "
                 f"a tokenizer; remove one of them"

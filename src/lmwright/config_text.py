@@ -14,6 +14,11 @@ from lmwright.errors import UserError
 
 Keys = tuple[str | int, ...]
 
+DATA_ENDING = re.compile(
+    r"\.(jsonl|ndjson|csv|tsv|txt|md|parquet|arrow|bin|npy|gguf|safetensors|gz|zst|zip)$", re.I
+)
+DATA_HEADS = (b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ARROW1", b"GGUF", b"PK\x03\x04")
+
 SYNTAX_CURES = {
     "invalid value": "text needs quotes",
     "cannot overwrite a value": "a name is given twice",
@@ -28,6 +33,7 @@ def dotted(keys: Sequence[str | int]) -> str:
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     """A run file's values and the line (from 1) of each leaf and table. Raises UserError
     for a file that is missing, unreadable, not UTF-8 or not TOML."""
+    _refuse_data(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
@@ -47,6 +53,22 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
             where = f"{path}:{line_of(lines, keys)}"
             raise UserError(f"{where}: {dotted(keys)} is a date; put it in quotes to mean text")
     return values, lines
+
+
+def _refuse_data(path: Path) -> None:
+    """UserError for a file of text or tokens in the run file's place."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 12)
+    except OSError:
+        return
+    # of a run file in another encoding, every second byte is 0 too
+    binary = b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if binary or DATA_ENDING.search(path.name) or head.startswith(DATA_HEADS):
+        raise UserError(
+            f"{path}: is a data file; give a run file (TOML, docs/config.md) that names it, as in "
+            f'data.sources = [{{ path = "{path}" }}]'
+        )
 
 
 def _syntax_error(path: Path, text: str, message: str) -> UserError:

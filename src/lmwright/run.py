@@ -82,6 +82,10 @@ class Source:
     """Configuration name of a Hugging Face dataset."""
 
 
+EARLIER_VOCAB_SIZE = 8192
+"""Ids of a trained tokenizer where neither it nor a model says how many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     """An imported tokenizer (`path`), or one trained on the run's own sources."""
@@ -91,8 +95,9 @@ class Tokenizer:
     """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
     train: Literal["bpe", "unigram"] = "bpe"
     """What is trained when no path is given."""
-    vocab_size: PositiveInt = 8192
-    """Size of a trained vocabulary, special tokens included."""
+    vocab_size: PositiveInt | None = None
+    """Size of a trained vocabulary, special tokens included; `model.vocab_size` if unset, or
+    what the text suffices for."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
     """Special tokens of a trained tokenizer; the first one ends a document and pads."""
     chat_template: str | None = None
@@ -184,7 +189,8 @@ class Data:
     sources: tuple[Source, ...] = ()
     """What is read."""
     holdout_fraction: Fraction = 0.0
-    """Share of documents kept for evaluation, chosen by content hash."""
+    """Share of documents kept for evaluation, chosen by content hash; above 0 at least one of
+    each source, or the end of its only one."""
     workers: PositiveInt | None = None
     """Processes that prepare; all cores if unset. The output never depends on it."""
     tokenizer: Tokenizer = field(default_factory=Tokenizer)

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lmwright.data.holdout import part_file
 from lmwright.data.manifest import Manifest
-from lmwright.data.normalize import QUARANTINE, Part, TableWriter, part_file
+from lmwright.data.normalize import QUARANTINE, Part, TableWriter, hold_out
 from lmwright.data.stage import run_stage
 
 BUCKET_DOCS = 1 << 22
@@ -57,7 +58,8 @@ def drop_duplicates(
         for p, drop, counts in zip(parts, drops, read.facts["parts"], strict=True)
     ]
 
-    def finish(_counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
+    def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
+        hold_out(parts, counts, folder / "normalize", temp)
         shutil.copyfile(folder / "read" / QUARANTINE, temp / QUARANTINE)
         return {}
 

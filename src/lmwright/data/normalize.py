@@ -7,6 +7,7 @@
 The hash of a text decides whether it is held out, so neither its place nor its neighbors do.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from lmwright.data.columns import Bad, Row, content_columns, names_of, needed_columns
+from lmwright.data.holdout import ensure_held_out, part_file
 from lmwright.data.manifest import Manifest, save_array, write_atomic
 from lmwright.data.progress import Progress
 from lmwright.data.rows import read_rows
@@ -88,7 +90,10 @@ def normalize(
         name = "read" if exact else "normalize"
 
         def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
-            return _finish(parts, counts, folder / name, temp, limit)
+            facts = _finish(parts, counts, folder / name, temp, limit)
+            if not exact:
+                hold_out(parts, counts, folder / name, temp)
+            return facts
 
         done = run_stage(
             name,
@@ -131,11 +136,6 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
             hashes = data.normalize.dedup == "exact"
             parts.append(Part(len(parts), name, source, slices, *settings, hashes))
     return parts
-
-
-def part_file(number: int) -> str:
-    """Name of a part's rows below the stage's folder."""
-    return f"part-{number:05d}.parquet"
 
 
 def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _finish(
             if found.exists():
                 out.write(found.read_bytes())
     try:
-        _check_columns(parts, tally)
+        _check_columns(parts, tally, temp / QUARANTINE)
         _check_bad(tally, temp / QUARANTINE, limit)
         if not docs:
             raise UserError(
@@ -284,14 +284,26 @@ def _finish(
     return {"parts": list(counts)} if parts[0].hashes else {}
 
 
-def _check_columns(parts: Sequence[Part], tally: dict[str, dict[str, int]]) -> None:
+def hold_out(
+    parts: Sequence[Part], counts: Sequence[dict[str, Any]], folder: Path, temp: Path
+) -> None:
+    """Sees to it that every source that trains has held-out text, if any is asked for."""
+    training = [p.name if p.source.use == "train" and p.holdout_fraction else "" for p in parts]
+    ensure_held_out(training, counts, folder, temp, parts[0].holdout_fraction)
+
+
+def _check_columns(
+    parts: Sequence[Part], tally: dict[str, dict[str, int]], quarantine: Path
+) -> None:
     for part in parts:
         seen = tally[part.name]
         if seen["missing"] and seen["missing"] == seen["rows"]:
+            reason = next(e["reason"] for e in _bad_rows(quarantine) if e["source"] == part.name)
+            field = next(iter(needed_columns(part.source)))
             raise UserError(
                 f"data.sources: no row of {part.source.path} has "
                 f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "
-                f"{QUARANTINE}); change data.sources.{next(iter(needed_columns(part.source)))}."
+                f"{QUARANTINE}; the first: {reason}); change data.sources.{field}."
             )
 
 
@@ -299,8 +311,7 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
     bad, rows = (sum(t[key] for t in tally.values()) for key in ("bad", "rows"))
     if bad <= limit * rows:
         return
-    with open(quarantine, encoding="utf-8") as f:
-        first = [json.loads(line) for line, _ in zip(f, range(REASONS_SHOWN), strict=False)]
+    first = itertools.islice(_bad_rows(quarantine), REASONS_SHOWN)
     shown = "; ".join(
         f"{os.path.basename(e['file'])}:{e.get('line', e.get('row'))} {e['reason']}" for e in first
     )
@@ -309,3 +320,8 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
         f"allows; they are listed in {quarantine}; the first: {shown}. "
         "Mend the input or raise the fraction."
     )
+
+
+def _bad_rows(quarantine: Path) -> Iterator[dict[str, Any]]:
+    with open(quarantine, encoding="utf-8") as f:
+        yield from map(json.loads, f)

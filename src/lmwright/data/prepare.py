@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.data.manifest import Manifest
-from lmwright.data.progress import Progress, console_progress
+from lmwright.data.progress import Noted, Progress, console_progress
 from lmwright.errors import UserError
 from lmwright.run import Data, Run
 from lmwright.terminal import visible
@@ -62,11 +62,13 @@ def prepare(
     seq_len: int,
     *,
     stages: Sequence[str] = (),
+    model_vocab_size: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Runs the named stages in their order, all of them if none is named.
 
+    model_vocab_size: a trained tokenizer that says no size gets this one, and none may be larger.
     seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
     `data.workers` if None, else all cores. The output never depends on it. Raises UserError for
     an unknown stage, bad input, and a stage whose predecessor is missing.
@@ -74,11 +76,23 @@ def prepare(
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
+    from lmwright.data.vocabulary import check_imported, check_size
+
     workers = workers or data.workers
+    tokenizing = not stages or "tokenizer" in stages
+    if tokenizing:
+        check_imported(data, model_vocab_size)
     if has_chats(data):
         data = with_template(data)
-    run = _stages(data, data.pack.seq_len or seq_len, workers, progress)
-    return Summary(data.dir, {s: run[s]() for s in STAGES if not stages or s in stages})
+    run = _stages(data, data.pack.seq_len or seq_len, model_vocab_size, workers, progress)
+    made: dict[str, Manifest] = {}
+    for stage in STAGES:
+        if not stages or stage in stages:
+            made[stage] = run[stage]()
+        if stage == "tokenizer" and tokenizing:
+            ids = made["tokenizer"].facts["vocab_size"]
+            check_size(ids, model_vocab_size, data.tokenizer.path or f"{data.dir}/tokenizer")
+    return Summary(data.dir, made)
 
 
 def has_chats(data: Data) -> bool:
@@ -123,7 +137,11 @@ def with_template(data: Data) -> Data:
 
 
 def _stages(
-    data: Data, seq_len: int, workers: int | None, progress: Progress | None
+    data: Data,
+    seq_len: int,
+    model_vocab_size: int | None,
+    workers: int | None,
+    progress: Progress | None,
 ) -> dict[str, Callable[[], Manifest]]:
     # imported here, so that `--help` stays quick
     from lmwright.data.normalize import normalize
@@ -148,7 +166,9 @@ def _stages(
         )
     return {
         "normalize": lambda: normalize(data, **how),
-        "tokenizer": lambda: make_tokenizer(data.dir, data.tokenizer, progress=progress),
+        "tokenizer": lambda: make_tokenizer(
+            data.dir, data.tokenizer, model_vocab_size=model_vocab_size, progress=progress
+        ),
         "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, **how),
         "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **how),
         "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **how),
@@ -166,9 +186,34 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
             f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
             "make rows shorter or the context longer."
         )
-    summary = prepare(run.data, seq_len, stages=stages, progress=console_progress())
-    print_summary(summary, Console(highlight=False))
+    progress = Noted(console_progress())
+    ids = getattr(run.model, "vocab_size", None)
+    summary = prepare(run.data, seq_len, stages=stages, model_vocab_size=ids, progress=progress)
+    console = Console(highlight=False)
+    print_summary(summary, console)
+    for note in notes(run, summary):
+        console.print(note, markup=False, soft_wrap=True)
+    made = ", ".join(summary.stages)
+    state = "" if progress.begun else "up to date: "
+    console.print(f"in {Path(summary.dir)}: {state}{made}", markup=False, soft_wrap=True)
     return summary
+
+
+def notes(run: Run, summary: Summary) -> Iterator[str]:
+    """What a user should know before training on what was prepared."""
+    from lmwright.data.vocabulary import unused_note
+
+    if tokenizer := summary.stages.get("tokenizer"):
+        if note := unused_note(run.model, summary.dir, tokenizer.facts["vocab_size"]):
+            yield note
+    packed = summary.stages.get("pack")
+    if packed and run.data.holdout_fraction and not packed.counts["sources"].get("eval"):
+        yield (
+            "nothing is held out: the documents are too few or too short for "
+            f"data.holdout_fraction = {run.data.holdout_fraction:g}, or an earlier version made "
+            f"them; remove {summary.dir}/normalize and prepare again, or add a source with "
+            'use = "eval"'
+        )
 
 
 def print_summary(summary: Summary, console: Any) -> None:
@@ -208,7 +253,6 @@ def print_summary(summary: Summary, console: Any) -> None:
             f"tokenizer: {facts['vocab_size']:,} ids, fingerprint "
             f"{facts['tokenizer_fingerprint'][:12]}"
         )
-    console.print(f"in {Path(summary.dir)}: {', '.join(summary.stages)}")
 
 
 def _left_out(summary: Summary) -> Iterator[str]:

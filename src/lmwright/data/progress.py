@@ -97,6 +97,23 @@ class LiveProgress:
         self.bar.stop()
 
 
+class Noted:
+    """Another display, and whether any stage had something to do."""
+
+    def __init__(self, shown: Progress):
+        self.shown, self.begun = shown, False
+
+    def start(self, stage: str, parts: int, done: int, unit: str) -> None:
+        self.begun = True
+        self.shown.start(stage, parts, done, unit)
+
+    def advance(self, counts: Mapping[str, Any]) -> None:
+        self.shown.advance(counts)
+
+    def finish(self) -> None:
+        self.shown.finish()
+
+
 def console_progress() -> Progress:
     """The display that fits standard error: live on a terminal, plain lines elsewhere."""
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()

@@ -132,7 +132,9 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
     if root.is_file():
         return _choose(source, [str(root)], str(root.parent) + os.sep, single=True)
     if not re.search(r"[*?\[]", source.path):
-        raise UserError(f"data.sources: {source.path} does not exist.")
+        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)
+        cure = f"; the Hugging Face data set of this name is hf://datasets/{source.path}"
+        raise UserError(f"data.sources: {source.path} does not exist{cure if hub else ''}.")
     fs = fsspec.filesystem("file")
     paths = sorted(p for p in fs.glob(str(root.absolute())) if os.path.isfile(p))
     if exclude:

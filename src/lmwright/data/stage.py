@@ -72,7 +72,8 @@ def run_stage(
     fingerprint: JSON; everything the output depends on, the list of parts included. When it
         or an input's manifest differs from what is there, the stage is redone from scratch.
     facts: JSON stored in the manifest. finish: called as `finish(counts of each part,
-        tmp_dir)` in this process after all parts; writes further files, returns more facts.
+        tmp_dir)` in this process after all parts; writes further files, also in the place of
+        some of the parts', may change the counts in place, and returns more facts.
     workers: processes; all cores if None; 1 runs in this process.
     unit: the count whose rate is shown. private: only the user may read what is written.
     Raises UserError for a full disk, a folder that cannot be written or is not a stage's;

@@ -25,6 +25,7 @@ from lmwright import run
 from lmwright.data.json_text import parse_json
 from lmwright.data.manifest import write_atomic
 from lmwright.errors import UserError
+from lmwright.run import EARLIER_VOCAB_SIZE
 
 ROLES = ("eos", "bos", "pad", "unk")
 
@@ -152,9 +153,11 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
 
     Every byte is in the vocabulary, so that any text comes back unchanged. The special tokens
     take the last ids; the first of them is eos, bos and pad. A small text may give fewer than
-    `spec.vocab_size` tokens. Raises UserError for a vocabulary that cannot hold the bytes.
+    `spec.vocab_size` tokens (8192 if unset). Raises UserError for a vocabulary that cannot hold
+    the bytes.
     """
-    ordinary = spec.vocab_size - len(spec.special_tokens)
+    size = spec.vocab_size or EARLIER_VOCAB_SIZE
+    ordinary = size - len(spec.special_tokens)
     if not spec.special_tokens:
         raise UserError(
             "tokenizer.special_tokens is empty; name at least the token that ends a document, "
@@ -162,7 +165,7 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
         )
     if ordinary < 256:
         raise UserError(
-            f"tokenizer.vocab_size={spec.vocab_size} is too small; 256 bytes and "
+            f"tokenizer.vocab_size={size} is too small; 256 bytes and "
             f"{len(spec.special_tokens)} special tokens need {256 + len(spec.special_tokens)}."
         )
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -16,12 +16,13 @@ import tokenizers
 from lmwright.data.chat import plain_text
 from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
-from lmwright.data.stage import run_stage
+from lmwright.data.stage import finished_stage, run_stage
 from lmwright.data.tokenize import read_rows
 from lmwright.data.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.data.tokenizer_formats import import_tokenizer
+from lmwright.data.vocabulary import trained_size
 from lmwright.errors import UserError
-from lmwright.run import Tokenizer
+from lmwright.run import EARLIER_VOCAB_SIZE, Tokenizer
 
 # A chunk is short enough to spread the sample, long enough to keep words whole.
 SAMPLE_CHARS = 1 << 14
@@ -37,18 +38,27 @@ class Job:
 
 
 def make_tokenizer(
-    data_dir: str | os.PathLike, spec: Tokenizer, *, progress: Progress | None = None
+    data_dir: str | os.PathLike,
+    spec: Tokenizer,
+    *,
+    model_vocab_size: int | None = None,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Imports `spec.path`, or trains on the train split of `<data_dir>/normalize`.
 
+    model_vocab_size: ids of a trained tokenizer where `spec` says none, if the text suffices.
     Facts: vocab_size, eos_id, bos_id, pad_id, tokenizer_fingerprint. Raises UserError for a
     tokenizer that cannot be read, and for text that has not been normalized yet.
     """
     folder = Path(data_dir).absolute()
     if spec.path is None:
-        inputs = {"normalize": read_manifest(folder / "normalize")}
-        # how a tokenizer is trained may change with the library
-        said = {**asdict(spec), "library": tokenizers.__version__}
+        normalized = read_manifest(folder / "normalize")
+        inputs = {"normalize": normalized}
+        if earlier := _earlier(folder, spec, inputs):
+            return earlier
+        size = trained_size(spec, model_vocab_size, _text_bytes(normalized))
+        spec = replace(spec, vocab_size=size)
+        said = _said(spec)
     else:
         inputs = {}
         said = {"chat_template": spec.chat_template, "files": _hashes(Path(spec.path))}
@@ -64,6 +74,24 @@ def make_tokenizer(
         progress=progress,
         unit="vocab_size",
     )
+
+
+def _said(spec: Tokenizer) -> dict[str, Any]:
+    # how a tokenizer is trained may change with the library
+    return {**asdict(spec), "library": tokenizers.__version__}
+
+
+def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Manifest | None:
+    """The finished tokenizer of a store that was made when its size did not follow the model."""
+    if spec.vocab_size is not None:
+        return None
+    said = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
+    return finished_stage("tokenizer", folder / "tokenizer", 1, fingerprint=said, inputs=inputs)
+
+
+def _text_bytes(normalized: Manifest) -> int:
+    train = normalized.counts["sources"].get("train", {})
+    return sum(entry["bytes"] for entry in train.values())
 
 
 def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
@@ -102,9 +130,7 @@ def sample_texts(normalized: Manifest, budget_bytes: int) -> Iterator[str]:
 
     Whole documents if all fit; else chunks of them at even distances.
     """
-    train = normalized.counts["sources"].get("train", {})
-    available = sum(entry["bytes"] for entry in train.values())
-    share = budget_bytes / max(1, available)
+    share = budget_bytes / max(1, _text_bytes(normalized))
     owed = 0.0
     for text in _train_texts(normalized):
         if share >= 1:

@@ -129,6 +129,7 @@ def identity(run: Run) -> dict[str, Any]:
         said.pop(name)
     for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):
         said[section] = {k: v for k, v in said[section].items() if k not in names}
+    said["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
     if said["lora"] and said["lora"]["adapters"]:  # each is kept or dropped by itself
         said["train"].pop("global_batch_size")
         said["lora"]["adapters"] = {
