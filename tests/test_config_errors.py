@@ -174,7 +174,10 @@ def test_files_that_cannot_be_read(tmp_path):
         (["data.pack.seq_len=513"], "data.pack.seq_len: 513 is longer than model.seq_len = 512"),
         (["mesh.data=rest"], "are both 'rest'"),
         (["checkpoint.keep_every_steps=75"], "checkpoint.keep_every_steps: 75 is not a multiple"),
-        (["model.preset=llama-1m"], "data.tokenizer.vocab_size: 8192 is more than"),
+        (
+            ["model.preset=llama-1m", "data.tokenizer.vocab_size=4096"],
+            "data.tokenizer.vocab_size: 4096 is more than",
+        ),
         (["data.tokenizer.special_tokens=['a', 'a']"], "special_tokens"),
         (["data.tokenizer={path='x', train='unigram'}"], "data.tokenizer.train: has no effect"),
         (["data.sources.0={path='x', use='eval', weight=2}"], "weight: has no effect"),

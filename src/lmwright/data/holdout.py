@@ -1,13 +1,13 @@
 """Holdout: where chance holds out none of a source's few documents, one all the same.
 
-    documents   hash < fraction --> eval       else the one of the lowest hash
+    documents   hash < fraction --> eval       else the one of the lowest hash, and its equals
     a single one                               its end, at a line or a blank where there is one
 
 So that a run which asks for held-out text has some, whatever the size of its text.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+CUT_FROM_CHARS = 1000
 LEAST_CHARS = 2000
 LEAST_SHARE = 0.1
 Counts = dict[str, Any]
@@ -26,21 +27,25 @@ def ensure_held_out(
     """Moves a document, or the end of one, into the eval split of each source without any.
 
     names: the source of each part, "" for those that are left as they are. counts: of each
-    part, changed in place. folder: has the parts' rows; temp: where parts are written that replace theirs.
+    part, changed in place. folder: has the parts' rows; temp: where parts are written that
+    replace theirs.
     """
     for name in dict.fromkeys(filter(None, names)):
         mine = [i for i, n in enumerate(names) if n == name]
         docs = {s: sum(_entry(counts[i], s, name)["docs"] for i in mine) for s in ("train", "eval")}
         if docs["eval"] or not docs["train"]:
             continue
-        number, row = _lowest([(i, folder / part_file(i)) for i in mine])
-        path, target = folder / part_file(number), temp / part_file(number)
-        if docs["train"] > 1:
-            size = _rewrite(path, target, row, None)
-            _move(counts[number], name, docs=1, size=size)
-        elif (cut := _cut(path, row, fraction)) is not None:
-            size = _rewrite(path, target, row, cut)
-            _move(counts[number], name, docs=0, size=size)
+        paths = {i: folder / part_file(i) for i in mine}
+        found, others = _lowest(paths)
+        if others:  # equal texts go together, as with any hash
+            for i, rows in found.items():
+                size = _rewrite(paths[i], temp / part_file(i), rows, None)
+                _move(counts[i], name, len(rows), len(rows), size)
+        elif docs["train"] == 1:
+            ((i, (row,)),) = found.items()
+            if (cut := _cut(paths[i], row, fraction)) is not None:
+                size = _rewrite(paths[i], temp / part_file(i), (row,), cut)
+                _move(counts[i], name, 0, 1, size)
 
 
 def part_file(number: int) -> str:
@@ -52,14 +57,14 @@ def _entry(counts: Counts, split: str, name: str) -> Counts:
     return counts["sources"].get(split, {}).get(name, {"docs": 0, "bytes": 0})
 
 
-def _move(counts: Counts, name: str, docs: int, size: int) -> None:
-    """Counts one more document of `size` bytes in eval, and `docs` and the bytes less in train."""
+def _move(counts: Counts, name: str, fewer: int, more: int, size: int) -> None:
+    """Counts `more` documents of `size` bytes in eval, and `fewer` without those bytes in train."""
     train = _entry(counts, "train", name)
-    train["docs"] -= docs
+    train["docs"] -= fewer
     train["bytes"] -= size
     if not train["docs"]:
         del counts["sources"]["train"][name]
-    counts["sources"].setdefault("eval", {})[name] = {"docs": 1, "bytes": size}
+    counts["sources"].setdefault("eval", {})[name] = {"docs": more, "bytes": size}
 
 
 def _groups(path: Path) -> Iterator[pa.Table]:
@@ -68,18 +73,21 @@ def _groups(path: Path) -> Iterator[pa.Table]:
             yield file.read_row_group(i)
 
 
-def _lowest(paths: Sequence[tuple[int, Path]]) -> tuple[int, int]:
-    """Part and row of the text whose hash is the lowest."""
-    best: tuple[bytes, int, int] | None = None
-    for number, path in paths:
-        row = 0
+def _lowest(paths: Mapping[int, Path]) -> tuple[dict[int, list[int]], bool]:
+    """Rows by part of the text whose hash is the lowest, and whether there are other texts."""
+    best, found, others = b"", {}, False
+    for number, path in paths.items():
+        row = -1
         for table in _groups(path) if path.exists() else ():
             for text in table["text"]:
-                found = (xxhash.xxh3_128_digest(text.as_py().encode()), number, row)
-                best = found if best is None else min(best, found)
                 row += 1
-    assert best is not None, "a source with documents has rows"
-    return best[1:]
+                digest = xxhash.xxh3_128_digest(text.as_py().encode())
+                others |= bool(found) and digest != best
+                if not found or digest < best:
+                    best, found = digest, {}
+                if digest == best:
+                    found.setdefault(number, []).append(row)
+    return found, others
 
 
 def _row(path: Path, row: int) -> dict[str, str]:
@@ -94,7 +102,7 @@ def _cut(path: Path, row: int, fraction: float) -> int | None:
     """Where the end of a text begins that is to be held out; None if it cannot be cut."""
     document = _row(path, row)
     text = document["text"]
-    if document["rows"] != "text":
+    if document["rows"] != "text" or len(text) < CUT_FROM_CHARS:
         return None  # an example is learned as a whole
     least = min(LEAST_CHARS, len(text) * LEAST_SHARE)
     at = len(text) - math.ceil(max(fraction * len(text), least))
@@ -106,26 +114,24 @@ def _cut(path: Path, row: int, fraction: float) -> int | None:
     return at if text[:at].strip() and text[at:].strip() else None
 
 
-def _rewrite(source: Path, target: Path, row: int, cut: int | None) -> int:
-    """Writes the rows with one of them in eval, or its text from `cut` on; bytes of that."""
+def _rewrite(source: Path, target: Path, held: Sequence[int], cut: int | None) -> int:
+    """Writes the rows with some of them in eval, or the text of the one from `cut` on; bytes of
+    what is held out."""
     from lmwright.data.normalize import TableWriter
 
-    size = 0
+    size, row, wanted = 0, -1, set(held)
     with TableWriter(target) as writer:
         for table in _groups(source):
-            if 0 <= row < table.num_rows:
-                rows = table.to_pylist()
-                held = rows[row] | {"split": "eval"}
-                if cut is not None:
-                    text = held["text"]
-                    rows.insert(row, rows[row] | {"text": text[:cut]})
-                    held |= {"text": text[cut:], "id": f"{held['id']}#end"}
-                    row += 1
-                rows[row] = held
-                size = len(held["text"].encode())
-                table = pa.Table.from_pylist(rows, schema=table.schema)
-                row = -1
-            else:
-                row -= table.num_rows
-            writer.write_table(table)
+            rows = []
+            for document in table.to_pylist():
+                row += 1
+                if row in wanted:
+                    if cut is not None:
+                        text = document["text"]
+                        rows.append(document | {"text": text[:cut]})
+                        document |= {"text": text[cut:], "id": f"{document['id']}#end"}
+                    document |= {"split": "eval"}
+                    size += len(document["text"].encode())
+                rows.append(document)
+            writer.write_table(pa.Table.from_pylist(rows, schema=table.schema))
     return size

@@ -204,7 +204,8 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
     from lmwright.data.vocabulary import unused_note
 
     if tokenizer := summary.stages.get("tokenizer"):
-        if note := unused_note(run.model, summary.dir, tokenizer.facts["vocab_size"]):
+        note = unused_note(run.model, summary.dir, tokenizer.facts["vocab_size"])
+        if note and run.train.init_from is None:  # whose model is as it is
             yield note
     packed = summary.stages.get("pack")
     if packed and run.data.holdout_fraction and not packed.counts["sources"].get("eval"):

@@ -76,11 +76,12 @@ def _cure(data_dir: str, size: int, ids: int) -> str:
         normalized = read_manifest(Path(data_dir) / "normalize")
     except UserError:
         return smaller
-    if "files" in made.fingerprint["fingerprint"]:
+    said = made.fingerprint["fingerprint"]
+    if "files" in said:
         return f"{smaller}, or import a larger tokenizer"
     text = normalized.counts["sources"].get("train", {})
     text_bytes = sum(entry["bytes"] for entry in text.values())
-    if trained_size(Tokenizer(), size, text_bytes) <= ids:
+    if ids < said["vocab_size"] or trained_size(Tokenizer(), size, text_bytes) <= ids:
         return f"{smaller}; {text_bytes / 1e6:.1f} MB of text suffice for no more ids"
     return f"{smaller}, or data.tokenizer.vocab_size = {size} and prepare again"
 

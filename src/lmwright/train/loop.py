@@ -21,6 +21,7 @@ from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
 from lmwright.data.loader import Loader
 from lmwright.data.store import TokenStore
+from lmwright.data.vocabulary import unused_note
 from lmwright.errors import UserError
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
@@ -199,6 +200,9 @@ class Session:
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
+        unused = unused_note(run.model, run.data.dir, self.store.vocab_size)
+        if unused and run.lora is None and run.train.init_from is None:
+            self.display.note(unused)
         if self.start < self.steps and (code := self.budget.over()):
             return self._end(self.start, code)
         if self.start == 0 and run.eval.first == "start":

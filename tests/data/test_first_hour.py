@@ -1,0 +1,192 @@
+"""What a newcomer meets with a text of his own: sizes that fit, held-out text, clear words."""
+
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from user_run import command, texts, write_run
+
+from lmwright.data.prepare import prepare
+from lmwright.data.store import TokenStore
+from lmwright.data.tokenizer import load_tokenizer
+from lmwright.run import Data, Source, Tokenizer
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def edit(**changes):
+    """Replaces lines `name = ...` of run.toml; None takes one out."""
+    text = Path("run.toml").read_text()
+    for name, value in changes.items():
+        line = "" if value is None else f"{name} = {value}\n"
+        text, found = re.subn(rf"^{name} = .*\n", line, text, flags=re.M)
+        assert found
+    Path("run.toml").write_text(text)
+
+
+def test_the_vocabulary_is_the_models(inside, capsys):
+    edit(tokenizer=None)  # which says vocab_size = 300, as the model does
+    code, said = command(capsys, "prepare", "run.toml")
+    assert code == 0 and "tokenizer: 300 ids" in said and "nothing uses" not in said
+    assert load_tokenizer("data/tokenizer").vocab_size == 300
+
+
+def test_rows_that_no_token_uses_are_said(inside, capsys):
+    edit(vocab_size="4096")
+    for verb in ("prepare", "train"):
+        code, said = command(capsys, verb, "run.toml")
+        assert code == 0
+        # (4096 - 300) rows of 16, twice where the head is its own; counted by `params`
+        found = re.search(r"has 300 ids: (\d+)% of the model's parameters", " ".join(said.split()))
+        assert found, said
+        assert "or data.tokenizer.vocab_size = 4096 and prepare again" in " ".join(said.split())
+    _, said = command(capsys, "params", "run.toml")
+    total = int(re.search(r"total\D*([\d,]+)", said)[1].replace(",", ""))
+    rows = [3796 * 16 / total, 2 * 3796 * 16 / total]
+    assert any(abs(float(found[1]) / 100 - share) < 0.006 for share in rows)
+
+
+def test_a_text_too_small_for_the_vocabulary_is_said(inside, capsys):
+    edit(tokenizer=None, vocab_size="32000")
+    code, said = command(capsys, "prepare", "run.toml")
+    ids = load_tokenizer("data/tokenizer").vocab_size
+    said = " ".join(said.split())
+    assert code == 0 and ids < 8192 and f"the tokenizer has {ids:,} ids" in said
+    assert "of text suffice for no more ids" in said
+
+
+def test_a_stores_tokenizer_of_the_earlier_default_stays(inside, capsys):
+    """Earlier, 8,192 ids were trained whatever the model; such a store is still up to date."""
+    edit(tokenizer="{ vocab_size = 8192 }", vocab_size="9000")
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    before = {p: p.stat().st_mtime_ns for p in Path("data").rglob("*.*") if p.is_file()}
+    edit(tokenizer=None)
+    code, said = command(capsys, "prepare", "run.toml")
+    assert code == 0 and "in data: up to date: normalize, tokenizer, tokenize" in said
+    assert {p: p.stat().st_mtime_ns for p in Path("data").rglob("*.*") if p.is_file()} == before
+
+
+def test_a_tokenizer_that_is_too_large_or_not_there_is_refused_before_the_text_is_read(
+    inside, capsys
+):
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    Path("data/tokenizer").rename("big")
+    shutil.rmtree("data")
+    edit(vocab_size="280", tokenizer='{ path = "big" }')
+    code, said = command(capsys, "prepare", "run.toml")
+    assert code == 2 and "280 is smaller than the 300 ids of the tokenizer in big" in said
+    assert not Path("data").exists()
+    edit(tokenizer='{ path = "gpt2" }')
+    code, said = command(capsys, "prepare", "run.toml")
+    assert (
+        code == 2 and "data.tokenizer.path: gpt2 does not exist" in said and "hf download" in said
+    )
+    assert not Path("data").exists()
+
+
+def test_a_model_made_smaller_than_the_tokenizer_is_refused_by_prepare(inside, capsys):
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    edit(tokenizer='{ path = "data/tokenizer" }')
+    assert command(capsys, "prepare", "run.toml", "data.dir=other")[0] == 0
+    said = ["data.dir=other", "model.vocab_size=290"]
+    code, said = command(capsys, "prepare", "run.toml", *said)
+    assert code == 2 and "smaller than the 300 ids" in said
+
+
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_few_documents_hold_out_the_one_of_lowest_hash(dedup, inside, capsys):
+    import xxhash
+
+    Path("words.jsonl").unlink()
+    documents = texts(12)
+    for name, some in (("a", documents[:7]), ("b", documents[7:])):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in some))
+    sources = '[{ path = "a.jsonl" }, { path = "b.jsonl" }]'
+    edit(sources=sources, holdout_fraction="0.000001")
+    code, said = command(capsys, "prepare", "run.toml", f"data.normalize.dedup={dedup}")
+    assert code == 0
+    store = TokenStore.open("data")
+    assert store.eval_sources == ("a", "b")
+    tokenizer = load_tokenizer("data/tokenizer")
+    for name, some in (("a", documents[:7]), ("b", documents[7:])):
+        lowest = min(some, key=lambda t: xxhash.xxh3_128_digest(t.encode()))
+        batch = store.eval_batch(name, 0, store.eval_rows(name))
+        ids = batch["tokens"][batch["segment_ids"] > 0].tolist()
+        assert tokenizer.decode(ids, skip_special=True) == lowest
+    assert re.search(r"^train +a +6 ", said, re.M) and re.search(r"^eval +b +1 ", said, re.M)
+    assert command(capsys, "data", "verify", "data")[0] == 0
+
+
+def test_a_single_document_holds_out_its_end_and_eval_works(inside, capsys):
+    text = "\n".join(texts(80))
+    Path("book.txt").write_text(text)
+    edit(sources='[{ path = "book.txt" }]', holdout_fraction="0.005")
+    for verb in ("prepare", "train"):
+        assert command(capsys, verb, "run.toml")[0] == 0
+    code, said = command(capsys, "eval", "run")
+    assert code == 0 and "book" in said
+    store = TokenStore.open("data")
+    tokenizer = load_tokenizer("data/tokenizer")
+    batch = store.eval_batch("book", 0, store.eval_rows("book"))
+    held = tokenizer.decode(batch["tokens"][batch["segment_ids"] > 0].tolist(), skip_special=True)
+    assert text.endswith(held) and 0.05 < len(held) / len(text) < 0.15
+    rows = store.batch(0, store.epoch_rows)
+    learned = tokenizer.decode(rows["tokens"][rows["segment_ids"] > 0].tolist())
+    assert len(learned) < len(text) and held not in learned
+
+
+def test_prepare_twice_says_up_to_date_and_is_the_same_for_any_workers(inside, capsys):
+    edit(holdout_fraction="0.000001")
+    assert "up to date" not in command(capsys, "prepare", "run.toml")[1]
+    assert "up to date" in command(capsys, "prepare", "run.toml")[1]
+    assert command(capsys, "prepare", "run.toml", "data.dir=two", "data.workers=2")[0] == 0
+    for path in Path("data").rglob("*.bin"):
+        assert path.read_bytes() == Path("two", path.relative_to("data")).read_bytes()
+
+
+def test_one_conversation_alone_is_not_cut_and_that_is_said(tmp_path, inside, capsys):
+    Path("words.jsonl").write_text(json.dumps({"prompt": "a b", "completion": "c d"}) + "\n")
+    edit(sources='[{ path = "words.jsonl", rows = "prompt" }]')
+    pack = ["data.pack.method=best-fit", "data.chat.template=none", "data.tokenizer.vocab_size=260"]
+    code, said = command(capsys, "prepare", "run.toml", *pack)
+    assert code == 0, said
+    assert "nothing is held out" in " ".join(said.split())
+
+
+def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
+    Path("x.bin").write_bytes(bytes(range(256)))
+    with gzip.open("x", "wb") as f:
+        f.write(b"text")
+    for name in ("words.jsonl", "x.bin", "x"):
+        code, said = command(capsys, "train", name)
+        assert code == 2 and f"{name}: is a data file; give a run file" in said
+    code, said = command(capsys, "train", "run.toml", "data.dir=elsewhere")
+    assert code == 2 and "run `lmwright prepare run.toml data.dir=elsewhere`" in said
+    code, said = command(capsys, "prepare", "run.toml", "data.sources.0.path=owner/name")
+    assert code == 2 and "is hf://datasets/owner/name" in said
+    code, said = command(capsys, "prepare", "run.toml", "data.sources.0.text_column=content")
+    assert code == 2 and "no row of words.jsonl has 'content'" in said
+    assert "no 'content', only 'text'" in said
+
+
+def test_a_tokenizer_follows_the_text_where_the_model_is_larger(tmp_path):
+    """8,192 ids or one for 64 bytes of text, whatever is more, and never more than the model's."""
+    from lmwright.data.vocabulary import trained_size
+
+    spec = Tokenizer()
+    assert trained_size(spec, 32_000, 10_000) == 8192
+    assert trained_size(spec, 32_000, 640_000) == 10_000
+    assert trained_size(spec, 32_000, 10**9) == 32_000
+    assert trained_size(spec, None, 10**9) == 8192
+    assert trained_size(Tokenizer(vocab_size=500), 32_000, 10**9) == 500
+    (tmp_path / "a.txt").write_text("some text\n" * 50)
+    data = Data(dir=str(tmp_path / "data"), sources=(Source(path=str(tmp_path / "a.txt")),))
+    assert prepare(data, 16, workers=1).stages["tokenizer"].facts["vocab_size"] < 8192
