@@ -3,6 +3,7 @@
     python benchmarks/plan_accuracy.py            # the table; needs libtpu
     python benchmarks/plan_accuracy.py --fit      # the constants that the calibration rows give
     python benchmarks/plan_accuracy.py --refitted # the table with them
+    python benchmarks/plan_accuracy.py --quick    # the answer without a compiler, in seconds
 
 The rows, and which of them calibrate, are in published_tpu.toml. Each is built as a lmwright
 run, compiled for its slice by the TPU compiler (a minute or two, then kept as all plans are) and
@@ -29,6 +30,8 @@ from lmwright.errors import UserError
 from lmwright.plan.compile import compile_for
 from lmwright.plan.cost import Estimate, estimate
 from lmwright.plan.hlo import Computation, Instruction, Program, parse
+from lmwright.plan.machine import machine_of
+from lmwright.plan.quick import Quick
 from lmwright.plan.topology import Slice, parse_slice
 from lmwright.presets.hardware import RATES, peak_of
 from lmwright.run import Run
@@ -106,12 +109,12 @@ class Row:
         peak = peak_of(family.device_kind).bf16_flops * family.devices_per_chip
         return self.flops_per_chip("causal_attention") / peak
 
-    def run(self) -> Run:
-        """The lmwright run that is compiled for this row."""
+    def run(self, layers: int | None = None) -> Run:
+        """The lmwright run of this row, as deep as it is compiled or as said."""
         said = self.said
         model = {"kind": "llama", "seq_len": said["seq_len"]} | said["model"]
         sections = {
-            "model": model | {"num_layers": self.compiled_layers},
+            "model": model | {"num_layers": layers or self.compiled_layers},
             "train": {
                 "global_batch_size": said["rows_per_chip"] * self.where.num_chips,
                 "remat": said["remat"],
@@ -219,15 +222,27 @@ def rooflines(rows: list[Measured]) -> dict[str, float]:
 
 
 def summary(name: str, errors: Sequence[float]) -> str:
-    """Median and 90th percentile (nearest rank) of the sizes of errors."""
+    """Median and 90th percentile (nearest rank) of the sizes of errors: within the latter lie
+    nine rows of ten."""
     sizes = sorted(map(abs, errors))
     tenth = sizes[math.ceil(0.9 * len(sizes)) - 1]
     return f"{name}: median {statistics.median(sizes):.1%}, 90th percentile {tenth:.1%}"
 
 
+def print_summaries(errors: dict[str, list[tuple[float, float]]], ours: str) -> None:
+    """How far off the rows are that do not calibrate, those chosen blindly on their own, too."""
+    blind, rest = errors.get("blind", []), errors.get("test", [])
+    print()
+    for name, found in (("blind", blind), ("test", rest), ("both", [*blind, *rest])):
+        if found:
+            own, line = zip(*found, strict=True)
+            print(summary(f"{len(found)} rows, {name}: {ours}", own))
+            print(summary("  the same, roofline", line))
+
+
 def print_table(rows: list[Measured], refitted: bool) -> None:
-    """Predicted beside published, and how far off the rows are that do not calibrate; with the
-    constants that the rows of a generation which calibrate give today, if `refitted`."""
+    """Predicted beside published; with the constants that the rows of a generation which calibrate
+    give today, if `refitted`."""
     calibrating = [m for m in rows if m.row.calibrates]
     shares = rooflines(calibrating) if calibrating else {"": math.nan}  # of --only
     constants = {}
@@ -248,10 +263,7 @@ def print_table(rows: list[Measured], refitted: bool) -> None:
             f"{line:.3f} | {line_off:+.1%} |"
         )
         errors.setdefault(row.said["use"], []).append((off, line_off))
-    if test := errors.get("test"):
-        ours, theirs = zip(*test, strict=True)
-        print(summary(f"\n{len(test)} rows of test, plan", ours))
-        print(summary("the same, roofline", theirs))
+    print_summaries(errors, "plan")
 
 
 def print_fit(rows: list[Measured]) -> None:
@@ -272,6 +284,31 @@ def print_fit(rows: list[Measured]) -> None:
     print(f"one for all: {fitted_share(calibrating):.3f}")
 
 
+def print_quick(rows: list[Row]) -> None:
+    """Predicted without a compiler beside published, and the efficiency of products at which a
+    row that calibrates would be met."""
+    calibrating = [Measured(row, Program({}, "")) for row in rows if row.calibrates]
+    shares = rooflines(calibrating) if calibrating else {"": math.nan}
+    errors: dict[str, list[tuple[float, float]]] = {}
+    print("| run | published s | quick s | error | |")
+    print("|---|---:|---:|---:|---|")
+    for row in rows:
+        quick = Quick.of(row.run(row.num_layers), machine_of(row.where))
+        if row.said.get("attention") == "no kernel":
+            how = replace(quick.plan.how, kernels="reference")
+            quick = replace(quick, plan=replace(quick.plan, how=how))
+        line = row.least_s / shares.get(row.where.generation, shares[""])
+        off = quick.step_s / row.published_s - 1
+        note = "" if quick.fits else "does not fit"
+        if row.calibrates:
+            products = quick.timing.by_kind["matmul"]
+            left = row.published_s - quick.step_s + products
+            note = f"calibrates: {products / left * quick.machine.matmul_efficiency:.3f}"
+        print(f"| {row.name} | {row.published_s:.3f} | {quick.step_s:.3f} | {off:+.1%} | {note} |")
+        errors.setdefault(row.said["use"], []).append((off, line / row.published_s - 1))
+    print_summaries(errors, "quick")
+
+
 def print_kinds(rows: list[Measured]) -> None:
     """Where the seconds go, row by row."""
     for m in rows:
@@ -283,10 +320,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fit", action="store_true", help="print constants, not the table")
     parser.add_argument("--refitted", action="store_true", help="the table with those constants")
+    parser.add_argument("--quick", action="store_true", help="the answer without a compiler")
     parser.add_argument("--kinds", action="store_true", help="print where the seconds go")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     said = parser.parse_args()
     chosen = [row for row in read_rows() if said.only in row.name]
+    if said.quick:
+        return print_quick(chosen)
     rows = measured(chosen)
     if said.fit:
         print_fit(rows)
@@ -294,6 +334,7 @@ def main() -> None:
         print_kinds(rows)
     else:
         print_table(rows, said.refitted)
+    return None
 
 
 if __name__ == "__main__":

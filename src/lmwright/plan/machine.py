@@ -171,7 +171,8 @@ def machine_of(where: Slice) -> Machine:
         flops=peak.bf16_flops,
         usable_bytes=peak.usable_bytes or peak.hbm_bytes,
         vector_bytes_per_s=min(
-            rates.hbm_bytes_per_s, rates.cores * rates.clock_hz * VECTOR_BYTES_PER_CYCLE
+            rates.hbm_bytes_per_s,
+            rates.cores * rates.clock_hz * max(1.0, rates.kernel_share) * VECTOR_BYTES_PER_CYCLE,
         ),
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,

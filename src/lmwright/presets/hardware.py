@@ -102,7 +102,7 @@ RATES = {
     "v5p": Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
                  cycles_share=1.254, cores=2, matmul_efficiency=0.929),
     "v6e": Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
-                 cycles_share=1.203, clock_known=False, matmul_efficiency=0.702),
+                 cycles_share=1.203, clock_known=False, matmul_efficiency=0.685),
     "7x": Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
                 cycles_share=1.254, matmul_efficiency=0.8),
 }  # fmt: skip
