@@ -284,6 +284,15 @@ def print_fit(rows: list[Measured]) -> None:
     print(f"one for all: {fitted_share(calibrating):.3f}")
 
 
+def quick_of(row: Row) -> Quick:
+    """The answer without a compiler for a row."""
+    quick = Quick.of(row.run(row.num_layers), machine_of(row.where))
+    if row.said.get("attention") != "no kernel":
+        return quick
+    how = replace(quick.plan.how, kernels="reference")
+    return replace(quick, plan=replace(quick.plan, how=how))
+
+
 def print_quick(rows: list[Row]) -> None:
     """Predicted without a compiler beside published, and the efficiency of products at which a
     row that calibrates would be met."""
@@ -293,10 +302,7 @@ def print_quick(rows: list[Row]) -> None:
     print("| run | published s | quick s | error | |")
     print("|---|---:|---:|---:|---|")
     for row in rows:
-        quick = Quick.of(row.run(row.num_layers), machine_of(row.where))
-        if row.said.get("attention") == "no kernel":
-            how = replace(quick.plan.how, kernels="reference")
-            quick = replace(quick, plan=replace(quick.plan, how=how))
+        quick = quick_of(row)
         line = row.least_s / shares.get(row.where.generation, shares[""])
         off = quick.step_s / row.published_s - 1
         note = "" if quick.fits else "does not fit"

@@ -7,7 +7,7 @@ from lmwright.cli import main
 from lmwright.config import load_run
 from lmwright.plan.compile import compile_for
 from lmwright.plan.machine import machine_of
-from lmwright.plan.quick import BEYOND_COMPILER, MEMORY_ERROR_SHARE, Quick
+from lmwright.plan.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.plan.report import Report
 from lmwright.plan.topology import parse_slice
 
@@ -22,7 +22,7 @@ def test_the_arithmetic_is_near_the_compiler(tmp_path):
     assert quick.memory.weights == compiled.weights_bytes
     assert quick.memory.optimizer == compiled.optimizer_bytes
     assert quick.memory.peak == pytest.approx(compiled.peak_bytes, rel=MEMORY_ERROR_SHARE)
-    assert quick.step_s == pytest.approx(report.estimate.step_s, rel=BEYOND_COMPILER)
+    assert quick.step_s == pytest.approx(report.estimate.step_s, rel=0.15)
 
 
 def test_a_search_ends_with_overrides_that_compile(tmp_path, capsys):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmwright.plan.hlo import parse
+from lmwright.plan.interval import error_share
+from lmwright.presets import of_section
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmark is the source
 import plan_accuracy as accuracy
@@ -75,3 +77,33 @@ ENTRY %main (p: s32[]) -> (s32[]) {
 def test_the_summary_takes_the_nearest_rank():
     errors = [0.01 * n for n in range(1, 11)]
     assert accuracy.summary("x", errors) == "x: median 5.5%, 90th percentile 9.0%"
+
+
+def test_the_interval_of_quick_holds_nine_published_runs_of_ten_and_is_no_wider():
+    """Of those that nothing is fitted to; calibrating ones are met."""
+    inside, errors = [], []
+    for row in ROWS:
+        quick = accuracy.quick_of(row)
+        off = abs(quick.step_s / row.published_s - 1)
+        if row.calibrates:
+            assert off < 0.01, row.name
+            continue
+        errors.append(off)
+        inside.append(off <= quick.error_share)
+    assert len(errors) >= 28
+    assert sum(inside) >= 0.9 * len(errors)
+    tenth = sorted(errors)[int(0.9 * len(errors))]
+    assert tenth > 0.8 * error_share("v4", ROWS[0].run().model, compiled=False)
+    assert sorted(errors)[len(errors) // 2] < 0.08
+
+
+def test_what_no_published_run_speaks_for_has_a_wider_interval():
+    dense, sparse = of_section("model")["llama-1b"](), of_section("model")["mixtral-8x7b"]()
+    for compiled in (True, False):
+        usual = error_share("v5e", dense, compiled=compiled)
+        assert usual < error_share("v5e", sparse, compiled=compiled)
+        assert (
+            usual
+            < error_share("7x", dense, compiled=compiled)
+            < error_share("h100", dense, compiled=compiled)
+        )

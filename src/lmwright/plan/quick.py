@@ -11,11 +11,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lmwright.plan.analytic import Timing, timing
+from lmwright.plan.interval import error_share
 from lmwright.plan.layout import Layout, on_paper
 from lmwright.plan.machine import Machine
 from lmwright.plan.memory import Memory, memory
 from lmwright.plan.own_machine import factor_of
-from lmwright.plan.report import ERROR_SHARE, mesh_text
+from lmwright.plan.report import mesh_text
 from lmwright.plan.resolve import Plan
 from lmwright.plan.takes import Takes
 from lmwright.plan.units import duration, memory_size, short_duration
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 MEMORY_ERROR_SHARE = 0.2
 """What the compiler's peak was off by at most on the rows of `benchmarks/plan_quick.py`."""
-BEYOND_COMPILER = 0.15
-"""The same of the compiler's step time, whose own error comes on top."""
-NOT_CALIBRATED = 0.75
-"""Half the interval on GPUs, of which no run was compared, and CPUs, of which one was."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class Quick:
     @property
     def error_share(self) -> float:
         """Half the width of the interval around the step time."""
-        return ERROR_SHARE + BEYOND_COMPILER if self.machine.platform == "tpu" else NOT_CALIBRATED
+        return error_share(self.machine.kind, self.run.model, compiled=False)
 
     def to_json(self, takes: Takes, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""

@@ -12,6 +12,7 @@ from lmwright.plan.buffers import Buffer, largest_buffers
 from lmwright.plan.compile import Compiled
 from lmwright.plan.cost import Estimate, estimate
 from lmwright.plan.hlo import Program, parse
+from lmwright.plan.interval import error_share
 from lmwright.plan.own_machine import factor_of
 from lmwright.plan.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 from lmwright.plan.takes import Takes
@@ -22,11 +23,6 @@ from lmwright.run import Run
 
 if TYPE_CHECKING:
     from lmwright.plan.advice import Advice
-
-ERROR_SHARE = 0.25
-"""Half the width of the interval around a predicted step: the 90th percentile of the errors on
-published runs that were not used to calibrate (docs/plan.md), which are few, the one over `tensor`
-among them, and something more."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +149,9 @@ class Report:
 
     def _time(self) -> list[str]:
         found, c = self.estimate, self.compiled
+        error = error_share(self.where.generation, self.run.model, compiled=True)
         lines = [
-            f"predicted: {short_duration(found.step_s)} a step, give or take {ERROR_SHARE:.0%}; "
+            f"predicted: {short_duration(found.step_s)} a step, give or take {error:.0%}; "
             f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
         ]
         for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
