@@ -102,15 +102,16 @@ def _read_json(path: Path) -> Any:
 
 def refuse_unlisted(folder: Path) -> None:
     """Raises Unusable where Orbax could not list the checkpoint."""
-    if not (folder / ORBAX_META).is_file():
-        raise damaged(f"{ORBAX_META} is missing")
+    found = _read_json(folder / ORBAX_META)
+    if not isinstance(found, dict) or not isinstance(found.get("commit_timestamp_nsecs"), int):
+        raise damaged(f"{ORBAX_META} is not what Orbax wrote")
     names = ocp.path.step.standard_name_format()
     try:
         names.find_step(folder.parent, int(folder.name)).commit_timestamp  # noqa: B018
     except OSError:
         raise
     except Exception as error:
-        raise damaged(f"{ORBAX_META} cannot be read") from error
+        raise damaged(f"{ORBAX_META} is not what Orbax wrote") from error
 
 
 def _compare(folder: Path, meta: dict[str, Any], newest: bool) -> bool:
