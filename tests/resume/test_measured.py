@@ -2,23 +2,33 @@
 
 import json
 import os
+import shutil
 import statistics
 from pathlib import Path
 
+import jax
 import pytest
+from jax.profiler import ProfileData
 
 from lmwright.cli import main
 from lmwright.plan import own_machine
+from lmwright.plan.profile import seconds_by_instruction
+from lmwright.train.loop import train
 
-from .conftest import in_dir, train_in_process
+from .conftest import in_dir
 
 
 @pytest.fixture(scope="module")
 def trained(small_run, tmp_path_factory):
-    """A run directory, trained on one CPU device in a process of its own."""
+    """A run directory, trained on one CPU device; beside it, the profile that was made of it."""
     run = in_dir(small_run, tmp_path_factory.mktemp("measured") / "run")
-    done = train_in_process(run)
-    assert done.returncode == 0, done.stderr[-2000:]
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(str(Path(run.dir).with_name("profile")), profiler_options=options):
+        train(run, jax.devices()[:1])
+    env = json.loads(Path(run.dir, "env.json").read_text())
+    assert env["device_count"] == 8  # that tests simulate; users have one
+    Path(run.dir, "env.json").write_text(json.dumps(env | {"device_count": 1}))
     return Path(run.dir)
 
 
@@ -39,6 +49,11 @@ def rows(trained):
     return [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
 
 
+def times(trained):
+    """Seconds of each step that was timed."""
+    return [row["step_time_p50_s"] for row in rows(trained) if "step_time_p50_s" in row]
+
+
 def test_what_was_measured_is_beside_what_is_predicted(trained, capsys):
     code, found = answer(capsys, "--measured", trained)
     cores = os.cpu_count()
@@ -46,9 +61,8 @@ def test_what_was_measured_is_beside_what_is_predicted(trained, capsys):
     got, said = found["measured"], found["predicted"]
     steps = [row for row in rows(trained) if row["kind"] == "train"]
     assert len(steps) == 12
-    times = [row["step_time_p50_s"] for row in steps if "step_time_p50_s" in row]
     # one step a line; the first one timed is slower
-    assert got["step_s"] == pytest.approx(statistics.median(times[1:]))
+    assert got["step_s"] == pytest.approx(statistics.median(times(trained)[1:]))
     compiled = next(row for row in rows(trained) if row["kind"] == "compile")
     assert got["compile_s"] == compiled["seconds"] and not got["by_plan"]
     assert got["memory_bytes"] == max(row["peak_memory_bytes"] for row in steps)
@@ -71,6 +85,70 @@ def test_the_table(trained, capsys):
     names = [line[:21].strip() for line in text.splitlines()]
     for name in ("step", "input wait, of it", "compilation", "a save", "checkpoint", "memory"):
         assert name in names, text
+
+
+@pytest.fixture
+def with_profile(trained, tmp_path):
+    """A copy of the run directory that kept its profile."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    shutil.copytree(trained.with_name("profile"), copy / "profile")
+    return copy
+
+
+def test_a_profile_is_read_by_part(with_profile, capsys):
+    parts = answer(capsys, "--measured", with_profile)[1]["by_part_s"]
+    assert {"attention", "mlp", "norm", "head and loss", "optimizer"} <= set(parts)
+    assert parts.get("other", 0) < 0.5 * sum(parts.values())
+    # instructions of one step, on the one or two threads that ran them
+    assert 0 < sum(parts.values()) < 2 * max(times(with_profile))
+
+
+def test_a_profile_of_another_machine_is_said(with_profile, capsys):
+    env = json.loads((with_profile / "env.json").read_text())
+    env |= {"device_kind": "NVIDIA L4", "device_platform": "gpu", "device_count": 1}
+    (with_profile / "env.json").write_text(json.dumps(env))
+    assert main(["plan", "--measured", str(with_profile)]) == 0
+    out = capsys.readouterr().out
+    assert "small on gpu:l4x1" in out and "this host cannot compile for" in out
+
+
+def test_the_table_by_part(trained, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "lmwright.plan.measured.profiled", lambda *_: {"mlp": 0.003, "attention": 0.001}
+    )
+    assert main(["plan", "--measured", str(trained)]) == 0
+    text = capsys.readouterr().out
+    assert "by part, of the instructions in its profile (predicted: products alone):" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("mlp "))
+    assert row.split()[1:3] == ["3", "ms"] and row.endswith(" 75%")
+
+
+# as a TPU writes it: modules and instructions on lines of their own, a loop around its body
+SPACE = """
+planes {{
+  name: "/device:TPU:{device}"
+  event_metadata {{ key: 1 value {{ id: 1 name: "jit_train_step(123)" }} }}
+  event_metadata {{ key: 2 value {{ id: 2 name: "%while.5 = (s32[]) while(%t)" }} }}
+  event_metadata {{ key: 3 value {{ id: 3 name: "%fusion.7 = f32[8] fusion(%p)" }} }}
+  lines {{ id: 1 name: "XLA Modules" timestamp_ns: 1000
+    events {{ metadata_id: 1 offset_ps: 0 duration_ps: 9000000000 }}
+    events {{ metadata_id: 1 offset_ps: 10000000000 duration_ps: 9000000000 }} }}
+  lines {{ id: 2 name: "XLA Ops" timestamp_ns: 1000
+    events {{ metadata_id: 2 offset_ps: 0 duration_ps: 8000000000 }}
+    events {{ metadata_id: 3 offset_ps: 1000000000 duration_ps: 3000000000 }}
+    events {{ metadata_id: 3 offset_ps: 5000000000 duration_ps: 2000000000 }}
+    events {{ metadata_id: 3 offset_ps: 10000000000 duration_ps: 4000000000 }} }}
+}}
+"""
+
+
+def test_a_profile_as_a_tpu_writes_it():
+    text = "".join(SPACE.format(device=device) for device in (0, 1))
+    data = ProfileData.from_serialized_xspace(ProfileData.text_proto_to_serialized_xspace(text))
+    found = seconds_by_instruction(data)
+    # two steps of the first device: 9 ms of the fusion, 8 - 5 ms of the loop itself
+    assert found == {"while.5": pytest.approx(0.0015), "fusion.7": pytest.approx(0.0045)}
 
 
 def test_the_factor_is_kept_used_said_and_removed(trained, capsys):

@@ -19,7 +19,9 @@ from lmwright.plan.cost import estimate
 from lmwright.plan.hlo import parse
 from lmwright.plan.length import with_steps
 from lmwright.plan.machine import Machine, parse_machine
+from lmwright.plan.profile import by_part, newest_profile, seconds_by_instruction
 from lmwright.plan.quick import Quick
+from lmwright.plan.resolve import resolve
 from lmwright.plan.sessions import assumed_save_s
 from lmwright.plan.takes import checkpoint_bytes, disk
 from lmwright.plan.topology import GENERATIONS, names_of
@@ -62,6 +64,8 @@ class Predicted:
     compile_s: float | None
     save_s: float
     checkpoint_bytes: int
+    by_part: dict[str, float]
+    """Seconds of parts of the model: of all by the compiler, of their products by quick."""
 
 
 def measured(record: RunRecord) -> Measured:
@@ -145,9 +149,9 @@ def machine_of_run(record: RunRecord) -> str:
     raise refusal
 
 
-def predicted(run: Run, machine: Machine, quick: bool) -> Predicted:
-    """By the TPU compiler where there is one and `quick` does not say otherwise; factors that
-    were kept are left out."""
+def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
+    """By the TPU compiler where there is one and `quick` does not say otherwise, and the text of
+    the program that it compiled; factors that were kept are left out."""
     size = checkpoint_bytes(run)
     saved = {"save_s": assumed_save_s(size), "checkpoint_bytes": size}
     if machine.where is not None and not quick and has_libtpu():
@@ -158,17 +162,56 @@ def predicted(run: Run, machine: Machine, quick: bool) -> Predicted:
                 f"it was"
             )
         took = estimate(parse(found.hlo), machine.where)
-        return Predicted(
+        answer = Predicted(
             by="compiler",
             step_s=took.step_s,
             memory_bytes=found.peak_bytes,
             compile_s=found.compile_s,
+            by_part={part: sum(kinds.values()) for part, kinds in took.by_part.items()},
             **saved,
         )
+        return answer, found.hlo
     found = Quick.of(run, machine)
-    step_s = timing(found.layout, machine).step_s
-    memory = found.memory.peak
-    return Predicted(by="quick", step_s=step_s, memory_bytes=memory, compile_s=None, **saved)
+    took = timing(found.layout, machine)
+    answer = Predicted(
+        by="quick",
+        step_s=took.step_s,
+        memory_bytes=found.memory.peak,
+        compile_s=None,
+        by_part={part: took.by_part[part] for part in ("attention", "mlp", "experts")},
+        **saved,
+    )
+    return answer, ""
+
+
+def profiled(record: RunRecord, run: Run, program: str) -> dict[str, float] | None:
+    """Seconds of a step by part of the model, of the run's profile; None where none was kept, or
+    where its program can be compiled neither for the machine nor on it."""
+    file = newest_profile(record.dir)
+    if file is None:
+        return None
+    text = program or _compiled_here(record, run)
+    if not text:
+        return None
+    from jax.profiler import ProfileData
+
+    return by_part(seconds_by_instruction(ProfileData.from_file(str(file))), parse(text))
+
+
+def _compiled_here(record: RunRecord, run: Run) -> str:
+    """The text of the step as this host compiles it; empty where it is another machine."""
+    import jax
+
+    from lmwright.train.state import abstract_batch, abstract_state
+    from lmwright.train.step import make_step
+
+    devices, count = jax.devices(), record.env.get("device_count", 1)
+    if devices[0].device_kind != record.env.get("device_kind") or len(devices) < count:
+        return ""
+    plan = resolve(run, devices[:count])
+    with jax.set_mesh(plan.mesh):
+        lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan))
+        return lowered.compile().as_text()
 
 
 @dataclass(frozen=True)
@@ -179,16 +222,21 @@ class Comparison:
     machine: Machine
     measured: Measured
     predicted: Predicted
+    by_part: dict[str, float] | None = None
+    """Measured, where a profile was kept."""
 
     @classmethod
-    def of(cls, folder: str, on: str | None, overrides: tuple[str, ...], quick: bool):
+    def of(
+        cls, folder: str, on: str | None, overrides: tuple[str, ...], quick: bool
+    ) -> "Comparison":
         """Raises UserError where the folder is no run that was trained, or where the machine
         cannot be told or hold it."""
         record = read_run(folder)
         found = measured(record)
         machine = parse_machine(on or machine_of_run(record))
         run = with_steps(load_run(folder, overrides))
-        return cls(record, machine, found, predicted(run, machine, quick))
+        said, program = predicted(run, machine, quick)
+        return cls(record, machine, found, said, profiled(record, run, program))
 
     @property
     def factor(self) -> float:
@@ -203,6 +251,7 @@ class Comparison:
                 "machine": self.machine.name,
                 "measured": asdict(self.measured),
                 "predicted": asdict(self.predicted),
+                "by_part_s": self.by_part,
                 "factor": self.factor,
             },
             indent=1,
@@ -233,6 +282,19 @@ class Comparison:
             lines.append("plan had compiled the step, so training only loaded it")
         if self.machine.platform == "cpu":
             lines.append("memory is that of the whole process, Python and libraries included")
+        return lines + self._part_lines()
+
+    def _part_lines(self) -> list[str]:
+        if self.by_part is None:
+            kept = newest_profile(self.record.dir)
+            other = "its profile is of a machine that this host cannot compile for"
+            return [other] if kept is not None else []
+        whole = sum(self.by_part.values())
+        what = "" if self.predicted.by == "compiler" else " (predicted: products alone)"
+        lines = ["", f"by part, of the instructions in its profile{what}:"]
+        for part, seconds in self.by_part.items():
+            said = self.predicted.by_part.get(part) or None
+            lines.append(f"{_row(part, seconds, said, short_duration):<56}{seconds / whole:6.0%}")
         return lines
 
 
