@@ -27,6 +27,18 @@ def source(rows, **options):
     return Source(path="x", rows=rows, **options)
 
 
+def calling(calls):
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    return [{"role": "user", "content": "a"}, answer]
+
+
+def test_calls_may_be_written_as_json():
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    for value in (calls, json.dumps(calls)):
+        found = conversation({"messages": calling(value)}, source("messages"))
+        assert found["messages"] == calling(calls)
+
+
 def test_prompt_and_completion():
     row = {"question": "6 * 7", "answer": "42", "sys": "Count."}
     columns = {"prompt": "question", "completion": "answer", "system": "sys"}
@@ -83,6 +95,9 @@ def test_messages_keep_what_else_they_hold():
         ("messages", {"messages": said(("user", "a"), ("assistant", " "))}, "says nothing"),
         ("messages", {"messages": said(("user", 3), ("assistant", "b"))}, "'content' is not text"),
         ("sharegpt", {"conversations": [{"value": "a"}]}, "'from' is absent"),
+        ("messages", {"messages": calling("f()")}, "'tool_calls' is text, but not JSON"),
+        ("messages", {"messages": calling({"name": "f"})}, "is no list of calls"),
+        ("messages", {"messages": calling([{"args": {}}])}, "message 2: .* a call without a name"),
     ],
 )
 def test_rows_that_cannot_be_used(rows, row, message):

@@ -161,6 +161,8 @@ def _messages(
         rest = {k: v for k, v in message.items() if v is not None}
         content = _content(rest.pop(content_key, None), number, content_key, rest)
         rest.pop(role_key, None)
+        if calls := rest.get("tool_calls"):
+            rest["tool_calls"] = _calls(calls, number)
         messages.append({"role": known[role], "content": content, **rest})
     return messages
 
@@ -179,6 +181,19 @@ def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:
     if not isinstance(value, str):
         raise UnusableError(f"message {number}: {key!r} is not text")
     return value
+
+
+def _calls(value: Any, number: int) -> list[Any]:
+    """Calls of tools, each of which names one."""
+    where = f"message {number}: 'tool_calls'"
+    calls = _parsed(value, "tool_calls") if isinstance(value, str) else value
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise UnusableError(f"{where} is no list of calls")
+    for call in calls:
+        function = call.get("function")
+        if not isinstance((function if isinstance(function, Mapping) else call).get("name"), str):
+            raise UnusableError(f"{where} holds a call without a name")
+    return calls
 
 
 def _complete(made: dict[str, Any]) -> dict[str, Any]:

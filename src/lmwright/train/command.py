@@ -10,6 +10,7 @@ from rich.console import Console
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
 from lmwright.run import Run
+from lmwright.terminal import visible
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome, train
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
@@ -56,6 +57,6 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
             console.print(stopped_line(run, outcome))
         else:
             for line in compared_lines(run, outcome):
-                console.print(line)
+                console.print(visible(line), markup=False)
             console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
     return outcome.exit_code
