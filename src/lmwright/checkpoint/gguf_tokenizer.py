@@ -107,7 +107,8 @@ def _byte_level(
     try:
         backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{where}: its merges do not fit its tokens: {error}") from None
+        said = " ".join(str(error).split())
+        raise UserError(f"{where}: its merges do not fit its tokens: {said:.200}") from None
     backend.pre_tokenizer, backend.decoder = pre.make(), decoders.ByteLevel()
     if pre.nfc:
         backend.normalizer = normalizers.NFC()

@@ -74,7 +74,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     kind = known[architecture]
     try:
         fields = kind.hf.fields(config, where)
-    except (TypeError, ValueError, AttributeError, OverflowError, LookupError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
         raise UserError(
             f"{where}: a value has the wrong type ({error}); take config.json from the source again"
         ) from None

@@ -265,18 +265,33 @@ def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
     backend = read_backend(path)
     config = read_json(folder / "tokenizer_config.json")
     roles = read_json(folder / "special_tokens_map.json") | config
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    jinja = folder / "chat_template.jinja"
     model = folder / "tokenizer.model"
     return TextTokenizer(
         backend,
         **find_roles(backend, roles),
-        chat_template=jinja.read_text("utf-8") if jinja.is_file() else template,
+        chat_template=chat_template_of(folder, config),
         sentencepiece=model.read_bytes() if model.is_file() and _is_proto(model) else None,
     )
+
+
+def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
+    """The template beside a tokenizer, or in its tokenizer_config.json: the default one, where
+    there are several. Raises UserError where it is no text."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        try:
+            return jinja.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{jinja} is not UTF-8; take it from the source again.") from None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [each for each in template if isinstance(each, dict)]
+        template = next(
+            (each.get("template") for each in named if each.get("name") == "default"), None
+        )
+    if not isinstance(template, str | None):
+        raise UserError(f"{folder}: chat_template is {template!r:.60}, not the text of a template.")
+    return template
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:

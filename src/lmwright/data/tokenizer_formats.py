@@ -19,6 +19,7 @@ from lmwright.data.probe import PROBE
 from lmwright.data.tokenizer import (
     SPLIT,
     TextTokenizer,
+    chat_template_of,
     find_roles,
     load_tokenizer,
     read_backend,
@@ -58,6 +59,9 @@ class Family:
     prefixed: bool = False
     """transformers puts bos before a text."""
     nfc: bool = False
+
+
+MOST_SPECIAL = 100_000  # ids beyond the ranks: a gap is filled with unused tokens
 
 
 def _after(first: int, names: Iterable[str]) -> dict[str, int]:
@@ -144,7 +148,7 @@ def _import_folder(folder: Path) -> TextTokenizer:
         return replace(
             tokenizer,
             **roles,
-            chat_template=config.get("chat_template") or tokenizer.chat_template,
+            chat_template=chat_template_of(folder, config) or tokenizer.chat_template,
         )
     what = "several tokenizers" if found else "no tokenizer"
     raise UserError(f"tokenizer.path: {folder} holds {what}; give {ACCEPTED}.")
@@ -171,7 +175,7 @@ def import_gpt2(folder: Path) -> TextTokenizer:
     if set(roles) == {"eos"}:
         roles |= {"bos": roles["eos"], "pad": roles["eos"]}
     _mark_special(backend, roles.values())
-    return TextTokenizer(backend, **roles, chat_template=config.get("chat_template"))
+    return TextTokenizer(backend, **roles, chat_template=chat_template_of(folder, config))
 
 
 def import_tiktoken(path: Path) -> TextTokenizer:
@@ -187,9 +191,13 @@ def import_tiktoken(path: Path) -> TextTokenizer:
     vocab, merges = byte_vocab(ranks)
     # A piece that is a token as a whole is taken unmerged: so does tiktoken.
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    try:
+        split = tokenizers.Regex(family.split)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path.name}.json: pattern: {error}; correct it.") from None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(tokenizers.Regex(family.split), behavior="isolated"),
+            pre_tokenizers.Split(split, behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -210,11 +218,13 @@ def _sidecar(path: Path, ranks: dict[bytes, int]) -> Family | None:
     special = body.get("special_tokens")
     if not isinstance(body.get("pattern"), str) or not isinstance(special, dict):
         raise UserError(f'{beside} needs "pattern" (text) and "special_tokens" (token to id).')
+    taken = set(ranks.values())
     for token, i in special.items():
-        if not isinstance(i, int) or i in ranks.values():
+        if type(i) is not int or i in taken or not 0 <= i < len(ranks) + MOST_SPECIAL:
             raise UserError(f"{beside}: special_tokens: {token!r} needs an id of its own, not {i}.")
+        taken.add(i)
     for role in ("eos_token", "bos_token", "pad_token"):
-        if body.get(role) is not None and body[role] not in special:
+        if body.get(role) is not None and body[role] not in list(special):
             raise UserError(f"{beside}: {role} {body[role]!r} is not in special_tokens.")
     roles = {r: body.get(f"{r}_token") for r in ("eos", "bos", "pad")}
     return Family(body["pattern"], special, **roles, nfc=body.get("normalizer") == "nfc")
