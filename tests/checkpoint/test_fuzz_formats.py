@@ -185,7 +185,7 @@ def read_model(folder):
     loaded.load()
     if loaded.tokenizer_dir:
         tokenizer = loaded.tokenizer
-        tokenizer.decode(tokenizer.encode("There was a café\n")), loaded.prompt_prefix
+        tokenizer.decode(tokenizer.encode("There was a caf\u00e9\n")), loaded.prompt_prefix
 
 
 def read_peft(folder):
