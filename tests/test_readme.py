@@ -34,11 +34,11 @@ def write_texts(folder, documents):
     path.parent.mkdir(parents=True)
     with gzip.open(path, "wt") as out:
         for _ in range(documents):
-            text = " ".join(draw.choices(words, k=1500))
+            text = " ".join(draw.choices(words, k=27_000 // documents))
             out.write(json.dumps({"text": text}) + "\n")
 
 
-@pytest.mark.parametrize("documents", [1, 18])
+@pytest.mark.parametrize("documents", [1, pytest.param(18, marks=pytest.mark.slow)])
 def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys, documents):
     monkeypatch.chdir(tmp_path)
     run_file, lines = page()
