@@ -41,6 +41,21 @@ def test_each_epoch_of_unweighted_sources_is_a_permutation(rows, seed, block, ep
 
 @quick
 @given(weighted(), seeds, blocks)
+def test_at_the_end_of_every_block_a_sources_rows_came_equally_often(case, seed, block):
+    rows, weights = case
+    order = Order(rows, weights, seed, block)
+    total = sum(rows)
+    counts = [[0] * n for n in rows]
+    for epoch in range(3):
+        for start in range(0, total, block):
+            stop = min(start + block, total)
+            for source, row in pairs(order, epoch * total + start, epoch * total + stop):
+                counts[source][row] += 1
+            assert all(max(c) - min(c) <= 1 for c in counts)
+
+
+@quick
+@given(weighted(), seeds, blocks)
 def test_weights_hold_within_a_row_and_walks_never_repeat(case, seed, block):
     rows, weights = case
     order = Order(rows, weights, seed, block)

@@ -42,3 +42,8 @@ def _every_kind() -> list[str]:
 
 
 PROBE: tuple[str, ...] = ("", " ", "\n", CODE, *PROSE, *_every_kind())
+
+BLANKS: tuple[str, ...] = tuple(
+    before + " " * n + after for n in range(1, 70) for before, after in (("", ""), ("a", "b"))
+)
+"""Runs of blanks of every length, at the ends of a text and inside."""

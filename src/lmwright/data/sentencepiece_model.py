@@ -20,10 +20,11 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 
 def convert(
-    raw: bytes, name: str
+    raw: bytes, name: str, *, longest_blanks: bool = False
 ) -> tuple[tokenizers.Tokenizer, sentencepiece.SentencePieceProcessor, dict[str, str]]:
     """Backend, the library's own processor, and the pieces that are eos, bos, pad and unk.
 
+    longest_blanks: of pieces of blanks only that have one score, the longest are merged first.
     Raises UserError, naming `name`, for a file that is cut or a kind that is not supported.
     """
     proto = sentencepiece_model_pb2.ModelProto()
@@ -39,7 +40,7 @@ def convert(
         proto.normalizer_spec.escape_whitespaces
     ):
         raise UserError(f"{name}: models without escaped spaces are not read.")
-    backend = tokenizers.Tokenizer(_bpe(proto) if kind == BPE else _unigram(proto))
+    backend = tokenizers.Tokenizer(_bpe(proto, longest_blanks) if kind == BPE else _unigram(proto))
     _normalize(backend, proto)
     backend.decoder = _decoder(proto)
     for piece in proto.pieces:
@@ -65,7 +66,13 @@ def _unigram(proto: Any) -> models.Unigram:
     return models.Unigram(pieces, unk_id=_unknown(proto), byte_fallback=spec.byte_fallback)
 
 
-def _bpe(proto: Any) -> models.BPE:
+def _bpe(proto: Any, longest_blanks: bool) -> models.BPE:
+    """Merges in the order of their scores.
+
+    Of equal scores sentencepiece merges the leftmost pair, `tokenizers` the first of the list.
+    Where only blanks have one score (Mistral), the two agree if longer pieces come first: a run
+    of blanks then grows from its left, too, before a second pair of single blanks is merged.
+    """
     vocab = {p.piece: i for i, p in enumerate(proto.pieces)}
     # Control pieces take no part in merging; else "<" + "s>" would make the token <s>.
     scores = {p.piece: p.score for p in proto.pieces if p.type == NORMAL}
@@ -74,11 +81,13 @@ def _bpe(proto: Any) -> models.BPE:
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in scores and right in scores:
-                merges.append((-score, vocab[left], vocab[right], left, right))
+                blanks = longest_blanks and not piece.strip(SPACE)
+                tie = -len(piece) if blanks else 0
+                merges.append((-score, tie, vocab[left], vocab[right], left, right))
     merges.sort()
     return models.BPE(
         vocab,
-        [m[3:] for m in merges],
+        [m[4:] for m in merges],
         unk_token=proto.pieces[_unknown(proto)].piece,
         fuse_unk=True,
         byte_fallback=proto.trainer_spec.byte_fallback,

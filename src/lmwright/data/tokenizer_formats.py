@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from lmwright.data.probe import PROBE
+from lmwright.data.probe import BLANKS, PROBE
 from lmwright.data.tokenizer import (
     SPLIT,
     TextTokenizer,
@@ -304,12 +304,15 @@ def import_sentencepiece(path: Path) -> TextTokenizer:
     from lmwright.data.sentencepiece_model import convert
 
     raw = path.read_bytes()
-    backend, processor, roles = convert(raw, str(path))
-    tokenizer = TextTokenizer(backend, **roles, sentencepiece=raw)
-    for text in PROBE:
-        if processor.encode(text) != tokenizer.encode(text):
-            raise UserError(
-                f"{path} cannot be converted to tokenizer.json with the same ids; "
-                "its normalization is not supported."
-            )
-    return tokenizer
+    for longest_blanks in (False, True):
+        backend, processor, roles = convert(raw, str(path), longest_blanks=longest_blanks)
+        tokenizer = TextTokenizer(backend, **roles, sentencepiece=raw)
+        probe = (*PROBE, *BLANKS) if longest_blanks else PROBE
+        different = [t for t in probe if processor.encode(t) != tokenizer.encode(t)]
+        if not different:
+            return tokenizer
+    raise UserError(
+        f"{path} cannot be converted to tokenizer.json with the same ids ({len(different)} of "
+        f"{len(probe)} probe texts differ, such as {different[0][:40]!r}); use a tokenizer.json "
+        "of the same model."
+    )
