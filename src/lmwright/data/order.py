@@ -6,7 +6,8 @@
 An epoch has as many rows as the sources together. Sources without a weight are walked once
 an epoch; weighted ones share their rows' number by weight, so that one may be walked 2.7
 times and another 0.4 times. A walk goes on across epochs: at the end of every block, a source's
-rows have come equally often, give or take one. Within a block, walks that meet are mixed. Only blocks are ever held, so a store of any size has random access.
+rows have come equally often, give or take one. Within a block, walks that meet are mixed. Only
+blocks are ever held, so a store of any size has random access.
 
 Spreading by stride is the divisor method of Webster and Sainte-Lague, row by row. The
 permutation is a Feistel network over Z_a x Z_b with cycle walking (Black and Rogaway, 2002,

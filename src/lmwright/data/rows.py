@@ -8,12 +8,9 @@ A bad row is reported and skipped; a file that cannot be read to its end raises.
 import contextlib
 import csv
 import json
-import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lmwright.data.columns import (
     Bad,
@@ -29,11 +26,10 @@ from lmwright.errors import UserError
 from lmwright.run import Source
 
 READ_BYTES = 1 << 20
-BATCH_BYTES = 8 << 20
 LINE_BYTES = 1 << 28
 CELL_CHARS = 1 << 26
+BLANK_LINES = 1 << 20
 DOCUMENT_BYTES = 1 << 30
-TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 # A column that none of this many first rows has is a wrong name, not bad data.
 LOOK_ROWS = 1000
 
@@ -56,7 +52,9 @@ def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         for number, row in enumerate(read_shard(file, source), 1):
             yield from_mapping(row, number, file, source)
     elif file.format in ("parquet", "arrow"):
-        yield from _columnar(piece, source)
+        from lmwright.data.columnar import read_columns
+
+        yield from read_columns(piece, source)
     elif file.format == "jsonl":
         yield from _jsonl(piece, source)
     elif file.format == "json":
@@ -109,7 +107,7 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
     yield from rows
 
 
-def _stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+def stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """Blocks of a file's content, decompressed."""
     with open_binary(file.path) as raw, contextlib.ExitStack() as stack:
         stream = raw
@@ -128,9 +126,15 @@ def _stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[byt
 def _lines(piece: Slice) -> Iterator[bytes]:
     """Lines of a slice with their ends; a byte order mark is dropped."""
     rest: list[bytes] = []
-    size = 0
+    size = blanks = 0
     first = piece.start == 0
-    for block in _stream(piece.file, piece.start, piece.stop):
+    for block in stream(piece.file, piece.start, piece.stop):
+        blanks = 0 if block.strip() else blanks + block.count(b"\n")
+        if blanks > BLANK_LINES:
+            raise UserError(
+                f"{piece.file.path} has more than {BLANK_LINES:,} empty lines in a row; is it "
+                f"really {piece.file.format}?"
+            )
         if first:
             block, first = block.removeprefix(b"\xef\xbb\xbf"), False
         head, end, tail = block.rpartition(b"\n")
@@ -168,7 +172,7 @@ def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
 def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
     """The elements of one JSON list; the file is held whole."""
     raw, size = [], 0
-    for block in _stream(file):
+    for block in stream(file):
         raw.append(block)
         size += len(block)
         if size > DOCUMENT_BYTES:
@@ -231,7 +235,7 @@ def _document(raw: bytes, number: int, file: File) -> Row | Bad:
 
 def _whole_file(file: File) -> Iterator[Row | Bad]:
     blocks, size = [], 0
-    for block in _stream(file):
+    for block in stream(file):
         blocks.append(block)
         size += len(block)
         _check_size(size, file)
@@ -266,6 +270,11 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
         except StopIteration:
             return
         except csv.Error as e:
+            if "field larger" in str(e):  # what follows it would be read as something else
+                raise UserError(
+                    f"{file.path}:{number}: a cell is longer than {CELL_CHARS >> 20} million "
+                    "characters; its quote is never closed, perhaps."
+                ) from None
             if header is None:
                 raise UserError(f"{file.path}: its first line is not {file.format}: {e}.") from None
             yield Bad(number, f"invalid {file.format}: {e}")
@@ -273,7 +282,7 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
         if not cells:
             continue
         if header is None:
-            header = _check_header(cells, file, source)
+            header = check_header(cells, file, source)
         elif len(cells) != len(header):
             yield Bad(number, f"{len(cells)} cells instead of {len(header)}")
         else:
@@ -289,7 +298,7 @@ def _table_row(cells: dict[str, str], number: int, file: File, source: Source) -
     return from_mapping(cells, number, file, source)
 
 
-def _check_header(header: list[str], file: File, source: Source) -> list[str]:
+def check_header(header: list[str], file: File, source: Source) -> list[str]:
     """UserError unless every column that the source names is there."""
     for key, columns in needed_columns(source).items():
         for column in columns:
@@ -299,100 +308,3 @@ def _check_header(header: list[str], file: File, source: Source) -> list[str]:
                     f"change data.sources.{key}."
                 )
     return header
-
-
-def _columnar(piece: Slice, source: Source) -> Iterator[Row | Bad]:
-    """Rows of parquet row groups or of an Arrow file."""
-    number = piece.first_row
-    batches = _parquet if piece.file.format == "parquet" else _arrow
-    for batch in batches(piece, source):
-        names = batch.schema.names
-        columns = [_values(batch.column(n)) for n in names]
-        for values in zip(*columns, strict=True):
-            number += 1
-            if broken := [n for n, v in zip(names, values, strict=True) if v is _BROKEN]:
-                yield Bad(number, f"invalid UTF-8 in {broken[0]!r}")
-            else:
-                row = dict(zip(names, values, strict=True))
-                yield from_mapping(row, number, piece.file, source)
-
-
-_BROKEN = object()
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Python values; strings whose bytes are not UTF-8 as _BROKEN."""
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        return [_value(scalar) for scalar in column]
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return _BROKEN
-
-
-def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
-    file = piece.file
-    with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(open_binary(file.path))
-        if file.compression:  # parquet needs to seek, so it is unpacked first
-            raw = _unpacked(file, stack.enter_context(tempfile.TemporaryFile()))
-        parquet = pq.ParquetFile(raw, pre_buffer=False, buffer_size=READ_BYTES)
-        names = _check_schema(parquet.schema_arrow, file, source)
-        metadata = parquet.metadata
-        stop = metadata.num_row_groups if piece.stop is None else piece.stop
-        for i in range(piece.start, stop):
-            group = metadata.row_group(i)
-            row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
-            size = min(4096, max(1, BATCH_BYTES // row_bytes))
-            yield from parquet.iter_batches(size, row_groups=[i], columns=names, use_threads=False)
-
-
-def _unpacked(file: File, into: Any) -> Any:
-    """The temporary file `into` with the file's content, at its start."""
-    for block in _stream(file):
-        with _temporary_space(file):
-            into.write(block)
-    with _temporary_space(file):
-        into.seek(0)
-    return into
-
-
-@contextlib.contextmanager
-def _temporary_space(file: File) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise UserError(
-            f"{tempfile.gettempdir()}: cannot hold {file.path} unpacked ({e.strerror or e}); set "
-            "TMPDIR to a folder with more space, or unpack the file yourself."
-        ) from None
-
-
-def _arrow(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(piece.file.path) as raw, pa.ipc.open_stream(raw) as reader:
-        names = _check_schema(reader.schema, piece.file, source)
-        for batch in reader:
-            for at in range(0, batch.num_rows, 256):
-                yield batch.select(names).slice(at, 256)
-
-
-def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:
-    """The columns to be read. UserError unless those that the source names are there."""
-    _check_header(schema.names, file, source)
-    names = wanted_columns(source, schema.names)
-    if source.rows != "text":
-        return names
-    kind = schema.field(source.text_column).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not any(is_text(kind) for is_text in TEXT_TYPES):
-        raise UserError(
-            f"{file.path}: column {source.text_column!r} is {kind}, not text; "
-            "change data.sources.text_column."
-        )
-    return names
