@@ -32,14 +32,19 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def start_two(run):
-    """Two processes that train together, joined on loopback."""
+def start_two(run, before=""):
+    """Two processes that train together, joined on loopback, after the lines of `before`."""
     run_file = Path(run.dir).with_suffix(".toml")
     run_file.write_text(dump_toml(run))
     port = free_port()
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "lmwright", "train", str(run_file)],
+            [
+                sys.executable,
+                "-c",
+                f"{before}\nfrom lmwright.cli import main\n"
+                f"raise SystemExit(main(['train', {str(run_file)!r}]))",
+            ],
             env={
                 "PATH": "/usr/bin:/bin",
                 "PYTHONPATH": os.pathsep.join(sys.path),
@@ -110,6 +115,52 @@ def test_sigterm_to_one_stops_both_at_the_same_step(small_run, tmp_path):
     said = outputs(processes, [42, 42])
     step = int(re.search(r"stopped after step (\d+);", said[0])[1])
     assert (Path(run.dir) / "checkpoints" / str(step)).is_dir()
+
+
+QUICK = "from lmwright.train import peers; peers.HEARTBEAT_S = 15"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lost, number", [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+)
+def test_the_survivor_of_a_lost_process_says_so_and_the_run_resumes(
+    small_run, tmp_path, lost, number
+):
+    run = in_dir(replace(small_run, mesh=Mesh(data=2, fsdp=4)), tmp_path / "run")
+    run = replace(run, train=replace(run.train, steps=100_000, global_batch_size=16))
+    processes = start_two(run, QUICK)
+    metrics = Path(run.dir) / "metrics.jsonl"
+    began = time.monotonic()
+    try:
+        while not (metrics.exists() and metrics.read_text().count('"train"') > 5):
+            assert time.monotonic() - began < 200
+            assert [p.poll() for p in processes] == [None, None], processes[0].stdout.read()
+            time.sleep(0.5)
+        processes[lost].send_signal(number)
+        said = processes[1 - lost].communicate(timeout=120)[0]
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[1 - lost].returncode == 45, said
+    (line,) = [line for line in said.splitlines() if line.startswith("lmwright: ")]
+    assert f"process {lost} of 2 was lost" in line and "start all processes again" in line
+    assert "Traceback" not in said and "    @ " not in said
+    os.unlink(re.search(r"details in (\S+)", line)[1])
+    more = replace(run, train=replace(run.train, steps=int(max(losses(run))) + 1))
+    outputs(start_two(more), [0, 0])
+
+
+def test_processes_that_never_come_are_waited_for_and_named(small_run, tmp_path):
+    early = "; peers.JOIN_S = 4; peers.FIRST_NOTE_S = peers.NOTE_EVERY_S = 1.5"
+    first, second = start_two(in_dir(small_run, tmp_path / "run"), QUICK + early)
+    second.kill()
+    said = outputs([first], [45], 60)[0].splitlines()
+    assert re.match(
+        r"lmwright: waiting for the other 1 processes at 127.0.0.1:\d+, 2 s of", said[0]
+    )
+    assert "did not come within 4 s" in said[-1] and len(said) <= 4
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lmwright.run import Run
 from lmwright.terminal import visible
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome, train
+from lmwright.train.peers import expect_abort
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 
 
@@ -50,7 +51,12 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
     console = Console(highlight=False)
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     join(pod=pod)
-    outcome = train(run, began=began, stop=stop)
+    try:
+        outcome = train(run, began=began, stop=stop)
+    except Exception as error:
+        if jax.process_count() > 1:
+            expect_abort(error)
+        raise
     if jax.process_index() == 0:
         report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
         if outcome.exit_code:

@@ -16,9 +16,9 @@ import numpy as np
 from lmwright.core.sharding import batch_sharding
 from lmwright.errors import UserError
 from lmwright.plan.resolve import Plan
+from lmwright.train import peers
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-HEARTBEAT_S = 30  # the others end so long after one of them was killed
 
 
 def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> None:
@@ -48,8 +48,16 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
             )
     # CPUs match collectives by order alone: two programs at once would mix theirs
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    count = where.get("num_processes")
+    others = f"the other {count - 1} processes" if count else "the other processes"
+    at = f" at {where['coordinator_address']}" if where else ""
     try:
-        jax.distributed.initialize(**where, heartbeat_timeout_seconds=HEARTBEAT_S)
+        with peers.Waiting(others, at):
+            jax.distributed.initialize(
+                **where,
+                heartbeat_timeout_seconds=peers.HEARTBEAT_S,
+                initialization_timeout=peers.JOIN_S + 60,  # JAX would abort
+            )
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         if not given and isinstance(error, ValueError):  # no cluster that JAX knows
@@ -62,6 +70,9 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
             f"the other processes were not found ({reason}); start one on each host, or set "
             f"{ADDRESS}, {COUNT} and {INDEX} in each"
         ) from error
+
+    if jax.process_count() > 1:
+        peers.Watch(jax.process_count())
 
 
 def _count(variables: Mapping[str, str], name: str) -> int:

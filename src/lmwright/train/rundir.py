@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.store import remove_leftovers, write_atomically
 from lmwright.config import dump_toml, load_run, same_folder
@@ -50,20 +52,36 @@ def claim(run: Run, plan: Plan) -> Iterator[Path]:
             f"dir: {folder} cannot be written ({error.strerror}); choose another with dir="
         ) from error
     try:
-        _lock(lock, folder)
-        refuse_other_run(run, folder)
+        _take(run, plan, folder, lock)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _take(run: Run, plan: Plan, folder: Path, lock: int) -> None:
+    """Locks and describes the directory on process 0; the others go on when it has, or are
+    refused with it."""
+    refused = None
+    try:
         if jax.process_index() == 0:
-            remove_leftovers(folder)
+            _lock(lock, folder)
+            refuse_other_run(run, folder)
             _note_move(run, folder)
+            remove_leftovers(folder)
             text = dump_toml(run)
             write_atomically(folder / "run.toml", text)
             if MARK in text:  # a URL may hold more than was known to be a credential
                 (folder / "run.toml").chmod(0o600)
             write_atomically(folder / "plan.json", plan.to_json())
             write_env(folder)
-        yield folder
-    finally:
-        os.close(lock)
+    except UserError as error:
+        refused = error
+    if jax.process_count() > 1:
+        ready = multihost_utils.broadcast_one_to_all(np.bool_(refused is None))
+        if not ready and refused is None:
+            refused = UserError(f"dir: {folder} was refused by process 0, which says why")
+    if refused is not None:
+        raise refused
 
 
 def _note_move(run: Run, folder: Path) -> None:
@@ -77,8 +95,6 @@ def _note_move(run: Run, folder: Path) -> None:
 
 
 def _lock(lock: int, folder: Path) -> None:
-    if jax.process_index() != 0:
-        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

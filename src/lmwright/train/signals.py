@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 EXIT_INTERRUPTED = 130
 EXIT_PREEMPTED = 42  # a supervisor restarts this without counting a failure
 EXIT_SESSION_OVER = 43  # limits.session_hours; the next session goes on
+EXIT_PEER_LOST = 45  # another process of the run; starting all of them again goes on
 EXIT_TIME_SPENT = 44  # limits.total_hours; nothing goes on until they are raised
 
 # Of a terminal that is gone, an ssh session that is cut off.
