@@ -200,3 +200,20 @@ def test_rows_of_a_host(small_run):
     apart = HostRows(((1, 2), (4, 6)), 2, 8)
     assert apart.of_batch == [(2, 4), (8, 12)]
     assert [apart._local(row) for row in (1, 4, 5)] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_what_cannot_be_used(small_run, tmp_path):
+    run = in_dir(replace(small_run, mesh=Mesh(fsdp=8)), tmp_path / "run")
+    short = replace(run.train, steps=6, global_batch_size=16)
+    run = replace(run, train=short)
+    wild = replace(in_dir(run, tmp_path / "wild"), train=replace(short, steps=1))
+    wild = replace(wild, optim=replace(run.optim, learning_rate=1e39))
+    for said in outputs(start_two(wild), [2, 2]):
+        assert "infinities after step 1, and nothing was saved before" in " ".join(said.split())
+    outputs(start_two(run), [0, 0])
+    (Path(run.dir) / "checkpoints/6/state/_METADATA").write_text("{}")
+    said = outputs(start_two(replace(run, train=replace(short, steps=8))), [0, 0])
+    assert "checkpoint 6 is damaged" in said[0] and "is damaged" not in said[1]
+    assert "continuing from step 3" in said[0]
+    assert sorted(losses(run)) == list(range(1, 9))

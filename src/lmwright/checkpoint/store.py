@@ -51,11 +51,12 @@ class Checkpoints(SavedStates):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if jax.process_index() != 0:  # which may be early: the directory is process 0's to claim
+            return
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            if jax.process_index() == 0:
-                for left in self.root.glob(f"*{UNFINISHED}*"):  # by a process killed in a save
-                    shutil.rmtree(left)
+            for left in self.root.glob(f"*{UNFINISHED}*"):  # by a process killed in a save
+                shutil.rmtree(left)
         except OSError as error:
             raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
                             f"choose another run directory with dir=") from error  # fmt: skip
