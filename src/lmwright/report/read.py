@@ -8,6 +8,7 @@ import json
 import math
 import tomllib
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: missing; {path.parent} is not a run directory (`lmwright train` makes one)"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read: {error}; restore it from a copy") from error
 
 
@@ -119,7 +120,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: cannot be read: {error}; restore it from a copy, or remove it to make the "
             "report without it"
@@ -144,7 +145,7 @@ def _read_metrics(path: Path, record: RunRecord) -> None:
         clock.add(entry)
         try:
             _add(entry, record)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else error
             raise UserError(
                 f"{path}, line {number}: not a {entry['kind']!r} line ({what}); restore the file "
@@ -156,14 +157,17 @@ def _read_metrics(path: Path, record: RunRecord) -> None:
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    problem = "no JSON object with step, time and kind"
     try:
         entry = json.loads(line)
-        if isinstance(entry, dict) and {"step", "time", "kind"} <= entry.keys():
+        if isinstance(entry, dict) and isinstance(entry.get("kind"), str):
             entry["step"] = int(entry["step"])
             entry["time"] = float(entry["time"])
+            datetime.fromtimestamp(entry["time"], UTC)  # a date
             return entry
-        problem = "no JSON object with step, time and kind"
-    except (ValueError, TypeError, RecursionError) as error:
+    except KeyError:
+        pass
+    except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
         problem = str(error)
     raise UserError(
         f"{path}, line {number}: damaged ({problem}); restore the file from a copy, or remove "
@@ -185,6 +189,8 @@ def _add(entry: dict[str, Any], record: RunRecord) -> None:
     elif kind == "sample":
         record.samples.append(Sample(step, str(fields["prompt"]), str(fields["text"])))
     else:
+        if kind == "checkpoint" and "blocked_s" in fields:
+            entry["blocked_s"] = _number(fields["blocked_s"])
         record.events.append(entry)
 
 
@@ -195,7 +201,7 @@ def _number(value: Any) -> float:
         return NON_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is no number")
-    return value
+    return float(value)
 
 
 class _Clock:

@@ -1,7 +1,6 @@
 """The figures a report opens with: what came out, at what cost, on what machine."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -88,10 +87,11 @@ def _size(record: RunRecord) -> Rows:
         rows["parameters"] = f"{params:,}"
     if steps := record.hours.steps:
         rows["steps"] = f"{steps[-1]:,}"
-        if total := record.config.get("train.steps"):
+        if isinstance(total := record.config.get("train.steps"), int):
             rows["steps"] += f" of {total:,}"
-    if "tokens_seen" in record.train:
-        rows["tokens seen"] = f"{int(record.train['tokens_seen'].values[-1]):,}"
+    seen = record.train["tokens_seen"].values[-1] if "tokens_seen" in record.train else math.nan
+    if math.isfinite(seen):
+        rows["tokens seen"] = f"{int(seen):,}"
     return rows
 
 
@@ -134,10 +134,11 @@ def _machine(record: RunRecord) -> Rows:
             name += f", {memory / 2**30:.0f} GiB"
     elif count := env.get("device_count"):
         name = f"{count} x {name}"
-    packages: dict[str, Any] = env.get("packages", {})
+    packages = env.get("packages")
+    packages = packages if isinstance(packages, dict) else {}
     names = ("lmwright", "podsmith", "jax")  # podsmith: what lmwright was called until 0.2
     software = [f"{each} {packages[each]}" for each in names if each in packages]
-    return {"machine": name, "software": ", ".join(software)}
+    return {"machine": str(name), "software": ", ".join(software)}
 
 
 def _loss(value: float) -> str:
