@@ -76,6 +76,27 @@ def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
     assert hidden(tmp_path) == [alive.name]
 
 
+@pytest.mark.parametrize("name", ["m", "m.gguf"])
+def test_a_flipped_bit_of_what_was_written_is_found(name, model, tmp_path, capsys):
+    export_command(model, tmp_path / "m.gguf", dtype="q8_0")
+    path = tmp_path / name
+    file = path / "model.safetensors" if path.is_dir() else path
+    words = ["export", str(path), str(tmp_path / "out")]
+    assert main([*words, "--dtype", "bf16"]) == 0
+    shutil.rmtree(tmp_path / "out")
+    raw = bytearray(file.read_bytes())
+    raw[-300] ^= 1
+    file.write_bytes(raw)
+    for verb in (words, ["import", *words[1:]], ["verify", str(model), str(path)]):
+        assert main(verb) == 2
+        assert "its weights are not those that" in capsys.readouterr().err
+    note = path / "convert.json" if path.is_dir() else tmp_path / "m.gguf.convert.json"
+    note.write_text("[" * 100_000)
+    assert main(words) == 2 and "cannot be read" in capsys.readouterr().err
+    note.unlink()
+    assert main(["export", str(path), str(tmp_path / "out")]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("out", ["out", "out.gguf"])
 def test_a_killed_command_is_cleaned_up_after(out, model, tmp_path):

@@ -58,6 +58,7 @@ def merge_command(
     compares it with what PEFT computes from the same base and folder, where PEFT is installed.
     Raises UserError for an adapter that was trained on another base."""
     loaded, found = load_model(base), read_folder(adapter)
+    loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
     hashes = (weights_hash(weights, to) for to in (None, ml_dtypes.bfloat16))
     refuse_other_base(Path(adapter), base, hashes, "merge into that one")

@@ -290,6 +290,12 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + name, list(value) if isinstance(value, tuple) else value
 
 
+def names_in_file(model: Any, tensors: Any) -> list[str]:
+    """Hugging Face names of the tensors of an open file, in the order of its hash."""
+    entries = _entries(model, str(tensors.file.meta["general.architecture"]), "F32")
+    return [slot.name for slot, _ in _slots_of(entries)]
+
+
 def _slots_of(entries: list[Entry]) -> Iterator[tuple[Slot, str]]:
     for entry in entries:
         for slot in entry.parts:

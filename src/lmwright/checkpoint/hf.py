@@ -31,6 +31,7 @@ from lmwright.checkpoint.safetensors import refuse_pickles
 from lmwright.checkpoint.stream import check_tensors, from_hf
 from lmwright.checkpoint.tokenizer_files import has_tokenizer, open_tokenizer, prompt_prefix
 from lmwright.checkpoint.writer import MAX_SHARD_BYTES, export_hf, stored_dtype, write_hf
+from lmwright.checkpoint.written import refuse_changed
 from lmwright.core.param import Tree, count_params, first_difference
 from lmwright.data.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
@@ -72,6 +73,10 @@ class LoadedModel:
                 w = jax.tree.map(lambda leaf: leaf.astype(dtype), w)
             return w if shardings is None else jax.device_put(w, shardings)
         return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
+
+    def check(self) -> None:
+        """Raises UserError where the files are not what lmwright wrote there."""
+        refuse_changed((self.origin or self).model, self.tensors, self.path)
 
     @cached_property
     def weights(self) -> Tree:
@@ -239,6 +244,7 @@ def export_loaded(
     overwrite: bool = False,
 ) -> Proof:
     """The same for a model that is loaded."""
+    loaded.check()
     options = {
         "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),
         "facts": loaded.facts,

@@ -88,6 +88,7 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
     differ by at most `tolerance` of the largest and their tokenizers, where both have one, give
     the same ids."""
     first, second = load_model(a), load_model(b)
+    first.check(), second.check()
     tensors = compare(first.tensors, second.tensors)
     tokenizer, tokenizers_agree = _tokenizers(first, second)
     found, why = _logits(first, second)

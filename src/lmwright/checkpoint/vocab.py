@@ -107,6 +107,7 @@ def vocab_command(
     if "" in tokens:
         raise UserError("--add: a token of no letters is none; give its text")
     loaded = load_model(path)
+    loaded.check()
     wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):
         raise UserError("vocab: nothing to do; give --add, --add-from, --size or --multiple")
