@@ -44,8 +44,9 @@ def test_what_does_not(plan, tmp_path, capsys):
     assert float(speed[1]) == pytest.approx(Quick.of(run, parse_machine("v5e-8")).step_s, rel=0.01)
     last = out.strip().splitlines()[-1]
     found = re.fullmatch(
-        r"bound by memory: it wants \S+ times what there is \(.* is \d+% of it\); to try: "
-        r"(.+?)(?: \(trains differently\))?, which fits, (\S+) s a step by --quick", last
+        r"bound by memory: it wants \S+ times what there is \(\d+% of that: .+\); to try: "
+        r"(.+?)(?: \(trains differently\))?, which fits, (\S+) s a step by --quick(; close, .*)?",
+        last,
     )  # fmt: skip
     better = Quick.of(load_run(tmp_path / "run.toml", found[1].split()), parse_machine("v5e-8"))
     assert better.fits and better.step_s == pytest.approx(float(found[2]), rel=0.01)

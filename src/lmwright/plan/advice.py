@@ -46,6 +46,8 @@ class Advice:
     """With that change, by the analytic model."""
     gain: float | None = None
     """How many times as fast the step is with it."""
+    close: bool = False
+    """Whether the error of the analytic model could make it too large."""
 
     def to_json(self) -> dict:
         """For plan.json."""
@@ -57,11 +59,11 @@ class Advice:
         if self.bound == MEMORY:
             what = (
                 f"bound by memory: it wants {self.share:.2f} times what there is "
-                f"({self.part} is {self.part_share:.0%} of it)"
+                f"({self.part_share:.0%} of that: {self.part})"
             )
         else:
             what = f"bound by {self.bound}: {self.share:.0%} of the step"
-            if self.part:
+            if self.part and self.part != self.bound:
                 what += f" ({self.part} is the largest part, {self.part_share:.0%})"
         if self.overrides is None:
             return what
@@ -74,7 +76,8 @@ class Advice:
         speed = f"{self.gain:.2f} times as fast" if self.bound != MEMORY else "which fits"
         mark = " (trains differently)" if self.changes_training else ""
         step = short_duration(self.step_s)
-        return f"{what}; to try: {words}{mark}, {speed}, {step} a step by --quick"
+        close = "; close, ask the compiler" if self.close else ""
+        return f"{what}; to try: {words}{mark}, {speed}, {step} a step by --quick{close}"
 
 
 def bound_of(by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
@@ -121,6 +124,7 @@ def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
         "changes_training": best.changes_training,
         "on": None if machine.name == quick.machine.name else machine.name,
         "step_s": best.quick.step_s,
+        "close": best.quick.is_close,
     }
 
 

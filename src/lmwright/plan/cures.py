@@ -18,6 +18,7 @@ from lmwright.plan.machine import Machine, parse_machine
 from lmwright.plan.quick import Quick
 from lmwright.plan.takes import takes
 from lmwright.plan.topology import names_of
+from lmwright.plan.units import short_duration
 from lmwright.presets.hardware import GIB
 from lmwright.presets.machines import GPUS
 from lmwright.run import Run
@@ -90,7 +91,7 @@ def _line(candidate: Candidate) -> str:
         f"{parts.state / GIB:.2f} state + {(parts.cast + parts.gradients) / GIB:.2f} cast weights "
         f"and gradients + "
         f"{parts.saved / GIB:.2f} saved + {parts.temporaries / GIB:.2f} temporaries, "
-        f"{quick.step_s:.3g} s a step{close}"
+        f"{short_duration(quick.step_s)} a step{close}"
     )
 
 
@@ -112,7 +113,7 @@ def larger_way(
             f"  the smallest {machine.kind} that trains it is {bigger.name}, "
             f"{bigger.num_chips:,} chips:",
             "  " + _line(ways[0]),
-            f"    {quick.step_s:.3g} s a step, give or take {quick.error_share:.0%}, "
+            f"    {short_duration(quick.step_s)} a step, give or take {quick.error_share:.0%}, "
             f"{quick.tokens_per_s:,.0f} tokens/s",
         ]
         return ways[0], [*lines, *("    " + line for line in cost.lines())]

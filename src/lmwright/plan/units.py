@@ -20,5 +20,8 @@ def duration(seconds: float, step_s: float, width: int = 0) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Three digits of seconds, or milliseconds where there are few."""
+    """Three digits of seconds, all of them where there are many, or milliseconds where there are
+    few."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     return f"{seconds:.3g} s" if seconds >= SMALL else f"{1000 * seconds:.3g} ms"
