@@ -28,22 +28,58 @@ class Dtype(click.Choice):
         return message
 
 
+def computed(command: Any) -> Any:
+    """Adds the options that say how a model is evaluated."""
+    precision = click.option(
+        "--precision",
+        type=click.Choice(["fp32", "bf16"]),
+        help="Of activations and products; default: the fastest here, or the run's.",
+    )
+    kernels = click.option(
+        "--kernels",
+        type=click.Choice(["platform", "reference"]),
+        help="`reference` is slower, for comparison; default: platform.",
+    )
+    return precision(kernels(command))
+
+
 @click.command("eval")
 @click.argument("model", metavar="MODEL")
-@click.option("--max-rows", type=click.IntRange(min=1), help="Rows per held-out source at most.")
-@click.option("--text", metavar="FILE", help="Evaluate on this text instead.")
-@click.option("--context", type=click.IntRange(min=2), help="Tokens of a window of --text.")
-@click.option("--stride", type=click.IntRange(min=1), help="Less than --context: windows overlap.")
-@click.option("--max-chars", type=click.IntRange(min=1), help="Only the beginning of --text.")
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=1),
+    help="Rows per held-out source at most, spread evenly over it; default: all.",
+)
+@click.option("--text", metavar="FILE", help="Evaluate on this text file instead.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    help="Tokens in a window of --text; default: 1024, or the model's context if shorter.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    help="Tokens between windows of --text; default: --context, without overlap.",
+)
+@click.option(
+    "--max-chars", type=click.IntRange(min=1), help="Beginning of --text; default: all of it."
+)
 @click.option("--adapter", help="Which one, where a run trained several.")
+@computed
 def evaluate(
-    model: str, max_rows: int | None, text: str | None, adapter: str | None, **window: Any
+    model: str,
+    max_rows: int | None,
+    text: str | None,
+    adapter: str | None,
+    precision: str | None,
+    kernels: str | None,
+    **window: Any,
 ) -> Any:
     """Measure loss, perplexity and bits per byte.
 
-    Of the newest checkpoint in a run directory, source by source on the data that the run kept
-    out of training; or, with --text, of any model on a text file: a Hugging Face folder, a .gguf
-    file, hf://owner/name.
+    Evaluates the newest checkpoint of a run on its held-out data, per source. With --text,
+    evaluates any model on a text file: a run directory, a Hugging Face folder, a .gguf file or
+    hf://owner/name.
 
     \b
     Example:  lmwright eval quickstart/run --max-rows 100
@@ -54,28 +90,40 @@ def evaluate(
             raise click.UsageError("--max-rows is for held-out data; use --max-chars with --text")
         from lmwright.evals.text import eval_text_command
 
-        return eval_text_command(model, text, **given(**window))
+        return eval_text_command(
+            model, text, **given(**window, precision=precision, kernels=kernels)
+        )
     if said := given(**window):
         raise click.UsageError(f"--{next(iter(said)).replace('_', '-')} needs --text")
     from lmwright.evals.held_out import eval_command
 
-    return eval_command(model, **given(max_rows=max_rows, adapter=adapter))
+    options = given(max_rows=max_rows, adapter=adapter, precision=precision, kernels=kernels)
+    return eval_command(model, **options)
 
 
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="May be given again.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length at most.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0 takes the likeliest token.")
-@click.option("--top-k", type=click.IntRange(min=1), help="Only the k likeliest tokens.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), help="Tokens to add at most; default: 128."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="0 takes the most likely token; default: 0.",
+)
+@click.option(
+    "--top-k", type=click.IntRange(min=1), help="Sample from the k most likely; default: all."
+)
 @click.option(
     "--top-p",
     type=click.FloatRange(min=0, max=1, min_open=True),
-    help="Only the likeliest tokens that make up this share.",
+    help="Sample from the most likely tokens with this total probability; default: 1.",
 )
-@click.option("--stop", multiple=True, help="Ends a text; may be given again.")
+@click.option("--stop", multiple=True, help="String that ends a text; may be given again.")
 @click.option("--adapter", help="Which one, where a run trained several.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the random choices.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the sampling; default: 0.")
+@computed
 def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
     """Continue prompts with a trained model.
 

@@ -68,7 +68,7 @@ def printed(root, capsys, *words):
     """The row of `eval`'s table."""
     capsys.readouterr()
     assert main(["eval", str(root / "run"), *words]) == 0
-    return capsys.readouterr().out.splitlines()[-1].split()
+    return capsys.readouterr().out.splitlines()[-2].split()
 
 
 def bytes_by_hand(root, texts):

@@ -27,6 +27,7 @@ from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.data.tokenizer import TextTokenizer
 from lmwright.errors import UserError
+from lmwright.evals.compute import Kernels, compute_text, decode_compute
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
 from lmwright.terminal import visible
@@ -99,7 +100,7 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    how = how or Compute()
+    how = how or decode_compute(model, w, settings.max_new_tokens)
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
     ends = frozenset({*end_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])})
     rows = [
@@ -109,6 +110,8 @@ def generate(
     # Rows need not divide over a mesh, so activations are left to the compiler here.
     with use_abstract_mesh(NO_MESH):
         w = cast(w, DTYPES[how.precision])
+        if how.unroll:
+            w = model.layers_apart(w)
         for start in range(0, len(rows), batch_rows):
             _run_batch(model, w, how, rows[start : start + batch_rows], settings, ends, on_text)
     return [
@@ -223,7 +226,7 @@ def _prefill(
 ) -> tuple[Array, Tree]:
     """Logits [B, V] after the prompts [B, T], and their cache of `length`."""
     cache = model.new_cache(tokens.shape[0], length, how)
-    hidden, cache = model.extend(w, tokens, valid, cache, how)
+    hidden, cache = model.extend(w, tokens, valid, cache, how, first=True)
     return model.logits(w, hidden[:, -1:])[:, 0], cache
 
 
@@ -263,30 +266,30 @@ def generate_command(
     top_p: float | None = None,
     stop: Sequence[str] = (),
     seed: int = 0,
-    precision: str = "fp32",
+    precision: str | None = None,
+    kernels: Kernels = "platform",
     adapter: str | None = None,
 ) -> list[Generation]:
     """Continues prompts with the model of a run directory or HF folder and prints them: a
     single one as it is written, several one after the other when they are done."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
-    if precision not in DTYPES:
-        raise UserError(f"precision: {precision!r} is not one of {', '.join(DTYPES)}")
     if not prompts:
         raise UserError("prompt: none given; add --prompt TEXT")
     loaded = load_model(path, adapter)
-    tokenizer = loaded.tokenizer
+    tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
+    how = decode_compute(model, w, max_new_tokens, precision, kernels)
     began = time.monotonic()
     on_text = None
     if len(prompts) == 1:
         _print(prompts[0])
         on_text = _print_piece
     found = generate(
-        loaded.model,
-        loaded.weights,
+        model,
+        w,
         tokenizer,
         prompts,
         settings,
-        Compute(precision=precision),
+        how,
         on_text,
         prefix=loaded.prompt_prefix,
         end_ids=loaded.end_ids,
@@ -296,7 +299,7 @@ def generate_command(
     else:
         for prompt, one in zip(prompts, found, strict=True):
             _print(f"{prompt}{one.text}\n\n")
-    _print_speed(found, time.monotonic() - began)
+    _print_speed(found, time.monotonic() - began, how)
     return found
 
 
@@ -309,12 +312,12 @@ def _print(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _print_speed(found: list[Generation], seconds: float) -> None:
+def _print_speed(found: list[Generation], seconds: float, how: Compute) -> None:
     """To stderr, so that stdout is the text alone."""
     count = sum(len(one.tokens) for one in found)
     why = ", ".join(sorted({one.finish for one in found}))
     print(
         f"[{count} tokens, {count / max(seconds, 1e-9):.0f} tokens/s with compilation; ended by: "
-        f"{why}]",
+        f"{why}; {compute_text(how)}]",
         file=sys.stderr,
     )

@@ -17,6 +17,7 @@ from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.chat import UnusableError
 from lmwright.data.store import TokenStore
 from lmwright.errors import UserError
+from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.plan.resolve import Plan, resolve
 from lmwright.run import Eval, Mesh
@@ -117,9 +118,16 @@ def asked_prompts(
     return asked
 
 
-def eval_command(path: str, *, max_rows: int | None = None, adapter: str | None = None) -> int:
+def eval_command(
+    path: str,
+    *,
+    max_rows: int | None = None,
+    adapter: str | None = None,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+) -> int:
     """Prints the held-out loss of a run directory's newest checkpoint, or of one of its adapters
-    on that adapter's own data; returns 0.
+    on that adapter's own data, in the run's precision if none is given; returns 0.
 
     Raises UserError where there is no run, no checkpoint, or nothing is held out.
     """
@@ -129,14 +137,20 @@ def eval_command(path: str, *, max_rows: int | None = None, adapter: str | None 
     own = run.lora.adapters if run.lora is not None else ()
     folder = next((one.data for one in own if one.name == adapter and one.data), run.data.dir)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
+    if precision:
+        run = replace(run, train=replace(run.train, precision=precision))
     plan = resolve(run, jax.local_devices()[:1])
+    if kernels == "reference":
+        plan = replace(plan, how=replace(plan.how, kernels="reference", unroll=False))
     losses = HeldOut(plan, TokenStore.open(folder)).losses(weights)
     if not losses:
         raise UserError(
             f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
             f'use = "eval" and prepare again'
         )
-    Console().print(loss_table(losses))
+    console = Console()
+    console.print(loss_table(losses))
+    console.print(compute_text(plan.how), highlight=False)
     return 0
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from lmwright.core.batch import Batch
 from lmwright.core.dtypes import Compute
 from lmwright.core.param import Tree
+from lmwright.kernels.select import compiler_options
 from lmwright.objectives.base import for_eval
 
 Rows = dict[str, np.ndarray]  # tokens, segment_ids, positions, loss_weight, text_bytes
@@ -56,7 +57,8 @@ def _sums(model: Any, objective: Any, how: Compute) -> Callable[..., dict[str, A
     def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
         return for_eval(objective).loss(model, w, batch, jax.random.key(0), how).metrics
 
-    return jax.jit(metrics)
+    options = compiler_options(how, jax.local_devices()[0].device_kind)
+    return jax.jit(metrics, compiler_options=options)
 
 
 def evaluate_rows(

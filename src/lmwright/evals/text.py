@@ -18,15 +18,18 @@ import numpy as np
 from rich.console import Console
 
 from lmwright.checkpoint.hf import load_model
-from lmwright.core.dtypes import Compute
+from lmwright.core.dtypes import DTYPES, Compute
+from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.data.token_bytes import TokenBytes
 from lmwright.errors import UserError
+from lmwright.evals.compute import Kernels, compute_text, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.objectives.clm import Clm
 
 CONTEXT = 1024
 BATCH_TOKENS = 4096
+LANES = 128  # rows of a TPU's kernels are a multiple of it
 
 
 def evaluate_text(
@@ -51,19 +54,24 @@ def evaluate_text(
         raise UserError(f"context: {context} must be from 2 to the model's {model.seq_len}")
     if len(ids) < 2:
         raise UserError(f"{source}: has {len(ids)} tokens; at least 2 are needed")
-    rows = max(1, BATCH_TOKENS // context)
-    batches = _batches(np.asarray(ids, np.int32), context, stride, rows)
-    return evaluate_rows(model, Clm(), how or Compute(), w, source, batches)
+    how = how or row_compute()
+    windows = list(_windows(len(ids), context, stride))
+    rows = min(max(1, BATCH_TOKENS // context), len(windows))
+    width = context + 1  # the last is a target alone
+    if how.kernels in ("tpu", "early tpu"):
+        width = -(-width // LANES) * LANES  # others have no kernel
+    batches = _batches(np.asarray(ids, np.int32), windows, context, (rows, width))
+    w = cast(w, DTYPES[how.precision])
+    return evaluate_rows(model, Clm(), how, w, source, batches)
 
 
 def _batches(
-    ids: np.ndarray, context: int, stride: int, rows: int
+    ids: np.ndarray, windows: list[tuple[int, int, int]], context: int, shape: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    windows = list(_windows(len(ids), context, stride))
+    rows, width = shape
     for first in range(0, len(windows), rows):
-        shape = (rows, context + 1)  # the last is a target alone
         batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "segment_ids")}
-        places = np.minimum(np.arange(context + 1, dtype=np.int32), context - 1)
+        places = np.minimum(np.arange(width, dtype=np.int32), context - 1)
         batch["positions"] = np.broadcast_to(places, shape)
         batch["loss_weight"] = np.zeros(shape, np.float32)
         batch["text_bytes"] = np.zeros(rows)
@@ -92,7 +100,8 @@ def eval_text_command(
     context: int | None = None,
     stride: int | None = None,
     max_chars: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
+    kernels: Kernels = "platform",
 ) -> int:
     """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a
     text file, taken as one document; returns 0. Raises UserError where something is missing."""
@@ -105,6 +114,7 @@ def eval_text_command(
     except UnicodeDecodeError:
         raise UserError(f"{text}: is not UTF-8 text") from None
     loaded = load_model(path)
+    how = row_compute(precision, kernels)
     # a prefix such as bos stands before the text, as it did in training
     ids = [*loaded.prompt_prefix, *loaded.tokenizer.encode(whole)]
     found = evaluate_text(
@@ -113,9 +123,11 @@ def eval_text_command(
         ids,
         context=context or min(CONTEXT, loaded.model.seq_len),
         stride=stride,
-        how=Compute(precision=precision),
+        how=how,
         source=Path(text).name,
     )
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
-    Console().print(loss_table([replace(found, text_bytes=text_bytes)]))
+    console = Console()
+    console.print(loss_table([replace(found, text_bytes=text_bytes)]))
+    console.print(compute_text(how), highlight=False)
     return 0

@@ -23,13 +23,13 @@ from lmwright.core.dtypes import Compute
 from lmwright.core.param import Tree, stack
 from lmwright.core.pattern import Span, spans
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux, added, run_stack, run_stack_cached
+from lmwright.core.stack import Aux, added, apart, run_stack, run_stack_cached
 from lmwright.core.weight import dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models.experts import penalty
 from lmwright.models.reasoning import Reasoning, reasoned, run_whole, whole_spec
-from lmwright.nn.attention import masked_attention
+from lmwright.nn.attention import cached_attention
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import rope_tables
 from lmwright.nn.rope_scaling import LongRope
@@ -126,17 +126,30 @@ class Decoder:
         """Empty kv cache for `length` tokens a row."""
         return new_cache(self.spans, batch_size, length, self.num_kv_heads, self.head_dim, how)
 
+    def layers_apart(self, w: Tree) -> Tree:
+        """The weights with each span's layers as a list, for `extend` with `how.unroll`."""
+        return w | {span.name: apart(w[span.name]) for span in self.spans}
+
     def extend(
-        self, w: Tree, tokens: Array, valid: Array, cache: Tree, how: Compute
+        self,
+        w: Tree,
+        tokens: Array,
+        valid: Array,
+        cache: Tree,
+        how: Compute,
+        *,
+        first: bool = False,
     ) -> tuple[Array, Tree]:
         """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
+        `first`: there are none in it.
 
         `valid` [B, T] is False at (left) padding, which is never attended to and counts
         for no position. The caller sees to it that the cache is long enough.
         """
         tables = self.tables(cache_positions(valid, cache), cache["valid"].shape[1])
         x = self.embedded(w, tokens, how)
-        x, cache = extend_layers(self.layer, self.spans, w, x, tables, valid, cache)
+        kernel = select.causal_attention(how) if first else None
+        x, cache = extend_layers(self.layer, self.spans, w, x, tables, valid, cache, kernel)
         return self.last_norm(w, x), cache
 
 
@@ -225,12 +238,17 @@ def new_cache(
 ) -> Tree:
     """Empty kv cache for `length` tokens a row."""
 
-    def kv(span: Span) -> Tree:
-        shape = (span.repeats, batch_size, length, kv_heads, head_dim)
+    def kv(*layers: int) -> Tree:
+        shape = (*layers, batch_size, length, kv_heads, head_dim)
         return {"k": jnp.zeros(shape, how.dtype), "v": jnp.zeros(shape, how.dtype)}
 
+    def of(span: Span) -> Tree:
+        if how.unroll:
+            return [_by_place([kv() for _ in span.kinds]) for _ in range(span.repeats)]
+        return _by_place([kv(span.repeats) for _ in span.kinds])
+
     return {
-        "kv": {span.name: _by_place([kv(span) for _ in span.kinds]) for span in spans},
+        "kv": {span.name: of(span) for span in spans},
         "valid": jnp.zeros((batch_size, length), bool),
         "filled": jnp.zeros((), jnp.int32),
     }
@@ -244,9 +262,17 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
 
 
 def extend_layers(
-    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree
+    layer: Layer,
+    spans: Spans,
+    w: Tree,
+    x: Array,
+    tables: Tree,
+    valid: Array,
+    cache: Tree,
+    first: Callable[..., Array] | None = None,
 ) -> tuple[Array, Tree]:
-    """x [B, T, D] of new tokens after those in the cache, and the new cache."""
+    """x [B, T, D] of new tokens after those in the cache, and the new cache. `first` is the
+    kernel of the platform where the cache is empty: new tokens then see each other alone."""
     start = cache["filled"]
     all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
     places = jnp.cumsum(all_valid, axis=1)  # [B, S]: windows are counted without padding
@@ -263,8 +289,10 @@ def extend_layers(
         ) -> Array:
             for name, array in (("k", k), ("v", v)):  # [B, S, K, H]
                 new[name] = jax.lax.dynamic_update_slice(kv[name], array, (0, start, 0, 0))
+            if first is not None:
+                return first(q, k, v, valid.astype(jnp.int32), scale, window=window, **masks)
             mask = seen if window is None else seen & (back < window)
-            return masked_attention(q, new["k"], new["v"], mask, scale, **masks)
+            return cached_attention(q, new["k"], new["v"], mask, scale, **masks)
 
         x, _ = run_whole(layer, kind, w, x, tables, Attend(attend, valid))
         return x, new

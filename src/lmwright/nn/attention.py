@@ -1,10 +1,11 @@
 """Softmax attention with grouped kv heads: the reference that every kernel equals."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight is zero
 
@@ -37,6 +38,35 @@ def masked_attention(
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)  # [B, K, G, T, S]
     out = jnp.einsum("bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32)
     return out.reshape(b, t, n, h).astype(q.dtype)
+
+
+def cached_attention(
+    q: Array, k: Array, v: Array, mask: Array, scale: float, *, soft_cap: float | None = None
+) -> Array:
+    """`masked_attention` for a few queries at the end of many keys."""
+    general = partial(masked_attention, scale=scale, soft_cap=soft_cap)
+    if q.shape[1] > 1:
+        return general(q, k, v, mask)
+    one = partial(_one_query, scale=scale, soft_cap=soft_cap)
+    return lax.platform_dependent(q, k, v, mask, cpu=one, default=general)
+
+
+def _one_query(
+    q: Array, k: Array, v: Array, mask: Array, scale: float, soft_cap: float | None
+) -> Array:
+    """The same for T = 1 without products of matrices, for which CPUs would turn keys and values
+    around first."""
+    b, _, n, h = q.shape
+    kv_heads = k.shape[2]
+    grouped = q.reshape(b, 1, kv_heads, n // kv_heads, h).astype(jnp.float32) * scale
+    keys, values = (a[:, :, :, None].astype(jnp.float32) for a in (k, v))  # [B, S, K, 1, H]
+    scores = jnp.sum(grouped * keys, axis=-1)  # [B, S, K, G]
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(mask[:, 0, :, None, None], scores, MASKED)
+    probs = lax.optimization_barrier(jax.nn.softmax(scores, axis=1))
+    out = jnp.sum(probs[..., None] * values, axis=1)  # [B, K, G, H]
+    return out.reshape(b, 1, n, h).astype(q.dtype)
 
 
 def causal_mask(segment_ids: Array, window: int | None = None) -> Array:

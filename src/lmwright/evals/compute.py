@@ -1,0 +1,66 @@
+"""How a model is evaluated where no run says so: the platform's kernels and fastest precision."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+
+from lmwright.core.cpu import has_amx
+from lmwright.core.dtypes import DTYPES, Compute
+from lmwright.core.param import Tree
+from lmwright.core.weight import nbytes
+from lmwright.errors import UserError
+from lmwright.kernels.select import kernels_for
+from lmwright.plan.resolve import MAX_UNROLLED
+
+Kernels = Literal["platform", "reference"]
+
+# of a CPU: what compiling a layer by itself costs, and reading a slice of a stack of layers
+COMPILE_S = 0.2
+READ_BYTES_S = 15e9
+
+
+def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> Compute:
+    """The choices for whole rows on one device of this machine.
+
+    None is the fastest precision: bf16 on TPUs, GPUs and CPUs that multiply it in hardware.
+    Raises UserError for a precision that there is not.
+    """
+    platform = jax.local_devices()[0].platform
+    fast = platform != "cpu" or has_amx()
+    return _compute(precision or ("bf16" if fast else "fp32"), kernels)
+
+
+def decode_compute(
+    model: Any,
+    w: Tree,
+    new_tokens: int,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+) -> Compute:
+    """The choices for `new_tokens` tokens one after the other on one device of this machine.
+
+    None is the fastest precision: bf16 on TPUs and GPUs, fp32 on CPUs, which have no fast product
+    of a matrix and a vector in bf16. Raises UserError as `row_compute`.
+    """
+    platform = jax.local_devices()[0].platform
+    how = _compute(precision or ("fp32" if platform == "cpu" else "bf16"), kernels)
+    # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.
+    copying_s = new_tokens * nbytes(w) / READ_BYTES_S
+    pays = copying_s > COMPILE_S * model.num_layers
+    return replace(how, unroll=how.kernels == "cpu" and model.num_layers <= MAX_UNROLLED and pays)
+
+
+def _compute(precision: str, kernels: Kernels) -> Compute:
+    if precision not in DTYPES:
+        raise UserError(f"precision: {precision!r} is not one of {', '.join(DTYPES)}")
+    device = jax.local_devices()[0]
+    chosen = kernels_for(device.platform, 1, device.device_kind)
+    return Compute(precision=precision, kernels=chosen if kernels == "platform" else "reference")
+
+
+def compute_text(how: Compute) -> str:
+    """Such as "fp32, cpu kernels"."""
+    platform = jax.local_devices()[0].platform
+    on = "" if platform in how.kernels else f" on {platform}"
+    return f"{how.precision}, {how.kernels} kernels{on}"
