@@ -278,3 +278,37 @@ def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message)
     told = replace(small_run.train, compiler_options=options, global_batch_size=16)
     with pytest.raises(UserError, match=message):
         train(replace(in_dir(small_run, tmp_path / "run"), train=told))
+
+
+ONE_LINE = """
+    import os, resource, signal, sys
+    from lmwright.train import loop
+    inner = loop.Session._save
+    def save(self, step):
+        if {full}:  # no file can become longer, as on a full disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        inner(self, step)
+        if not {full}:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+    loop.Session._save = save
+    from lmwright.cli import main
+    raise SystemExit(main(["train", {file!r}]))
+"""
+
+
+@pytest.mark.parametrize(
+    "full, code", [(True, 2), pytest.param(False, 130, marks=pytest.mark.slow)]
+)
+def test_a_save_that_fails_or_is_given_up_is_one_line(small_run, tmp_path, full, code):
+    run = in_dir(small_run, tmp_path / "run")
+    file = str(Path(run.dir).with_suffix(".toml"))
+    done = train_in_process(run, ONE_LINE.format(full=full, file=file))
+    assert done.returncode == code
+    said = [line for line in done.stderr.splitlines() if line and "compilation cache" not in line]
+    assert len(said) == 1 and said[0].startswith("lmwright: "), done.stderr
+    if full:
+        assert "File too large" in said[0] or "could not be written" in said[0]
+        assert "Traceback" in (Path(run.dir) / "log.txt").read_text()
+    again = train_in_process(run)
+    assert again.returncode == 0, again.stderr

@@ -27,6 +27,7 @@ from lmwright.plan.resolve import Plan
 from lmwright.redact import MARK, redact_tree, without_secrets
 from lmwright.run import Run
 from lmwright.train.environment import write_env
+from lmwright.train.log import errors_to_file
 
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.
@@ -53,7 +54,8 @@ def claim(run: Run, plan: Plan) -> Iterator[Path]:
         ) from error
     try:
         _take(run, plan, folder, lock)
-        yield folder
+        with errors_to_file(folder, jax.process_index()):
+            yield folder
     finally:
         os.close(lock)
 

@@ -1,0 +1,65 @@
+"""Log: what libraries write about a failure goes to a file in the run directory.
+
+Orbax logs the tracebacks of all its threads when a save fails or is interrupted; the terminal gets
+the one sentence that the run ends with.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+LOG_FILE = "log.txt"
+
+
+class _ToFile(logging.FileHandler):
+    """Without a word where the file cannot be written: the disk may be what is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Loses what no longer fits."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
+    """Sends errors of Orbax and of threads to `log.txt` of a run directory; there is none before
+    the first error."""
+    name = f"log-{process_index}.txt" if process_index else LOG_FILE
+    handler = _ToFile(folder / name, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger, outer, unraisable = logging.getLogger("absl"), sys.excepthook, sys.unraisablehook
+    before = logger.handlers[:], logger.propagate, threading.excepthook
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            of_callback(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def of_callback(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        logger.error("beside the main thread", exc_info=(kind, error, trace))
+
+    def late(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if str(error) != "Event loop is closed":  # writes of a failed save that end after it
+            outer(kind, error, trace)
+
+    logger.handlers, logger.propagate = [handler], False
+    # the second is what C++ threads call: no exception of ours gets there from in here
+    threading.excepthook, sys.excepthook = of_thread, of_callback
+    sys.unraisablehook = lambda told: of_callback(
+        told.exc_type, told.exc_value or told.exc_type(), told.exc_traceback
+    )
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate, threading.excepthook = before
+        sys.excepthook = late if sys.exc_info()[0] else outer
+        sys.unraisablehook = unraisable
+        handler.close()
