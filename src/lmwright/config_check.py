@@ -15,6 +15,7 @@ def check_run(run: Run) -> None:
     no effect; it says what each section has wrong."""
     lines = []
     for check in (
+        _check_places,
         _check_length,
         _check_batch,
         _check_schedule,
@@ -32,6 +33,17 @@ def check_run(run: Run) -> None:
             lines.append(str(error))
     if lines:
         raise join(lines)
+
+
+def _check_places(run: Run) -> None:
+    for field, path in (("dir", run.dir), ("data.dir", run.data.dir)):
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
+        if not path.isprintable() or longest > 255:
+            shown = path if len(path) <= 40 else path[:40] + "..."
+            raise UserError(
+                f"{field}: {shown!r} cannot be a folder's path; use printable names of at most 255 "
+                "bytes"
+            )
 
 
 def _check_length(run: Run) -> None:

@@ -18,3 +18,8 @@ def install(extra: str) -> str:
     """How to add one of the extras of `pyproject.toml`, for messages; lmwright is not on a package
     index yet, so a name alone would fetch a stranger's code."""
     return f"run `pip install -e '.[{extra}]'` in your clone of lmwright"
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says, for the middle of a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -166,7 +166,19 @@ def _arrow(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(piece.file.path) as raw, pa.ipc.open_stream(raw) as reader:
         names = _check_schema(reader.schema, piece.file, source)
         for batch in reader:
-            yield batch.select(names)
+            batch = batch.select(names)
+            for column in batch.columns:
+                _validate(column)
+            yield batch
+
+
+def _validate(column: pa.Array) -> None:
+    """ArrowInvalid for offsets that point outside, which Arrow would follow into other memory."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as e:
+        if "UTF8" not in str(e):  # which is a matter of single rows
+            raise
 
 
 def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:

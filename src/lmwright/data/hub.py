@@ -10,7 +10,7 @@ from typing import Any
 
 from lmwright.data.columns import content_columns, needed_columns, wanted_columns
 from lmwright.data.sources import File
-from lmwright.errors import UserError, install
+from lmwright.errors import UserError, first_line, install
 from lmwright.run import Source
 
 
@@ -32,7 +32,7 @@ def find_shards(source: Source) -> list[File]:
         dataset = _open(repo, sha, source.subset, source.split)
         shards = dataset.num_shards
     except Exception as e:  # the libraries raise many kinds
-        raise UserError(f"data.sources: {source.path} cannot be opened: {_first(e)}") from None
+        raise UserError(f"data.sources: {source.path} cannot be opened: {first_line(e)}") from None
     columns = dataset.column_names
     for name in content_columns(source) if columns is not None else ():
         if name not in columns:
@@ -64,7 +64,3 @@ def _open(repo: str, sha: str, subset: str | None, split: str) -> Any:
     import datasets
 
     return datasets.load_dataset(repo, name=subset, split=split, revision=sha, streaming=True)
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

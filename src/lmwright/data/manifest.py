@@ -20,6 +20,8 @@ from lmwright.errors import UserError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+PARTS = ("stage", "fingerprint", "counts", "facts", "files", "versions")
+SELF = "xxh3_128"
 READ_BYTES = 1 << 22
 
 
@@ -50,32 +52,40 @@ class Manifest:
             check_size(str(path), entry["bytes"], have)
 
     def to_json(self) -> bytes:
-        body = {
-            "stage": self.stage,
-            "fingerprint": self.fingerprint,
-            "counts": self.counts,
-            "facts": self.facts,
-            "files": self.files,
-            "versions": self.versions,
-        }
-        return dump_json(body)
+        body = {name: getattr(self, name) for name in PARTS}
+        return dump_json(body | {SELF: digest(dump_json(body))})
 
 
 def parse_manifest(raw: bytes, folder: str) -> Manifest:
     """Manifest from the bytes of `<folder>/manifest.json`; UserError if they are not one."""
     try:
         body = json.loads(raw)
+        _check_whole(body)
         if body["versions"]["format"] != FORMAT:
             raise UserError(
                 f"{folder}/{MANIFEST}: format {body['versions']['format']} is not the format "
                 f"{FORMAT} of this lmwright; remove the folder and prepare again."
             )
-        names = ("stage", "fingerprint", "counts", "facts", "files", "versions")
-        return Manifest(**{n: body[n] for n in names}, hash=digest(raw), folder=folder)
-    except (ValueError, KeyError, TypeError) as e:
+        return Manifest(**{n: body[n] for n in PARTS}, hash=digest(raw), folder=folder)
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise UserError(
             f"{folder}/{MANIFEST} is damaged ({e}); remove the folder and prepare again."
         ) from None
+
+
+def _check_whole(body: Any) -> None:
+    """ValueError unless a manifest has its parts, of their types, as they were written."""
+    kinds = dict.fromkeys(PARTS, dict) | {"stage": str}
+    for name, kind in kinds.items():
+        if not isinstance(body[name], kind):
+            raise ValueError(f"{name} is not what it should be")
+    for name, entry in body["files"].items():
+        outside = name.startswith("/") or ".." in name.split("/") or "\0" in name
+        if outside or not isinstance(entry["xxh3_128"], str) or type(entry["bytes"]) is not int:
+            raise ValueError(f"files: {name!r} has no size and hash, or is outside")
+    # manifests of earlier versions have no hash of themselves
+    if SELF in body and body[SELF] != digest(dump_json({name: body[name] for name in PARTS})):
+        raise ValueError("its hash is another")
 
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:

@@ -22,7 +22,7 @@ from lmwright.data.columns import (
     wanted_columns,
 )
 from lmwright.data.sources import File, Slice, open_binary
-from lmwright.errors import UserError
+from lmwright.errors import UserError, first_line
 from lmwright.run import Source
 
 READ_BYTES = 1 << 20
@@ -77,13 +77,13 @@ def _reading(file: File) -> Iterator[None]:
     except (OSError, EOFError, pa.ArrowException) as e:
         kind = {"gzip": ".gz", "zstd": ".zst"}.get(file.compression or "", file.format)
         raise UserError(
-            f"{file.path} is truncated or damaged ({str(e).splitlines()[0]}); replace this "
+            f"{file.path} is truncated or damaged ({first_line(e)}); replace this "
             f"{kind} file by a whole one or take it out of data.sources."
         ) from None
     except Exception as e:
         if "://" not in file.path:
             raise
-        raise UserError(f"{file.path} cannot be read: {e}.") from None
+        raise UserError(f"{file.path} cannot be read: {first_line(e)}.") from None
 
 
 def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:

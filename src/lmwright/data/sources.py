@@ -9,7 +9,7 @@ dataset. The cut depends on the files alone, never on the number of workers.
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lmwright.errors import UserError, install
+from lmwright.errors import UserError, first_line, install
 from lmwright.redact import was_redacted, without_secrets
 from lmwright.run import Source
 
@@ -48,6 +48,7 @@ STAMPS = (
 SPLIT_NAME = re.compile(r"(train|training|validation|valid|val|dev|test|testing|eval)[-_.]")
 PART_BYTES = 64 << 20
 PART_FILES = 4096
+NAME_BYTES = 200
 READ_BYTES = 1 << 22
 # Text is so many times larger than its compressed file, about.
 INFLATION = 4
@@ -90,8 +91,13 @@ def source_names(sources: Sequence[Source]) -> list[str]:
         if last in (".", "..", "~", ""):
             last = Path(source.path).expanduser().resolve().name
         name = source.name or last.lstrip(".").split(".")[0] or f"source{i}"
-        if "/" in name or "\\" in name or name.startswith("."):
-            raise UserError(f"data.sources[{i}].name: {name!r} cannot be a folder's name.")
+        unfit = "/" in name or "\\" in name or name.startswith(".") or not name.isprintable()
+        if unfit or len(name.encode("utf-8", "replace")) > NAME_BYTES:
+            shown = name if len(name) <= 40 else name[:40] + "..."
+            raise UserError(
+                f"data.sources[{i}].name: {shown!r} cannot be a folder's name; use at most "
+                f"{NAME_BYTES} bytes of printable characters without slashes and a leading dot."
+            )
         if name in names:
             raise UserError(
                 f"data.sources[{i}] is called {name!r} like data.sources[{names.index(name)}]; "
@@ -169,7 +175,7 @@ def _remote(source: Source) -> list[File]:
         else:
             paths = sorted(p for p in fs.find(root) if "/." not in p.removeprefix(root))
     except Exception as e:  # each filesystem raises its own
-        raise UserError(f"data.sources: {source.path} cannot be listed: {e}.") from None
+        raise UserError(f"data.sources: {source.path} cannot be listed: {first_line(e)}.") from None
     single = paths == [root]
     base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
     files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
@@ -268,13 +274,13 @@ def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
         found = next((str(info[k]) for k in STAMPS if info.get(k)), "")
         return info.get("size"), found
     except Exception as e:  # each filesystem raises its own
-        raise UserError(f"data.sources: {path} cannot be read: {e}.") from None
+        raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}.") from None
 
 
 def _saved_to_disk(root: Path, source: Source) -> list[File]:
     """Arrow files of a folder that `datasets` wrote with save_to_disk."""
     if (root / "dataset_dict.json").is_file():
-        splits = _json(root / "dataset_dict.json")["splits"]
+        splits = _named(root / "dataset_dict.json", "splits", lambda name: name)
         if source.split not in splits:
             raise UserError(
                 f"data.sources: {root} has the splits {', '.join(splits)}, not "
@@ -282,19 +288,25 @@ def _saved_to_disk(root: Path, source: Source) -> list[File]:
             )
         root = root / source.split
     files = []
-    for entry in _json(root / "state.json")["_data_files"]:
-        path = root / entry["filename"]
+    for name in _named(root / "state.json", "_data_files", lambda entry: entry["filename"]):
+        path = root / name
         if not path.is_file():
             raise UserError(f"data.sources: {path} is missing; copy the whole folder again.")
         files.append(File(str(path), path.name, "arrow", None, *_stamp(str(path), None)))
     return files
 
 
-def _json(path: Path) -> Any:
+def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
+    """Names of files or folders beside a JSON file that lists them; UserError for any other."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as e:
-        raise UserError(f"data.sources: {path} cannot be read: {e}.") from None
+        names = [of(entry) for entry in json.loads(path.read_bytes())[key]]
+        if any(not n or n != Path(n).name or "\0" in n for n in names):
+            raise ValueError("it names what is not in its folder")
+        return names
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        raise UserError(
+            f"data.sources: {path} is damaged ({type(e).__name__}: {e}); copy the folder again."
+        ) from None
 
 
 def cut_parts(
@@ -352,7 +364,7 @@ def _cut_row_groups(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
         with open_binary(file.path) as f:
             metadata = pq.ParquetFile(f).metadata
     except (pa.ArrowException, OSError) as e:
-        raise UserError(f"{file.path} is not a whole parquet file: {e}.") from None
+        raise UserError(f"{file.path} is not a whole parquet file: {first_line(e)}.") from None
     start = first_row = rows = size = 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)

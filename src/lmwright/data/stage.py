@@ -121,7 +121,10 @@ def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
     """Manifest of the stage if it is the wanted one, complete, every file of its size."""
     if _read_json(folder / STATE) != wanted or not (folder / MANIFEST).exists():
         return None
-    manifest = read_manifest(folder)
+    try:
+        manifest = read_manifest(folder)
+    except UserError:
+        return None  # a damaged one is written again, from the parts
     whole = all(_has_size(folder / f, e["bytes"]) for f, e in manifest.files.items())
     return manifest if whole else None
 
@@ -281,15 +284,19 @@ def _marker(folder: Path, index: int) -> Path:
 def _read_marker(folder: Path, index: int) -> dict[str, Any] | None:
     """Marker of a part whose files are all there with their sizes, else None."""
     marker = _read_json(_marker(folder, index))
-    if marker and all(_has_size(folder / f, e["bytes"]) for f, e in marker["files"].items()):
-        return marker
-    return None
+    try:
+        files = marker["files"].items()
+        whole = isinstance(marker["counts"], dict)
+        whole = whole and all(_has_size(folder / f, e["bytes"]) for f, e in files)
+        return marker if whole else None
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None  # none, or a damaged one: the part is made again
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

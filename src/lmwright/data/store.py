@@ -72,17 +72,29 @@ class TokenStore:
             text = text.removesuffix("/shuffle")
         place = open_place(text)
         packed, shuffled = place.manifest("pack"), place.manifest("shuffle")
-        made_from = shuffled.fingerprint["inputs"]["pack"]
+        made_from = shuffled.fingerprint.get("inputs", {}).get("pack")
         if made_from != packed.hash:
             raise UserError(
                 f"{place.name('shuffle')} was made from other packed rows than "
                 f"{place.name('pack')}; run `lmwright prepare` again or copy both folders."
             )
-        return cls(place, packed, shuffled, verify)
+        for manifest in (packed, shuffled):
+            _check_agreement(place, manifest)
+        try:
+            return cls(place, packed, shuffled, verify)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            raise UserError(
+                f"{text}: the manifests of pack and shuffle are damaged ({type(e).__name__}: {e}); "
+                "remove both folders and prepare again."
+            ) from None
 
     @functools.cached_property
     def tokenizer_dir(self) -> str:
-        """Local folder of the store's tokenizer; fetched to a temporary one from a URL."""
+        """Local folder of the store's tokenizer; fetched to a temporary one from a URL. Its files
+        are small, so they are compared with their hashes."""
+        if self.place.size(f"tokenizer/{MANIFEST}") is not None:
+            made = self.place.manifest("tokenizer")
+            check_files(self.place, made, sorted(made.files), hashes=True)
         return self.place.fetch("tokenizer")
 
     @property
@@ -216,6 +228,17 @@ def spread(count: int, most: int | None) -> np.ndarray:
     """Numbers of at most `most` of `count` rows, the same distance from each other."""
     chosen = min(count, most or count)
     return (2 * np.arange(chosen) + 1) * count // max(2 * chosen, 1)
+
+
+def _check_agreement(place: Place, manifest: Manifest) -> None:
+    """UserError unless what a manifest says of its rows is what the stage was asked for."""
+    asked = manifest.fingerprint.get("fingerprint", {})
+    for name, value in manifest.facts.items():
+        if name in asked and asked[name] != value:
+            raise UserError(
+                f"{place.name(manifest.stage)}/{MANIFEST} is damaged ({name} is both {value!r} and "
+                f"{asked[name]!r}); remove the folder and prepare again."
+            )
 
 
 @dataclass(frozen=True)
