@@ -184,6 +184,16 @@ def test_a_moved_run_directory_continues_where_it_is(small_run, uninterrupted, t
     assert 'dir = "b"' in (tmp_path / "b" / "run.toml").read_text()
 
 
+def test_it_opens_with_what_is_trained_and_soon_says_how_long(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    run = replace(run, metrics=replace(run.metrics, log_every_steps=100))
+    said = train_in_process(run).stdout.splitlines()
+    assert re.fullmatch(
+        r"small: llama, [\d,]+ parameters, 12 steps of 128 tokens on 1 x cpu", said[0]
+    )
+    assert any(re.fullmatch(r"step 2/12  ETA \d+s", line) for line in said)
+
+
 def test_a_run_file_beside_no_run_keeps_its_dir(small_run, tmp_path):
     (tmp_path / "run.toml").write_text(dump_toml(in_dir(small_run, tmp_path / "run")))
     (tmp_path / "checkpoints").mkdir()

@@ -101,6 +101,7 @@ def test_log_file_gets_plain_lines_only():
     text = show(False, 60)
     assert "\x1b" not in text
     lines = text.splitlines()
+    assert lines.pop(0).startswith("step 102/180  ETA ")  # as soon as it is known
     assert len(lines) == 6  # four log lines, uncut though longer than the width, and two notes
     assert lines[4] == (
         "step 140: held-out loss  wiki 3.1234 (8 of 9 rows)  a source with a long name 4.5000"

@@ -56,6 +56,8 @@ class Display:
         self._name = visible(run.name, lines=False)
         self._total = total_steps
         self._step = start_step
+        # steps between two plain lines may be hours: how long it takes is said as soon as known
+        self._told_early = start_step + 2 if run.metrics.log_every_steps > 2 else None
         self._active = process_index == 0
         self._console = console or Console()
         self._clock = clock
@@ -95,6 +97,8 @@ class Display:
         if self._live is None:
             if values:
                 self._print(self._line())
+            elif step == self._told_early:
+                self._print(f"step {step}/{self._total}{self._eta_text()}")
         elif now - self._drawn >= REDRAW_S or step >= self._total:
             self._live.update(self._panel(), refresh=True)
             self._drawn = now

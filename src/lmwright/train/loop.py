@@ -195,6 +195,7 @@ class Session:
         """Steps until the end or until asked to stop."""
         run = self.plan.run
         self.prepare()
+        self.display.note(opening_line(self.plan))
         self.losses: list[SourceLoss] = []
         self._eval_s = self._blocked_s = 0.0
         if self.start:
@@ -350,6 +351,15 @@ class Session:
             self.budget.saved(self._blocked_s + time.monotonic() - began)
         self.budget.close(ENDS.get(exit_code, "stopped"))
         return Outcome(step=step, exit_code=exit_code, losses=self.losses)
+
+
+def opening_line(plan: Plan) -> str:
+    """What is trained, for how long and on what."""
+    kind, tokens = plan.devices[0].device_kind, plan.tokens_per_step
+    return (
+        f"{plan.run.name}: {plan.run.model.kind}, {plan.num_params:,} parameters, "
+        f"{plan.run.train.steps:,} steps of {tokens:,} tokens on {len(plan.devices)} x {kind}"
+    )
 
 
 def _due(step: int, every: int | None) -> bool:
