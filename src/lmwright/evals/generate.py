@@ -9,7 +9,7 @@ A row's tokens depend on its own prompt, the seed and its number, not on the row
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +101,9 @@ def generate(
     Raises UserError for a prompt that leaves no room in the context.
     """
     how = how or decode_compute(model, w, settings.max_new_tokens)
+    if _num_devices(w) > 1:
+        # kernels are for one device here: a mesh's axes are hidden below
+        how = replace(how, kernels="reference", unroll=False)
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
     ends = frozenset({*end_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])})
     rows = [
@@ -117,6 +120,11 @@ def generate(
     return [
         Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish) for row in rows
     ]
+
+
+def _num_devices(w: Tree) -> int:
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(w) if isinstance(leaf, Array)]
+    return max((len(sharding.device_set) for sharding in shardings), default=1)
 
 
 def _row(
