@@ -84,7 +84,8 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
     if left and w_letters[0] == shared and out == rows + w_letters[1]:
         return product(_wide_first(x), w, 0, 0).reshape(*x.shape[:-1], w.shape[1])
     shared = len(w_letters) - 1
-    if shared > 1 and x_letters.endswith(w_letters[:-1]) and x.size <= MATVEC * w[..., 0].size:
+    sums_all = x_letters.endswith(w_letters[:-1]) and out == x_letters[:-shared] + w_letters[-1]
+    if shared > 1 and sums_all and x.size <= MATVEC * w[..., 0].size:
         # as a matrix: otherwise the weight is turned around for each token
         x = x.reshape(*x.shape[:-shared], -1)
         w = w.reshape(-1, w.shape[-1])
