@@ -37,16 +37,16 @@ def run_file(tmp_path):
     save_tokenizer(train_tokenizer(["some text " * 9], words), tmp_path / "tokenizer")
     rows = [{"prompt": EVIL, "completion": "a" + EVIL}, {"prompt": "q", "completion": "a" * 900}]
     rows += [{"prompt": "q", "completion": ""}]
+    rows += [{"prompt": f"{i}", "completion": EVIL} for i in range(4)]  # one is held out
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = tmp_path / "run.toml"
-    name = json.dumps("s" + EVIL.replace("/", ""))
     file.write_text(
         f'recipe = "sft"\nname = "r"\ndir = "{tmp_path / "r"}"\n[model]\nkind = "llama"\n'
         "vocab_size = 300\nembed_dim = 8\nnum_layers = 1\nnum_heads = 2\nmlp_dim = 8\n"
         "num_kv_heads = 2\nhead_dim = 4\nseq_len = 256\n[train]\nsteps = 1\nglobal_batch_size = 1\n"
         f'[data]\ndir = "{tmp_path / "data"}"\ntokenizer.path = "{tmp_path / "tokenizer"}"\n'
         'chat.template = "none"\nnormalize.max_bad_fraction = 0.9\n'
-        f'[[data.sources]]\npath = "{tmp_path / "a.jsonl"}"\nrows = "prompt"\nname = {name}\n'
+        f'[[data.sources]]\npath = "{tmp_path / "a.jsonl"}"\nrows = "prompt"\nname = "s"\n'
     )
     return file
 
@@ -55,7 +55,8 @@ def test_commands_on_data_of_others(run_file, capsys):
     for words in (["data", "show", str(run_file), "--sources"], ["prepare", str(run_file)]):
         assert main(words) == 0, capsys.readouterr().err
         shown = capsys.readouterr()
-        assert SHOWN in shown.out and not obeyed(shown.out + shown.err)
+        assert not obeyed(shown.out + shown.err)
+        assert words[0] == "prepare" or SHOWN in shown.out
     assert main(["data", "show", str(run_file)]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert SHOWN in shown and not obeyed(shown)
@@ -67,6 +68,10 @@ def test_errors_that_quote_others(run_file, capsys):
     assert main(["prepare", str(run_file)]) == 2
     shown = capsys.readouterr().err
     assert "none\\x1b[2J.jsonl" in shown and not obeyed(shown)
+    run_file.write_text(text.replace('name = "s"', f"name = {json.dumps(EVIL)}"))
+    assert main(["prepare", str(run_file)]) == 2
+    shown = capsys.readouterr().err
+    assert "\\x1b]0;owned" in shown and not obeyed(shown)
 
 
 def test_tables_and_panels_of_a_run(capsys):
@@ -101,6 +106,7 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(module, "load_model", lambda *_: Loaded)
     monkeypatch.setattr(module, "generate", says)
     monkeypatch.setattr(module, "_print_speed", lambda *_: None)
+    monkeypatch.setattr(module, "decode_compute", lambda *_: None)
     for terminal in (True, False):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         for prompts in (["a\x1b"], ["a\x1b", "b"]):

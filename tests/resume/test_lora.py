@@ -137,9 +137,9 @@ def test_adapters_are_added_and_dropped(runs, together):
 
 def test_another_base_or_other_settings_are_refused(runs, together):
     run, _ = together
-    with pytest.raises(UserError, match=r"differs in lora\.alpha"):
+    with pytest.raises(UserError, match=r"lora\.alpha is 8\.0 there and 9\.0 here"):
         train(replace(run, lora=replace(run.lora, alpha=9.0)), jax.devices()[:1])
-    with pytest.raises(UserError, match=r"differs in seed"):
+    with pytest.raises(UserError, match=r"seed is 0 there and 3 here"):
         train(replace(run, seed=3), jax.devices()[:1])
 
 

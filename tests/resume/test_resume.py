@@ -104,7 +104,7 @@ TOLD_EARLY = """
 @pytest.mark.parametrize(
     "module, name",
     [
-        ("lmwright.config", "load_run"),
+        ("lmwright.config", "load_noted"),
         pytest.param("lmwright.train.loop", "restore_or_init", marks=pytest.mark.slow),
     ],
 )

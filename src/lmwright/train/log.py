@@ -36,6 +36,8 @@ def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger, outer, unraisable = logging.getLogger("absl"), sys.excepthook, sys.unraisablehook
     before = logger.handlers[:], logger.propagate, threading.excepthook
+    tasks = logging.getLogger("asyncio")  # names a failed write when its task is collected
+    tasks_before = tasks.handlers[:], tasks.propagate
 
     def of_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
@@ -51,6 +53,7 @@ def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
             outer(kind, error, trace)
 
     logger.handlers, logger.propagate = [handler], False
+    tasks.handlers, tasks.propagate = [handler], False
     # the second is what C++ threads call: no exception of ours gets there from in here
     threading.excepthook, sys.excepthook = of_thread, of_callback
     sys.unraisablehook = lambda told: of_callback(
@@ -60,6 +63,11 @@ def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
         yield
     finally:
         logger.handlers, logger.propagate, threading.excepthook = before
-        sys.excepthook = late if sys.exc_info()[0] else outer
+        failed = sys.exc_info()[0] is not None
+        sys.excepthook = late if failed else outer
+        # the tasks of a failed save may be collected as late as the process ends
+        tasks.handlers, tasks.propagate = (
+            ([logging.NullHandler()], False) if failed else tasks_before
+        )
         sys.unraisablehook = unraisable
         handler.close()
