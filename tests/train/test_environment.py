@@ -58,6 +58,7 @@ def test_resume_on_another_machine_keeps_both(tmp_path, monkeypatch):
     assert [each["variables"]["XLA_TEST"] for each in env["earlier"]] == ["first", "second"]
 
 
-def test_torn_env_file_is_written_anew(tmp_path):
-    (tmp_path / "env.json").write_text('{"python": ')
+@pytest.mark.parametrize("text", ['{"python": ', "[" * 100_000])
+def test_damaged_env_file_is_written_anew(tmp_path, text):
+    (tmp_path / "env.json").write_text(text)
     assert json.loads(write_env(tmp_path).read_text())["device_count"] == 8

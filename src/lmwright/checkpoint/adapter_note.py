@@ -7,6 +7,7 @@ from pathlib import Path
 import ml_dtypes
 
 from lmwright.checkpoint.origin import look_at, weights_hash
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 
 NOTE = "lmwright.json"
@@ -29,7 +30,7 @@ def refuse_other_base(adapter: Path, base: str | Path, hashes: Iterable[str], cu
     if not note.exists():
         note = adapter / EARLIER_NOTE
     try:
-        said = json.loads(note.read_text(encoding="utf-8"))
+        said = parse_json(note)
         known = {said[name] for name in ("base_hash", ROUNDED) if name in said}
     except FileNotFoundError:
         return

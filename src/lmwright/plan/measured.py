@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.config import load_run
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.plan.analytic import timing
 from lmwright.plan.compile import compile_for, has_libtpu
@@ -107,7 +108,7 @@ def _median(events: list[Mapping[str, Any]], name: str) -> float | None:
 
 def _save_s(folder: Path) -> float | None:
     try:
-        entries = json.loads((folder / "sessions.json").read_text())
+        entries = parse_json(folder / "sessions.json")
         found = [entry["save_s"] for entry in entries if entry.get("save_s")]
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None

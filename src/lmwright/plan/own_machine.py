@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from lmwright.data.json_text import parse_json
 from lmwright.plan.cache import cache_folder
 
 
@@ -85,7 +86,7 @@ def _all() -> dict[str, Factor]:
 @lru_cache(8)
 def _read(file: Path, stamp: int) -> dict[str, Factor]:
     try:
-        said = json.loads(file.read_text())
+        said = parse_json(file)
         return {str(name): Factor(**one) for name, one in said.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lmwright
+from lmwright.data.json_text import parse_json
 from lmwright.redact import redact
 
 ENV_FILE = "env.json"
@@ -118,7 +119,7 @@ def _cpu_name() -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        env = json.loads(path.read_text())
+        env = parse_json(path)
     except (OSError, ValueError):
         return None  # none yet, or torn by a crash: it is written anew
     return env if isinstance(env, dict) else None

@@ -11,10 +11,12 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, install
 from lmwright.redact import redact_tree
 from lmwright.run import Run
@@ -136,7 +138,8 @@ def _tracker_id(run_dir: Path, resume_step: int | None) -> str:
     """The run's name at a tracker: kept in the run directory, new when the run starts over."""
     path = run_dir / ID_FILE
     if resume_step is not None and path.exists():
-        return json.loads(path.read_text())["id"]
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one is made anew
+            return str(parse_json(path)["id"])
     tracker_id = uuid.uuid4().hex[:8]
     temp = path.with_name(path.name + ".tmp")
     temp.write_text(json.dumps({"id": tracker_id}))
