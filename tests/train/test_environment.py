@@ -4,6 +4,7 @@ import json
 import os
 
 import jax
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
