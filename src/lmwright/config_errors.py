@@ -68,8 +68,8 @@ def nearest(word: str, names: Sequence[str], *, what: str) -> str:
 
 
 def _near(word: str, names: Sequence[str]) -> list[str]:
-    """The name that was probably meant, if any: a longer one that holds the whole word first,
-    as `ema_decay` for `ema`, then the one that differs by the fewest letters."""
+    """The name that was probably meant, if any: one that differs by a letter or two, else a longer
+    one that has the whole word in it, as `ema_decay` for `ema`, else the most similar one."""
     close = get_close_matches(word, names, n=1, cutoff=0.8)
     longer = [name for name in names if len(word) > 2 and word in name.split("_")]
     return (close or longer or get_close_matches(word, names, n=1, cutoff=0.6))[:1]

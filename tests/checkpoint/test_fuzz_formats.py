@@ -6,7 +6,6 @@ import copy
 import json
 import random
 import shutil
-import signal
 import struct
 
 import numpy as np
@@ -27,6 +26,7 @@ from lmwright.data.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 from lmwright.models.llama import Llama
 from lmwright.run import Tokenizer
+from time_limit import time_limit
 
 MODEL = Llama(
     vocab_size=307, embed_dim=32, mlp_dim=40, num_layers=2, num_heads=2, num_kv_heads=1,
@@ -228,25 +228,17 @@ def made(tmp_path_factory):
     return of
 
 
-def too_long(*_):
-    raise TimeoutError(f"no end within {SECONDS} s")
-
-
 def outcome(read, folder):
     """`accepted`, or the sentence; anything else is raised."""
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(SECONDS)
     try:
-        read(folder)
+        with time_limit(SECONDS):
+            read(folder)
         return "accepted"
     except UserError as error:
         said = str(error)
         assert "\n" not in said and 20 < len(said) < 1500, said
         said.encode()
         return said
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def tries(name, count, made, tmp_path):

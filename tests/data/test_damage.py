@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from user_run import command, write_run
+from user_run import command
 
 from lmwright.data.loader import Loader
 from lmwright.data.record import row_dtype
@@ -14,19 +14,6 @@ from lmwright.data.store import TokenStore
 from lmwright.errors import UserError
 
 T = 32
-
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    """A folder with a run whose data is prepared."""
-    folder = tmp_path_factory.mktemp("clean")
-    write_run(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        from lmwright.cli import main
-
-        assert main(["prepare", "run.toml"]) == 0
-    return folder
 
 
 @pytest.fixture

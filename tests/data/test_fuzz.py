@@ -6,7 +6,6 @@ import io
 import json
 import random
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -23,30 +22,15 @@ from lmwright.data.sources import cut_parts, find_files
 from lmwright.data.store import TokenStore, verify_store
 from lmwright.errors import UserError
 from lmwright.run import Source
+from time_limit import time_limit
 
 LIMIT_S = 60
-
-
-@contextlib.contextmanager
-def ends():
-    """Fails what does not end."""
-
-    def late(*_):
-        raise AssertionError("hangs")
-
-    old = signal.signal(signal.SIGALRM, late)
-    signal.alarm(LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
 
 
 def quiet(call):
     """The message of a UserError that a call raises, None if it raises none; all else is raised."""
     try:
-        with ends(), contextlib.redirect_stderr(io.StringIO()):
+        with time_limit(LIMIT_S), contextlib.redirect_stderr(io.StringIO()):
             call()
     except UserError as e:
         assert "\n" not in str(e) and len(str(e)) < 2000
@@ -90,16 +74,6 @@ def odd(tree, rng):
         at = rng.randrange(len(tree))
         return [*tree[:at], odd(tree[at], rng), *tree[at + 1 :]]
     return rng.choice(ODD)
-
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clean")
-    write_run(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["prepare", "run.toml"]) == 0
-    return folder
 
 
 def batches(folder):
@@ -159,7 +133,7 @@ def damaged_again(clean, tmp_path, monkeypatch, count, seed):
             continue
         path.write_bytes(mutate(path.read_bytes(), rng))
         shown = path.read_bytes()[:300]
-        with ends(), contextlib.redirect_stderr(io.StringIO()):
+        with time_limit(LIMIT_S), contextlib.redirect_stderr(io.StringIO()):
             assert main(["prepare", "run.toml"]) == 0, (path, shown)
         assert equal(batches("data"), good), (path, shown)
 

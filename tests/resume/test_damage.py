@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import shutil
-import signal
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from lmwright.train.loop import train
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim
 from lmwright.train.state import abstract_state
+from time_limit import Hangs, time_limit
 
 from .conftest import STEPS, in_dir, losses
 
@@ -87,20 +87,6 @@ def retyped(rng, data):
 
 def path_lines(lines):
     return len(lines) > 2 and all(line.startswith(b"{") for line in lines[:2])
-
-
-@contextlib.contextmanager
-def at_most(seconds):
-    def late(*_):
-        raise TimeoutError(f"more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 class Truth:
@@ -242,13 +228,13 @@ def fuzz_checkpoints(truth, folder, rng, count):
         name = path.relative_to(folder)
         kind, before = mutate(rng, path)
         try:
-            with at_most(60):
+            with time_limit(60):
                 steps = {truth.read(folder), truth.resume(folder)}
             # spaces at the end of JSON are no change
             changed = not path.exists() or path.read_bytes().strip() != before.strip()
             if path.name not in ("_CHECKPOINT_METADATA", "commit_success.txt") and changed:
                 assert which not in steps or which == BEFORE, "was taken"
-        except Exception as error:
+        except (Exception, Hangs) as error:
             failures.append(f"{i}: {kind} of {name}: {error!r}")
     return failures
 
@@ -262,14 +248,14 @@ def fuzz_run_files(truth, folder, rng, count):
         name, (kind, _) = path.relative_to(folder), mutate(rng, path)
         said = io.StringIO()
         try:
-            with at_most(60), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            with time_limit(60), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
                 code = main(["report", str(folder), "-o", str(folder / "out.html")])
                 assert code in (0, 2), f"exit {code}"
                 for attempt in (resume_files, tokenizer_of):
                     with contextlib.suppress(UserError):
                         attempt(truth, folder)
             assert "Traceback" not in said.getvalue(), said.getvalue()
-        except Exception as error:
+        except (Exception, Hangs) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             failures.append(f"{i}: {kind} of {name}: {error!r} {where.filename}:{where.lineno}")
     return failures

@@ -32,6 +32,7 @@ from lmwright.checkpoint.proof import Proof, Source, accounting, proof_tokens, p
 from lmwright.checkpoint.stream import check_tensors, from_hf
 from lmwright.checkpoint.tokenizer_files import prompt_prefix
 from lmwright.checkpoint.writer import checked_tokenizer, write_json
+from lmwright.checkpoint.written import CONVERT, add_tensor
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 
@@ -107,7 +108,7 @@ def write_gguf(
             **vars(compared),
         )
         os.replace(hidden, out)
-        write_json(out.with_name(out.name + ".convert.json"), proof.to_dict())
+        write_json(out.with_name(f"{out.name}.{CONVERT}"), proof.to_dict())
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
@@ -250,8 +251,7 @@ def _compare(path: Path, model: Any, entries: list[Entry], tensors: Mapping[str,
     digest = xxhash.xxh3_128()
     for slot, kind in _slots_of(entries):
         wanted, read = np.asarray(tensors[slot.name]).astype(np.float32), found[slot.name]
-        digest.update(f"{slot.name} {read.dtype} {read.shape}".encode())
-        digest.update(np.ascontiguousarray(read).view(np.uint8))
+        add_tensor(digest, slot.name, read)
         read = read.astype(np.float32)
         if kind == "Q8_0":
             blocks = np.abs(wanted).reshape(-1, Q8_ROW).max(-1, keepdims=True)

@@ -8,13 +8,13 @@ none (`VERSION` in the meta tells). `_CHECKPOINT_METADATA` is not hashed, since 
 afterwards; nothing of the state is in it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
 import xxhash
 
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 
 HASHES = "hashes.json"
@@ -95,8 +95,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(path)
+    except ValueError as error:
         raise damaged(f"{path.name} is not JSON") from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.checkpoint.safetensors import INDEX, PICKLES, SINGLE, some
-from lmwright.errors import UserError, install
+from lmwright.errors import UserError, first_line, install
 
 PREFIX = "hf://"
 BESIDE = (
@@ -124,7 +124,7 @@ def _said(error: Exception, repo: str, revision: str | None) -> str:
         return f"there is no such model, or it is private: check the name, or {token}"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"has no revision {revision!r}"
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = first_line(error)
     for secret in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
         text = text.replace(secret, "***")
     return f"cannot be fetched ({text}); try again, or give a local folder"

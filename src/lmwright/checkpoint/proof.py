@@ -22,6 +22,7 @@ from lmwright.checkpoint.layout import slots
 from lmwright.checkpoint.reference import Reference, too_large, transformers_says
 from lmwright.checkpoint.stream import unused
 from lmwright.checkpoint.text_tensors import NotTaken, TextTensors
+from lmwright.checkpoint.written import add_tensor
 from lmwright.core.batch import Batch
 from lmwright.core.dtypes import Compute
 from lmwright.core.param import Tree, count_params
@@ -154,8 +155,7 @@ def compare_tensors(
         bits = read.view(np.uint8) if read.ndim else read
         if not np.array_equal(bits, array.view(np.uint8) if array.ndim else array):
             raise RuntimeError(f"{name}: the file does not hold what was written; check the disk")
-        digest.update(f"{name} {read.dtype} {read.shape}".encode())
-        digest.update(np.ascontiguousarray(bits))
+        add_tensor(digest, name, read)
         del read, array, bits
     if extra := set(found) - names:
         raise RuntimeError(f"{sorted(extra)[0]}: is in the result, but in no source")

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from lmwright.errors import first_line
+
 NOT_INSTALLED = "it is not installed"
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
 
@@ -60,8 +62,7 @@ def transformers_says(
             said = _logits(path, tokens, is_gguf, adapter)
         return Reference(said, version)
     except Exception as error:  # whatever it raises for what it does not know
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Reference(None, f"version {version} cannot load it: {first}")
+        return Reference(None, f"version {version} cannot load it: {first_line(error)}")
 
 
 # whose metadata it reads in full; of others it leaves scales, caps or sizes at their defaults

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from lmwright.checkpoint.hashes import Unusable, read_meta, stamps, verify
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree, first_difference
-from lmwright.errors import UserError
+from lmwright.errors import UserError, first_line
 
 ATTEMPTS = 100
 
@@ -120,9 +120,9 @@ class SavedStates:
             if vouched and _unchanged(folder, before):
                 raise UserError(
                     f"{folder}: its files are what was saved, but they cannot be loaded "
-                    f"({first_line(error)}); see that memory and disk suffice and run again"
+                    f"({first_line(error):.200}); see that memory and disk suffice and run again"
                 ) from error
-            problem = f"is damaged: it cannot be read ({first_line(error)})"
+            problem = f"is damaged: it cannot be read ({first_line(error):.200})"
         if problem is None and not _unchanged(folder, before):
             problem = "is damaged: a file was altered or removed while it was read"
         if problem := self._agreed(problem):
@@ -205,11 +205,6 @@ class SavedStates:
     def _tell(self, line: str) -> None:
         if jax.process_index() == 0:
             self.warn(line)
-
-
-def first_line(error: Exception) -> str:
-    """An exception's first line, for a message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _hush() -> None:

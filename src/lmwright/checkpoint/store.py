@@ -30,9 +30,9 @@ from lmwright.checkpoint.hashes import (
     hash_files,
     refuse_unlisted,
 )
-from lmwright.checkpoint.saved import SavedStates, check_shapes, first_line
+from lmwright.checkpoint.saved import SavedStates, check_shapes
 from lmwright.core.param import Tree
-from lmwright.errors import UserError
+from lmwright.errors import UserError, first_line
 from lmwright.run import Checkpoint, Mesh, Run
 
 __all__ = ["Checkpoints", "check_shapes", "load_run_weights", "write_atomically"]
@@ -167,7 +167,7 @@ def _hash(folder: Path) -> None:
 
 def _save_error(root: Path, error: Exception) -> UserError:
     return UserError(
-        f"{root}: the checkpoint could not be written ({first_line(error)}); "
+        f"{root}: the checkpoint could not be written ({first_line(error):.200}); "
         f"free some space or fix the folder's permissions and run again to continue"
     )
 

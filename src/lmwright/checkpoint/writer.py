@@ -36,11 +36,11 @@ from lmwright.checkpoint.safetensors import (
     write_shards,
 )
 from lmwright.checkpoint.tokenizer_files import open_tokenizer, write_tokenizer
+from lmwright.checkpoint.written import CONVERT
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 
 MAX_SHARD_BYTES = 5_000_000_000
-CONVERT = "convert.json"
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 

@@ -16,13 +16,17 @@ from lmwright.errors import UserError
 CONVERT = "convert.json"
 
 
+def add_tensor(digest: xxhash.xxh3_128, name: str, array: np.ndarray) -> None:
+    """One tensor more, as convert.json counts them: name, dtype, shape and bytes."""
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).view(np.uint8))
+
+
 def hash_tensors(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> str:
-    """xxh3 of names, dtypes, shapes and bytes, in this order, one tensor in memory at a time."""
+    """xxh3 of tensors in the order of their names, one in memory at a time."""
     digest = xxhash.xxh3_128()
     for name in names:
-        read = tensors[name]
-        digest.update(f"{name} {read.dtype} {read.shape}".encode())
-        digest.update(np.ascontiguousarray(read).view(np.uint8))
+        add_tensor(digest, name, tensors[name])
     return digest.hexdigest()
 
 

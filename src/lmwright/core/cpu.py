@@ -83,13 +83,13 @@ def einsum(eqn: str, x: Array, w: Array) -> Array:
         return jnp.moveaxis(transposed.reshape(w.shape[0], *x.shape[:-1]), 0, -1)
     if left and w_letters[0] == shared and out == rows + w_letters[1]:
         return product(_wide_first(x), w, 0, 0).reshape(*x.shape[:-1], w.shape[1])
-    shared = len(w_letters) - 1
-    sums_all = x_letters.endswith(w_letters[:-1]) and out == x_letters[:-shared] + w_letters[-1]
-    if shared > 1 and sums_all and x.size <= MATVEC * w[..., 0].size:
+    summed = len(w_letters) - 1  # axes
+    sums_all = x_letters.endswith(w_letters[:-1]) and out == x_letters[:-summed] + w_letters[-1]
+    if summed > 1 and sums_all and x.size <= MATVEC * w[..., 0].size:
         # as a matrix: otherwise the weight is turned around for each token
-        x = x.reshape(*x.shape[:-shared], -1)
+        x = x.reshape(*x.shape[:-summed], -1)
         w = w.reshape(-1, w.shape[-1])
-        eqn = f"{x_letters[:-shared]}{x_letters[-1]},{w_letters[-2:]}->{out}"
+        eqn = f"{x_letters[:-summed]}{x_letters[-1]},{w_letters[-2:]}->{out}"
     return jnp.einsum(eqn, x, w, preferred_element_type=jnp.float32)
 
 

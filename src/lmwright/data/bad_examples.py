@@ -1,4 +1,5 @@
-"""Examples that cannot be used: put aside by the parts of a stage, and gathered at its end."""
+"""Rows and examples that cannot be used: put aside by the parts of a stage, and gathered at its
+end."""
 
 import json
 from collections.abc import Sequence
@@ -18,19 +19,19 @@ def bad_file(number: int) -> str:
     return f"bad/part-{number:05d}.jsonl"
 
 
-class BadExamples:
-    """Writes examples that cannot be used as JSON lines; none, no file."""
+class BadWriter:
+    """Writes what cannot be used as JSON lines; none, no file."""
 
     def __init__(self, path: Path):
         self.path, self.file = path, None
 
-    def write(self, entry: dict[str, str]) -> None:
+    def write(self, entry: dict[str, Any]) -> None:
         if self.file is None:
             self.path.parent.mkdir()
             self.file = self.path.open("w", encoding="utf-8")
         self.file.write(json.dumps(entry) + "\n")
 
-    def __enter__(self) -> "BadExamples":
+    def __enter__(self) -> "BadWriter":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -58,7 +59,7 @@ def gather_bad(
         raise UserError(
             f"{sums['bad']} of {examples} examples cannot be used, more than "
             f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "
-            f"{folder / QUARANTINE}; the first: {first}. Mend the input or raise the fraction."
+            f"{folder / QUARANTINE}; the first: {first}. Correct the input or raise the fraction."
         )
     if not sums["docs"] and sums["too_long"]:
         raise UserError(

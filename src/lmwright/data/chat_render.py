@@ -1,7 +1,7 @@
 """One chat template, compiled and rendered as transformers does, without any limit.
 
 Templates come from strangers: `chat_child.py` runs this module in a process of its own, so it
-imports nothing beyond the standard library and, when a template is compiled, Jinja.
+imports little beyond the standard library and, when a template is compiled, Jinja.
 """
 
 import datetime
@@ -9,6 +9,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from lmwright.errors import first_line
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Marks around a generation block.
@@ -88,7 +90,7 @@ def _compiled(source: str, date: str | None, *, marks: bool) -> Callable[..., st
     except RecursionError:
         raise NoTemplateError("it nests too deep") from None
     except Exception as e:  # Jinja's own errors, and Python's of the code that it writes
-        raise NoTemplateError(first_line(e)) from None
+        raise NoTemplateError(first_line(e)[:200]) from None
 
 
 def _generation_blocks(marks: bool) -> type:
@@ -132,12 +134,7 @@ def _tojson(
 
 
 def _why(error: Exception) -> str:
-    reason = first_line(error)
+    reason = first_line(error)[:200]
     if "strftime_now" in reason:
         return 'it asks for today\'s date; set data.chat.date, as in "2025-01-31"'
     return reason
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in short."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

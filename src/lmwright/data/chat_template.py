@@ -54,10 +54,10 @@ class ChatTemplate:
             CHILD.ask(self._spec, {"op": "compile"})
         except NoTemplateError as e:
             raise UserError(
-                f"data.chat.template: it is not a Jinja template ({e}); mend it or choose another"
+                f"data.chat.template: not a Jinja template ({e}); correct it or choose another"
             ) from None
         except LimitError as e:
-            raise UserError(f"data.chat.template: {e}; mend it or choose another") from None
+            raise UserError(f"data.chat.template: {e}; correct it or choose another") from None
 
     def render(self, conversation: dict[str, Any], *, prompt: bool = False) -> str:
         """The text; with `prompt` it ends where the assistant would begin.
@@ -83,7 +83,7 @@ class ChatTemplate:
             self._strikes += 1
             if self._strikes >= MAX_STRIKES:
                 raise UserError(
-                    f"data.chat.template: {e}, and not for the first time; mend it or choose "
+                    f"data.chat.template: {e}, and not for the first time; correct it or choose "
                     "another"
                 ) from None
             raise UnusableError(str(e)) from None

@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lmwright.data.bad_examples import QUARANTINE
 from lmwright.data.holdout import part_file
 from lmwright.data.manifest import Manifest
-from lmwright.data.normalize import QUARANTINE, Part, TableWriter, hold_out
+from lmwright.data.normalize import Part, TableWriter, hold_out
 from lmwright.data.stage import run_stage
 
 BUCKET_DOCS = 1 << 22

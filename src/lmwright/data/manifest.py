@@ -8,7 +8,7 @@
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,13 @@ def digest(raw: bytes) -> str:
 
 def hash_file(path: str | os.PathLike) -> str:
     """xxh3_128 of a file, hex; reads it in pieces."""
+    return hash_pieces(file_pieces(path))
+
+
+def hash_pieces(pieces: Iterable[bytes]) -> str:
+    """xxh3_128 of bytes that come in pieces, hex."""
     h = xxhash.xxh3_128()
-    for piece in file_pieces(path):
+    for piece in pieces:
         h.update(piece)
     return h.hexdigest()
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from lmwright.data.bad_examples import QUARANTINE, REASONS_SHOWN, BadWriter, bad_file
 from lmwright.data.columns import Bad, Row, content_columns, names_of, needed_columns
 from lmwright.data.holdout import ensure_held_out, part_file
 from lmwright.data.manifest import Manifest, save_array, write_atomic
@@ -38,8 +39,6 @@ NAMES = ("id", "text", "source", "meta", "split", "rows")
 SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 8192
-QUARANTINE = "quarantine.jsonl"
-REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -145,13 +144,13 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
     hashes: list[bytes] = []
     with ExitStack() as stack:
         table = stack.enter_context(TableWriter(tmp_dir / part_file(part.number)))
-        bad = stack.enter_context(_BadWriter(tmp_dir / f"bad/part-{part.number:05d}.jsonl", part))
+        bad = stack.enter_context(BadWriter(tmp_dir / bad_file(part.number)))
         for piece, row in _rows(part):
             tally["rows"] += 1
             if isinstance(row, Bad):
                 tally["bad"] += 1
                 tally["missing"] += row.missing
-                bad.write(piece, row)
+                bad.write(_bad_entry(part, piece, row))
                 continue
             text = unicodedata.normalize("NFC", row.text) if part.unicode == "nfc" else row.text
             if not text.strip():
@@ -226,27 +225,10 @@ class TableWriter:
             self.writer.close()
 
 
-class _BadWriter:
-    """Writes bad rows as JSON lines; none, no file."""
-
-    def __init__(self, path: Path, part: Part):
-        self.path, self.name, self.file = path, part.name, None
-
-    def write(self, piece: Slice, row: Bad) -> None:
-        if self.file is None:
-            self.path.parent.mkdir()
-            self.file = self.path.open("w", encoding="utf-8")
-        place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
-        file = redact_text(piece.file.path)
-        entry = {"source": self.name, "file": file, place: row.number}
-        self.file.write(json.dumps(entry | {"reason": row.reason[:500]}) + "\n")
-
-    def __enter__(self) -> "_BadWriter":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.file is not None:
-            self.file.close()
+def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:
+    place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
+    file = redact_text(piece.file.path)
+    return {"source": part.name, "file": file, place: row.number, "reason": row.reason[:500]}
 
 
 def _finish(
@@ -265,7 +247,7 @@ def _finish(
             for key, number in count["input"][part.name].items():
                 mine[key] = mine.get(key, 0) + number
             docs += sum(e["docs"] for split in count["sources"].values() for e in split.values())
-            found = folder / f"bad/part-{part.number:05d}.jsonl"
+            found = folder / bad_file(part.number)
             if found.exists():
                 out.write(found.read_bytes())
     try:
@@ -318,7 +300,7 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
     raise UserError(
         f"{bad} of {rows} rows are bad, more than data.normalize.max_bad_fraction={limit:g} "
         f"allows; they are listed in {quarantine}; the first: {shown}. "
-        "Mend the input or raise the fraction."
+        "Correct the input or raise the fraction."
     )
 
 

@@ -124,12 +124,12 @@ def with_template(data: Data) -> Data:
     except UnusableError as e:
         raise UserError(
             f"data.chat.template: {data.chat.template} fails on a question and an answer ({e}); "
-            "mend it or choose another"
+            "correct it or choose another"
         ) from None
     if not turns.turns:
         raise UserError(
-            f"data.chat.template: {data.chat.template} writes no answer of the assistant; mend it "
-            "or choose another"
+            f"data.chat.template: {data.chat.template} writes no answer of the assistant; "
+            "correct it or choose another"
         )
     if data.chat.template == "none":
         return data

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import fsspec
 import numpy as np
-import xxhash
 
 from lmwright.data.manifest import (
     MANIFEST,
@@ -18,6 +17,7 @@ from lmwright.data.manifest import (
     check_size,
     file_pieces,
     hash_file,
+    hash_pieces,
     parse_manifest,
 )
 from lmwright.data.manifest import read_manifest as read_local_manifest
@@ -142,10 +142,7 @@ class RemotePlace:
             return None
 
     def hash(self, file: str) -> str:
-        h = xxhash.xxh3_128()
-        for piece in self.pieces(file):
-            h.update(piece)
-        return h.hexdigest()
+        return hash_pieces(self.pieces(file))
 
     def pieces(self, file: str) -> Iterator[bytes]:
         with self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f:

@@ -6,7 +6,6 @@ A path is a file, a folder, a glob, a `save_to_disk` folder, any fsspec URL, or 
 dataset. The cut depends on the files alone, never on the number of workers.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line, install
 from lmwright.redact import was_redacted, without_secrets
 from lmwright.run import Source
@@ -299,11 +299,11 @@ def _saved_to_disk(root: Path, source: Source) -> list[File]:
 def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
     """Names of files or folders beside a JSON file that lists them; UserError for any other."""
     try:
-        names = [of(entry) for entry in json.loads(path.read_bytes())[key]]
+        names = [of(entry) for entry in parse_json(path)[key]]
         if any(not n or n != Path(n).name or "\0" in n for n in names):
             raise ValueError("it names what is not in its folder")
         return names
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(
             f"data.sources: {path} is damaged ({type(e).__name__}: {e}); copy the folder again."
         ) from None

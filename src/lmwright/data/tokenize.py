@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow.parquet as pq
 
-from lmwright.data.bad_examples import BadExamples, bad_file, gather_bad
+from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad
 from lmwright.data.chat import UnusableError
 from lmwright.data.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.chat_template import ChatTemplate, template_source
@@ -204,7 +204,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
     writers: dict[tuple[str, str], _DocumentWriter] = {}
     path = Path(work.folder) / work.part.file
     with contextlib.ExitStack() as stack, _one_thread():
-        bad = stack.enter_context(BadExamples(tmp_dir / bad_file(work.part.number)))
+        bad = stack.enter_context(BadWriter(tmp_dir / bad_file(work.part.number)))
         for rows in read_rows(path, work.part.start, work.part.stop):
             texts = iter(encoder.encode_batch([row.text for row in rows if row.kind == "text"]))
             for row in rows:
@@ -251,7 +251,7 @@ def read_rows(path: Path, start: int, stop: int) -> Iterator[list[NormalizedRow]
 
 
 def _write_example(
-    row: NormalizedRow, chats: ChatEncoder | None, writer: "_DocumentWriter", bad: BadExamples
+    row: NormalizedRow, chats: ChatEncoder | None, writer: "_DocumentWriter", bad: BadWriter
 ) -> None:
     if chats is None:
         raise UserError(

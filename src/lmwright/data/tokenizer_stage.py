@@ -20,7 +20,7 @@ from lmwright.data.stage import finished_stage, run_stage
 from lmwright.data.tokenize import read_rows
 from lmwright.data.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.data.tokenizer_formats import import_tokenizer
-from lmwright.data.vocabulary import trained_size
+from lmwright.data.vocabulary import train_bytes, trained_size
 from lmwright.errors import UserError
 from lmwright.run import EARLIER_VOCAB_SIZE, Tokenizer
 
@@ -56,7 +56,7 @@ def make_tokenizer(
         inputs = {"normalize": normalized}
         if earlier := _earlier(folder, spec, inputs):
             return earlier
-        size = trained_size(spec, model_vocab_size, _text_bytes(normalized))
+        size = trained_size(spec, model_vocab_size, train_bytes(normalized))
         spec = replace(spec, vocab_size=size)
         said = _said(spec)
     else:
@@ -87,11 +87,6 @@ def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Mani
         return None
     said = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
     return finished_stage("tokenizer", folder / "tokenizer", 1, fingerprint=said, inputs=inputs)
-
-
-def _text_bytes(normalized: Manifest) -> int:
-    train = normalized.counts["sources"].get("train", {})
-    return sum(entry["bytes"] for entry in train.values())
 
 
 def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
@@ -130,7 +125,7 @@ def sample_texts(normalized: Manifest, budget_bytes: int) -> Iterator[str]:
 
     Whole documents if all fit; else chunks of them at even distances.
     """
-    share = budget_bytes / max(1, _text_bytes(normalized))
+    share = budget_bytes / max(1, train_bytes(normalized))
     owed = 0.0
     for text in _train_texts(normalized):
         if share >= 1:

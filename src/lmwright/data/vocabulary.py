@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmwright.data.manifest import MANIFEST, read_manifest
+from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
 from lmwright.data.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 from lmwright.run import EARLIER_VOCAB_SIZE, Data, Tokenizer
@@ -24,6 +24,12 @@ def trained_size(spec: Tokenizer, model_size: int | None, text_bytes: int) -> in
         return EARLIER_VOCAB_SIZE
     enough = min(text_bytes, spec.sample_bytes) // BYTES_PER_ID
     return min(model_size, max(EARLIER_VOCAB_SIZE, enough))
+
+
+def train_bytes(normalized: Manifest) -> int:
+    """Bytes of the text that is trained on."""
+    train = normalized.counts["sources"].get("train", {})
+    return sum(entry["bytes"] for entry in train.values())
 
 
 def check_imported(data: Data, model_size: int | None) -> None:
@@ -79,8 +85,7 @@ def _cure(data_dir: str, size: int, ids: int) -> str:
     said = made.fingerprint["fingerprint"]
     if "files" in said:
         return f"{smaller}, or import a larger tokenizer"
-    text = normalized.counts["sources"].get("train", {})
-    text_bytes = sum(entry["bytes"] for entry in text.values())
+    text_bytes = train_bytes(normalized)
     if ids < said["vocab_size"] or trained_size(Tokenizer(), size, text_bytes) <= ids:
         return f"{smaller}; {text_bytes / 1e6:.1f} MB of text suffice for no more ids"
     return f"{smaller}, or data.tokenizer.vocab_size = {size} and prepare again"

@@ -18,6 +18,7 @@ from typing import Any
 
 import zstandard
 
+from lmwright.data.json_text import parse_json
 from lmwright.plan.program import fingerprint
 from lmwright.private import make_private
 
@@ -43,7 +44,7 @@ def load(key: str) -> tuple[dict[str, Any], str] | None:
     """The answer and the compiled program's text; None where there is no whole entry."""
     folder = cache_folder() / key
     try:
-        answer = json.loads(folder.joinpath("answer.json").read_text())
+        answer = parse_json(folder / "answer.json")
         packed = folder.joinpath("step.hlo.zst").read_bytes()
         return answer, zstandard.decompress(packed).decode()
     except (OSError, ValueError, zstandard.ZstdError):

@@ -26,6 +26,7 @@ import numpy as np
 import zstandard
 
 from lmwright.core.param import Tree
+from lmwright.errors import first_line
 from lmwright.plan.cache import PACKAGES, cache_folder
 from lmwright.plan.kept import Made, difference
 from lmwright.plan.program import fingerprint
@@ -180,8 +181,7 @@ def load_or_compile(
     except FileNotFoundError:
         reason = difference(made, notes())
     except Exception as error:  # whatever another runtime says of it: it is compiled instead
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
-        reason = f"the step that plan kept cannot be loaded: {said}"
+        reason = f"the step that plan kept cannot be loaded: {first_line(error)}"
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

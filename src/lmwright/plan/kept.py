@@ -14,6 +14,8 @@ from typing import Any
 
 import lmwright
 from lmwright.config_fields import to_plain
+from lmwright.config_text import dotted, leaves
+from lmwright.data.json_text import parse_json
 from lmwright.run import Run
 
 SECTIONS = ("seed", "model", "objective", "optim", "train", "lora", "mesh")
@@ -60,7 +62,7 @@ class Made:
     def read(cls, path: Path) -> "Made | None":
         """That of a file; None where it is damaged or of another version."""
         try:
-            return cls(**json.loads(path.read_text()))
+            return cls(**parse_json(path))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -128,15 +130,8 @@ def _settings(run: Run) -> dict[str, Any]:
     kept["data"] = {"pack": plain["data"]["pack"]}
     train = {k: v for k, v in kept["train"].items() if k != "init_from"}
     lora = {k: v for k, v in (kept.get("lora") or {}).items() if k != "adapters"}
-    return json.loads(json.dumps(dict(_leaves(kept | {"train": train, "lora": lora}))))
-
-
-def _leaves(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{path}.{name}" if path else name)
-    else:
-        yield path, value
+    found = leaves(kept | {"train": train, "lora": lora})
+    return json.loads(json.dumps({dotted(keys): value for keys, value in found}))
 
 
 @cache

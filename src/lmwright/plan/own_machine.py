@@ -7,15 +7,13 @@ multiplied by it and say so, and `--forget` removes it.
 """
 
 import datetime
-import json
 import math
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from lmwright.data.json_text import parse_json
+from lmwright.data.manifest import dump_json, write_atomic
 from lmwright.plan.cache import cache_folder
 
 
@@ -95,6 +93,4 @@ def _read(file: Path, stamp: int) -> dict[str, Factor]:
 def _write(found: dict[str, Factor]) -> None:
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", delete=False) as temp:
-        json.dump({name: asdict(one) for name, one in found.items()}, temp, indent=1)
-    os.replace(temp.name, file)
+    write_atomic(file, dump_json({name: asdict(one) for name, one in found.items()}))

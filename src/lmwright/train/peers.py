@@ -89,8 +89,7 @@ class Watch:
 
     def _aborted(self, _number: int) -> None:
         size = os.fstat(self._log.fileno()).st_size
-        with open(self._log.fileno(), "rb", closefd=False) as file:
-            said = os.pread(file.fileno(), size, 0).decode(errors="replace")
+        said = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
         if "JAX distributed service" in said:
             who = lost_peers(said, self._count)
             details = f"; details in {self._log.name}" if os.path.exists(self._log.name) else ""
