@@ -5,7 +5,7 @@
 For every generation and head size, from the final schedule of the kernels in
 `kernels/tpu_row_attention.py`: instructions (bundles, one a cycle) of the innermost loop by 1,000
 scores, forward and backward, and of what is around it, the diagonal among it, by token;
-`presets/hardware.py` has them for `plan`. Waits for memory are not in it. `--splash` has JAX's
+`hardware/chips.py` has them for `plan`. Waits for memory are not in it. `--splash` has JAX's
 splash kernel instead, the loop of whose grid is the innermost.
 """
 
@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lmwright.plan.compile import COMPILER_ENVIRONMENT
-from lmwright.plan.topology import parse_slice, topology_request
+from lmwright.hardware.slices import parse_slice, topology_request
+from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 
 SEQ_LEN, HEADS, KV_HEADS = 1024, 4, 2
 SLICES = {"v4": "v4-8", "v5e": "v5e-4", "v5p": "v5p-8", "v6e": "v6e-4", "7x": "7x-8"}

@@ -56,11 +56,11 @@ def lmwright_tasks(folder: str) -> dict[str, Task]:
     """What the commands `eval --text` and `generate` run, after their files are read."""
     import tokenizers
 
-    from lmwright.checkpoint.hf import load_model
-    from lmwright.data.tokenizer import TextTokenizer
+    from lmwright.data.tokens.tokenizer import TextTokenizer
     from lmwright.evals.compute import compute_text, decode_compute, row_compute
     from lmwright.evals.generate import Sampling, generate
     from lmwright.evals.text import evaluate_text
+    from lmwright.formats.hf import load_model
 
     loaded = load_model(folder)
     model, w = loaded.model, loaded.weights

@@ -31,16 +31,16 @@ def lmwright_step(shape: str, base: str, precision: str) -> Step:
     import jax
     import numpy as np
 
-    from lmwright.adapters.section import LowRank
+    from lmwright.config.run import Data, Run, Train
     from lmwright.core.batch import Batch
     from lmwright.core.sharding import batch_sharding
     from lmwright.models.llama import Llama
     from lmwright.objectives.clm import Clm
     from lmwright.optim import KINDS
-    from lmwright.plan.resolve import resolve
-    from lmwright.run import Data, Run, Train
-    from lmwright.train.state import init_state
-    from lmwright.train.step import make_step
+    from lmwright.program.lora_section import LowRank
+    from lmwright.program.plan import resolve
+    from lmwright.program.state import init_state
+    from lmwright.program.step import make_step
 
     storage = precision if base == "same" else base
     run = Run(

@@ -41,17 +41,17 @@ def lmwright_step(shape: str, count: int) -> tuple[Step, dict]:
     import jax
     import numpy as np
 
-    from lmwright.adapters.section import Adapter, LowRank
+    from lmwright.config.run import Data, Run, Train
     from lmwright.core.batch import Batch
     from lmwright.core.sharding import batch_sharding
     from lmwright.core.weight import nbytes
     from lmwright.models.llama import Llama
     from lmwright.objectives.clm import Clm
     from lmwright.optim import KINDS
-    from lmwright.plan.resolve import resolve
-    from lmwright.run import Data, Run, Train
-    from lmwright.train.state import init_state
-    from lmwright.train.step import make_step
+    from lmwright.program.lora_section import Adapter, LowRank
+    from lmwright.program.plan import resolve
+    from lmwright.program.state import init_state
+    from lmwright.program.step import make_step
 
     names = tuple(Adapter(name=f"a{i}", rank=RANK) for i in range(count))
     run = Run(

@@ -25,16 +25,16 @@ from pathlib import Path
 
 from undone import ALL, without
 
-from lmwright.config import load_run
+from lmwright.config.load import load_run
+from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.plan.compile import compile_for
-from lmwright.plan.cost import Estimate, estimate
-from lmwright.plan.hlo import Computation, Instruction, Program, parse
-from lmwright.plan.machine import machine_of
-from lmwright.plan.quick import Quick
-from lmwright.plan.topology import Slice, parse_slice
-from lmwright.presets.hardware import RATES, peak_of
-from lmwright.run import Run
+from lmwright.hardware.chips import RATES, peak_of
+from lmwright.hardware.slices import Slice, parse_slice
+from lmwright.planner.analytic.machine import machine_of
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.compiler.compile import compile_for
+from lmwright.planner.compiler.cost import Estimate, estimate
+from lmwright.planner.compiler.hlo import Computation, Instruction, Program, parse
 
 ROWS = Path(__file__).with_name("published_tpu.toml")
 TIMEOUT_S = 900.0

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from undone import ALL, without
 
-from lmwright.config import load_run
-from lmwright.plan.compile import CHILD, compile_for
-from lmwright.plan.report import Report
-from lmwright.plan.topology import parse_slice
+from lmwright.config.load import load_run
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.compiler.compile import CHILD, compile_for
+from lmwright.planner.report import Report
 
 RUN = """
 name = "flagship"

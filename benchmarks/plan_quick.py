@@ -3,24 +3,24 @@
     python benchmarks/plan_quick.py             # some minute a row on two cores; needs libtpu
     python benchmarks/plan_quick.py --rows 1 8  # some of them
 
-The constants of `plan/analytic.py` come from the rows marked `fitted`, those of `plan/memory.py`
-from rows 1, 3 and 10 and from the qwen3 and gemma presets of `tests/aot/test_compile_families.py`;
-the others were not looked at for that. Ratios are analytic over compiler.
-The compiler's step time is itself a prediction (`plan/cost.py`), so the error of `--quick` is both
-together.
+The constants of `planner/analytic/step_time.py` come from the rows marked `fitted`, those of
+`planner/analytic/memory.py` from rows 1, 3 and 10 and from the qwen3 and gemma presets of
+`tests/aot/test_compile_families.py`; the others were not looked at for that. Ratios are analytic
+over compiler. The compiler's step time is itself a prediction (`planner/compiler/cost.py`), so the
+error of `--quick` is both together.
 """
 
 import argparse
 import tempfile
 from pathlib import Path
 
-from lmwright.config import load_run
+from lmwright.config.load import load_run
 from lmwright.errors import UserError
-from lmwright.plan.compile import compile_for
-from lmwright.plan.machine import machine_of
-from lmwright.plan.quick import Quick
-from lmwright.plan.report import Report
-from lmwright.plan.topology import parse_slice
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.analytic.machine import machine_of
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.compiler.compile import compile_for
+from lmwright.planner.report import Report
 
 RUN = """
 name = "row"

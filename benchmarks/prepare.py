@@ -79,9 +79,9 @@ class PeakMemory:
 
 def run_stages(args: argparse.Namespace, folder: Path) -> None:
     """Prepares the corpus stage by stage in this process; prints one line of JSON each."""
+    from lmwright.config.run import Data, Pack, Shuffle, Source, Tokenizer
     from lmwright.data.manifest import read_manifest
     from lmwright.data.prepare import prepare
-    from lmwright.run import Data, Pack, Shuffle, Source, Tokenizer
 
     data = Data(
         dir=str(folder / "data"),
@@ -134,8 +134,8 @@ def datatrove_run(jsonl: Path, tokenizer: Path, folder: Path) -> None:
 
 def encoders(folder: Path, sample: Path) -> dict[str, Callable[[list[str]], int]]:
     """Ways to turn the same texts into the same ids; each returns how many, or raises."""
-    from lmwright.data.encode import TiktokenEncoder, choose_route, make_encoder
-    from lmwright.data.tokenizer import load_tokenizer
+    from lmwright.data.tokens.encode import TiktokenEncoder, choose_route, make_encoder
+    from lmwright.data.tokens.tokenizer import load_tokenizer
 
     where = folder / "data" / "tokenizer"
     tokenizer = load_tokenizer(where)
@@ -180,8 +180,8 @@ def compare_encoders(folder: Path, rounds: int) -> dict[str, float]:
 
 def compare_loaders(folder: Path, rounds: int, steps: int = 300) -> dict[str, float]:
     """Tokens per CPU second of loaders over the same rows, best of interleaved rounds."""
-    from lmwright.data.loader import Loader
-    from lmwright.data.store import TokenStore
+    from lmwright.data.rows.loader import Loader
+    from lmwright.data.rows.store import TokenStore
 
     store = TokenStore.open(folder / "data")
     flat = folder / "rows.bin"

@@ -102,7 +102,7 @@ def lmwright(root: Path, *args: str, cache: Path | None = None) -> None:
         env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
         env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
-    command = [sys.executable, "-m", "lmwright.cli", *args]
+    command = [sys.executable, "-m", "lmwright.cli.main", *args]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")

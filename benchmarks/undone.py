@@ -85,7 +85,7 @@ def _replace(module: ModuleType, name: str, old: Any) -> None:
 
 
 if __name__ == "__main__":
-    from lmwright.plan import child
+    from lmwright.planner.compiler import child
 
     undo(sys.argv.pop(1).split(","))
     child.main()

@@ -11,9 +11,11 @@ import sys
 import click
 import pytest
 
-from lmwright import __version__, cli, commands
-from lmwright.cli import main
-from lmwright.config import load_run
+from lmwright import __version__
+from lmwright.cli import commands
+from lmwright.cli import main as cli
+from lmwright.cli.main import main
+from lmwright.config.load import load_run
 from lmwright.errors import UserError
 
 RUN_FILE = """\
@@ -178,8 +180,9 @@ def start(*argv, **more):
 def test_help_imports_nothing_heavy():
     """What keeps `lmwright --help` quick."""
     code = (
-        "import sys\nfrom lmwright.cli import main\nmain(['--help'])\nmain(['train', '--help'])\n"
-        "heavy = {'jax', 'numpy', 'torch', 'pydantic', 'rich', 'tomli_w', 'lmwright.run'}\n"
+        "import sys\nfrom lmwright.cli.main import main\n"
+        "main(['--help'])\nmain(['train', '--help'])\n"
+        "heavy = {'jax', 'numpy', 'torch', 'pydantic', 'rich', 'tomli_w', 'lmwright.config.run'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     done = start(sys.executable, "-c", code)
@@ -231,7 +234,8 @@ def test_compiled_programs_are_kept_only_where_nobody_else_may_write(tmp_path, h
         folder.parent.rmdir()
         folder.parent.symlink_to(elsewhere)
     told = (
-        f"import os, lmwright.cli as c; c.main(['--version']); print(os.environ.get('{COMPILED}'))"
+        "import os, lmwright.cli.main as c; c.main(['--version']); "
+        f"print(os.environ.get('{COMPILED}'))"
     )
     variables = {name: value for name, value in os.environ.items() if name != COMPILED}
     done = subprocess.run(

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmwright import presets
-from lmwright.cli import main
-from lmwright.config import dump_toml, load_run, resolve_layers, run_schema, show
-from lmwright.config_fields import all_sections, field_types
-from lmwright.config_text import leaves, parse_override, read_toml
-from lmwright.run import Run
+from lmwright.cli.main import main
+from lmwright.config.fields import all_sections, field_types
+from lmwright.config.load import dump_toml, load_run, resolve_layers, run_schema, show
+from lmwright.config.run import Run
+from lmwright.config.text import leaves, parse_override, read_toml
 
 RUN_FILE = """\
 # a comment, then a recipe

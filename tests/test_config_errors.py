@@ -5,10 +5,10 @@ from typing import Literal
 
 import pytest
 
-import lmwright.config as config
-from lmwright.config import load_run
+import lmwright.config.load as config
+from lmwright.config.load import load_run
+from lmwright.config.run import STRICT, PositiveInt
 from lmwright.errors import UserError
-from lmwright.run import STRICT, PositiveInt
 
 RUN_FILE = """\
 recipe = "quickstart"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from lmwright.config import load_run, resolve_layers
+from lmwright.config.load import load_run, resolve_layers
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
 

@@ -8,9 +8,9 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmwright import presets
-from lmwright.checkpoint.reader import model_from_config
 from lmwright.core.param import count_params
-from lmwright.models.params import count_active
+from lmwright.formats.hf_read import model_from_config
+from lmwright.models.counts import count_active
 
 ALL = presets.of_section("model")
 MODELS = {

@@ -8,11 +8,11 @@ import torch
 import transformers
 
 from lmwright import presets
-from lmwright.checkpoint.reader import model_from_config
+from lmwright.config.run import Data, Mesh, Run, Train
 from lmwright.core.param import count_params
-from lmwright.plan.layout import Layout, on_paper
-from lmwright.plan.machine import parse_machine
-from lmwright.run import Data, Mesh, Run, Train
+from lmwright.formats.hf_read import model_from_config
+from lmwright.planner.analytic.layout import Layout, on_paper
+from lmwright.planner.analytic.machine import parse_machine
 
 PRESETS = {
     name: preset
@@ -72,8 +72,8 @@ def test_windows_are_counted(name):
     """FLOPs of a step, by hand; the analytic plan takes every family."""
     from lmwright.objectives.clm import Clm
     from lmwright.optim import KINDS
-    from lmwright.plan.analytic import timing
-    from lmwright.plan.memory import memory
+    from lmwright.planner.analytic.memory import memory
+    from lmwright.planner.analytic.step_time import timing
 
     model = PRESETS[name]()
     run = Run(
@@ -102,8 +102,8 @@ def test_a_pattern_of_layers_is_reckoned_like_its_layers():
     """Two kinds of layers of one size need what as many layers of one kind do."""
     from lmwright.objectives.clm import Clm
     from lmwright.optim import KINDS
-    from lmwright.plan.analytic import timing
-    from lmwright.plan.memory import memory
+    from lmwright.planner.analytic.memory import memory
+    from lmwright.planner.analytic.step_time import timing
 
     machine, found = parse_machine("v5p-128"), []
     for pattern in (("local", "global"), ("global",)):

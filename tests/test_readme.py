@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.cli import main
+from lmwright.cli.main import main
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 # The page trains for hours; the lines stay as they are but for these words at their end.

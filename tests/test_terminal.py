@@ -6,8 +6,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from lmwright.cli import main
-from lmwright.terminal import visible
+from lmwright.cli.main import main
+from lmwright.guard.terminal import visible
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\u202e<img src=x onerror=alert(1)>"
 SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\x08\\x0d\\u202e<img"
@@ -30,8 +30,8 @@ def test_every_control_character_is_spelled_out():
 
 @pytest.fixture
 def run_file(tmp_path):
-    from lmwright.data.tokenizer import save_tokenizer, train_tokenizer
-    from lmwright.run import Tokenizer
+    from lmwright.config.run import Tokenizer
+    from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 
     words = Tokenizer(vocab_size=300, special_tokens=("<|endoftext|>",))
     save_tokenizer(train_tokenizer(["some text " * 9], words), tmp_path / "tokenizer")
@@ -121,8 +121,8 @@ def test_a_model_card_holds_no_markup_of_names():
 
     from markdown_it import MarkdownIt
 
-    from lmwright.checkpoint.card import Facts, model_card
-    from lmwright.models.params import find_model
+    from lmwright.formats.card import Facts, model_card
+    from lmwright.models.counts import find_model
 
     name = f"n\n\n# Owned\n<script>x</script> `a`; rm -rf ~ [b](http://evil.example) & {EVIL}"
     facts = Facts(

@@ -2,6 +2,6 @@
 
 import sys
 
-from lmwright.cli import main
+from lmwright.cli.main import main
 
 sys.exit(main())

@@ -4,7 +4,7 @@
 and the cure. The command line prints it without a traceback and exits with code 2.
 """
 
-from lmwright.redact import redact_text
+from lmwright.guard.redact import redact_text
 
 
 class UserError(Exception):

@@ -7,16 +7,16 @@ from pathlib import Path
 import jax
 import pytest
 
-from lmwright.adapters.lora import resolved
-from lmwright.adapters.section import Adapter, LowRank
-from lmwright.checkpoint.reader import model_from_config
+from lmwright.config.run import Data, Pack, Run, Train
 from lmwright.core.param import walk
+from lmwright.formats.hf_read import model_from_config
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Pack, Run, Train
-from lmwright.train.lora_step import Lanes, lora_step
-from lmwright.train.state import abstract_batch, abstract_state
+from lmwright.program.lora import resolved
+from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.program.lora_step import Lanes, lora_step
+from lmwright.program.plan import resolve
+from lmwright.program.state import abstract_batch, abstract_state
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from families import ROWS

@@ -14,9 +14,9 @@ import pytest
 from slices import needs_libtpu, run_of
 
 from lmwright.errors import UserError
-from lmwright.plan import compile as aot
-from lmwright.plan import cost, hlo
-from lmwright.plan.topology import parse_slice
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.compiler import compile as aot
+from lmwright.planner.compiler import cost, hlo
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
 

@@ -5,9 +5,9 @@ import re
 import pytest
 from slices import needs_libtpu, run_of
 
-from lmwright.plan import compile as aot
-from lmwright.plan import cost, hlo
-from lmwright.plan.topology import parse_slice
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.compiler import compile as aot
+from lmwright.planner.compiler import cost, hlo
 
 
 def compiled(folder, slice_name, *changes):

@@ -3,8 +3,8 @@
 import pytest
 from slices import needs_libtpu, run_of
 
-from lmwright.plan import compile as aot
-from lmwright.plan.topology import parse_slice
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.compiler import compile as aot
 
 LAYERS = ("model.num_layers=2",)
 INT4 = ("lora.base=int4", "lora.rank=8")

@@ -3,10 +3,10 @@
 import pytest
 from slices import needs_libtpu, run_of
 
-from lmwright.plan.compile import compile_for
-from lmwright.plan.machine import machine_of
-from lmwright.plan.quick import MEMORY_ERROR_SHARE, Quick
-from lmwright.plan.topology import parse_slice
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.analytic.machine import machine_of
+from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
+from lmwright.planner.compiler.compile import compile_for
 from lmwright.presets import of_section
 
 ROW = 4096  # tokens, where the model takes as many

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from lmwright.plan.compile import COMPILER_ENVIRONMENT
-from lmwright.plan.kernel_cost import row_attention_cycles
-from lmwright.presets.hardware import RATES
+from lmwright.hardware.chips import RATES
+from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
+from lmwright.planner.compiler.kernel_cost import row_attention_cycles
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
@@ -22,9 +22,9 @@ import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from lmwright.kernels import tpu_attention
-from lmwright.plan.cost import estimate
-from lmwright.plan.hlo import parse
-from lmwright.plan.topology import parse_slice, topology_request
+from lmwright.planner.compiler.cost import estimate
+from lmwright.planner.compiler.hlo import parse
+from lmwright.hardware.slices import parse_slice, topology_request
 
 def kernels_of(slice_name, b, t, n, k, h, choices):
     where = topology_request(parse_slice(slice_name))

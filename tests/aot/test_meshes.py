@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from lmwright.plan.compile import COMPILER_ENVIRONMENT
+from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 
 SLICES = ("v4-32", "v5e-16", "v3-8", "2xv5e-8")
 
@@ -23,7 +23,7 @@ def lay_out(slice_name):
     from lmwright.core.mesh import make_mesh
     from lmwright.core.sharding import AXES
     from lmwright.errors import UserError
-    from lmwright.plan.topology import parse_slice, topology_request
+    from lmwright.hardware.slices import parse_slice, topology_request
 
     devices = topologies.get_topology_desc(**topology_request(parse_slice(slice_name))).devices
     sizes = [d for d in range(1, len(devices) + 1) if len(devices) % d == 0]

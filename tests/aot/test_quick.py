@@ -3,13 +3,13 @@
 import pytest
 from slices import needs_libtpu, run_of
 
-from lmwright.cli import main
-from lmwright.config import load_run
-from lmwright.plan.compile import compile_for
-from lmwright.plan.machine import machine_of
-from lmwright.plan.quick import MEMORY_ERROR_SHARE, Quick
-from lmwright.plan.report import Report
-from lmwright.plan.topology import parse_slice
+from lmwright.cli.main import main
+from lmwright.config.load import load_run
+from lmwright.hardware.slices import parse_slice
+from lmwright.planner.analytic.machine import machine_of
+from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
+from lmwright.planner.compiler.compile import compile_for
+from lmwright.planner.report import Report
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 

@@ -3,7 +3,7 @@
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lmwright.data.tokenizer import TextTokenizer
+from lmwright.data.tokens.tokenizer import TextTokenizer
 
 SPECIAL = ["<|endoftext|>", "<s>", "<|im_start|>", "<|im_end|>", "<start_of_turn>"]
 SPECIAL += ["<end_of_turn>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]

@@ -7,7 +7,7 @@ from user_run import write_run
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
     """A folder with a run whose data is prepared."""
-    from lmwright.cli import main
+    from lmwright.cli.main import main
 
     folder = tmp_path_factory.mktemp("clean")
     write_run(folder)

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from lmwright.data.columns import Row
-from lmwright.data.rows import read_rows
-from lmwright.data.sources import Slice, find_files
+from lmwright.config.run import Source
+from lmwright.data.sources.columns import Row
+from lmwright.data.sources.files import Slice, find_files
+from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
-from lmwright.run import Source
 
 LONG = "x" * (1 << 22)
 
@@ -61,8 +61,8 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 import test_bombs as bombs
 source = getattr(bombs, {kind!r})(Path({path!r}))
-from lmwright.data.rows import read_rows
-from lmwright.data.sources import Slice, find_files
+from lmwright.data.sources.read import read_rows
+from lmwright.data.sources.files import Slice, find_files
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (file,) = find_files(source)
 count = 0
@@ -107,7 +107,7 @@ def test_nothing_but_newlines(ending, tmp_path):
 
 
 def test_a_quote_that_is_never_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("lmwright.data.rows.CELL_CHARS", 1 << 20)
+    monkeypatch.setattr("lmwright.data.sources.read.CELL_CHARS", 1 << 20)
     path = tmp_path / "open.csv"
     path.write_text('text\none\n"two\n' + "three four five\n" * 200_000)
     before = csv.field_size_limit()

@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from chat_problem import CHATS, chat_tokenizer
 
-from lmwright.data.chat import UnusableError, conversation
+from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare, print_summary
-from lmwright.data.record import unpack_rows
-from lmwright.data.show import show_command, show_sources
-from lmwright.data.store import TokenStore
-from lmwright.data.tokenizer import load_tokenizer, save_tokenizer
+from lmwright.data.rows.record import unpack_rows
+from lmwright.data.rows.show import show_command, show_sources
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.text.chat import UnusableError, conversation
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 
 
 def said(*pairs):

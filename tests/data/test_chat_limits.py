@@ -8,13 +8,13 @@ import time
 import pytest
 from chat_problem import CHATS, chat_tokenizer
 
-from lmwright.data import chat_child
-from lmwright.data.chat import UnusableError
-from lmwright.data.chat_template import ChatTemplate
+from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.tokenizer import save_tokenizer
+from lmwright.data.text import chat_child
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_template import ChatTemplate
+from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Chat, Data, Pack, Source, Tokenizer
 
 ANSWER = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 LOOPS = "{% for a in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3

@@ -5,14 +5,14 @@ import json
 import pytest
 from chat_problem import CHATS, TOOLS, chat_tokenizer
 
-from lmwright.data.chat import UnusableError
-from lmwright.data.chat_encode import ChatEncoder
-from lmwright.data.chat_template import BUILT_IN, ChatTemplate, template_source
+from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.show import show_sources
-from lmwright.data.tokenizer import load_tokenizer
-from lmwright.data.tokenizer_formats import import_tokenizer
-from lmwright.run import Chat, Data, Normalize, Pack, Source, Tokenizer
+from lmwright.data.rows.show import show_sources
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_encode import ChatEncoder
+from lmwright.data.text.chat_template import BUILT_IN, ChatTemplate, template_source
+from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 
 VICUNA = """{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content + ' ' }}
 {%- else %}{{ 'ASSISTANT: ' + m.content + '\\n' }}{% endif %}{% endfor %}"""

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from chat_problem import CHATS, TOOLS, chat_tokenizer
 
-from lmwright.data.chat import UnusableError
-from lmwright.data.chat_encode import ChatEncoder
-from lmwright.data.chat_template import BUILT_IN, FOLDER, ChatTemplate, template_source
-from lmwright.data.tokenizer import save_tokenizer
-from lmwright.data.tokenizer_formats import import_tokenizer
+from lmwright.config.run import Chat
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_encode import ChatEncoder
+from lmwright.data.text.chat_template import BUILT_IN, FOLDER, ChatTemplate, template_source
+from lmwright.data.tokens.tokenizer import save_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Chat
 
 MARKED = """{%- for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}

@@ -9,13 +9,13 @@ import pytest
 import tokenizers
 from chat_problem import chat_tokenizer
 
-from lmwright.data.chat import UnusableError
-from lmwright.data.chat_encode import ChatEncoder
-from lmwright.data.chat_template import BUILT_IN, FOLDER, ChatTemplate
+from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.tokenizer import save_tokenizer
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_encode import ChatEncoder
+from lmwright.data.text.chat_template import BUILT_IN, FOLDER, ChatTemplate
+from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 
 # Words of each part that no template writes by itself.
 NAME, ARGUMENT, RESULT, ASKED, TOLD = "zqname", "zqcity", "zqsunny", "zqwhere", "zqtold"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from user_run import command
 
-from lmwright.data.loader import Loader
-from lmwright.data.record import row_dtype
-from lmwright.data.store import TokenStore
+from lmwright.data.rows.loader import Loader
+from lmwright.data.rows.record import row_dtype
+from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 
 T = 32

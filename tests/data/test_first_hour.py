@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from user_run import command, texts, write_run
 
+from lmwright.config.run import Data, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.store import TokenStore
-from lmwright.data.tokenizer import load_tokenizer
-from lmwright.run import Data, Source, Tokenizer
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
 
 def test_a_tokenizer_follows_the_text_where_the_model_is_larger(tmp_path):
     """8,192 ids or one for 64 bytes of text, whatever is more, and never more than the model's."""
-    from lmwright.data.vocabulary import trained_size
+    from lmwright.data.tokens.vocabulary import trained_size
 
     spec = Tokenizer()
     assert trained_size(spec, 32_000, 10_000) == 8192

@@ -15,13 +15,13 @@ import pytest
 import zstandard
 from user_run import texts, write_run
 
-from lmwright.cli import main
-from lmwright.data.loader import Loader
-from lmwright.data.rows import read_rows
-from lmwright.data.sources import cut_parts, find_files
-from lmwright.data.store import TokenStore, verify_store
+from lmwright.cli.main import main
+from lmwright.config.run import Source
+from lmwright.data.rows.loader import Loader
+from lmwright.data.rows.store import TokenStore, verify_store
+from lmwright.data.sources.files import cut_parts, find_files
+from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
-from lmwright.run import Source
 from time_limit import time_limit
 
 LIMIT_S = 60
@@ -160,7 +160,7 @@ def inputs(folder):
     for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.tsv", "g.parquet"):
         yield folder / name, Source(path=str(folder / name))
     yield folder / "f.json", Source(path=str(folder / "f.json"), format="json")
-    for name in ("dataset_dict.json", "train/state.json", "train/x.arrow"):
+    for name in ("dataset_dict.json", "program/state.json", "train/x.arrow"):
         yield folder / "h" / name, Source(path=str(folder / "h"))
 
 

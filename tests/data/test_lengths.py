@@ -8,11 +8,11 @@ import pytest
 from chat_problem import chat_tokenizer
 from rich.console import Console
 
-from lmwright.data.lengths import bucket
+from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare, print_summary
-from lmwright.data.tokenizer import save_tokenizer
+from lmwright.data.rows.lengths import bucket
+from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 
 ROWS = 60
 

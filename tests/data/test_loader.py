@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from test_store import prepared, same
 
-from lmwright.data.loader import Loader
-from lmwright.data.store import TokenStore
+from lmwright.data.rows.loader import Loader
+from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 
 G = 12

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lmwright.config.run import Data, Normalize, Source
 from lmwright.data import stage as stage_module
-from lmwright.data.dedup import keep_first
-from lmwright.data.normalize import normalize
+from lmwright.data.text.dedup import keep_first
+from lmwright.data.text.normalize import normalize
 from lmwright.errors import UserError
-from lmwright.run import Data, Normalize, Source
 
 
 def write_jsonl(path, texts):

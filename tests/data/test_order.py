@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmwright.data.order import Order, permute
+from lmwright.data.rows.order import Order, permute
 from lmwright.errors import UserError
 
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_stage import EOS, random_documents, tokenize_stage
 
-from lmwright.data import pack as pack_module
+from lmwright.config.run import Pack
 from lmwright.data.manifest import files_below, hash_file, read_manifest
-from lmwright.data.pack import best_fit_rows, pack_tokens
-from lmwright.data.record import padding_rows, row_dtype, unpack_rows
+from lmwright.data.rows import pack as pack_module
+from lmwright.data.rows.pack import best_fit_rows, pack_tokens
+from lmwright.data.rows.record import padding_rows, row_dtype, unpack_rows
 from lmwright.errors import UserError
-from lmwright.run import Pack
 
 
 def pack(data_dir, seq_len, method="chunk", **options):

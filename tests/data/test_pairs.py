@@ -5,13 +5,13 @@ import json
 import pytest
 from chat_problem import chat_tokenizer
 
-from lmwright.data.chat import UnusableError, conversation
+from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.record import unpack_rows
-from lmwright.data.store import TokenStore
-from lmwright.data.tokenizer import load_tokenizer, save_tokenizer
+from lmwright.data.rows.record import unpack_rows
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.text.chat import UnusableError, conversation
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Chat, Data, Pack, Source, Tokenizer
 
 SOURCE = Source(path="x", rows="preference")
 
@@ -128,7 +128,7 @@ def test_too_long_pairs(tmp_path, tokenizer_dir):
 
 
 def test_pairs_and_other_rows_do_not_mix(tmp_path):
-    from lmwright.config import load_run
+    from lmwright.config.load import load_run
 
     (tmp_path / "run.toml").write_text(
         'recipe = "quickstart"\nname = "x"\ndir = "x"\n[data]\ndir = "d"\n'

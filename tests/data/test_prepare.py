@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lmwright.config.run import Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import STAGES, prepare, print_summary
 from lmwright.errors import UserError
-from lmwright.run import Data, Normalize, Pack, Source, Tokenizer
 
 WORDS = "the of and to in is that for it as was with be by on not he his but at are this".split()
 
@@ -39,9 +39,9 @@ def corpus(folder, docs=400):
 
 def make(data_dir, sources, workers):
     """All stages in small parts; what a killed process is in the middle of."""
-    from lmwright.data.normalize import normalize
-    from lmwright.data.tokenize import tokenize
-    from lmwright.data.tokenizer_stage import make_tokenizer
+    from lmwright.data.text.normalize import normalize
+    from lmwright.data.tokens.tokenize import tokenize
+    from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
     data = Data(
         dir=str(data_dir),
@@ -66,7 +66,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = sys.argv[4:]
 import test_prepare
-from lmwright.run import Source
+from lmwright.config.run import Source
 if __name__ == "__main__":
     assert "jax" not in sys.modules
     sources = tuple(Source(path=p) for p in sys.argv[2].split(","))
@@ -161,10 +161,10 @@ def test_summary(tmp_path):
 MEMORY = """
 import json, sys
 sys.path[:0] = sys.argv[2:]
-from lmwright.data.normalize import normalize
-from lmwright.data.tokenize import tokenize
-from lmwright.data.tokenizer_stage import make_tokenizer
-from lmwright.run import Data, Normalize, Source, Tokenize, Tokenizer
+from lmwright.data.text.normalize import normalize
+from lmwright.data.tokens.tokenize import tokenize
+from lmwright.data.tokens.tokenizer_stage import make_tokenizer
+from lmwright.config.run import Data, Normalize, Source, Tokenize, Tokenizer
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from lmwright.run import Data
+from lmwright.config.run import Data
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("prepare.md", "tokenizer.md")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from chat_problem import chat_tokenizer
 
-from lmwright.data.chat import UnusableError, conversation
+from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.show import show_command
-from lmwright.data.store import TokenStore
-from lmwright.data.tokenizer import load_tokenizer, save_tokenizer
-from lmwright.run import Chat, Data, Pack, Source, Tokenizer
+from lmwright.data.rows.show import show_command
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.text.chat import UnusableError, conversation
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 
 SOURCE = Source(path="x", rows="rated")
 

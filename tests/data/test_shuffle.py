@@ -5,12 +5,12 @@ import pytest
 from test_pack import corpus, pack
 from token_stage import random_documents, tokenize_stage
 
+from lmwright.config.run import Shuffle
 from lmwright.data.manifest import files_below, hash_file
-from lmwright.data.order import Order
-from lmwright.data.record import row_dtype
-from lmwright.data.shuffle import shuffle_rows
+from lmwright.data.rows.order import Order
+from lmwright.data.rows.record import row_dtype
+from lmwright.data.rows.shuffle import shuffle_rows
 from lmwright.errors import UserError
-from lmwright.run import Shuffle
 
 WEIGHTS = {"books": 1.0, "web/news": 2.5}
 

@@ -17,11 +17,11 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lmwright.data import rows as rows_module
-from lmwright.data.rows import Bad, Row, read_rows
-from lmwright.data.sources import cut_parts, find_files, source_names
+from lmwright.config.run import Source
+from lmwright.data.sources import read as rows_module
+from lmwright.data.sources.files import cut_parts, find_files, source_names
+from lmwright.data.sources.read import Bad, Row, read_rows
 from lmwright.errors import UserError
-from lmwright.run import Source
 
 TEXTS = [
     "plain",

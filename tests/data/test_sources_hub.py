@@ -17,10 +17,10 @@ pytest.importorskip("datasets")
 
 SCRIPT = """
 import json, sys
-from lmwright.data.rows import read_rows
-from lmwright.data.sources import cut_parts, find_files
+from lmwright.data.sources.read import read_rows
+from lmwright.data.sources.files import cut_parts, find_files
 from lmwright.errors import UserError
-from lmwright.run import Source
+from lmwright.config.run import Source
 out = []
 for options in json.loads(sys.argv[1]):
     source = Source(**options)

@@ -14,13 +14,13 @@ from test_pack import corpus, pack
 from test_shuffle import WEIGHTS, source_records
 from token_stage import random_documents, tokenize_stage
 
-from lmwright.data.order import Order
-from lmwright.data.pack import pack_tokens
-from lmwright.data.record import unpack_rows
-from lmwright.data.shuffle import shuffle_rows
-from lmwright.data.store import TokenStore, verify_store
+from lmwright.config.run import Pack, Shuffle
+from lmwright.data.rows.order import Order
+from lmwright.data.rows.pack import pack_tokens
+from lmwright.data.rows.record import unpack_rows
+from lmwright.data.rows.shuffle import shuffle_rows
+from lmwright.data.rows.store import TokenStore, verify_store
 from lmwright.errors import UserError
-from lmwright.run import Pack, Shuffle
 
 T = 32
 

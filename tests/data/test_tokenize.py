@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lmwright.config.run import Data, Source, Tokenize, Tokenizer
 from lmwright.data.manifest import read_manifest
-from lmwright.data.normalize import normalize
-from lmwright.data.tokenize import tokenize
-from lmwright.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from lmwright.data.tokenizer_stage import make_tokenizer, sample_texts
+from lmwright.data.text.normalize import normalize
+from lmwright.data.tokens.tokenize import tokenize
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from lmwright.data.tokens.tokenizer_stage import make_tokenizer, sample_texts
 from lmwright.errors import UserError
-from lmwright.run import Data, Source, Tokenize, Tokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog. " * 20, "def f(x):\n    return x\n" * 20]
 

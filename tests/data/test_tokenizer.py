@@ -18,11 +18,16 @@ import tiktoken.load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmwright.data.probe import PROBE
-from lmwright.data.tokenizer import TextTokenizer, load_tokenizer, save_tokenizer, train_tokenizer
-from lmwright.data.tokenizer_formats import import_tokenizer
+from lmwright.config.run import Tokenizer
+from lmwright.data.tokens.probe import PROBE
+from lmwright.data.tokens.tokenizer import (
+    TextTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Tokenizer
 
 CORPUS = [Path(m.__file__).read_text("utf-8") for m in (argparse, csv, textwrap, json.decoder)]
 CORPUS.append("\u00e9\u00e8 \u4f60\u597d\uff0c\u4e16\u754c " * 50)

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from lmwright.data import encode
-from lmwright.data.encode import CannotConvertError, bpe_ranks, choose_route, make_encoder
-from lmwright.data.probe import PROBE
-from lmwright.data.tokenizer import TextTokenizer, train_tokenizer
-from lmwright.data.tokenizer_formats import import_tokenizer
+from lmwright.config.run import Tokenizer
+from lmwright.data.tokens import encode
+from lmwright.data.tokens.encode import CannotConvertError, bpe_ranks, choose_route, make_encoder
+from lmwright.data.tokens.probe import PROBE
+from lmwright.data.tokens.tokenizer import TextTokenizer, train_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
-from lmwright.run import Tokenizer
 
 CORPUS = [Path(m.__file__).read_text("utf-8") for m in (csv, textwrap)]
 KINDS = {

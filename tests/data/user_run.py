@@ -3,7 +3,7 @@
 import json
 import random
 
-from lmwright.cli import main
+from lmwright.cli.main import main
 
 RUN = """\
 recipe = "pretrain"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.cli import main
+from lmwright.cli.main import main
 
 ARCHIVE = Path(__file__).with_name("podsmith-0.1.0.tar.xz")
 # What that version printed of these folders afterwards, in float32 on a CPU.

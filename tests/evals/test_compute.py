@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from test_generate import GREEDY, MODEL, PROMPTS
 
-from lmwright.cli import main
-from lmwright.core.dtypes import Compute
+from lmwright.cli.main import main
+from lmwright.config.run import Tokenizer
+from lmwright.core.compute import Compute
 from lmwright.core.param import map_params
-from lmwright.data.tokenizer import train_tokenizer
+from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.evals.compute import decode_compute, row_compute
 from lmwright.evals.generate import generate
 from lmwright.evals.text import evaluate_text
 from lmwright.nn import attention
-from lmwright.run import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.checkpoint.hf import to_hf
-from lmwright.checkpoint.proof import logits
-from lmwright.core.dtypes import Compute
+from lmwright.config.run import Tokenizer
+from lmwright.core.compute import Compute
 from lmwright.core.mesh import make_mesh
 from lmwright.core.param import map_params
 from lmwright.core.sharding import AXES, weight_shardings
-from lmwright.data.tokenizer import train_tokenizer
+from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, padded_prompts
+from lmwright.formats.hf import to_hf
+from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
-from lmwright.run import Tokenizer
 
 MODEL = Llama(
     vocab_size=304, embed_dim=48, mlp_dim=88, num_layers=2, num_heads=6, num_kv_heads=2,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmwright.data.tokenizer import train_tokenizer
+from lmwright.config.run import Tokenizer
+from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.evals.text_stream import TextStream
-from lmwright.run import Tokenizer
 
 TEXT = ["the cat sat on the mat, \u00e9t\u00e9 na\u00efve \u65e5\u672c\u8a9e \U0001f600"] * 20
 BYTE_LEVEL = train_tokenizer(TEXT, Tokenizer(vocab_size=300))
@@ -68,7 +68,7 @@ def test_a_prompt_may_end_in_half_a_character():
 
 
 def test_spaces_of_a_sentencepiece_tokenizer(shared_data):
-    from lmwright.checkpoint.tokenizer_files import open_tokenizer
+    from lmwright.formats.tokenizer_files import open_tokenizer
 
     tokenizer = open_tokenizer(shared_data / "models" / "stories260k")
     text = "Once upon a time,  there was \u65e5\u672c. She said"

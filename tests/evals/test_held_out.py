@@ -7,15 +7,15 @@ import random
 import numpy as np
 import pytest
 
-from lmwright.cli import main
-from lmwright.config import dump_toml
-from lmwright.data.token_bytes import TokenBytes
-from lmwright.data.tokenizer import load_tokenizer
-from lmwright.data.tokenizer_formats import import_tokenizer
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
+from lmwright.data.tokens.token_bytes import TokenBytes
+from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
 
 T = 32
 UNICODE = (

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from lmwright.checkpoint import reference
-from lmwright.checkpoint.hf import export_command
-from lmwright.checkpoint.proof import logits
-from lmwright.cli import main
+from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.evals.text import evaluate_text
+from lmwright.formats import reference
+from lmwright.formats.hf import export_command
+from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
 
 MODEL = Llama(

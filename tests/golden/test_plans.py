@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.config import load_run
+from lmwright.config.load import load_run
 from lmwright.core.param import walk
-from lmwright.plan.layout import on_paper
-from lmwright.plan.machine import parse_machine
+from lmwright.planner.analytic.layout import on_paper
+from lmwright.planner.analytic.machine import parse_machine
 
 RUN = """
 name = "golden"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmwright.core import cpu
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
 from lmwright.kernels import cpu_attention, cpu_xent, select, tpu_attention

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lmwright import presets
-from lmwright.checkpoint.reader import model_from_config
 from lmwright.errors import UserError
+from lmwright.formats.hf_read import model_from_config
 
 
 def test_the_older_form_is_the_same_model():

@@ -9,8 +9,8 @@ import pytest
 from lmwright import presets
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
+from lmwright.models.counts import count_by_part, find_model, params_command, params_report
 from lmwright.models.llama import Llama
-from lmwright.models.params import count_by_part, find_model, params_command, params_report
 
 
 def test_kisoku_3b(capsys):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from lmwright import presets
-from lmwright.checkpoint.layout import slots
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import init_weights, walk
 from lmwright.errors import UserError
+from lmwright.formats.hf_layout import slots
+from lmwright.models.counts import count_active, count_by_part
 from lmwright.models.llama import Llama
-from lmwright.models.params import count_active, count_by_part
 from lmwright.models.reasoning import Reasoning
 from lmwright.objectives.clm import Clm
 

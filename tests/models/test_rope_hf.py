@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lmwright.checkpoint.reader import model_from_config
 from lmwright.errors import UserError
+from lmwright.formats.hf_read import model_from_config
 from lmwright.nn.rope_scaling import rotations
 
 transformers = pytest.importorskip("transformers")

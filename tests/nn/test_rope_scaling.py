@@ -5,7 +5,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from lmwright.errors import UserError
-from lmwright.models.rope_hf import rope_config, rope_fields
+from lmwright.models.hf.rope import rope_config, rope_fields
 from lmwright.nn.rope_scaling import RopeScaling, rotations
 
 torch = pytest.importorskip("torch")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.leaves import Lora
 from lmwright.core.param import init_weights
 from lmwright.models.llama import Llama

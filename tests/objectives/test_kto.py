@@ -9,7 +9,7 @@ import pytest
 from answers_problem import gradients_of, logits, loss_of, weights
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.leaves import Lora
 from lmwright.errors import UserError
 from lmwright.objectives.kto import Kto, rotate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import init_weights
 from lmwright.evals.loss import evaluate_rows
 from lmwright.models.llama import Llama

@@ -10,9 +10,9 @@ import pytest
 from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 from families import ROWS
 
-from lmwright.checkpoint.hf import from_hf, to_hf
-from lmwright.checkpoint.reader import model_from_config
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
+from lmwright.formats.hf import from_hf, to_hf
+from lmwright.formats.hf_read import model_from_config
 from lmwright.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import map_params
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
@@ -15,7 +15,7 @@ from lmwright.objectives.clm import Clm
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
-HF = pytest.importorskip("lmwright.checkpoint.hf")
+HF = pytest.importorskip("lmwright.formats.hf")
 
 BASE = dict(
     vocab_size=97, embed_dim=48, mlp_dim=80, num_layers=3, num_heads=6, num_kv_heads=2,

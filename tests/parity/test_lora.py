@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.adapters.section import LowRank
+from lmwright.config.run import Data, Run, Train
 from lmwright.core.batch import Batch
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import Linear
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Run, Train
-from lmwright.train.state import init_state
-from lmwright.train.step import make_step
+from lmwright.program.lora_section import LowRank
+from lmwright.program.plan import resolve
+from lmwright.program.state import init_state
+from lmwright.program.step import make_step
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
-from lmwright.checkpoint.hf import export_hf, import_hf, to_hf
-from lmwright.checkpoint.safetensors import TensorFiles
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
+from lmwright.formats.hf import export_hf, import_hf, to_hf
+from lmwright.formats.safetensors import TensorFiles
 from lmwright.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")

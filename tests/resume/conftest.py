@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.config import dump_toml, load_run
+from lmwright.config.load import dump_toml, load_run
+from lmwright.config.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
 from quick_compile import FLAGS
 
 STEPS = 12
@@ -82,7 +82,7 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
     run_file.write_text(dump_toml(run))
     assert load_run(run_file, []) == run
     code = textwrap.dedent(before) + textwrap.dedent(f"""
-        from lmwright.config import load_run
+        from lmwright.config.load import load_run
         from lmwright.train.command import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)

@@ -15,18 +15,18 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.checkpoint.hf import load_model
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.cli import main
-from lmwright.config import load_run
+from lmwright.cli.main import main
+from lmwright.config.load import load_run
 from lmwright.errors import UserError
-from lmwright.plan.resolve import resolve
+from lmwright.formats.hf import load_model
+from lmwright.program.plan import resolve
+from lmwright.program.state import abstract_state
 from lmwright.train.budget import Budget
 from lmwright.train.loop import train
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim
-from lmwright.train.state import abstract_state
 from time_limit import Hangs, time_limit
 
 from .conftest import STEPS, in_dir, losses

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.config import dump_toml
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Mesh
 from lmwright.errors import UserError
-from lmwright.plan.resolve import resolve
-from lmwright.run import Mesh
+from lmwright.program.plan import resolve
 from lmwright.train.hosts import HostRows, join
 from lmwright.train.loop import train
 from quick_compile import FLAGS
@@ -42,7 +42,7 @@ def start_two(run, before=""):
             [
                 sys.executable,
                 "-c",
-                f"{before}\nfrom lmwright.cli import main\n"
+                f"{before}\nfrom lmwright.cli.main import main\n"
                 f"raise SystemExit(main(['train', {str(run_file)!r}]))",
             ],
             env={

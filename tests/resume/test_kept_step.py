@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from lmwright.plan import executable
-from lmwright.plan.resolve import resolve
+from lmwright.program import executable
+from lmwright.program.plan import resolve
+from lmwright.program.state import abstract_batch, abstract_state
+from lmwright.program.step import make_step, step_options
 from lmwright.train.loop import train
-from lmwright.train.state import abstract_batch, abstract_state
-from lmwright.train.step import make_step, step_options
 
 from .conftest import in_dir, losses
 

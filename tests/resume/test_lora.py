@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.adapters.section import Adapter, LowRank
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.config import load_run
+from lmwright.config.load import load_run
+from lmwright.config.run import Checkpoint
 from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
 from lmwright.optim.kinds import Linear
-from lmwright.plan.resolve import resolve
-from lmwright.run import Checkpoint
+from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.program.plan import resolve
 from lmwright.train.loop import train
 from lmwright.train.lora_restore import trained
 
@@ -180,8 +180,8 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     from safetensors.numpy import load_file
     from transformers import AutoModelForCausalLM
 
-    from lmwright.checkpoint.adapter_verbs import export_adapter_command, merge_command
-    from lmwright.checkpoint.hf import export_command
+    from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
+    from lmwright.formats.hf import export_command
 
     base = replace(small_run, dir=str(tmp_path / "base"), train=replace(small_run.train, steps=3))
     train(base, jax.devices()[:1])

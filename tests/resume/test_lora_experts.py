@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.adapters.lora import bind, resolved, scaled
-from lmwright.adapters.section import LowRank
-from lmwright.checkpoint.adapter_verbs import export_adapter_command, merge_command
-from lmwright.checkpoint.hf import export_command, load_model
-from lmwright.checkpoint.peft import read_adapter, to_peft
-from lmwright.checkpoint.peft_folder import read_folder, write_folder
-from lmwright.checkpoint.proof import logits
-from lmwright.checkpoint.reader import model_from_config
 from lmwright.core.param import Param, walk
-from lmwright.plan.resolve import resolve
+from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
+from lmwright.formats.hf import export_command, load_model
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.peft import read_adapter, to_peft
+from lmwright.formats.peft_folder import read_folder, write_folder
+from lmwright.formats.proof import logits
+from lmwright.program.lora import bind, resolved, scaled
+from lmwright.program.lora_section import LowRank
+from lmwright.program.plan import resolve
 from lmwright.train.loop import train
 from lmwright.train.lora_restore import trained
 

@@ -10,9 +10,9 @@ import jax
 import pytest
 from jax.profiler import ProfileData
 
-from lmwright.cli import main
-from lmwright.plan import own_machine
-from lmwright.plan.profile import seconds_by_instruction
+from lmwright.cli.main import main
+from lmwright.planner import own_machine
+from lmwright.planner.compiler.profile import seconds_by_instruction
 from lmwright.train.loop import train
 
 from .conftest import in_dir
@@ -115,7 +115,7 @@ def test_a_profile_of_another_machine_is_said(with_profile, capsys):
 
 def test_the_table_by_part(trained, capsys, monkeypatch):
     monkeypatch.setattr(
-        "lmwright.plan.measured.profiled", lambda *_: {"mlp": 0.003, "attention": 0.001}
+        "lmwright.planner.measured.profiled", lambda *_: {"mlp": 0.003, "attention": 0.001}
     )
     assert main(["plan", "--measured", str(trained)]) == 0
     text = capsys.readouterr().out

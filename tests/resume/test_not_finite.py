@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.adapters.section import Adapter, LowRank
 from lmwright.checkpoint.store import Checkpoints, load_run_weights
-from lmwright.cli import main
-from lmwright.config import dump_toml
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
 from lmwright.core.finite import not_finite
 from lmwright.errors import UserError
-from lmwright.plan.resolve import resolve
+from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.program.plan import resolve
+from lmwright.program.state import init_state
 from lmwright.train import loop
-from lmwright.train.state import init_state
 
 from .conftest import STEPS, in_dir
 

@@ -18,8 +18,8 @@ import pytest
 
 from lmwright.checkpoint.hashes import HASHES
 from lmwright.checkpoint.store import load_run_weights
-from lmwright.cli import main
-from lmwright.config import dump_toml
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.train import loop
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.config import dump_toml, load_run
+from lmwright.config.load import dump_toml, load_run
+from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
-from lmwright.run import Checkpoint
 from lmwright.train.loop import train
 
 from .conftest import STEPS, in_dir, losses, train_in_process, typed
@@ -96,7 +96,7 @@ TOLD_EARLY = """
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     place.{name} = told
-    from lmwright.cli import main
+    from lmwright.cli.main import main
     raise SystemExit(main(["train", {file!r}]))
 """
 
@@ -104,7 +104,7 @@ TOLD_EARLY = """
 @pytest.mark.parametrize(
     "module, name",
     [
-        ("lmwright.config", "load_noted"),
+        ("lmwright.config.load", "load_noted"),
         pytest.param("lmwright.train.loop", "restore_or_init", marks=pytest.mark.slow),
     ],
 )
@@ -234,8 +234,8 @@ def test_a_directory_of_another_run_is_refused(uninterrupted):
 
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
     from lmwright.checkpoint.store import Checkpoints
-    from lmwright.plan.resolve import resolve
-    from lmwright.train.state import abstract_state
+    from lmwright.program.plan import resolve
+    from lmwright.program.state import abstract_state
 
     model = replace(small_run.model, mlp_dim=56)
     plan = resolve(replace(small_run, model=model), jax.devices()[:1])
@@ -247,7 +247,7 @@ def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
 
 
 def test_two_processes_never_train_one_directory(small_run, tmp_path):
-    from lmwright.plan.resolve import resolve
+    from lmwright.program.plan import resolve
     from lmwright.train.rundir import claim
 
     run = in_dir(small_run, tmp_path / "run")
@@ -302,7 +302,7 @@ ONE_LINE = """
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
     loop.Session._save = save
-    from lmwright.cli import main
+    from lmwright.cli.main import main
     raise SystemExit(main(["train", {file!r}]))
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmwright.checkpoint.store import load_run_weights
-from lmwright.run import Limits
+from lmwright.config.run import Limits
 from lmwright.train import loop
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.command import stopped_line

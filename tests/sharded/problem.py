@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lmwright.config.run import Data, Mesh, Run, Train
 from lmwright.core.batch import Batch
 from lmwright.core.param import init_weights
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Mesh, Run, Train
-from lmwright.train.step import summed_gradients
+from lmwright.program.plan import resolve
+from lmwright.program.step import summed_gradients
 
 SEQ_LEN, VOCAB, ROWS = 48, 56, 32
 

@@ -17,8 +17,8 @@ from problem import (
 )
 
 from lmwright.core.sharding import AXES
-from lmwright.train.state import abstract_batch, abstract_state, init_state
-from lmwright.train.step import make_step, summed_gradients
+from lmwright.program.state import abstract_batch, abstract_state, init_state
+from lmwright.program.step import make_step, summed_gradients
 
 
 @pytest.mark.parametrize("axis", ["data", "expert", "context", "tensor"])

@@ -6,7 +6,7 @@ from problem import make_run
 
 from lmwright.core.mesh import slices_of
 from lmwright.errors import UserError
-from lmwright.plan.resolve import resolve
+from lmwright.program.plan import resolve
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.adapters.section import Adapter, LowRank
+from lmwright.config.run import Data, Mesh, Run, Train
 from lmwright.core.batch import Batch
 from lmwright.core.sharding import batch_sharding
 from lmwright.errors import UserError
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Mesh, Run, Train
-from lmwright.train.state import init_state
-from lmwright.train.step import make_step
+from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.program.plan import resolve
+from lmwright.program.state import init_state
+from lmwright.program.step import make_step
 
 MODEL = Llama(
     vocab_size=64, embed_dim=64, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from sources import PACKAGE, name_of, parsed, python_files
 
-from lmwright.config_fields import all_sections, field_types
+from lmwright.config.fields import all_sections, field_types
 from lmwright.core.sharding import AXES
 
 SECTIONS = list(dict.fromkeys(all_sections()))

@@ -9,24 +9,23 @@ from sources import PACKAGE, name_of, parsed, python_files
 
 # Lowest first; a package imports from those before it, or from itself.
 ORDER = [
-    {"redact", "terminal", "__init__"},
-    {"errors", "private"},
-    {"run"},
-    {"presets", "report"},
+    {"guard", "__init__"},
+    {"errors"},
+    {"hardware", "report"},
+    {"presets"},
     {"config"},
     {"core", "data"},
     {"nn", "optim"},
     {"kernels"},
     {"models"},
-    {"objectives", "adapters"},
-    {"plan"},
+    {"objectives"},
+    {"program"},
+    {"planner"},
     {"checkpoint"},
+    {"formats"},
     {"evals", "quantize", "publish"},
     {"train"},
-    {"quickstart", "sweep", "cloud"},
-    {"model_commands"},
-    {"adapter_commands"},
-    {"commands"},
+    {"cloud"},
     {"cli"},
     {"__main__"},
 ]
@@ -34,35 +33,21 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # Imports inside functions that look upwards, with the reason.
 UPWARD = {
-    ("config", "checkpoint"): "a run may take its model from where its weights come from",
     ("checkpoint", "train"): "a run directory is read into the state that its training saved",
-    ("models", "checkpoint"): "`params` also counts the model of a folder",
-    ("plan", "train"): "plan compiles the very step that training runs",
+    ("config", "formats"): "a run may take its model from where its weights come from",
+    ("formats", "train"): "the adapters of a run are merged into its base",
+    ("models", "formats"): "`params` also counts the model of a folder",
     ("presets", "models"): "a preset makes its model when it is asked for",
     ("presets", "nn"): "and the rope scaling in it",
+    ("program", "formats"): "adapters begin on a base of any format",
 }
 
-JAX_FREE = (
-    "terminal",
-    "redact",
-    "errors",
-    "private",
-    "run",
-    "config",
-    "presets",
-    "cli",
-    "commands",
-    "model_commands",
-    "adapter_commands",
-    "data",
-    "report",
-    "cloud",
-)
+JAX_FREE = ("cli", "cloud", "config", "data", "errors", "guard", "hardware", "presets", "report")
 HEAVY = {"jax", "jaxlib", "torch", "tensorflow", "transformers", "datasets"}
 
 
 def package_of(path):
-    """config_merge.py as `config`, data/store.py as `data`."""
+    """config_merge.py as `config`, data/rows/store.py as `data`."""
     first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "config" if first.startswith("config_") else first
 
@@ -82,7 +67,7 @@ def imported(path):
             parts = module.split(".")
             if parts[0] == "lmwright":
                 name = parts[1] if len(parts) > 1 else "__init__"
-                yield ("config" if name.startswith("config_") else name), node in tree.body
+                yield name, node in tree.body
 
 
 @pytest.mark.parametrize("path", python_files("src"), ids=name_of)

@@ -2,7 +2,7 @@
 
 import json
 
-from lmwright import run as sections
+from lmwright.config import run as sections
 
 
 def make_run(trackers=(), **metrics):

@@ -8,15 +8,15 @@ import numpy as np
 import optax
 import pytest
 
+from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import walk
 from lmwright.models.dots1 import Dots1
 from lmwright.models.experts import Experts
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Run, Train
-from lmwright.train.state import init_state
-from lmwright.train.step import make_step, summed_gradients
+from lmwright.program.plan import resolve
+from lmwright.program.state import init_state
+from lmwright.program.step import make_step, summed_gradients
 
 MODEL = Dots1(
     vocab_size=31, embed_dim=16, mlp_dim=20, num_layers=3, num_heads=4, num_kv_heads=2,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmwright.plan.sessions import Pace, course, fits, session_limit_s, steps_that_fit
-from lmwright.run import Limits
+from lmwright.config.run import Limits
+from lmwright.planner.sessions import Pace, course, fits, session_limit_s, steps_that_fit
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmwright.redact import redact, redact_text, redact_tree
+from lmwright.guard.redact import redact, redact_text, redact_tree
 from lmwright.train.environment import write_env
 
 letters = st.text("ABCXYZ_", max_size=8)

@@ -6,14 +6,14 @@ from dataclasses import replace
 import jax
 import pytest
 
-from lmwright.adapters.section import LowRank
+from lmwright.config.run import Data, Run, Train
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Run, Train
-from lmwright.train.state import abstract_batch, abstract_state
-from lmwright.train.step import make_step
+from lmwright.program.lora_section import LowRank
+from lmwright.program.plan import resolve
+from lmwright.program.state import abstract_batch, abstract_state
+from lmwright.program.step import make_step
 
 MODEL = Llama(
     vocab_size=1000, embed_dim=48, mlp_dim=72, num_layers=3, num_heads=4, num_kv_heads=2,

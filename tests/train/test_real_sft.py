@@ -8,7 +8,7 @@ import jax
 import pytest
 import tomli_w
 
-from lmwright.config import load_run
+from lmwright.config.load import load_run
 from lmwright.data.prepare import prepare
 from lmwright.train.loop import train
 

@@ -10,20 +10,8 @@ import numpy as np
 import pytest
 import tomli_w
 
-from lmwright.checkpoint.hf import export_command
-from lmwright.checkpoint.origin import look_at
-from lmwright.config import load_run
-from lmwright.core.param import walk
-from lmwright.data.prepare import prepare
-from lmwright.errors import UserError
-from lmwright.evals.held_out import asked_prompts
-from lmwright.models.llama import Llama
-from lmwright.objectives.clm import Clm
-from lmwright.optim import KINDS
-from lmwright.optim.build import rate_shares
-from lmwright.optim.kinds import Group
-from lmwright.plan.resolve import resolve
-from lmwright.run import (
+from lmwright.config.load import load_run
+from lmwright.config.run import (
     Checkpoint,
     Data,
     Eval,
@@ -34,6 +22,18 @@ from lmwright.run import (
     Tokenizer,
     Train,
 )  # fmt: skip
+from lmwright.core.param import walk
+from lmwright.data.prepare import prepare
+from lmwright.errors import UserError
+from lmwright.evals.held_out import asked_prompts
+from lmwright.formats.hf import export_command
+from lmwright.formats.origin import look_at
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.optim.build import rate_shares
+from lmwright.optim.kinds import Group
+from lmwright.program.plan import resolve
 from lmwright.train.loop import open_store, train
 from lmwright.train.start import first_state
 
@@ -229,8 +229,8 @@ def test_prompts_of_a_chat(base, tmp_path):
     pack = replace(run.data.pack, seq_len=128)
     data = replace(run.data, dir=str(tmp_path / "chat"), chat=chat, pack=pack)
     prepare(data, 128)
-    from lmwright.data.store import TokenStore
-    from lmwright.data.tokenizer import load_tokenizer
+    from lmwright.data.rows.store import TokenStore
+    from lmwright.data.tokens.tokenizer import load_tokenizer
 
     store = TokenStore.open(data.dir)
     (ids,) = asked_prompts(Eval(prompts=("a",), prompt_format="chat"), store)

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lmwright.config.run import Data, Mesh, Run, Train
 from lmwright.core.batch import Batch
 from lmwright.errors import UserError
 from lmwright.models.llama import Llama
 from lmwright.nn.xent import chunked_xent, token_sums
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.plan.resolve import resolve
-from lmwright.run import Data, Mesh, Run, Train
-from lmwright.train.state import init_state
-from lmwright.train.step import make_step, summed_gradients
+from lmwright.program.plan import resolve
+from lmwright.program.state import init_state
+from lmwright.program.step import make_step, summed_gradients
 
 SEQ_LEN, VOCAB = 24, 61
 

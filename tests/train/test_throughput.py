@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmwright.presets.hardware import PEAKS, peak_of
+from lmwright.hardware.chips import PEAKS, peak_of
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
 
 

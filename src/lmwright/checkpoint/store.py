@@ -31,9 +31,9 @@ from lmwright.checkpoint.hashes import (
     refuse_unlisted,
 )
 from lmwright.checkpoint.saved import SavedStates, check_shapes
+from lmwright.config.run import Checkpoint, Mesh, Run
 from lmwright.core.param import Tree
 from lmwright.errors import UserError, first_line
-from lmwright.run import Checkpoint, Mesh, Run
 
 __all__ = ["Checkpoints", "check_shapes", "load_run_weights", "write_atomically"]
 
@@ -201,9 +201,9 @@ def load_run_weights(
     average where the run keeps one), on this process's first device; `adapter` names one of
     several, and is merged into its base. The directory is only read, so a run may be training
     there. Raises UserError where there are none."""
-    from lmwright.config import load_run
-    from lmwright.plan.resolve import resolve
-    from lmwright.train.state import abstract_state, eval_weights
+    from lmwright.config.load import load_run
+    from lmwright.program.plan import resolve
+    from lmwright.program.state import abstract_state, eval_weights
 
     folder = Path(run_dir)
     if not (folder / "run.toml").exists():

@@ -9,9 +9,9 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import Mesh as DeviceMesh
 
+from lmwright.config.run import Mesh
 from lmwright.core.sharding import AXES
 from lmwright.errors import UserError
-from lmwright.run import Mesh
 
 
 def mesh_shape(mesh: Mesh, num_devices: int, num_slices: int = 1) -> dict[str, int]:

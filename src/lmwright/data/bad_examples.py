@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmwright.data.lengths import cure, histogram_of
 from lmwright.data.manifest import total, write_atomic
+from lmwright.data.rows.lengths import cure, histogram_of
 from lmwright.errors import UserError
 
 QUARANTINE = "quarantine.jsonl"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lmwright.config.run import Data, Run
 from lmwright.data.manifest import Manifest
 from lmwright.data.progress import Noted, Progress, console_progress
 from lmwright.errors import UserError
-from lmwright.run import Data, Run
-from lmwright.terminal import visible
+from lmwright.guard.terminal import visible
 
 STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
 
@@ -51,7 +51,7 @@ class Summary:
 
     def warnings(self) -> list[str]:
         """What one should know before training, a sentence each."""
-        from lmwright.data import lengths
+        from lmwright.data.rows import lengths
 
         stage = self.stages.get("tokenize")
         return lengths.warnings(stage) if stage else []
@@ -76,7 +76,7 @@ def prepare(
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
-    from lmwright.data.vocabulary import check_imported, check_size
+    from lmwright.data.tokens.vocabulary import check_imported, check_size
 
     workers = workers or data.workers
     tokenizing = not stages or "tokenizer" in stages
@@ -106,11 +106,11 @@ def with_template(data: Data) -> Data:
     Raises UserError, before any stage is run, where the template is not there, is no template
     or fails on the simplest conversation.
     """
-    from lmwright.data.chat import UnusableError
-    from lmwright.data.chat_template import ChatTemplate, template_source
-    from lmwright.data.pack import refuse_splitting
-    from lmwright.data.tokenizer import stand_in
-    from lmwright.data.tokenizer_formats import import_tokenizer
+    from lmwright.data.rows.pack import refuse_splitting
+    from lmwright.data.text.chat import UnusableError
+    from lmwright.data.text.chat_template import ChatTemplate, template_source
+    from lmwright.data.tokens.tokenizer import stand_in
+    from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 
     refuse_splitting(data.pack)
     said = data.tokenizer
@@ -144,12 +144,12 @@ def _stages(
     progress: Progress | None,
 ) -> dict[str, Callable[[], Manifest]]:
     # imported here, so that `--help` stays quick
-    from lmwright.data.normalize import normalize
-    from lmwright.data.pack import pack_tokens
-    from lmwright.data.shuffle import shuffle_rows
-    from lmwright.data.sources import source_names
-    from lmwright.data.tokenize import Conversations, tokenize
-    from lmwright.data.tokenizer_stage import make_tokenizer
+    from lmwright.data.rows.pack import pack_tokens
+    from lmwright.data.rows.shuffle import shuffle_rows
+    from lmwright.data.sources.files import source_names
+    from lmwright.data.text.normalize import normalize
+    from lmwright.data.tokens.tokenize import Conversations, tokenize
+    from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
     how = {"workers": workers, "progress": progress}
     named = zip(source_names(data.sources), data.sources, strict=True)
@@ -201,7 +201,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
 
 def notes(run: Run, summary: Summary) -> Iterator[str]:
     """What a user should know before training on what was prepared."""
-    from lmwright.data.vocabulary import unused_note
+    from lmwright.data.tokens.vocabulary import unused_note
 
     if tokenizer := summary.stages.get("tokenizer"):
         note = unused_note(run.model, summary.dir, tokenizer.facts["vocab_size"])

@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 import jax
 
+from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.cpu import has_amx
-from lmwright.core.dtypes import DTYPES, Compute
 from lmwright.core.param import Tree
 from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.kernels.select import kernels_for
-from lmwright.plan.resolve import MAX_UNROLLED
+from lmwright.program.plan import MAX_UNROLLED
 
 Kernels = Literal["platform", "reference"]
 

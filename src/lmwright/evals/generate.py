@@ -20,17 +20,17 @@ import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
-from lmwright.checkpoint.hf import load_model
-from lmwright.checkpoint.tokenizer_files import prompt_prefix
-from lmwright.core.dtypes import DTYPES, Compute
+from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
-from lmwright.data.tokenizer import TextTokenizer
+from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, decode_compute
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
-from lmwright.terminal import visible
+from lmwright.formats.hf import load_model
+from lmwright.formats.tokenizer_files import prompt_prefix
+from lmwright.guard.terminal import visible
 
 __all__ = ["Generation", "Sampling", "generate", "generate_command"]
 

@@ -11,17 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lmwright.checkpoint.store import load_run_weights
+from lmwright.config.run import Eval, Mesh
 from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, batch_ways
-from lmwright.data.chat import UnusableError
-from lmwright.data.store import TokenStore
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
-from lmwright.plan.resolve import Plan, resolve
-from lmwright.run import Eval, Mesh
-from lmwright.terminal import visible
+from lmwright.guard.terminal import visible
+from lmwright.program.plan import Plan, resolve
 
 
 class HeldOut:
@@ -67,7 +67,7 @@ class HeldOut:
         run = self._plan.run
         if not run.eval.prompts or jax.process_count() > 1:
             return []
-        from lmwright.data.tokenizer import load_tokenizer
+        from lmwright.data.tokens.tokenizer import load_tokenizer
         from lmwright.evals.generate import Sampling, generate
 
         settings = Sampling(max_new_tokens=run.eval.sample_tokens, temperature=0.0)
@@ -97,8 +97,8 @@ def asked_prompts(
     """
     if settings.prompt_format == "text":
         return list(settings.prompts)
-    from lmwright.data.chat_template import ChatTemplate
-    from lmwright.data.tokenizer import load_tokenizer
+    from lmwright.data.text.chat_template import ChatTemplate
+    from lmwright.data.tokens.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(store.tokenizer_dir)
     if not tokenizer.chat_template:

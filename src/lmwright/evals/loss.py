@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.kernels.select import compiler_options
 from lmwright.objectives.base import for_eval

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from lmwright.checkpoint.hf import load_model
-from lmwright.core.dtypes import DTYPES, Compute
+from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
-from lmwright.data.token_bytes import TokenBytes
+from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.formats.hf import load_model
 from lmwright.objectives.clm import Clm
 
 CONTEXT = 1024

@@ -7,7 +7,7 @@ from functools import partial
 from jax import Array
 
 from lmwright.core import cpu
-from lmwright.core.dtypes import Compute, Kernels
+from lmwright.core.compute import Compute, Kernels
 from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import Tree, stack
 from lmwright.core.pattern import Span, spans
 from lmwright.core.sharding import constrain

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
@@ -23,7 +24,6 @@ from lmwright.models.block import feed_forward
 from lmwright.nn.mlp import GATED, Mlp
 from lmwright.nn.moe import Dispatch, mixture
 from lmwright.nn.router import Routing, choose, load_balance, router_sums
-from lmwright.run import STRICT, PositiveInt
 
 ROUTER, SHARED, EXPERT = "router", "shared_", "expert_"
 NonNegative = Annotated[float, Field(ge=0)]

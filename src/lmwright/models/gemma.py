@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from lmwright.core.dtypes import Compute
+from lmwright.config.run import STRICT, PositiveInt
+from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -30,12 +31,11 @@ from lmwright.models.block import (
     project,
 )
 from lmwright.models.decoder import Attend, Decoder, Reach, check_decoder, layers_spec
-from lmwright.models.gemma_hf import GemmaHf
+from lmwright.models.hf.gemma import GemmaHf
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
 from lmwright.nn.rope_scaling import RopeScaling
-from lmwright.run import STRICT, PositiveInt
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -29,12 +30,11 @@ from lmwright.models.block import (
     project,
 )
 from lmwright.models.decoder import Attend, Decoder, Reach, check_decoder, layers_spec
-from lmwright.models.llama_hf import LlamaHf
+from lmwright.models.hf.llama import LlamaHf
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 from lmwright.nn.rope_scaling import RopeScaling
-from lmwright.run import STRICT, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)

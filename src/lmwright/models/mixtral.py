@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar, Literal
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
+from lmwright.models.hf.moe import MixtralHf
 from lmwright.models.moe_block import MoeDecoder, moe_layer, moe_spec
-from lmwright.models.moe_hf import MixtralHf
-from lmwright.run import STRICT, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)

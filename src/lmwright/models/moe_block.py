@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -33,7 +34,6 @@ from lmwright.nn.mlp import GatedMlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 from lmwright.nn.rope_scaling import RopeScaling
-from lmwright.run import PositiveInt
 
 DENSE, MOE = "dense", "moe"
 

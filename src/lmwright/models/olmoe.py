@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT
 from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
+from lmwright.models.hf.moe import OlmoeHf
 from lmwright.models.moe_block import MoeDecoder, moe_layer, moe_spec
-from lmwright.models.moe_hf import OlmoeHf
 from lmwright.nn.norm import rms_norm
-from lmwright.run import STRICT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,18 +16,18 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot, kept
 from lmwright.models.block import attention_spec, embedding_spec, mlp_spec, output
 from lmwright.models.decoder import Attend, Decoder, check_decoder, layers_spec
-from lmwright.models.phi3_hf import Phi3Hf
+from lmwright.models.hf.phi3 import Phi3Hf
 from lmwright.nn.mlp import gated
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 from lmwright.nn.rope_scaling import RopeScaling
-from lmwright.run import STRICT, PositiveInt
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar, Literal
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, NonNegativeInt, PositiveInt
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
+from lmwright.models.hf.moe import Qwen3MoeHf
 from lmwright.models.moe_block import MoeDecoder, head_norms, moe_layer, moe_spec, norm_heads
-from lmwright.models.moe_hf import Qwen3MoeHf
-from lmwright.run import STRICT, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)

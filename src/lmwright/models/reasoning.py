@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
@@ -28,7 +29,6 @@ from lmwright.errors import UserError
 from lmwright.models.experts import EXPERT, ROUTER, Experts, expert_layer, part, refuse_more
 from lmwright.nn.mlp import gated
 from lmwright.nn.norm import rms_norm
-from lmwright.run import STRICT, PositiveInt
 
 PREFIX = "reasoning_"
 NonNegative = Annotated[float, Field(ge=0)]

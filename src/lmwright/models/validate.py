@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from lmwright.config_errors import MISSING
+from lmwright.config.errors import MISSING
 from lmwright.errors import UserError
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from lmwright.run import STRICT, PositiveInt
+from lmwright.config.run import STRICT, PositiveInt
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -7,7 +7,7 @@ from jax import Array, lax
 from pydantic import Field
 
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.leaves import has_adapters, without_adapters
 from lmwright.core.param import Tree
 from lmwright.errors import UserError

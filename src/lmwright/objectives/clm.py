@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.kernels import select
 from lmwright.objectives.base import Loss, with_penalties
-from lmwright.run import STRICT
 
 
 @dataclass(frozen=True, kw_only=True)

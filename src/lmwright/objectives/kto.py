@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.config.run import STRICT
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import Positive, reference_of, said
 from lmwright.objectives.base import Loss
-from lmwright.run import STRICT
 
 
 @dataclass(frozen=True, kw_only=True)

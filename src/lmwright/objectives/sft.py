@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.run import STRICT, Fraction
 from lmwright.core.batch import Batch
-from lmwright.core.dtypes import Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.core.weight import Noisy
 from lmwright.kernels import select
 from lmwright.objectives.base import Loss, with_penalties
 from lmwright.objectives.clm import next_tokens
-from lmwright.run import STRICT, Fraction
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.run import STRICT, Fraction, NonNegativeInt, PositiveInt
+from lmwright.config.run import STRICT, Fraction, NonNegativeInt, PositiveInt
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.redact import redact_tree
+from lmwright.guard.redact import redact_tree
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

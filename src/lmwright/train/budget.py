@@ -18,11 +18,11 @@ from typing import Any
 import jax
 
 from lmwright.checkpoint.store import write_atomically
+from lmwright.config.run import Limits, Run
 from lmwright.core.param import Tree
 from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
-from lmwright.plan.sessions import assumed_save_s, fits, session_limit_s
-from lmwright.run import Limits, Run
+from lmwright.planner.sessions import assumed_save_s, fits, session_limit_s
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 LEDGER = "sessions.json"

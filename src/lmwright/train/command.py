@@ -7,10 +7,10 @@ import jax
 import psutil
 from rich.console import Console
 
+from lmwright.config.run import Run
+from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
-from lmwright.run import Run
-from lmwright.terminal import visible
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome, train
 from lmwright.train.peers import expect_abort

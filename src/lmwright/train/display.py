@@ -20,9 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lmwright.config.run import Run
+from lmwright.guard.terminal import visible
 from lmwright.report.summary import short
-from lmwright.run import Run
-from lmwright.terminal import visible
 
 REDRAW_S = 0.5
 SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"

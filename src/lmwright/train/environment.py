@@ -16,7 +16,7 @@ from typing import Any
 
 import lmwright
 from lmwright.data.json_text import parse_json
-from lmwright.redact import redact
+from lmwright.guard.redact import redact
 
 ENV_FILE = "env.json"
 PACKAGES = ("lmwright", "jax", "jaxlib", "libtpu", "numpy", "optax", "orbax-checkpoint")

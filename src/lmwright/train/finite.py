@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import jax
 
 from lmwright.checkpoint.store import Checkpoints
+from lmwright.config.run import Run
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
-from lmwright.run import Run
 
 WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from lmwright.core.sharding import batch_sharding
 from lmwright.errors import UserError
-from lmwright.plan.resolve import Plan
+from lmwright.program.plan import Plan
 from lmwright.train import peers
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"

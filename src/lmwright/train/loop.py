@@ -16,22 +16,24 @@ import jax
 import numpy as np
 
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.config import dump_toml
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Run
 from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
-from lmwright.data.loader import Loader
-from lmwright.data.store import TokenStore
-from lmwright.data.vocabulary import unused_note
+from lmwright.data.rows.loader import Loader
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.vocabulary import unused_note
 from lmwright.errors import UserError
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.objectives import KINDS
 from lmwright.objectives.base import learns_from
-from lmwright.plan.compile import refuse_option
-from lmwright.plan.executable import load_or_compile, takes
-from lmwright.plan.length import with_steps
-from lmwright.plan.resolve import Plan, resolve
-from lmwright.run import Run
+from lmwright.planner.compiler.compile import refuse_option
+from lmwright.program.executable import load_or_compile, takes
+from lmwright.program.length import with_steps
+from lmwright.program.plan import Plan, resolve
+from lmwright.program.state import abstract_batch, abstract_state, eval_weights
+from lmwright.program.step import Step, make_step, step_options
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
 from lmwright.train.finite import refuse_state, refuse_values
@@ -45,8 +47,6 @@ from lmwright.train.signals import (
     StopRequest,
 )
 from lmwright.train.start import first_state
-from lmwright.train.state import abstract_batch, abstract_state, eval_weights
-from lmwright.train.step import Step, make_step, step_options
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
 
 ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total limit"}

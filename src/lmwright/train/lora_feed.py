@@ -12,11 +12,11 @@ from contextlib import ExitStack
 import jax
 import numpy as np
 
-from lmwright.adapters.lora import ResolvedAdapter
-from lmwright.data.loader import Loader
-from lmwright.data.store import TokenStore
+from lmwright.data.rows.loader import Loader
+from lmwright.data.rows.store import TokenStore
+from lmwright.program.lora import ResolvedAdapter
+from lmwright.program.lora_step import Lanes
 from lmwright.train.hosts import HostRows
-from lmwright.train.lora_step import Lanes
 
 
 class Feed:

@@ -10,27 +10,27 @@ from typing import Any
 
 import jax
 
-from lmwright.adapters.lora import ResolvedAdapter, resolved
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.config import dump_toml
+from lmwright.config.load import dump_toml
 from lmwright.core.batch import Batch
-from lmwright.data.store import TokenStore
+from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
-from lmwright.plan.resolve import Plan
+from lmwright.program.lora import ResolvedAdapter, resolved
+from lmwright.program.lora_state import Base, bound, load_base, saved
+from lmwright.program.lora_step import Lanes, Step, make_step
+from lmwright.program.plan import Plan
+from lmwright.program.state import abstract_batch
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
 from lmwright.train.hosts import HostRows
 from lmwright.train.loop import Outcome, Session, open_store
 from lmwright.train.lora_feed import Feed
 from lmwright.train.lora_restore import counts_of, restore
-from lmwright.train.lora_state import Base, bound, load_base, saved
-from lmwright.train.lora_step import Lanes, Step, make_step
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim, keep_tokenizer
 from lmwright.train.signals import StopRequest
-from lmwright.train.state import abstract_batch
 
 
 @dataclass

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lmwright.adapters.lora import DEFAULT, ResolvedAdapter, merged, resolved
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
-from lmwright.plan.resolve import Plan
-from lmwright.train.lora_state import Base, abstract_state, init_state, load_base, saved
+from lmwright.program.lora import DEFAULT, ResolvedAdapter, merged, resolved
+from lmwright.program.lora_state import Base, abstract_state, init_state, load_base, saved
+from lmwright.program.plan import Plan
 
 BY_ADAPTER = ("weights", "optimizer", "ema")
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.run import Run
 from lmwright.train.trackers import Tracker, open_trackers
 
 METRICS_FILE = "metrics.jsonl"

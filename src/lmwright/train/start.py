@@ -6,16 +6,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from lmwright.checkpoint.origin import Origin, look_at
 from lmwright.checkpoint.store import write_atomically
-from lmwright.checkpoint.tokenizer_files import open_tokenizer
 from lmwright.core.param import Tree, count_params
-from lmwright.data.probe import PROBE
-from lmwright.data.store import TokenStore
-from lmwright.data.tokenizer import TextTokenizer, load_tokenizer
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.probe import PROBE
+from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
-from lmwright.plan.resolve import Plan
-from lmwright.train.state import init_state, optimizer_of, state_shardings
+from lmwright.formats.origin import Origin, look_at
+from lmwright.formats.tokenizer_files import open_tokenizer
+from lmwright.program.plan import Plan
+from lmwright.program.state import init_state, optimizer_of, state_shardings
 
 INIT_FILE = "init.json"
 

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from lmwright.config.run import Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, install
-from lmwright.redact import redact_tree
-from lmwright.run import Run
+from lmwright.guard.redact import redact_tree
 
 ID_FILE = "tracker.json"
 

@@ -1,0 +1,75 @@
+"""The verbs of adapters, as commands; see `lmwright.cli.commands`. Nothing here imports jax."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lmwright.cli.models import Dtype, given
+
+METHODS = (
+    "linear", "cat", "svd", "ties", "dare-linear", "dare-ties", "ties-svd", "dare-linear-svd",
+    "dare-ties-svd",
+)  # fmt: skip
+
+
+@click.group()
+def adapters() -> None:
+    """Take LoRA adapters out, put them together, merge them."""
+
+
+@adapters.command("export")
+@click.argument("run_dir")
+@click.argument("out")
+@click.option("--adapter", help="Which one, where the run has several.")
+def adapters_export(run_dir: str, out: str, **options: Any) -> None:
+    """Write a run's adapter as a PEFT folder OUT.
+
+    Of the newest checkpoint in RUN_DIR. The model with the adapter merged in is written by
+    lmwright export.
+
+    \b
+    Example:  lmwright adapters export runs/lora my-adapter
+    """
+    from lmwright.formats.adapter_verbs import export_adapter_command
+
+    export_adapter_command(run_dir, out, **given(**options))
+
+
+@adapters.command("merge")
+@click.argument("base")
+@click.argument("adapter")
+@click.argument("out")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def adapters_merge(base: str, adapter: str, out: str, overwrite: bool, **options: Any) -> None:
+    """Write the model BASE with the PEFT folder ADAPTER merged into it.
+
+    BASE is whatever lmwright export takes.
+
+    \b
+    Example:  lmwright adapters merge models/smollm my-adapter merged --dtype bf16
+    """
+    from lmwright.formats.adapter_verbs import merge_command
+
+    merge_command(base, adapter, out, overwrite=overwrite, **given(**options))
+
+
+@adapters.command("combine")
+@click.argument("out")
+@click.argument("folders", nargs=-1, required=True, metavar="ADAPTER...")
+@click.option("--weight", "weights", type=float, multiple=True, help="One for each, in order.")
+@click.option("--method", type=click.Choice(METHODS), help="svd if not given.")
+@click.option("--density", type=click.FloatRange(0, 1), help="Share that ties and dare keep.")
+@click.option("--rank", type=click.IntRange(min=1), help="Of an svd.")
+@click.option("--sign", type=click.Choice(["total", "frequency"]), help="How ties votes.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of what dare drops.")
+def adapters_combine(out: str, folders: Sequence[str], **options: Any) -> None:
+    """Make one PEFT folder OUT of several for the same base.
+
+    \b
+    Example:  lmwright adapters combine both one two --method ties --density 0.5
+    """
+    from lmwright.formats.adapter_verbs import combine_command
+
+    combine_command(out, folders, **given(**options))

@@ -1,0 +1,122 @@
+"""`lmwright`: one command per verb; see `lmwright.cli.commands` for the verbs themselves.
+
+Bad input from outside ends with one line and exit code 2, Ctrl-C with 130; anything else
+that is raised is our mistake and keeps its traceback.
+"""
+
+import errno
+import glob
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lmwright.cli.commands import lmwright
+from lmwright.errors import UserError
+from lmwright.guard.private import make_private
+from lmwright.guard.redact import redact_text
+from lmwright.guard.terminal import visible
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+
+# Read when jax is imported; whatever the user has set stays.
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings would tear the live display
+    COMPILED: os.path.join(CACHE, "lmwright", "compiled"),
+}
+
+# Where none of these is, a TPU compiler that is installed must not look for a TPU.
+ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dri/render*")
+
+DISK_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the quota is used up; free some space and run the same command again",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "no permission; choose another folder or change its rights",
+    errno.ENAMETOOLONG: "the name is too long; shorten it",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; `argv` is without the program's name."""
+    set_environment()
+    sys.excepthook = show_exception
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        result = lmwright.main(args=words, prog_name="lmwright", standalone_mode=False)
+        sys.stdout.flush()
+    except UserError as error:
+        return _fail(with_run_file(str(error), words))
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.ctx.get_help() if error.ctx else error.message)
+        return 0
+    except click.ClickException as error:
+        return _fail(usage_message(error))
+    except (click.Abort, KeyboardInterrupt):
+        print("\nlmwright: interrupted; run the same command again to go on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        return _fail(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
+    return result if type(result) is int else 0
+
+
+def with_run_file(message: str, words: Sequence[str]) -> str:
+    """A message whose `lmwright prepare` names the run file, and fields of the data, of `words`."""
+    for word in words[1:]:
+        if word.endswith(".toml") or os.path.isfile(os.path.join(word, "run.toml")):
+            said = [w for w in words if w.startswith("data.") and "=" in w]
+            return message.replace(
+                "`lmwright prepare`", f"`{shlex.join(['lmwright', 'prepare', word, *said])}`"
+            )
+    return message
+
+
+def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
+    """Prints an exception of ours as Python does, without credentials of URLs."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(visible(redact_text(text)), end="", file=sys.stderr)
+
+
+def _fail(message: str) -> int:
+    print(f"lmwright: error: {visible(message)}", file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+def usage_message(error: Exception) -> str:
+    """What click found, and where to read more."""
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    option = getattr(error, "option_name", "")
+    if "." in option:
+        return f"{option} is no option; fields of the run are set without dashes, as in a.b=c"
+    return f"{message} (see {context.command_path} --help)" if context else message
+
+
+def set_environment() -> None:
+    """Sets what must be there before jax is imported."""
+    for name, value in ENVIRONMENT.items():
+        if name == COMPILED and name not in os.environ and (found := make_private(Path(value))):
+            print(f"lmwright: compiled programs are not kept: {found}", file=sys.stderr)
+            continue  # JAX would run what it finds there
+        os.environ.setdefault(name, value)
+    if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

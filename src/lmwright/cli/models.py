@@ -1,0 +1,239 @@
+"""The verbs on a trained model: eval, generate, export, import, verify, vocab.
+
+MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Only what was said: each default stays where the function has it."""
+    return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+class Dtype(click.Choice):
+    """Types of written weights; of llama.cpp's others it says where they are made."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
+        if re.fullmatch(r"(?i)i?q\d\w*|tq\d\w*", str(value)):
+            message += (
+                "; llama.cpp alone makes its smaller types: write a .gguf in bf16 and give it to "
+                "llama-quantize"
+            )
+        return message
+
+
+def computed(command: Any) -> Any:
+    """Adds the options that say how a model is evaluated."""
+    precision = click.option(
+        "--precision",
+        type=click.Choice(["fp32", "bf16"]),
+        help="Of activations and products; default: the fastest here, or the run's.",
+    )
+    kernels = click.option(
+        "--kernels",
+        type=click.Choice(["platform", "reference"]),
+        help="`reference` is slower, for comparison; default: platform.",
+    )
+    return precision(kernels(command))
+
+
+@click.command("eval")
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=1),
+    help="Rows per held-out source at most, spread evenly over it; default: all.",
+)
+@click.option("--text", metavar="FILE", help="Evaluate on this text file instead.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    help="Tokens in a window of --text; default: 1024, or the model's context if shorter.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    help="Tokens between windows of --text; default: --context, without overlap.",
+)
+@click.option(
+    "--max-chars", type=click.IntRange(min=1), help="Beginning of --text; default: all of it."
+)
+@click.option("--adapter", help="Which one, where a run trained several.")
+@computed
+def evaluate(
+    model: str,
+    max_rows: int | None,
+    text: str | None,
+    adapter: str | None,
+    precision: str | None,
+    kernels: str | None,
+    **window: Any,
+) -> Any:
+    """Measure loss, perplexity and bits per byte.
+
+    Evaluates the newest checkpoint of a run on its held-out data, per source. With --text,
+    evaluates any model on a text file: a run directory, a Hugging Face folder, a .gguf file or
+    hf://owner/name.
+
+    \b
+    Example:  lmwright eval quickstart/run --max-rows 100
+              lmwright eval my-model.gguf --text README.md --context 256
+    """
+    if text is not None:
+        if max_rows is not None:
+            raise click.UsageError("--max-rows is for held-out data; use --max-chars with --text")
+        from lmwright.evals.text import eval_text_command
+
+        return eval_text_command(
+            model, text, **given(**window, precision=precision, kernels=kernels)
+        )
+    if said := given(**window):
+        raise click.UsageError(f"--{next(iter(said)).replace('_', '-')} needs --text")
+    from lmwright.evals.held_out import eval_command
+
+    options = given(max_rows=max_rows, adapter=adapter, precision=precision, kernels=kernels)
+    return eval_command(model, **options)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--prompt", "prompts", multiple=True, required=True, help="May be given again.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), help="Tokens to add at most; default: 128."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="0 takes the most likely token; default: 0.",
+)
+@click.option(
+    "--top-k", type=click.IntRange(min=1), help="Sample from the k most likely; default: all."
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    help="Sample from the most likely tokens with this total probability; default: 1.",
+)
+@click.option("--stop", multiple=True, help="String that ends a text; may be given again.")
+@click.option("--adapter", help="Which one, where a run trained several.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the sampling; default: 0.")
+@computed
+def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
+    """Continue prompts with a trained model.
+
+    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name.
+
+    \b
+    Example:  lmwright generate quickstart/run --prompt "import os" --temperature 0.8
+    """
+    from lmwright.evals.generate import generate_command
+
+    generate_command(model, list(prompts), **given(**options))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out")
+@click.option(
+    "--dtype",
+    type=Dtype(["bf16", "fp16", "fp32", "q8_0"]),
+    help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
+)
+@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
+@click.option("--adapter", help="Which one, where a run trained several.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
+    """Write a model as a Hugging Face folder or a .gguf file OUT.
+
+    MODEL is a run directory (its newest checkpoint), a Hugging Face folder, a .gguf file or
+    hf://owner/name. An adapter (LoRA) is merged into its base.
+
+    \b
+    Example:  lmwright export quickstart/run my-model --dtype bf16 --overwrite
+              lmwright export quickstart/run my-model.gguf --dtype q8_0
+    """
+    from lmwright.formats.hf import export_command
+
+    export_command(model, out, overwrite=overwrite, **given(**options))
+
+
+@click.command("import")
+@click.argument("source")
+@click.argument("out")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the written weights.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def import_(
+    source: str, out: str, overrides: Sequence[str], overwrite: bool, dtype: str | None
+) -> None:
+    """Read a Hugging Face or GGUF model and write it to OUT.
+
+    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked;
+    what is missing or left over is an error. Fields that no weight depends on may be changed on
+    the way, for rows longer than those of the model's training, say.
+
+    \b
+    Example:  lmwright import downloads/SmolLM2-135M smollm
+              lmwright import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
+              lmwright import mistral long seq_len=131072 rope_theta=5e6
+    """
+    from lmwright.formats.hf import import_command
+
+    import_command(source, out, overrides, overwrite=overwrite, **given(dtype=dtype))
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Of logits, over the largest.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
+    """Say whether two models are the same (exit code 0) or not (1).
+
+    A and B are run directories, Hugging Face folders, .gguf files or hf://owner/name. Compared
+    are tensors by name, logits on fixed prompts, and the tokenizers.
+
+    \b
+    Example:  lmwright verify quickstart/run my-model
+              lmwright verify my-model my-model.gguf --tolerance 0.05
+    """
+    from lmwright.formats.verify import verify_command
+
+    return verify_command(first, second, as_json=as_json, **given(**options))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out")
+@click.option("--add", "tokens", multiple=True, metavar="TOKEN", help="May be given again.")
+@click.option("--add-file", metavar="FILE", help="A token a line.")
+@click.option("--add-from", metavar="TOKENIZER", help="What this tokenizer has beyond the model's.")
+@click.option("--max-new", type=click.IntRange(min=1), help="Of --add-from, the first so many.")
+@click.option("--special", is_flag=True, help="The tokens of --add and --add-file are markup.")
+@click.option("--size", type=click.IntRange(min=1), help="Rows of the embedding.")
+@click.option("--multiple", type=click.IntRange(min=1), help="Round the rows up to a multiple.")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) -> None:
+    """Resize a model's vocabulary, or add tokens.
+
+    A new token begins as the mean of the tokens that it was before; the rows of the others stay
+    as they are, and OUT holds a tokenizer that knows it.
+
+    \b
+    Example:  lmwright vocab my-model padded --multiple 128
+              lmwright vocab my-model chatty --add "<|user|>" --add "<|bot|>" --special
+              lmwright vocab my-model bilingual --add-from tokenizers/yoruba --max-new 8000
+    """
+    from lmwright.formats.vocab import vocab_command
+
+    vocab_command(model, out, special=special, overwrite=overwrite, **given(**options))
+
+
+VERBS = (evaluate, generate, export, import_, verify, vocab)

@@ -1,0 +1,219 @@
+"""What several sections of a run must agree on; single fields are checked by their types."""
+
+from typing import Any
+
+from lmwright.config.errors import join, nearest
+from lmwright.config.fields import default_of
+from lmwright.config.run import EARLIER_VOCAB_SIZE, ROW_PARTS, Chat, Run, Source, Tokenizer
+from lmwright.errors import UserError
+from lmwright.hardware.devices import GPUS
+from lmwright.hardware.prices import PRICES
+
+
+def check_run(run: Run) -> None:
+    """Raises UserError for a run whose sections contradict each other, or that sets what has
+    no effect; it says what each section has wrong."""
+    lines = []
+    for check in (
+        _check_places,
+        _check_length,
+        _check_batch,
+        _check_schedule,
+        _check_lengths,
+        _check_mesh,
+        _check_checkpoint,
+        _check_tokenizer,
+        _check_sources,
+        _check_prices,
+        _check_limits,
+    ):
+        try:
+            check(run)
+        except UserError as error:
+            lines.append(str(error))
+    if lines:
+        raise join(lines)
+
+
+def _check_places(run: Run) -> None:
+    for field, path in (("dir", run.dir), ("data.dir", run.data.dir)):
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
+        if not path.isprintable() or longest > 255:
+            shown = path if len(path) <= 40 else path[:40] + "..."
+            raise UserError(
+                f"{field}: {shown!r} cannot be a folder's path; use printable names of at most 255 "
+                "bytes"
+            )
+
+
+def _check_length(run: Run) -> None:
+    steps, epochs = run.train.steps, run.train.epochs
+    if steps is None and epochs is None:
+        raise UserError("train.steps: missing; say how many steps, or passes in train.epochs")
+    if steps is not None and epochs is not None:
+        raise UserError(
+            f"train.epochs: {epochs:g} and train.steps = {steps} both say how long; keep one"
+        )
+
+
+def _check_batch(run: Run) -> None:
+    size, pieces = run.train.global_batch_size, run.train.num_microbatches
+    if size % pieces:
+        raise UserError(
+            f"train.global_batch_size: {size} rows do not divide into train.num_microbatches = "
+            f"{pieces}; use a multiple of {pieces}"
+        )
+
+
+def _check_schedule(run: Run) -> None:
+    schedule: Any = getattr(run.optim, "schedule", None)
+    if schedule is None or run.train.steps is None:
+        return
+    used = 0
+    for name in ("warmup_steps", "decay_steps"):
+        used += getattr(schedule, name, 0)
+        if used > run.train.steps:
+            beside = "" if name == "warmup_steps" else " after the warm-up"
+            raise UserError(
+                f"optim.schedule.{name}: {getattr(schedule, name)} steps{beside} do not fit into "
+                f"train.steps = {run.train.steps}; shorten them or train longer"
+            )
+
+
+def _check_lengths(run: Run) -> None:
+    context = getattr(run.model, "seq_len", None)
+    rows = run.data.pack.seq_len
+    if context and rows and rows > context:
+        raise UserError(
+            f"data.pack.seq_len: {rows} is longer than model.seq_len = {context}; shorten the "
+            f"rows or raise model.seq_len"
+        )
+
+
+def _check_mesh(run: Run) -> None:
+    rest = [name for name, size in vars(run.mesh).items() if size == "rest"]
+    if len(rest) > 1:
+        raise UserError(
+            f"mesh.{rest[0]}: {' and '.join(rest)} are both 'rest'; give all but one a number"
+        )
+
+
+def _check_checkpoint(run: Run) -> None:
+    kept, saved = run.checkpoint.keep_every_steps, run.checkpoint.save_every_steps
+    if kept and kept % saved:
+        raise UserError(
+            f"checkpoint.keep_every_steps: {kept} is not a multiple of "
+            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; "
+            f"use a multiple of {saved}"
+        )
+
+
+def _check_tokenizer(run: Run) -> None:
+    said = run.data.tokenizer
+    if said.path is None and run.train.init_from is not None and run.data.sources:
+        raise UserError(
+            "data.tokenizer.path: the weights of train.init_from know one tokenizer, and it was "
+            "not found there; name it"
+        )
+    if said.path is None:
+        size = getattr(run.model, "vocab_size", None)
+        if size and said.vocab_size and said.vocab_size > size:
+            raise UserError(
+                f"data.tokenizer.vocab_size: {said.vocab_size} is more than model.vocab_size = "
+                f"{size}; make them equal"
+            )
+        if len(set(said.special_tokens)) < max(1, len(said.special_tokens)):
+            raise UserError(
+                "data.tokenizer.special_tokens: at least one is needed, and none twice; the "
+                "first ends a document"
+            )
+        return
+    for name in ("train", "vocab_size", "special_tokens", "sample_bytes"):
+        field = Tokenizer.__dataclass_fields__[name]
+        # run files of earlier versions spell out the size that was the default
+        earlier = name == "vocab_size" and said.vocab_size == EARLIER_VOCAB_SIZE
+        if getattr(said, name) != default_of(field) and not earlier:
+            raise UserError(
+                f"data.tokenizer.{name}: has no effect beside data.tokenizer.path, which imports "
+                f"a tokenizer; remove one of them"
+            )
+
+
+def _check_sources(run: Run) -> None:
+    names: set[str] = set()
+    for place, source in enumerate(run.data.sources):
+        where = f"data.sources.{place}"
+        name = source.name
+        if name is not None and (name in names or not name):
+            raise UserError(f"{where}.name: {name!r} is taken or empty; sources need own names")
+        names.add(name or "")
+        if source.weight is not None and source.use == "eval":
+            raise UserError(
+                f"{where}.weight: has no effect on a source that is only evaluated; remove it"
+            )
+        if source.documents != "file" and source.format not in ("auto", "txt"):
+            raise UserError(
+                f"{where}.documents: has no effect on {source.format}, whose rows are the "
+                f"documents; remove it"
+            )
+        _check_rows(source, where)
+    kinds = {source.rows for source in run.data.sources}
+    for kind, what in (("preference", "pairs of answers"), ("rated", "rated answers")):
+        if kind in kinds and len(kinds) > 1:
+            raise UserError(
+                f'data.sources: rows = "{kind}" are {what}, and other rows are not; '
+                "keep them in runs of their own"
+            )
+    if run.data.sources and run.data.chat != Chat():
+        if all(source.rows == "text" for source in run.data.sources):
+            raise UserError(
+                "data.chat: has no effect, since no source holds examples; set data.sources.rows"
+            )
+
+
+def _check_rows(source: Source, where: str) -> None:
+    if source.rows == "text":
+        for name in ("columns", "roles"):
+            if getattr(source, name):
+                raise UserError(
+                    f'{where}.{name}: has no effect on rows = "text"; set {where}.rows to one of '
+                    f"{', '.join(ROW_PARTS)}, or remove it"
+                )
+        return
+    if source.format == "txt":
+        raise UserError(f'{where}.rows: "{source.rows}" needs columns, and txt has none')
+    if source.text_column != default_of(Source.__dataclass_fields__["text_column"]):
+        raise UserError(
+            f'{where}.text_column: has no effect on rows = "{source.rows}"; use {where}.columns'
+        )
+    known = [name for names in ROW_PARTS[source.rows] for name in names]
+    for name in source.columns:
+        if name not in known:
+            cure = nearest(name, known, what="there are")
+            raise UserError(f'{where}.columns.{name}: rows = "{source.rows}" has no such; {cure}')
+    if source.roles and source.rows == "alpaca":
+        raise UserError(f'{where}.roles: has no effect on rows = "alpaca"; remove it')
+
+
+def _check_prices(run: Run) -> None:
+    known = [*PRICES, *GPUS, "cpu"]
+    for kind in run.plan.prices:
+        if kind not in known:
+            cure = nearest(kind, known, what="there are")
+            raise UserError(f"plan.prices.{kind}: no chip is called so; {cure}")
+
+
+def _check_limits(run: Run) -> None:
+    limits = run.limits
+    for name in ("session_hours", "total_hours"):
+        hours = getattr(limits, name)
+        if hours is not None and hours * 60 <= limits.margin_minutes:
+            raise UserError(
+                f"limits.{name}: {hours:g} hours are no longer than limits.margin_minutes = "
+                f"{limits.margin_minutes:g}; nothing is left to train in"
+            )
+    if limits.session_hours is None and limits.total_hours is None:
+        if limits.margin_minutes != default_of(type(limits).__dataclass_fields__["margin_minutes"]):
+            raise UserError(
+                "limits.margin_minutes: has no effect without session_hours or total_hours"
+            )

@@ -1,0 +1,235 @@
+"""Pydantic's findings as the one sentence that a user needs: where, what, and the cure."""
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from lmwright.config.text import Keys, dotted
+from lmwright.errors import UserError
+
+EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+    "model_attributes_type": "a table",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "too_short": "at least {min_length} elements",
+    "too_long": "at most {max_length} elements",
+    "string_too_short": "text of at least {min_length} characters",
+}
+
+EXAMPLES = {
+    "name": 'name = "my-run"',
+    "dir": 'dir = "runs/my-run"',
+    "model": '[model] with preset = "llama-5m"',
+    "objective": '[objective] with kind = "clm"',
+    "optim": '[optim] with kind = "adamw" and learning_rate = 3e-4',
+    "optim.learning_rate": "learning_rate = 3e-4",
+    "data": '[data] with dir = "data"',
+    "data.dir": 'dir = "data"',
+    "data.sources.path": 'path = "texts/*.jsonl"',
+    "train": "[train] with steps = 1000 and global_batch_size = 32",
+    "train.steps": "steps = 1000",
+    "train.global_batch_size": "global_batch_size = 32",
+}
+MODEL_EXAMPLE = 'preset = "llama-5m"'
+
+# Words that other tools use for the same choice.
+ELSEWHERE = {
+    ("train.remat", "full"): "block",
+    ("train.remat", "minimal"): "dots",
+    ("train.precision", "float32"): "fp32",
+    ("train.precision", "bfloat16"): "bf16",
+}
+
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+UNTAGGED = ("union_tag_invalid", "union_tag_not_found")
+
+Errors = Sequence[dict[str, Any]]
+
+
+def nearest(word: str, names: Sequence[str], *, what: str) -> str:
+    """The cure for a misspelt word: the nearest name, or all of them."""
+    found = _near(word, names)
+    return f"did you mean {found[0]!r}?" if found else f"{what}: {', '.join(names)}"
+
+
+def _near(word: str, names: Sequence[str]) -> list[str]:
+    """The name that was probably meant, if any: one that differs by a letter or two, else a longer
+    one that has the whole word in it, as `ema_decay` for `ema`, else the most similar one."""
+    close = get_close_matches(word, names, n=1, cutoff=0.8)
+    longer = [name for name in names if len(word) > 2 and word in name.split("_")]
+    return (close or longer or get_close_matches(word, names, n=1, cutoff=0.6))[:1]
+
+
+def explain(
+    errors: Errors,
+    values: dict[str, Any],
+    where: Callable[[Keys], str],
+    fields: Callable[[Keys], Sequence[str]],
+) -> UserError:
+    """All findings as one error, a line each, the one that helps most first.
+
+    `where(keys)` says who gave a value, `fields(keys)` what a section may hold.
+    """
+    by_path: dict[Keys, list[dict[str, Any]]] = {}
+    for error in errors:
+        by_path.setdefault(_keys(error, values), []).append(error)
+    by_path = _without_echoes(by_path, fields)
+    lines = [
+        _sentence(keys, by_path[keys], where, fields)
+        for keys in sorted(by_path, key=lambda keys: _rank(by_path[keys]))
+    ]
+    return join(lines)
+
+
+def join(lines: Sequence[str]) -> UserError:
+    """One error that says one or several findings."""
+    if len(lines) == 1:
+        return UserError(lines[0])
+    return UserError("\n  ".join((f"{len(lines)} errors in the run:", *lines)))
+
+
+def _without_echoes(
+    by_path: dict[Keys, list[dict[str, Any]]], fields: Callable[[Keys], Sequence[str]]
+) -> dict[Keys, list[dict[str, Any]]]:
+    """The findings without missing fields that are there under a misspelt name."""
+    meant = {
+        (*keys[:-1], name)
+        for keys, found in by_path.items()
+        if keys and found[0]["type"] in UNKNOWN
+        for name in _near(str(keys[-1]), fields(keys[:-1]))
+    }
+    return {
+        keys: found
+        for keys, found in by_path.items()
+        if keys not in meant or found[0]["type"] not in MISSING
+    }
+
+
+def _sentence(
+    keys: Keys,
+    found: Errors,
+    where: Callable[[Keys], str],
+    fields: Callable[[Keys], Sequence[str]],
+) -> str:
+    kind = found[0]["type"]
+    if kind in UNTAGGED or keys[-1:] == ("kind",):
+        return _kind(keys, found[0], where, fields)
+    if kind in UNKNOWN:
+        return _unknown(keys, where, fields)
+    if kind in MISSING:
+        return _missing(keys, where)
+    return _wrong(keys, found, where)
+
+
+def _rank(errors: Errors) -> int:
+    kind = errors[0]["type"]
+    if kind in UNTAGGED or (errors[0]["loc"] or ("",))[-1] == "kind":
+        return -1  # decides what the other fields of its section are
+    return 0 if kind in UNKNOWN else 2 if kind in MISSING else 1
+
+
+def _keys(error: dict[str, Any], values: Any) -> Keys:
+    """The path in the user's words: without the tags that pydantic adds for unions."""
+    loc = error["loc"]
+    keys: Keys = ()
+    for place, key in enumerate(loc):
+        last = place == len(loc) - 1
+        if isinstance(values, dict):
+            tag = values.get("kind") == key and not last
+            if not tag and (key in values or (last and error["type"] in MISSING)):
+                keys, values = (*keys, key), values.get(key)
+        elif isinstance(values, list) and isinstance(key, int):
+            keys, values = (*keys, key), values[key] if key < len(values) else None
+    return keys
+
+
+def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
+    cure = nearest(str(keys[-1]), fields(keys[:-1]), what="the fields here are")
+    return f"{where(keys)}: {dotted(keys)} is not a field; {cure}"
+
+
+def _missing(keys: Keys, where: Callable[[Keys], str]) -> str:
+    section = dotted([key for key in keys[:-1] if isinstance(key, str)])
+    name = f"{section}.{keys[-1]}" if section else str(keys[-1])
+    fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
+    inside = f" in [{section}]" if section else ""
+    example = EXAMPLES.get(name, fallback) + inside
+    return f"{where(keys[:-1])}: {dotted(keys)} is missing; add for example {example}"
+
+
+def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], fields: Callable) -> str:
+    table = keys[:-1] if keys[-1:] == ("kind",) else keys
+    name = dotted((*table, "kind"))
+    kinds = fields((*table, "kind"))
+    if error["type"] in ("union_tag_not_found", *MISSING):
+        said = " or ".join(f'"{kind}"' for kind in kinds)
+        return f"{where(table)}: {name} is missing; add kind = {said} in [{dotted(table)}]"
+    given = error.get("ctx", {}).get("tag", error.get("input"))
+    return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {nearest_kind(given, kinds)}"
+
+
+def nearest_kind(given: Any, kinds: Sequence[str]) -> str:
+    """All kinds, with the nearest first if one is near."""
+    close = get_close_matches(str(given), kinds, n=1)
+    listed = f"the kinds are {', '.join(kinds)}"
+    return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def _wrong(keys: Keys, errors: Errors, where: Callable[[Keys], str]) -> str:
+    error = errors[0]
+    given = error["input"]
+    # A union reports every branch; the branch of the given type tells most.
+    ranged = [e for e in errors if e["type"].startswith(("greater", "less", "too", "finite"))]
+    expected = " or ".join(dict.fromkeys(map(_expected, ranged or errors)))
+    cure = ""
+    if isinstance(given, str):
+        choices = [c for e in errors for c in _quoted(e.get("ctx", {}).get("expected", ""))]
+        close = get_close_matches(given, choices, n=1)
+        cure = f"; did you mean {close[0]!r}?" if close else ""
+        if (elsewhere := ELSEWHERE.get((dotted(keys), given))) in choices:
+            cure = f"; what others call {given!r} is {elsewhere!r} here"
+        if not choices and re.fullmatch(r"[-+.\deE_]+", given):
+            cure = "; write the number without quotes"
+    elif error["type"] == "string_type" and not isinstance(given, list | dict):
+        cure = f"""; write '"{_toml(given)}"' to mean the text"""
+    return f"{where(keys)}: {dotted(keys)} must be {expected}, not {_toml(given)}{cure}"
+
+
+def _expected(error: dict[str, Any]) -> str:
+    template = EXPECTED.get(error["type"])
+    if template is None:
+        return f"valid ({error['msg']})"
+    context = error.get("ctx", {})
+    if error["type"] == "literal_error":
+        choices = _quoted(context["expected"])
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else repr(choices[0])
+    return template.format(**context)
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def _toml(value: Any) -> str:
+    """A value as the user wrote it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a table"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,136 @@
+"""What the dataclasses of a run may hold, as a run file says it: plain tables and lists.
+
+TOML has no null, so a field that is set by default is unset by the word "none".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from lmwright.config.run import Kind, Run
+from lmwright.config.text import Keys
+
+UNSET = "none"
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Annotation of every field of a dataclass, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(cls)}
+
+
+def default_of(field: Field) -> Any:
+    """A field's default, MISSING if it is required."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def classes_in(annotation: Any) -> tuple[type, ...]:
+    """The dataclasses that an annotation allows, through unions, tuples and registries."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return (annotation,)
+    if isinstance(annotation, Kind):
+        return tuple(import_module(annotation.module).KINDS.values())
+    inner = [*get_args(annotation), *getattr(annotation, "__metadata__", ())]
+    return tuple(dict.fromkeys(cls for part in inner for cls in classes_in(part)))
+
+
+def class_for(annotation: Any, values: Any) -> type | None:
+    """The one dataclass that holds these values, by their `kind` if there are several."""
+    classes = classes_in(annotation)
+    if len(classes) > 1:
+        kind = values.get("kind") if isinstance(values, dict) else None
+        classes = tuple(c for c in classes if c.__dataclass_fields__["kind"].default == kind)
+    return classes[0] if len(classes) == 1 else None
+
+
+def annotation_at(values: dict[str, Any], keys: Keys) -> Any:
+    """The annotation of the field at `keys`; None where no field leads there."""
+    annotation: Any = Run
+    inner: Any = values
+    for key in keys:
+        if isinstance(key, str):
+            cls = class_for(annotation, inner)
+            annotation = field_types(cls).get(key) if cls else None
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        else:
+            inner = inner[key] if isinstance(inner, list) and key < len(inner) else None
+    return annotation
+
+
+def names_in(values: dict[str, Any], keys: Keys) -> list[str]:
+    """What may be said at `keys`: the fields of a table, the kinds of a `kind`."""
+    if keys[-1:] == ("kind",):
+        classes = classes_in(annotation_at(values, keys[:-1]))
+        return [c.__dataclass_fields__["kind"].default for c in classes]
+    inner: Any = values
+    for key in keys:
+        inner = inner[key]
+    cls = class_for(annotation_at(values, keys), inner)
+    return list(field_types(cls)) if cls else []
+
+
+def all_sections(annotation: Any = Run) -> Iterator[type]:
+    """Every dataclass that a run file can reach."""
+    for cls in classes_in(annotation):
+        yield cls
+        for inner in field_types(cls).values():
+            yield from all_sections(inner)
+
+
+def _can_be_unset(field: Field, annotation: Any) -> bool:
+    """Whether the word "none" unsets a field; where it is unset by default, a preset may have
+    set it, and then the word must not be a text."""
+    branches, default = _branches(annotation), default_of(field)
+    if NoneType not in branches or default is MISSING:
+        return False
+    return default is not None or str not in branches
+
+
+def _branches(annotation: Any) -> Sequence[Any]:
+    """The members of a union, seen through Annotated."""
+    if hasattr(annotation, "__metadata__"):
+        return _branches(get_args(annotation)[0])
+    return get_args(annotation) or (annotation,)
+
+
+def to_plain(value: Any, *, defaults: str = "keep") -> Any:
+    """Dataclasses as nested dicts and lists that TOML can hold.
+
+    None is left out where it is the default and "none" elsewhere; `defaults="omit"` leaves
+    out every field that equals its default, except `kind`.
+    """
+    if is_dataclass(value):
+        return {
+            f.name: UNSET if item is None else to_plain(item, defaults=defaults)
+            for f in sorted(fields(value), key=lambda f: f.name != "kind")
+            if (item := getattr(value, f.name)) is not None or default_of(f) is not None
+            if defaults == "keep" or f.name == "kind" or item != default_of(f)
+        }
+    if isinstance(value, dict):
+        return {k: to_plain(v, defaults=defaults) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [to_plain(v, defaults=defaults) for v in value]
+    return value
+
+
+def with_unset(annotation: Any, values: Any) -> Any:
+    """The same values, with None for the word "none" where a field can be unset."""
+    if isinstance(values, list):
+        return [with_unset(annotation, v) for v in values]
+    cls = class_for(annotation, values)
+    if cls is None or not isinstance(values, dict):
+        return values
+    types = field_types(cls)
+    known = {f.name: f for f in fields(cls)}
+    return {
+        key: None
+        if value == UNSET and key in known and _can_be_unset(known[key], types[key])
+        else with_unset(types.get(key), value)
+        for key, value in values.items()
+    }

@@ -1,0 +1,99 @@
+"""Layers of plain values put on top of each other, remembering who said what."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.text import Keys, dotted, leaves, line_of
+from lmwright.errors import UserError
+
+Provenance = dict[Keys, str]
+COMMAND_LINE = "command line"
+
+
+class Merged:
+    """Values of several layers; `origin` names the layer of each leaf."""
+
+    def __init__(self, path: Path, lines: dict[Keys, int]):
+        self.path = path
+        self.lines = lines
+        self.values: dict[str, Any] = {}
+        self.origin: Provenance = {}
+
+    def where(self, keys: Keys) -> str:
+        """Who is to be told about a value or a table: a layer, or a line of the file."""
+        for end in range(len(keys), 0, -1):
+            if keys[:end] in self.origin:  # itself, or the list that it is an element of
+                return self.origin[keys[:end]]
+        below = [label for known, label in self.origin.items() if known[: len(keys)] == keys]
+        if keys and keys not in self.lines and below:
+            return below[0]
+        line = line_of(self.lines, keys)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+    def merge(self, layer: dict[str, Any], label: str | None) -> None:
+        """Puts a layer on top; without a label it is the run file itself."""
+        self._merge(self.values, layer, (), label)
+
+    def drop(self, section: str) -> None:
+        """Takes a whole section out."""
+        self.values.pop(section, None)
+        self._forget((section,))
+
+    def put(self, keys: Keys, value: Any) -> None:
+        """Puts one override on top; a number in `keys` picks an element of a list."""
+        inner: Any = self.values
+        for place, key in enumerate(keys[:-1]):
+            self._check_step(inner, keys[:place], key)
+            inner = inner[key] if isinstance(inner, list) else inner.setdefault(key, {})
+        self._check_step(inner, keys[:-1], keys[-1])
+        if isinstance(inner, dict):
+            self._merge(inner, {keys[-1]: value}, keys[:-1], COMMAND_LINE)
+        else:
+            inner[keys[-1]] = value
+            known = keys[:-1] if keys[:-1] in self.origin else keys
+            self._forget(known)
+            self.origin[known] = COMMAND_LINE
+
+    def _check_step(self, inner: Any, keys: Keys, key: str | int) -> None:
+        name = dotted(keys)
+        if isinstance(inner, list):
+            if not isinstance(key, int) or key >= len(inner):
+                raise UserError(
+                    f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is a list of {len(inner)}; "
+                    f"pick an element by its number from 0, as in {name}.0"
+                )
+        elif not isinstance(inner, dict):
+            raise UserError(
+                f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is a value without fields; "
+                f"set {name} itself"
+            )
+        elif isinstance(key, int):
+            raise UserError(
+                f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is no list that is given "
+                f"already; write it whole in the run file"
+            )
+
+    def _merge(
+        self, into: dict[str, Any], layer: dict[str, Any], keys: Keys, label: str | None
+    ) -> None:
+        if "kind" in layer and into.get("kind", layer["kind"]) != layer["kind"]:
+            into.clear()
+            self._forget(keys)
+        for key, value in layer.items():
+            path = (*keys, key)
+            if isinstance(value, dict):
+                if not isinstance(into.get(key), dict):
+                    self._forget(path)
+                    into[key] = {}
+                self._merge(into[key], value, path, label)
+            else:
+                self._forget(path)
+                into[key] = deepcopy(value)
+                for leaf, _ in leaves(value, path):
+                    line = f"{self.path}:{line_of(self.lines, leaf)}"
+                    self.origin[leaf] = label or line
+
+    def _forget(self, keys: Keys) -> None:
+        for known in [known for known in self.origin if known[: len(keys)] == keys]:
+            del self.origin[known]

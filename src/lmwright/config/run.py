@@ -1,0 +1,333 @@
+"""Run: what the user said, as frozen dataclasses; nothing derived is ever written back.
+
+    run.toml --config.load--> Run --train.plan.resolve(topology)--> Plan
+
+Sections that come in kinds (`model`, `objective`, `optim`) are chosen by their `kind` key
+from a registry that is imported only when a run is validated, so that this module stays
+free of jax. The string under a field is its help text.
+"""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+# kind of a source's rows -> what a row must have, may have, and what its messages consist of
+ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "alpaca": (("instruction", "output"), ("input", "system"), ()),
+    "prompt": (("prompt", "completion"), ("system",), ()),
+    "messages": (("messages",), ("tools",), ("role", "content")),
+    "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
+    "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
+    "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
+}
+
+
+class Kind:
+    """Marks a field as one of the registry `module.KINDS`, picked by its `kind` key."""
+
+    def __init__(self, module: str):
+        self.module = module
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        kinds = tuple(import_module(self.module).KINDS.values())
+        union = kinds[0]
+        if len(kinds) > 1:
+            union = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
+        return handler.generate_schema(union)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where text comes from, and which columns hold what."""
+
+    __pydantic_config__ = STRICT
+    path: str
+    """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
+    name: str | None = None
+    """How the source is called in reports and mixing; the last part of the path if unset."""
+    format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    """Taken from the file's ending unless said; `.gz` and `.zst` may follow it."""
+    rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"] = (
+        "text"
+    )
+    """What a row is: text, or an example to fine-tune on (docs/sft.md)."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Where a row of examples calls its parts otherwise, as in `columns.prompt = "question"`."""
+    roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
+    """What the speakers of a chat are called otherwise, as in `roles.bot = "assistant"`."""
+    text_column: str = "text"
+    """Column or key that holds the text (jsonl, csv, tsv, parquet, datasets)."""
+    id_column: str | None = None
+    """Column that identifies a document; file and row number if unset."""
+    meta_columns: tuple[str, ...] = ()
+    """Columns kept beside the text, as JSON."""
+    documents: Literal["file", "line", "paragraph"] = "file"
+    """What one document is in a `.txt` file; a paragraph ends at an empty line."""
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Share in the mixture relative to the other weighted sources; its own size if unset."""
+    use: Literal["train", "eval"] = "train"
+    """`eval` keeps the whole source out of training."""
+    split: str = "train"
+    """Split of a Hugging Face dataset."""
+    subset: str | None = None
+    """Configuration name of a Hugging Face dataset."""
+
+
+EARLIER_VOCAB_SIZE = 8192
+"""Ids of a trained tokenizer where neither it nor a model says how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """An imported tokenizer (`path`), or one trained on the run's own sources."""
+
+    __pydantic_config__ = STRICT
+    path: str | None = None
+    """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
+    train: Literal["bpe", "unigram"] = "bpe"
+    """What is trained when no path is given."""
+    vocab_size: PositiveInt | None = None
+    """Size of a trained vocabulary, special tokens included; `model.vocab_size` if unset, or
+    what the text suffices for."""
+    special_tokens: tuple[str, ...] = ("<|endoftext|>",)
+    """Special tokens of a trained tokenizer; the first one ends a document and pads."""
+    chat_template: str | None = None
+    """Jinja chat template stored with the tokenizer."""
+    sample_bytes: PositiveInt = 50_000_000
+    """At most this much text is used for training, spread evenly over all parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize:
+    """Stage 1: any input to rows of (id, text, source, meta)."""
+
+    __pydantic_config__ = STRICT
+    unicode: Literal["none", "nfc"] = "none"
+    """Unicode normalization form."""
+    dedup: Literal["none", "exact"] = "none"
+    """`exact` keeps the first document of equal content."""
+    max_bad_fraction: Fraction = 0.01
+    """More bad rows than this stop the stage; fewer are quarantined and counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenize:
+    """Stage 2: text to ids, document boundaries kept."""
+
+    __pydantic_config__ = STRICT
+    route: Literal["auto", "tiktoken", "tokenizers", "sentencepiece"] = "auto"
+    """Library that encodes; `auto` takes the fastest that gives identical ids."""
+    prepend: Literal["none", "bos"] = "none"
+    """Token put before each document."""
+    append: Literal["none", "eos"] = "eos"
+    """Token put after each document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Examples to fine-tune on: how they are written, and what of them is learned."""
+
+    __pydantic_config__ = STRICT
+    template: str = "tokenizer"
+    """The tokenizer's own; or alpaca, chatml, gemma, llama2, llama3, qwen3, zephyr; or a Jinja
+    file; or `none`: prompt and completion one after the other."""
+    train_on: Literal["all", "last"] = "all"
+    """Turns of the assistant that are learned."""
+    too_long: Literal["drop", "cut-left", "cut-right"] = "drop"
+    """What becomes of an example longer than a row; `cut-left` keeps its end."""
+    special_text: Literal["refuse", "parse"] = "refuse"
+    """An example whose own text spells a special token, or what the template writes around turns:
+    a bad row, or taken as it is."""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
+    """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Stage 3: documents to rows of one length."""
+
+    __pydantic_config__ = STRICT
+    method: Literal["chunk", "best-fit"] = "chunk"
+    """`chunk` concatenates and cuts; `best-fit` cuts only documents longer than a row."""
+    seq_len: PositiveInt | None = None
+    """Tokens in a row; the model's context length if unset."""
+    attention: Literal["document", "row"] = "document"
+    """`document` never attends across documents; `row` sees the whole row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffle:
+    """Stage 4: the order in which rows are trained on."""
+
+    __pydantic_config__ = STRICT
+    order: Literal["virtual", "written", "none"] = "virtual"
+    """`written` rewrites rows as sequential shards; `virtual` gives the same order by seed."""
+    epochs: PositiveInt = 1
+    """Epochs that are written out; training goes on virtually after them."""
+    block_rows: PositiveInt = 4096
+    """Rows that are shuffled together after the sources are mixed."""
+    seed: NonNegativeInt = 0
+    """Seed of the order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """From any text to the batches of a run."""
+
+    __pydantic_config__ = STRICT
+    dir: str
+    """Folder of the prepared data, one sub-folder a stage."""
+    sources: tuple[Source, ...] = ()
+    """What is read."""
+    holdout_fraction: Fraction = 0.0
+    """Share of documents kept for evaluation, chosen by content hash; above 0 at least one of
+    each source, or the end of its only one."""
+    workers: PositiveInt | None = None
+    """Processes that prepare; all cores if unset. The output never depends on it."""
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    normalize: Normalize = field(default_factory=Normalize)
+    tokenize: Tokenize = field(default_factory=Tokenize)
+    chat: Chat = field(default_factory=Chat)
+    pack: Pack = field(default_factory=Pack)
+    shuffle: Shuffle = field(default_factory=Shuffle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Devices along each mesh axis; one axis may take what is left."""
+
+    __pydantic_config__ = STRICT
+    data: PositiveInt | Literal["rest"] = 1
+    fsdp: PositiveInt | Literal["rest"] = "rest"
+    expert: PositiveInt | Literal["rest"] = 1
+    context: PositiveInt | Literal["rest"] = 1
+    tensor: PositiveInt | Literal["rest"] = 1
+    stage: PositiveInt | Literal["rest"] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The training loop."""
+
+    __pydantic_config__ = STRICT
+    steps: PositiveInt | None = None
+    """Optimizer steps; this or `epochs`."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the prepared data, instead of `steps`."""
+    global_batch_size: PositiveInt
+    """Rows in one optimizer step, over all devices and microbatches."""
+    num_microbatches: PositiveInt = 1
+    """Pieces a batch is cut into; gradients are summed over them."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Activations and matmuls; weights and optimizer stay in fp32."""
+    remat: Literal["none", "dots", "gate", "mlp", "block"] = "none"
+    """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
+    these and all the mlp's wide matmuls, whole blocks."""
+    loss_chunk_tokens: PositiveInt = 1024
+    """Tokens of each row whose logits exist at once."""
+    context_attention: Literal["ring", "all_to_all"] = "ring"
+    """Over `mesh.context`: keys and values go around, or heads are traded for tokens."""
+    compiler_options: dict[str, str] = field(default_factory=dict)
+    """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
+    ema_decay: Fraction | None = None
+    """Keeps an exponential moving average of the weights, used by eval and export."""
+    init_from: str | None = None
+    """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
+    tokenizer come from; fresh weights if unset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Held-out loss during and after training."""
+
+    __pydantic_config__ = STRICT
+    every_steps: PositiveInt | None = None
+    """Steps between evaluations; only at the end if unset."""
+    first: Literal["none", "start"] = "none"
+    """`start` also evaluates before the first step."""
+    max_rows: PositiveInt | None = 512
+    """Rows per source at most, spread evenly over it."""
+    prompts: tuple[str, ...] = ()
+    """Continued greedily after each evaluation; kept in the report."""
+    prompt_format: Literal["text", "chat"] = "text"
+    """`chat` asks each prompt as a user would, by the tokenizer's chat template."""
+    sample_tokens: PositiveInt = 64
+    """Length of those samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When to save and what to keep."""
+
+    __pydantic_config__ = STRICT
+    save_every_steps: PositiveInt = 100
+    keep_last: PositiveInt = 2
+    """Newest checkpoints kept."""
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints at multiples of this are kept for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Machine time: a session that ends, and a total that is spent."""
+
+    __pydantic_config__ = STRICT
+    session_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of one session; the run saves and stops before they are over (exit code 43)."""
+    total_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of all sessions together (exit code 44)."""
+    margin_minutes: Annotated[float, Field(ge=0)] = 10.0
+    """Kept free at the end of both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What is measured and where it goes; `metrics.jsonl` is always written."""
+
+    __pydantic_config__ = STRICT
+    log_every_steps: PositiveInt = 10
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    project: str = "lmwright"
+    """Project name at wandb and trackio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """What `lmwright plan` reckons with; training reads none of it."""
+
+    __pydantic_config__ = STRICT
+    prices: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
+    """USD per chip-hour by kind of chip, as in `prices.v4 = 1.1`, before the list prices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, complete; dumped with every checkpoint."""
+
+    __pydantic_config__ = STRICT
+    name: str
+    dir: str
+    """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""
+    seed: NonNegativeInt = 0
+    model: Annotated[Any, Kind("lmwright.models")]
+    objective: Annotated[Any, Kind("lmwright.objectives")]
+    optim: Annotated[Any, Kind("lmwright.optim")]
+    data: Data
+    train: Train
+    lora: Annotated[Any, Kind("lmwright.program.adapters")] | None = None
+    """Trains adapters beside a frozen base; all weights are trained if unset."""
+    mesh: Mesh = field(default_factory=Mesh)
+    eval: Eval = field(default_factory=Eval)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    metrics: Metrics = field(default_factory=Metrics)
+    limits: Limits = field(default_factory=Limits)
+    plan: Planning = field(default_factory=Planning)

@@ -1,0 +1,1 @@
+"""Rows: ids packed, ordered, and read in training."""

@@ -1,0 +1,72 @@
+"""How long examples are, so that rows can be made long enough for them."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from lmwright.data.manifest import Manifest, add_counts
+from lmwright.guard.terminal import visible
+
+KEPT = 0.95
+LOST = 0.10
+"""Of a source, before it is worth a warning."""
+STEP = 64
+"""Lengths of rows are multiples of it."""
+
+
+def bucket(tokens: int) -> str:
+    """A length as the key of a histogram: rounded up, by 3 % at most."""
+    step = 1 << max(0, tokens.bit_length() - 6)
+    return str(-(-tokens // step) * step)
+
+
+def long_enough(histogram: Mapping[str, int]) -> int:
+    """Tokens of the shortest row, in STEPs, that holds KEPT of the examples."""
+    sizes = sorted(int(size) for size in histogram)
+    kept = accumulate(histogram[str(size)] for size in sizes)
+    wanted = KEPT * sum(histogram.values())
+    enough = next(size for size, count in zip(sizes, kept, strict=True) if count >= wanted)
+    return -(-enough // STEP) * STEP
+
+
+def cure(histogram: Mapping[str, int]) -> str:
+    """What keeps most of the examples, as part of a sentence."""
+    return (
+        f"data.pack.seq_len = {long_enough(histogram)} (and model.seq_len no shorter) keeps "
+        f"{KEPT:.0%} of them"
+    )
+
+
+def histogram_of(counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Lengths of all examples of several parts, splits and sources together."""
+    found: dict[str, int] = {}
+    for one in counts:
+        for sources in one.get("lengths", {}).values():
+            for histogram in sources.values():
+                found = add_counts(found, histogram)
+    return found
+
+
+def warnings(tokenized: Manifest) -> list[str]:
+    """A sentence for each source that lost more than LOST of its examples to short rows."""
+    found = []
+    sources = tokenized.counts["sources"]
+    for name in dict.fromkeys(name for split in sources.values() for name in split):
+        counts = [split[name] for split in sources.values() if name in split]
+        lost = sum(count.get("too_long", 0) for count in counts)
+        examples = lost + sum(count["docs"] for count in counts)
+        if lost <= LOST * examples:
+            continue
+        lengths = [split.get(name, {}) for split in tokenized.counts.get("lengths", {}).values()]
+        histogram: dict[str, int] = {}
+        for one in lengths:
+            histogram = add_counts(histogram, one)
+        row = tokenized.fingerprint["fingerprint"]["conversations"]["seq_len"]
+        what = (
+            f"{visible(name, lines=False)}: {lost:,} of {examples:,} examples "
+            f"({lost / examples:.0%}) are longer than a row of {row} tokens and were left out"
+        )
+        # a stage that an earlier version began did not count
+        known = sum(histogram.values()) == examples
+        found.append(f"{what}; {cure(histogram)}" if known else what)
+    return found

@@ -1,0 +1,116 @@
+"""Loader: the batch of step k, prepared ahead by threads.
+
+    step k, batch of G rows --> global rows k G .. (k + 1) G - 1 --> each host reads the
+    stretches of it that its devices need
+
+Nothing else goes in: the seed is the store's, so resume is one integer, and any number of
+hosts sees the same data.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.rows.watch import HashWatch
+from lmwright.errors import UserError
+
+AHEAD = 4
+KEPT_BYTES = (32 << 20) - (64 << 10)
+
+
+class Loader:
+    """Batches of one host; a context manager that ends its threads.
+
+    stretches: (start, stop) of the rows of each batch that are read here; all if unset.
+    num_microbatches: shapes arrays [A, B, T] instead of [B, T].
+    host: (index, number of hosts): which of the store's files are compared with their hashes
+        here, beside the training; None: none are.
+    input_wait_s: seconds that `batch` has waited so far for input that was not ready.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        global_batch_size: int,
+        *,
+        stretches: Sequence[tuple[int, int]] | None = None,
+        num_microbatches: int | None = None,
+        start_step: int = 0,
+        ahead: int = AHEAD,
+        host: tuple[int, int] | None = (0, 1),
+    ):
+        store.check(global_batch_size=global_batch_size)
+        self.stretches = tuple(stretches or [(0, global_batch_size)])
+        rows = sum(stop - start for start, stop in self.stretches)
+        if num_microbatches and rows % num_microbatches:
+            raise UserError(
+                f"train.global_batch_size: the {rows} rows of a host do not divide into "
+                f"{num_microbatches} microbatches; use a multiple of {num_microbatches}"
+            )
+        self.store, self.global_batch_size = store, global_batch_size
+        self.num_microbatches = num_microbatches
+        self.ahead = ahead
+        self.input_wait_s = 0.0
+        _keep_freed_memory()
+        self._pool = ThreadPoolExecutor(store.place.readers, thread_name_prefix="lmwright-loader")
+        self._coming: dict[int, Future] = {}
+        self._prefetch(start_step)
+        self._watch = HashWatch(store, *host) if host and store.verify == "sizes" else None
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, any time.
+
+        UserError naming the file once one of the store is found to be altered.
+        """
+        if self._watch:
+            self._watch.check()
+        self._prefetch(step)
+        future = self._coming.pop(step)
+        begun = time.perf_counter()
+        arrays = future.result()
+        self.input_wait_s += time.perf_counter() - begun
+        return arrays
+
+    def close(self) -> None:
+        """Ends the threads; batches that nobody asked for are dropped."""
+        if self._watch:
+            self._watch.close()
+        self._pool.shutdown(cancel_futures=True)
+        self._coming.clear()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prefetch(self, step: int) -> None:
+        wanted = range(step, step + 1 + self.ahead)
+        for other in [s for s in self._coming if s not in wanted]:
+            self._coming.pop(other).cancel()
+        for s in wanted:
+            if s not in self._coming:
+                self._coming[s] = self._pool.submit(self._make, s)
+
+    def _make(self, step: int) -> dict[str, np.ndarray]:
+        first = step * self.global_batch_size
+        parts = [self.store.batch(first + start, first + stop) for start, stop in self.stretches]
+        arrays = parts[0]
+        if len(parts) > 1:
+            arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+        if self.num_microbatches is None:
+            return arrays
+        A = self.num_microbatches
+        return {k: v.reshape(A, -1, v.shape[-1]) for k, v in arrays.items()}
+
+
+def _keep_freed_memory() -> None:
+    """Teaches glibc to keep what batches free; else each one's pages are faulted in anew.
+
+    A freed mapping of up to 32 MiB raises its limits for good (mallopt(3), dynamic mmap
+    threshold); that more than doubles the loader's speed. Other allocators ignore it.
+    """
+    np.empty(KEPT_BYTES, np.uint8)

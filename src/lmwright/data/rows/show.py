@@ -1,0 +1,141 @@
+"""Rows as text, for a person to look at before anything is trained on them.
+
+What is learned is in color; where the output is no terminal it stands {+between these+}.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from lmwright.config.run import Data, Source
+from lmwright.data.rows.record import unpack_rows
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.files import Slice, find_files, source_names
+from lmwright.data.sources.read import read_rows
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_encode import ChatEncoder
+from lmwright.data.text.chat_template import ChatTemplate, template_source
+from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.errors import UserError
+from lmwright.guard.terminal import visible
+
+LEARNED = "green"
+LIKED = ("not liked", "liked")
+WITHOUT_END = 1 << 30  # tokens; examples are shown whole
+
+
+def show_command(
+    data_dir: str, start: int = 0, count: int = 3, console: Console | None = None
+) -> None:
+    """Prints rows start..start+count-1 of the first epoch, in the order of training."""
+    store = TokenStore.open(data_dir)
+    if start >= store.epoch_rows:
+        raise UserError(f"{data_dir}: has {store.epoch_rows} rows; --start {start} is past them")
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    console = console or _console()
+    stop = min(start + count, store.epoch_rows)
+    _say(console, f"{data_dir}: {store.epoch_rows:,} rows of {store.seq_len} tokens an epoch")
+    for number, record in enumerate(store.records(start, stop), start):
+        pieces = list(row_pieces(record))
+        tokens = sum(len(ids) for ids, _, _ in pieces)
+        _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
+        for place, (ids, learned, liked) in enumerate(pieces, 1):
+            head = f"  document {place}, {len(ids)} tokens"
+            if not store.masked:
+                _say(console, f"{head}: {tokenizer.decode(ids)!r}")
+                continue
+            rating = f", {LIKED[liked]}" if store.rated else ""
+            _say(console, f"{head}, {sum(learned)} learned{rating}:")
+            console.print(in_color(tokenizer, ids, learned, marks=not console.is_terminal))
+
+
+def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], bool]]:
+    """Token ids of each document, or piece of one, in a packed row, which are learned, and
+    whether it is marked as liked; without the padding."""
+    row = unpack_rows(record[None], rated=True)  # [1, T]
+    segments = row["segment_ids"][0]
+    for segment in range(1, int(segments.max()) + 1):
+        mine = segments == segment
+        liked, *learned = (row["loss_weight"][0][mine] > 0).tolist()
+        yield row["tokens"][0][mine].tolist(), [False, *learned], liked
+
+
+def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
+    """Prints examples start..start+count-1 of each source that holds any, straight from its
+    files. Raises UserError where there are none, or no tokenizer yet."""
+    console = _console()
+    sources = [pair for pair in zip(source_names(data.sources), data.sources, strict=True)]
+    chats = [(name, source) for name, source in sources if source.rows != "text"]
+    if not chats:
+        raise UserError("data.sources: none holds examples (data.sources.rows); drop --sources")
+    tokenizer = _tokenizer(data)
+    template = ChatTemplate(template_source(data.chat, tokenizer), tokenizer, data.chat.date)
+    end_id = tokenizer.eos_id if data.tokenize.append == "eos" else None
+    encoder = ChatEncoder(template, tokenizer, data.chat, WITHOUT_END, end_id)
+    for name, source in chats:
+        for row in itertools.islice(_examples(source, data.dir), start, start + count):
+            _show_example(console, name, row, encoder)
+
+
+def _show_example(console: Console, name: str, row: Row | Bad, encoder: ChatEncoder) -> None:
+    name = visible(name, lines=False)
+    try:
+        if isinstance(row, Bad):
+            raise UnusableError(row.reason)
+        example = encoder.encode(json.loads(row.text))
+    except UnusableError as e:
+        _say(console, f"\n{name}, row {row.number}: cannot be used: {e}")
+        return
+    ids, learned = example.ids.tolist(), example.learned.tolist()
+    rating = "" if example.liked is None else f", {LIKED[example.liked]}"
+    _say(console, f"\n{name}, row {row.number}: {len(ids)} tokens, {sum(learned)} learned{rating}")
+    console.print(in_color(encoder.tokenizer, ids, learned, marks=not console.is_terminal))
+
+
+def _tokenizer(data: Data) -> TextTokenizer:
+    if data.tokenizer.path is not None:
+        return import_tokenizer(data.tokenizer.path)
+    folder = Path(data.dir) / "tokenizer"
+    if not folder.exists():
+        raise UserError(
+            f"{folder}: there is no tokenizer yet; run `lmwright tokenizer train` or set "
+            "data.tokenizer.path"
+        )
+    return load_tokenizer(folder)
+
+
+def _examples(source: Source, data_dir: str) -> Iterator[Row | Bad]:
+    for file in find_files(source, data_dir):
+        yield from read_rows(Slice(file), source)
+
+
+def in_color(
+    tokenizer: TextTokenizer, ids: Sequence[int], learned: Sequence[bool], *, marks: bool
+) -> Text:
+    """The text of ids [tokens], the learned ones in color, or within {+ +} with `marks`."""
+    text, at, before = Text(), 0, ""
+    for is_learned, group in itertools.groupby(learned):
+        at += len(list(group))
+        # decoded with what is before it: a token alone may lose its blank
+        whole = tokenizer.decode(ids[:at])
+        piece, before = visible(whole[len(before) :]), whole
+        if marks:
+            text.append(f"{{+{piece}+}}" if is_learned else piece)
+        else:
+            text.append(piece, style=LEARNED if is_learned else "dim")
+    return text
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(visible(line), markup=False)

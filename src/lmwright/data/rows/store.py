@@ -1,0 +1,275 @@
+"""TokenStore: prepared rows as batches, from a local folder or any fsspec URL.
+
+    global row g --written epochs--> shuffle/epoch-*/shard-*.bin
+                 --else order------> pack/train/<source>/shard-*.bin
+                                     pack/eval/<source>/shard-*.bin   in their own order
+
+Rows are numbered over all epochs, so a step's batch is a range of numbers, on any machine.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lmwright.data.manifest import MANIFEST, Manifest, digest
+from lmwright.data.rows.record import padding_rows, predicted_tokens, row_dtype, unpack_rows
+from lmwright.data.rows.shards import Place, Shards, check_files, open_place
+from lmwright.data.rows.shuffle import flat_rows, order_of, source_files, train_shards
+from lmwright.data.tokens.token_bytes import TokenBytes
+from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.errors import UserError
+
+STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
+Verify = Literal["sizes", "hashes"]
+
+
+class TokenStore:
+    """Rows for training, in order, and rows for evaluation, by source."""
+
+    def __init__(self, place: Place, packed: Manifest, shuffled: Manifest, verify: Verify):
+        self.place, self.packed, self.shuffled, self.verify = place, packed, shuffled, verify
+        facts = packed.facts
+        self.seq_len: int = facts["seq_len"]
+        self.vocab_size: int = facts["vocab_size"]
+        self.eos_id: int = facts["eos_id"]
+        self.attention = facts["attention"]
+        self.tokenizer_fingerprint: str = facts["tokenizer_fingerprint"]
+        self.max_id: int = packed.counts["max_id"]
+        self.sources: tuple[str, ...] = tuple(shuffled.facts["sources"])
+        self.eval_sources: tuple[str, ...] = tuple(sorted(packed.counts["sources"].get("eval", {})))
+        self.masked: bool = facts.get("masked", False)
+        self.pairs: bool = facts.get("pairs", False)
+        self.rated: bool = facts.get("rated", False)
+        self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked)
+        self.order = order_of(shuffled.facts)
+        self.epoch_rows = self.order.epoch_rows
+        self._train: Shards | None = None
+        self._written = self._open_written()
+        self._eval = {s: self._open_eval(s) for s in self.eval_sources}
+        if not self._written.rows:
+            self._packed_train()
+
+    @property
+    def holds(self) -> str:
+        """What a document is: a text to learn, one of a pair of answers, or a rated one."""
+        return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, *, verify: Verify = "sizes") -> "TokenStore":
+        """Opens a prepared `data.dir` (or the shuffle folder in it), local or a URL.
+
+        verify: "sizes" compares the size of every file that is needed with its manifest,
+            "hashes" reads them all. Either names the file that is damaged in a UserError.
+        Written epochs can be opened without the packed train rows; reading past them cannot.
+        """
+        text = os.fspath(path).rstrip("/")
+        if text.endswith("/shuffle"):
+            text = text.removesuffix("/shuffle")
+        place = open_place(text)
+        packed, shuffled = place.manifest("pack"), place.manifest("shuffle")
+        made_from = shuffled.fingerprint.get("inputs", {}).get("pack")
+        if made_from != packed.hash:
+            raise UserError(
+                f"{place.name('shuffle')} was made from other packed rows than "
+                f"{place.name('pack')}; run `lmwright prepare` again or copy both folders."
+            )
+        for manifest in (packed, shuffled):
+            _check_agreement(place, manifest)
+        try:
+            return cls(place, packed, shuffled, verify)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            raise UserError(
+                f"{text}: the manifests of pack and shuffle are damaged ({type(e).__name__}: {e}); "
+                "remove both folders and prepare again."
+            ) from None
+
+    @functools.cached_property
+    def tokenizer_dir(self) -> str:
+        """Local folder of the store's tokenizer; fetched to a temporary one from a URL. Its files
+        are small, so they are compared with their hashes."""
+        if self.place.size(f"tokenizer/{MANIFEST}") is not None:
+            made = self.place.manifest("tokenizer")
+            check_files(self.place, made, sorted(made.files), hashes=True)
+        return self.place.fetch("tokenizer")
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the rows and their order: equal stores give equal batches at every step.
+
+        Written and virtual epochs of one order are the same data.
+        """
+        facts = {n: self.shuffled.facts[n] for n in ("rows_per_source", "weights", "seed")}
+        facts |= {"block_rows": self.order.block_rows, "kind": self.order.kind}
+        return digest(f"{self.packed.hash} {json.dumps(facts, sort_keys=True)}".encode())
+
+    def check(
+        self,
+        *,
+        tokenizer_fingerprint: str | None = None,
+        vocab_size: int | None = None,
+        seq_len: int | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
+        """UserError if the store does not suit a run: only what is given is compared."""
+        where = self.place.name("pack")
+        if tokenizer_fingerprint not in (None, self.tokenizer_fingerprint):
+            raise UserError(
+                f"{where} was made with another tokenizer ({self.tokenizer_fingerprint} instead "
+                f"of {tokenizer_fingerprint}); prepare again or use the store's tokenizer."
+            )
+        if vocab_size is not None and vocab_size <= self.max_id:
+            raise UserError(
+                f"model.vocab_size = {vocab_size}, but {where} holds token id {self.max_id}; "
+                f"use at least {self.max_id + 1} (the tokenizer has {self.vocab_size})."
+            )
+        if seq_len not in (None, self.seq_len):
+            raise UserError(
+                f"{where} holds rows of {self.seq_len} tokens, not {seq_len}; "
+                "change the sequence length or prepare again."
+            )
+        if global_batch_size is not None and global_batch_size > self.epoch_rows:
+            raise UserError(
+                f"train.global_batch_size = {global_batch_size}, but {where} has only "
+                f"{self.epoch_rows} rows for training; use a smaller batch or more text."
+            )
+
+    def records(self, start: int, stop: int) -> np.ndarray:
+        """Packed records of global rows start..stop-1, counted over all epochs."""
+        written = self._written.rows
+        if stop <= written:
+            return self._written.read(np.arange(start, stop))
+        if start < written:
+            return np.concatenate([self.records(start, written), self.records(written, stop)])
+        return self._packed_train().read(flat_rows(self.order, start, stop))
+
+    def batch(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Arrays of global rows start..stop-1 as `record.unpack_rows` gives them, [rows, T]."""
+        return unpack_rows(self.records(start, stop), self.attention, rated=self.rated)
+
+    def eval_rows(self, source: str) -> int:
+        """Rows of a source that are kept for evaluation."""
+        return self._eval[source].rows
+
+    def eval_batch(
+        self, source: str, start: int, stop: int, size: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Arrays of a source's eval rows start..stop-1, with `text_bytes` int64 [rows]: bytes of
+        the tokens that are predicted.
+
+        Rows past the source's end, and up to `size` rows, are all padding with 0 bytes.
+        """
+        rows = np.arange(start, max(start, min(stop, self.eval_rows(source))))
+        return self._eval_arrays(source, rows, size or stop - start)
+
+    def eval_batches(
+        self, source: str, batch_size: int, max_rows: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """All eval rows of a source, or `max_rows` spread evenly over it (always the same), in
+        batches of one size."""
+        rows = spread(self.eval_rows(source), max_rows)
+        for start in range(0, len(rows), batch_size):
+            yield self._eval_arrays(source, rows[start : start + batch_size], batch_size)
+
+    def _eval_arrays(self, source: str, rows: np.ndarray, size: int) -> dict[str, np.ndarray]:
+        padding = padding_rows(size - len(rows), self.dtype)
+        records = np.concatenate([self._eval[source].read(rows), padding])
+        batch = unpack_rows(records, self.attention, rated=self.rated)
+        return batch | {"text_bytes": self._predicted_bytes(records, batch)}
+
+    def _predicted_bytes(self, records: np.ndarray, batch: dict[str, np.ndarray]) -> np.ndarray:
+        predicted = predicted_tokens(batch, pairs=self.pairs, rated=self.rated)
+        if self._token_bytes is not None:
+            return np.sum(self._token_bytes.of(batch["tokens"]), axis=1, where=predicted)
+        # rows without their tokenizer: in proportion
+        share = predicted.sum(axis=1) / np.maximum(records["length"], 1)
+        return np.rint(records["text_bytes"] * share).astype(np.int64)
+
+    @functools.cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        if self.place.size("tokenizer/tokenizer.json") is None:
+            return None
+        return TokenBytes(load_tokenizer(self.tokenizer_dir))
+
+    def files(self) -> list[tuple[str, str]]:
+        """Every file that rows are read from in the first pass, below the store's folder, and
+        its xxh3_128 (hex)."""
+        split = "eval/" if self._written.rows else ""
+        found = [(f"shuffle/{n}", e) for n, e in sorted(self.shuffled.files.items())]
+        packed = sorted(self.packed.files.items())
+        found += [(f"pack/{n}", e) for n, e in packed if n.startswith(split)]
+        return [(name, entry["xxh3_128"]) for name, entry in found]
+
+    def _open_written(self) -> Shards:
+        names = sorted(self.shuffled.files)
+        check_files(self.place, self.shuffled, names, self.verify == "hashes")
+        sizes = [self.shuffled.files[n]["bytes"] for n in names]
+        return Shards(self.place, [f"shuffle/{n}" for n in names], sizes, self.dtype, self.max_id)
+
+    def _open_eval(self, source: str) -> Shards:
+        names = source_files(self.packed, "eval", source)
+        check_files(self.place, self.packed, names, self.verify == "hashes")
+        sizes = [self.packed.files[n]["bytes"] for n in names]
+        return Shards(self.place, [f"pack/{n}" for n in names], sizes, self.dtype, self.max_id)
+
+    def _packed_train(self) -> Shards:
+        if self._train is None:
+            names = [n for n in self.packed.files if n.startswith("train/")]
+            check_files(self.place, self.packed, names, self.verify == "hashes")
+            self._train = train_shards(self.place, self.packed)
+        return self._train
+
+
+def spread(count: int, most: int | None) -> np.ndarray:
+    """Numbers of at most `most` of `count` rows, the same distance from each other."""
+    chosen = min(count, most or count)
+    return (2 * np.arange(chosen) + 1) * count // max(2 * chosen, 1)
+
+
+def _check_agreement(place: Place, manifest: Manifest) -> None:
+    """UserError unless what a manifest says of its rows is what the stage was asked for."""
+    asked = manifest.fingerprint.get("fingerprint", {})
+    for name, value in manifest.facts.items():
+        if name in asked and asked[name] != value:
+            raise UserError(
+                f"{place.name(manifest.stage)}/{MANIFEST} is damaged ({name} is both {value!r} and "
+                f"{asked[name]!r}); remove the folder and prepare again."
+            )
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A stage whose every file has the size and hash of its manifest."""
+
+    stage: str
+    files: int
+    size_bytes: int
+
+
+def verify_store(path: str | os.PathLike) -> list[Verified]:
+    """Hashes every file of every finished stage below a `data.dir`, local or a URL.
+
+    Raises UserError naming the first file that is missing, cut or altered.
+    """
+    place = open_place(os.fspath(path).rstrip("/"))
+    found = []
+    for stage in STAGES:
+        if place.size(f"{stage}/{MANIFEST}") is None:
+            continue
+        manifest = place.manifest(stage)
+        check_files(place, manifest, sorted(manifest.files), hashes=True)
+        size = sum(e["bytes"] for e in manifest.files.values())
+        found.append(Verified(stage, len(manifest.files), size))
+    if not found:
+        raise UserError(f"{path} holds no finished stage; run `lmwright prepare` to make them.")
+    return found
+
+
+def verify_command(path: str) -> None:
+    """Prints one line a stage; `lmwright data verify`."""
+    for v in verify_store(path):
+        print(f"{v.stage:<10} {v.files:>6} files {v.size_bytes:>16,} bytes  as in its manifest")

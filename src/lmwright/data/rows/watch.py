@@ -1,0 +1,69 @@
+"""Watch: compares a store's files with their hashes while training reads them.
+
+    train ---- step ---- step ---- step ----> stops with the name of the file
+    watch  file ok   file ok   file ALTERED --^
+
+Opening a store compares sizes only, since hashing terabytes would hold up the first step.
+"""
+
+import contextlib
+import os
+import threading
+import time
+
+import xxhash
+
+from lmwright.data.manifest import altered
+from lmwright.data.rows.store import TokenStore
+from lmwright.errors import UserError
+
+# Hashing takes at most this share of one core and of the time of the disk.
+SHARE = 0.25
+
+
+class HashWatch:
+    """A thread that hashes every `count`-th file of a store from `index` on, once.
+
+    The hosts of a run share the files among them. `check` raises what was found.
+    """
+
+    def __init__(self, store: TokenStore, index: int = 0, count: int = 1):
+        self.place = store.place
+        self._files = store.files()[index::count]
+        self._found: UserError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lmwright-hashes", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """UserError naming the file, once one has been found that is not what was written."""
+        if self._found is not None:
+            raise self._found
+
+    def close(self) -> None:
+        """Ends the thread; files that were not reached stay unchecked."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        for file, wanted in self._files:
+            # a file that cannot be read ends the training where it is needed
+            with contextlib.suppress(OSError):
+                if (have := self._hash(file)) is not None and have != wanted:
+                    self._found = altered(self.place.name(file), "its hash is not the manifest's")
+            if self._found or self._stop.is_set():
+                return
+
+    def _hash(self, file: str) -> str | None:
+        """xxh3_128, hex; None if asked to stop."""
+        h = xxhash.xxh3_128()
+        begun = time.monotonic()
+        for piece in self.place.pieces(file):
+            h.update(piece)
+            worked = time.monotonic() - begun
+            if self._stop.wait(worked * (1 / SHARE - 1)):
+                return None
+            begun = time.monotonic()
+        return h.hexdigest()

@@ -1,0 +1,1 @@
+"""Sources: files of any format to rows of documents."""

@@ -1,0 +1,102 @@
+"""Columns: one row of a table or object to a document, by what its source says it holds.
+
+{"text": ...}                      rows = "text"      --> Row.text is the text
+{"instruction", "input", ...} etc. another kind       --> Row.text is a conversation, as JSON
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmwright.config.run import Source
+from lmwright.data.sources.files import File
+from lmwright.data.text.chat import UnusableError, conversation, needed, optional
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One document."""
+
+    number: int
+    """Line (txt, jsonl, csv, tsv) or row in its file, from 1."""
+    text: str
+    id: str
+    meta: str
+    """JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """One row that cannot be used, and why."""
+
+    number: int
+    reason: str
+    missing: bool = False
+    """A column that every row needs is not there at all."""
+
+
+def needed_columns(source: Source) -> dict[str, list[str]]:
+    """Columns that every row must have, by the field of the source that names them."""
+    found = {
+        "text_column" if source.rows == "text" else "columns": content_columns(source),
+        "meta_columns": list(source.meta_columns),
+        "id_column": [source.id_column] if source.id_column else [],
+    }
+    return {key: names for key, names in found.items() if names}
+
+
+def content_columns(source: Source) -> list[str]:
+    """Columns without which a row has nothing to learn from."""
+    return [source.text_column] if source.rows == "text" else needed(source)
+
+
+def wanted_columns(source: Source, there: Iterable[str]) -> list[str]:
+    """Columns to be read out of those that are there, each once."""
+    required = [name for names in needed_columns(source).values() for name in names]
+    extra = [] if source.rows == "text" else optional(source)
+    there = set(there)
+    return list(dict.fromkeys([*required, *(name for name in extra if name in there)]))
+
+
+def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
+    """Document of one JSON object or record."""
+    if not isinstance(row, Mapping):
+        return Bad(number, f"a {kind_of(row)}, not an object")
+    for name in content_columns(source):
+        if name not in row:
+            return Bad(number, f"no {name!r}, only {names_of(row)}", missing=True)
+    if source.rows == "text":
+        text = row[source.text_column]
+        if not isinstance(text, str):
+            return Bad(number, f"{source.text_column!r} is {kind_of(text)}, not text")
+    else:
+        try:
+            text = json.dumps(conversation(row, source), ensure_ascii=False)
+        except UnusableError as e:
+            return Bad(number, str(e))
+    id_ = f"{file.name}:{number}"
+    if source.id_column is not None:
+        id_ = row.get(source.id_column)
+        if isinstance(id_, bool) or not isinstance(id_, str | int):
+            return Bad(number, f"id {source.id_column!r} is {kind_of(id_)}, not text or a number")
+    meta = {c: row[c] for c in source.meta_columns if c in row}
+    return Row(number, text, str(id_), _meta(meta))
+
+
+def _meta(meta: Mapping[str, Any]) -> str:
+    return json.dumps(meta, default=str, sort_keys=True) if meta else "{}"
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    if value is None:
+        return "null"
+    return names.get(type(value), "a number" if isinstance(value, int | float) else "binary")
+
+
+def names_of(names: Iterable[str]) -> str:
+    """Names of columns for a message, a few of them."""
+    shown = [repr(n) for n in names]
+    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "") or "nothing"

@@ -1,0 +1,384 @@
+"""Sources: which files a source means, and how they are cut into parts of similar size.
+
+    path --find_files--> File, File, ... --cut_parts--> (Slice, Slice), (Slice,), ...
+
+A path is a file, a folder, a glob, a `save_to_disk` folder, any fsspec URL, or a Hugging Face
+dataset. The cut depends on the files alone, never on the number of workers.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lmwright.config.run import Source
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError, first_line, install
+from lmwright.guard.redact import was_redacted, without_secrets
+
+ENDINGS = {
+    "txt": (".txt", ".text"),
+    "jsonl": (".jsonl", ".ndjson", ".jsonlines"),
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet", ".pq"),
+}
+# What counts as text in a folder once a source says format = "txt".
+PLAIN = tuple(
+    """
+    .adoc .bash .bib .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cu .cxx .dart .el .ex .exs
+    .f90 .go .h .hh .hpp .hs .html .hxx .ini .java .jl .js .jsx .kt .lean .lisp .log .lua .m
+    .markdown .md .ml .mli .nim .org .php .pl .pm .proto .ps1 .py .pyi .pyx .r .rb .rs .rst
+    .sass .scala .scss .sh .sql .svelte .swift .tcl .tex .toml .ts .tsx .v .vhdl .vim .vue
+    .xml .yaml .yml .zig
+    """.split()
+)
+COMPRESSION = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
+STAMPS = (
+    *("ETag", "etag", "blob_id", "md5Hash", "Content-MD5", "generation"),
+    *("mtime", "LastModified", "Last-Modified", "created"),
+)
+SPLIT_NAME = re.compile(r"(train|training|validation|valid|val|dev|test|testing|eval)[-_.]")
+PART_BYTES = 64 << 20
+PART_FILES = 4096
+NAME_BYTES = 200
+READ_BYTES = 1 << 22
+# Text is so many times larger than its compressed file, about.
+INFLATION = 4
+
+
+@dataclass(frozen=True)
+class File:
+    """One input file (or one shard of a streamed dataset)."""
+
+    path: str
+    """Local path or URL."""
+    name: str
+    """Path below the source; the beginning of document ids."""
+    format: str
+    """A key of ENDINGS, `arrow` or `hub`."""
+    compression: str | None
+    size: int | None
+    """Bytes, if known."""
+    stamp: str
+    """Changes when the content does."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A stretch of a file, or all of it."""
+
+    file: File
+    start: int = 0
+    """Byte (lines) or row group (parquet)."""
+    stop: int | None = None
+    first_row: int = 0
+    """Lines or rows of the file before the slice."""
+
+
+def source_names(sources: Sequence[Source]) -> list[str]:
+    """Name of each source: as said, or the last part of its path. UserError if two are equal."""
+    names: list[str] = []
+    for i, source in enumerate(sources):
+        last = re.sub(r"[*?\[].*$", "", source.path.rstrip("/")).rstrip("/").rsplit("/", 1)[-1]
+        if last in (".", "..", "~", ""):
+            last = Path(source.path).expanduser().resolve().name
+        name = source.name or last.lstrip(".").split(".")[0] or f"source{i}"
+        unfit = "/" in name or "\\" in name or name.startswith(".") or not name.isprintable()
+        if unfit or len(name.encode("utf-8", "replace")) > NAME_BYTES:
+            shown = name if len(name) <= 40 else name[:40] + "..."
+            raise UserError(
+                f"data.sources[{i}].name: {shown!r} cannot be a folder's name; use at most "
+                f"{NAME_BYTES} bytes of printable characters without slashes and a leading dot."
+            )
+        if name in names:
+            raise UserError(
+                f"data.sources[{i}] is called {name!r} like data.sources[{names.index(name)}]; "
+                "give one of them another name."
+            )
+        names.append(name)
+    return names
+
+
+def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list[File]:
+    """Files of a source in a fixed order; nothing below the folder `exclude` is taken.
+
+    Raises UserError for a path that is missing or empty, and for an unknown kind of file.
+    """
+    path = source.path
+    if path.startswith("hf://datasets/") and path.removeprefix("hf://").count("/") <= 2:
+        from lmwright.data.sources.hub import find_shards
+
+        return find_shards(source)
+    if was_redacted(path):
+        raise UserError(
+            f"data.sources: {path} lacks its credentials, which are never written to a run file; "
+            "give the whole URL again, or keep them in fsspec's configuration (docs/prepare.md)."
+        )
+    found = _remote(source) if "://" in path else _local(source, exclude)
+    if not found:
+        raise UserError(f"data.sources: {path} matches no file; check the path.")
+    return found
+
+
+def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
+    root = Path(source.path).expanduser()
+    if root.is_dir():
+        if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
+            return _saved_to_disk(root, source)
+        paths = list(_walk(root, Path(exclude).absolute() if exclude else None))
+        return _choose(source, [str(p) for p in paths], str(root) + os.sep)
+    if root.is_file():
+        return _choose(source, [str(root)], str(root.parent) + os.sep, single=True)
+    if not re.search(r"[*?\[]", source.path):
+        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)
+        cure = f"; the Hugging Face data set of this name is hf://datasets/{source.path}"
+        raise UserError(f"data.sources: {source.path} does not exist{cure if hub else ''}.")
+    fs = fsspec.filesystem("file")
+    paths = sorted(p for p in fs.glob(str(root.absolute())) if os.path.isfile(p))
+    if exclude:
+        paths = [p for p in paths if not Path(p).is_relative_to(Path(exclude).absolute())]
+    fixed = re.split(r"[*?\[]", str(root.absolute()))[0]
+    return _choose(source, paths, fixed[: fixed.rfind(os.sep) + 1], matched=True)
+
+
+def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
+    """Files below a folder, sorted; hidden ones and caches left out, links to folders too."""
+    for here, folders, files in os.walk(folder):
+        if exclude and Path(here).absolute() == exclude:
+            folders.clear()
+            continue
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f != "__pycache__")
+        for name in sorted(files):
+            if not name.startswith(".") and os.path.isfile(os.path.join(here, name)):
+                yield Path(here, name)
+
+
+def _remote(source: Source) -> list[File]:
+    fs, root = open_filesystem(source.path)
+    protocol = source.path.split("://")[0]
+    fixed = re.split(r"[*?\[]", root)[0]
+    globbed = fixed != root
+    try:
+        if globbed:
+            paths = sorted(fs.glob(root))
+        elif protocol in ("http", "https") or fs.isfile(root):
+            # an http server has no folders to tell from files
+            paths = [root]
+        else:
+            paths = sorted(p for p in fs.find(root) if "/." not in p.removeprefix(root))
+    except Exception as e:  # each filesystem raises its own
+        raise UserError(f"data.sources: {source.path} cannot be listed: {first_line(e)}.") from None
+    single = paths == [root]
+    base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
+    files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
+    return [replace(f, path=fs.unstrip_protocol(f.path)) for f in files]
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """fsspec filesystem of a URL and the path in it; UserError names what to install."""
+    protocol = url.split("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as e:
+        raise UserError(f"data.sources: {url} needs a package: {CURE.get(protocol, e)}.") from None
+    except ValueError as e:
+        raise UserError(f"data.sources: {url}: {e}.") from None
+
+
+def _choose(
+    source: Source,
+    paths: list[str],
+    base: str,
+    *,
+    single: bool = False,
+    matched: bool = False,
+    fs: Any = None,
+) -> list[File]:
+    """Files of the wanted format; a path that was named or matched must be readable."""
+    files, others = [], []
+    for path in paths:
+        ending, compression = split_ending(path)
+        known = next((f for f, endings in ENDINGS.items() if ending in endings), None)
+        if source.format == "auto":
+            format_ = known
+        elif single or matched or known == source.format:
+            format_ = source.format
+        else:
+            plain = source.format == "txt" and ending in PLAIN
+            lines = source.format in ("json", "jsonl") and ending == ".json"
+            format_ = source.format if plain or lines else None
+        if format_ is None:
+            others.append(path)
+            continue
+        size, stamp = _stamp(path, fs)
+        name = without_secrets(path).removeprefix(without_secrets(base))
+        files.append(File(path, name, format_, compression, size, stamp))
+    if others and (single or not files):
+        _refuse(source, others, single)
+    return files if single or matched else _one_split(source, files)
+
+
+def _refuse(source: Source, others: list[str], single: bool) -> None:
+    endings = sorted({split_ending(p)[0] or "no ending" for p in others})
+    shown = ", ".join(endings[:8])
+    if source.format != "auto":
+        raise UserError(
+            f"data.sources: {source.path} holds no {source.format} file, only {shown}; "
+            "change data.sources.format."
+        )
+    known = ", ".join(e for es in ENDINGS.values() for e in es)
+    lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
+    hint = f" ({lists})" if ".json" in endings else ""
+    raise UserError(
+        f"data.sources: {source.path} {'is' if single else 'holds only files'} of unknown format "
+        f"({shown}); known are {known}, each also .gz and .zst; say data.sources.format, such as "
+        f"'txt' for plain text{hint}."
+    )
+
+
+def _one_split(source: Source, files: list[File]) -> list[File]:
+    """Of train-*.parquet and test-*.parquet side by side, those of the source's split."""
+    splits = [SPLIT_NAME.match(f.name.rsplit("/", 1)[-1]) for f in files]
+    if not all(splits) or len(found := {m[1] for m in splits if m}) < 2:
+        return files
+    kept = [f for f, m in zip(files, splits, strict=True) if m and m[1] == source.split]
+    if not kept:
+        raise UserError(
+            f"data.sources: {source.path} has the splits {', '.join(sorted(found))}, "
+            f"not {source.split!r}; change data.sources.split."
+        )
+    return kept
+
+
+def split_ending(path: str) -> tuple[str, str | None]:
+    """Lower-case ending without compression, and the compression."""
+    stem, ending = os.path.splitext(path.lower().split("?")[0])
+    compression = COMPRESSION.get(ending)
+    return (os.path.splitext(stem)[1] if compression else ending), compression
+
+
+def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
+    try:
+        if fs is None:
+            stat = os.stat(path)
+            return stat.st_size, str(stat.st_mtime_ns)
+        info = fs.info(path)
+        found = next((str(info[k]) for k in STAMPS if info.get(k)), "")
+        return info.get("size"), found
+    except Exception as e:  # each filesystem raises its own
+        raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}.") from None
+
+
+def _saved_to_disk(root: Path, source: Source) -> list[File]:
+    """Arrow files of a folder that `datasets` wrote with save_to_disk."""
+    if (root / "dataset_dict.json").is_file():
+        splits = _named(root / "dataset_dict.json", "splits", lambda name: name)
+        if source.split not in splits:
+            raise UserError(
+                f"data.sources: {root} has the splits {', '.join(splits)}, not "
+                f"{source.split!r}; change data.sources.split."
+            )
+        root = root / source.split
+    files = []
+    for name in _named(root / "state.json", "_data_files", lambda entry: entry["filename"]):
+        path = root / name
+        if not path.is_file():
+            raise UserError(f"data.sources: {path} is missing; copy the whole folder again.")
+        files.append(File(str(path), path.name, "arrow", None, *_stamp(str(path), None)))
+    return files
+
+
+def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
+    """Names of files or folders beside a JSON file that lists them; UserError for any other."""
+    try:
+        names = [of(entry) for entry in parse_json(path)[key]]
+        if any(not n or n != Path(n).name or "\0" in n for n in names):
+            raise ValueError("it names what is not in its folder")
+        return names
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UserError(
+            f"data.sources: {path} is damaged ({type(e).__name__}: {e}); copy the folder again."
+        ) from None
+
+
+def cut_parts(
+    files: Sequence[File], source: Source, part_bytes: int = PART_BYTES
+) -> list[tuple[Slice, ...]]:
+    """Slices of about `part_bytes` of text each: large files are cut, small ones put together.
+
+    Compressed and csv files are never cut: where a row begins is known only from the start.
+    """
+    parts, group, room = [], [], part_bytes
+    for file in files:
+        for piece, size in _cut_file(file, source, part_bytes):
+            if group and (size > room or len(group) >= PART_FILES):
+                parts.append(tuple(group))
+                group, room = [], part_bytes
+            group.append(piece)
+            room -= size
+    return [*parts, tuple(group)] if group else parts
+
+
+def _cut_file(file: File, source: Source, part_bytes: int) -> Iterator[tuple[Slice, int]]:
+    size = part_bytes if file.size is None else file.size
+    by_line = file.format == "jsonl" or (file.format == "txt" and source.documents == "line")
+    local = "://" not in file.path
+    if size <= 2 * part_bytes:
+        yield Slice(file), size * (INFLATION if file.compression else 1)
+    elif by_line and local and file.compression is None:
+        yield from _cut_lines(file, part_bytes)
+    elif file.format == "parquet" and file.compression is None:
+        yield from _cut_row_groups(file, part_bytes)
+    else:
+        yield Slice(file), size
+
+
+def _cut_lines(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
+    """Cuts after the first line end past each multiple of `part_bytes`; counts lines."""
+    start = first_row = lines = at = 0
+    with open(file.path, "rb") as f:
+        while block := f.read(min(READ_BYTES, part_bytes)):  # so at most one cut in a block
+            if at + len(block) - start >= part_bytes:
+                end = block.find(b"\n", max(0, start + part_bytes - at))
+                if end >= 0:
+                    head = lines + block.count(b"\n", 0, end + 1)
+                    stop = at + end + 1
+                    yield Slice(file, start, stop, first_row), stop - start
+                    start, first_row = stop, head
+            lines += block.count(b"\n")
+            at += len(block)
+    if at > start:
+        yield Slice(file, start, at, first_row), at - start
+
+
+def _cut_row_groups(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
+    try:
+        with open_binary(file.path) as f:
+            metadata = pq.ParquetFile(f).metadata
+    except (pa.ArrowException, OSError) as e:
+        raise UserError(f"{file.path} is not a whole parquet file: {first_line(e)}.") from None
+    start = first_row = rows = size = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        if size and size + group.total_byte_size > part_bytes:
+            yield Slice(file, start, i, first_row), size
+            start, first_row, size = i, rows, 0
+        rows += group.num_rows
+        size += group.total_byte_size
+    yield Slice(file, start, metadata.num_row_groups, first_row), size
+
+
+def open_binary(path: str) -> Any:
+    """File object of a local path or URL, for reading bytes."""
+    if "://" not in path:
+        return open(path, "rb")
+    fs, root = open_filesystem(path)
+    return fs.open(root, "rb")

@@ -1,0 +1,137 @@
+"""Holdout: where chance holds out none of a source's few documents, one all the same.
+
+    documents   hash < fraction --> eval       else the one of the lowest hash, and its equals
+    a single one                               its end, at a line or a blank where there is one
+
+So that a run which asks for held-out text has some, whatever the size of its text.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+CUT_FROM_CHARS = 1000
+LEAST_CHARS = 2000
+LEAST_SHARE = 0.1
+Counts = dict[str, Any]
+
+
+def ensure_held_out(
+    names: Sequence[str], counts: Sequence[Counts], folder: Path, temp: Path, fraction: float
+) -> None:
+    """Moves a document, or the end of one, into the eval split of each source without any.
+
+    names: the source of each part, "" for those that are left as they are. counts: of each
+    part, changed in place. folder: has the parts' rows; temp: where parts are written that
+    replace theirs.
+    """
+    for name in dict.fromkeys(filter(None, names)):
+        mine = [i for i, n in enumerate(names) if n == name]
+        docs = {s: sum(_entry(counts[i], s, name)["docs"] for i in mine) for s in ("train", "eval")}
+        if docs["eval"] or not docs["train"]:
+            continue
+        paths = {i: folder / part_file(i) for i in mine}
+        found, others = _lowest(paths)
+        if others:  # equal texts go together, as with any hash
+            for i, rows in found.items():
+                size = _rewrite(paths[i], temp / part_file(i), rows, None)
+                _move(counts[i], name, len(rows), len(rows), size)
+        elif docs["train"] == 1:
+            ((i, (row,)),) = found.items()
+            if (cut := _cut(paths[i], row, fraction)) is not None:
+                size = _rewrite(paths[i], temp / part_file(i), (row,), cut)
+                _move(counts[i], name, 0, 1, size)
+
+
+def part_file(number: int) -> str:
+    """Name of a part's rows below the stage's folder."""
+    return f"part-{number:05d}.parquet"
+
+
+def _entry(counts: Counts, split: str, name: str) -> Counts:
+    return counts["sources"].get(split, {}).get(name, {"docs": 0, "bytes": 0})
+
+
+def _move(counts: Counts, name: str, fewer: int, more: int, size: int) -> None:
+    """Counts `more` documents of `size` bytes in eval, and `fewer` without those bytes in train."""
+    train = _entry(counts, "train", name)
+    train["docs"] -= fewer
+    train["bytes"] -= size
+    if not train["docs"]:
+        del counts["sources"]["train"][name]
+    counts["sources"].setdefault("eval", {})[name] = {"docs": more, "bytes": size}
+
+
+def _groups(path: Path) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        for i in range(file.num_row_groups):
+            yield file.read_row_group(i)
+
+
+def _lowest(paths: Mapping[int, Path]) -> tuple[dict[int, list[int]], bool]:
+    """Rows by part of the text whose hash is the lowest, and whether there are other texts."""
+    best, found, others = b"", {}, False
+    for number, path in paths.items():
+        row = -1
+        for table in _groups(path) if path.exists() else ():
+            for text in table["text"]:
+                row += 1
+                digest = xxhash.xxh3_128_digest(text.as_py().encode())
+                others |= bool(found) and digest != best
+                if not found or digest < best:
+                    best, found = digest, {}
+                if digest == best:
+                    found.setdefault(number, []).append(row)
+    return found, others
+
+
+def _row(path: Path, row: int) -> dict[str, str]:
+    for table in _groups(path):
+        if row < table.num_rows:
+            return table.slice(row, 1).to_pylist()[0]
+        row -= table.num_rows
+    raise IndexError(row)
+
+
+def _cut(path: Path, row: int, fraction: float) -> int | None:
+    """Where the end of a text begins that is to be held out; None if it cannot be cut."""
+    document = _row(path, row)
+    text = document["text"]
+    if document["rows"] != "text" or len(text) < CUT_FROM_CHARS:
+        return None  # an example is learned as a whole
+    least = min(LEAST_CHARS, len(text) * LEAST_SHARE)
+    at = len(text) - math.ceil(max(fraction * len(text), least))
+    for mark in ("\n", " "):
+        place = text.find(mark, at, (at + len(text)) // 2) + 1
+        if place:
+            at = place
+            break
+    return at if text[:at].strip() and text[at:].strip() else None
+
+
+def _rewrite(source: Path, target: Path, held: Sequence[int], cut: int | None) -> int:
+    """Writes the rows with some of them in eval, or the text of the one from `cut` on; bytes of
+    what is held out."""
+    from lmwright.data.text.normalize import TableWriter
+
+    size, row, wanted = 0, -1, set(held)
+    with TableWriter(target) as writer:
+        for table in _groups(source):
+            rows = []
+            for document in table.to_pylist():
+                row += 1
+                if row in wanted:
+                    if cut is not None:
+                        text = document["text"]
+                        rows.append(document | {"text": text[:cut]})
+                        document |= {"text": text[cut:], "id": f"{document['id']}#end"}
+                    document |= {"split": "eval"}
+                    size += len(document["text"].encode())
+                rows.append(document)
+            writer.write_table(pa.Table.from_pylist(rows, schema=table.schema))
+    return size

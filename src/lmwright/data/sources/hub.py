@@ -1,0 +1,66 @@
+"""Hub: Hugging Face datasets by name, streamed shard by shard (extra `hf`).
+
+The commit that a name stands for is looked up once and pinned, so that a run that goes on
+tomorrow reads what it began with.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from lmwright.config.run import Source
+from lmwright.data.sources.columns import content_columns, needed_columns, wanted_columns
+from lmwright.data.sources.files import File
+from lmwright.errors import UserError, first_line, install
+
+
+def find_shards(source: Source) -> list[File]:
+    """One File a shard of `hf://datasets/owner/name[@revision]`.
+
+    Raises UserError if the package is absent or the hub has no such dataset, subset or split.
+    """
+    repo, _, revision = source.path.removeprefix("hf://datasets/").partition("@")
+    try:
+        import datasets  # noqa: F401
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise UserError(
+            f"data.sources: {source.path} needs Hugging Face's libraries; {install('hf')}."
+        ) from None
+    try:
+        sha = HfApi().dataset_info(repo, revision=revision or None).sha
+        dataset = _open(repo, sha, source.subset, source.split)
+        shards = dataset.num_shards
+    except Exception as e:  # the libraries raise many kinds
+        raise UserError(f"data.sources: {source.path} cannot be opened: {first_line(e)}") from None
+    columns = dataset.column_names
+    for name in content_columns(source) if columns is not None else ():
+        if name not in columns:
+            raise UserError(
+                f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
+                f"change data.sources.{next(iter(needed_columns(source)))}."
+            )
+    path = f"hf://datasets/{repo}@{sha}"
+    return [
+        File(f"{path}#{i}/{shards}", f"{source.split}-{i:05d}", "hub", None, None, sha)
+        for i in range(shards)
+    ]
+
+
+def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
+    """Records of one shard that `find_shards` named."""
+    path, _, place = file.path.partition("#")
+    index, shards = map(int, place.split("/"))
+    repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
+    dataset = _open(repo, sha, source.subset, source.split)
+    if dataset.column_names is not None:
+        kept = wanted_columns(source, dataset.column_names)
+        dataset = dataset.select_columns([n for n in kept if n in dataset.column_names])
+    yield from dataset.shard(num_shards=shards, index=index)
+
+
+@functools.lru_cache(4)
+def _open(repo: str, sha: str, subset: str | None, split: str) -> Any:
+    import datasets
+
+    return datasets.load_dataset(repo, name=subset, split=split, revision=sha, streaming=True)

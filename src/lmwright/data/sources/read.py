@@ -1,0 +1,310 @@
+"""Rows: documents and bad rows out of a slice of a file, streamed in bounded memory.
+
+    bytes --gz, zst--> lines, cells, batches --data.columns--> Row(number, text, id, meta) | Bad
+
+A bad row is reported and skipped; a file that cannot be read to its end raises.
+"""
+
+import contextlib
+import csv
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from lmwright.config.run import Source
+from lmwright.data.sources.columns import (
+    Bad,
+    Row,
+    content_columns,
+    from_mapping,
+    names_of,
+    needed_columns,
+    wanted_columns,
+)
+from lmwright.data.sources.files import File, Slice, open_binary
+from lmwright.errors import UserError, first_line
+
+READ_BYTES = 1 << 20
+LINE_BYTES = 1 << 28
+CELL_CHARS = 1 << 26
+BLANK_LINES = 1 << 20
+DOCUMENT_BYTES = 1 << 30
+# A column that none of this many first rows has is a wrong name, not bad data.
+LOOK_ROWS = 1000
+
+
+def read_rows(piece: Slice, source: Source) -> Iterator[Row | Bad]:
+    """Every row of a slice in its order.
+
+    Raises UserError naming the file if it is missing, cut or damaged, or lacks the column.
+    """
+    rows = _with_columns(_read(piece, source), piece.file, source)
+    with _reading(piece.file):
+        yield from rows
+
+
+def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
+    file = piece.file
+    if file.format == "hub":
+        from lmwright.data.sources.hub import read_shard
+
+        for number, row in enumerate(read_shard(file, source), 1):
+            yield from_mapping(row, number, file, source)
+    elif file.format in ("parquet", "arrow"):
+        from lmwright.data.sources.columnar import read_columns
+
+        yield from read_columns(piece, source)
+    elif file.format == "jsonl":
+        yield from _jsonl(piece, source)
+    elif file.format == "json":
+        yield from _json_list(file, source)
+    elif file.format == "txt":
+        yield from _txt(piece, source)
+    else:
+        yield from _table(file, source)
+
+
+@contextlib.contextmanager
+def _reading(file: File) -> Iterator[None]:
+    """Errors of a file as a sentence; whoever consumes the rows raises past this."""
+    try:
+        yield
+    except (UserError, MemoryError, GeneratorExit):
+        raise
+    except (FileNotFoundError, PermissionError) as e:
+        raise UserError(f"{file.path} cannot be read: {e.strerror or e}.") from None
+    except (OSError, EOFError, pa.ArrowException) as e:
+        kind = {"gzip": ".gz", "zstd": ".zst"}.get(file.compression or "", file.format)
+        raise UserError(
+            f"{file.path} is truncated or damaged ({first_line(e)}); replace this "
+            f"{kind} file by a whole one or take it out of data.sources."
+        ) from None
+    except Exception as e:
+        if "://" not in file.path:
+            raise
+        raise UserError(f"{file.path} cannot be read: {first_line(e)}.") from None
+
+
+def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:
+    """Passes rows on; UserError if none of the first ones has the text column."""
+    ahead: list[Bad] = []
+    for row in rows:
+        if not (isinstance(row, Bad) and row.missing):
+            break
+        ahead.append(row)
+        if len(ahead) == LOOK_ROWS:
+            raise UserError(
+                f"{file.path}: none of the first {LOOK_ROWS} rows has "
+                f"{names_of(content_columns(source))}; {row.reason}; change "
+                f"data.sources.{next(iter(needed_columns(source)))}."
+            )
+    else:
+        yield from ahead
+        return
+    yield from ahead
+    yield row
+    yield from rows
+
+
+def stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Blocks of a file's content, decompressed."""
+    with open_binary(file.path) as raw, contextlib.ExitStack() as stack:
+        stream = raw
+        if file.compression:
+            # Arrow's, since it refuses a stream that ends early; the zstandard package does not.
+            opened = stack.enter_context(pa.PythonFile(raw, mode="r"))
+            stream = stack.enter_context(pa.CompressedInputStream(opened, file.compression))
+        elif start:
+            raw.seek(start)
+        left = None if stop is None else stop - start
+        while block := stream.read(READ_BYTES if left is None else min(READ_BYTES, left)):
+            left = None if left is None else left - len(block)
+            yield block
+
+
+def _lines(piece: Slice) -> Iterator[bytes]:
+    """Lines of a slice with their ends; a byte order mark is dropped."""
+    rest: list[bytes] = []
+    size = blanks = 0
+    first = piece.start == 0
+    for block in stream(piece.file, piece.start, piece.stop):
+        blanks = 0 if block.strip() else blanks + block.count(b"\n")
+        if blanks > BLANK_LINES:
+            raise UserError(
+                f"{piece.file.path} has more than {BLANK_LINES:,} empty lines in a row; is it "
+                f"really {piece.file.format}?"
+            )
+        if first:
+            block, first = block.removeprefix(b"\xef\xbb\xbf"), False
+        head, end, tail = block.rpartition(b"\n")
+        if not end:
+            rest.append(block)
+            size += len(block)
+            if size > LINE_BYTES:
+                raise UserError(
+                    f"{piece.file.path} has a line longer than {LINE_BYTES >> 20} MiB; is it "
+                    f"really {piece.file.format}?"
+                )
+            continue
+        for line in (b"".join(rest) + head).split(b"\n"):
+            yield line + b"\n"
+        rest, size = [tail], len(tail)
+    if last := b"".join(rest):
+        yield last
+
+
+def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
+    for number, line in enumerate(_lines(piece), piece.first_row + 1):
+        if not line.strip():
+            continue
+        try:
+            row = from_mapping(json.loads(line.decode()), number, piece.file, source)
+        except UnicodeDecodeError as e:
+            row = Bad(number, f"invalid UTF-8 at byte {e.start + 1} of the line")
+        except RecursionError:
+            row = Bad(number, "invalid JSON: nested too deeply")
+        except ValueError as e:
+            row = Bad(number, f"invalid JSON: {e}")
+        yield _whole_characters(row) if b"\\u" in line else row
+
+
+def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
+    """The elements of one JSON list; the file is held whole."""
+    raw, size = [], 0
+    for block in stream(file):
+        raw.append(block)
+        size += len(block)
+        if size > DOCUMENT_BYTES:
+            raise UserError(
+                f"{file.path} is longer than {DOCUMENT_BYTES >> 30} GiB; write it as .jsonl."
+            )
+    try:
+        found = json.loads(b"".join(raw).removeprefix(b"\xef\xbb\xbf").decode())
+    except (ValueError, RecursionError) as e:
+        raise UserError(
+            f"{file.path} is not valid JSON ({e}); if it has one object a line, say "
+            "data.sources.format = 'jsonl'."
+        ) from None
+    if not isinstance(found, list):
+        raise UserError(f"{file.path} holds no JSON list; give its rows as a list or as .jsonl.")
+    for number, row in enumerate(found, 1):
+        yield _whole_characters(from_mapping(row, number, file, source))
+
+
+def _whole_characters(row: Row | Bad) -> Row | Bad:
+    """\\ud83d alone is valid JSON but no character."""
+    if isinstance(row, Row):
+        try:
+            f"{row.text}{row.id}".encode()
+        except UnicodeEncodeError:
+            return Bad(row.number, "half of a surrogate pair in an escape")
+    return row
+
+
+def _txt(piece: Slice, source: Source) -> Iterator[Row | Bad]:
+    if source.documents == "file":
+        yield from _whole_file(piece.file)
+        return
+    by_line = source.documents == "line"
+    found: list[bytes] = []
+    size = 0
+    number = piece.first_row
+    for number, line in enumerate(_lines(piece), piece.first_row + 1):
+        blank = not line.strip()
+        if by_line and not blank:
+            yield _document(line, number, piece.file)
+        elif blank and found:
+            yield _document(b"".join(found), number - len(found), piece.file)
+            found, size = [], 0
+        elif not blank:
+            found.append(line)
+            size += len(line)
+            _check_size(size, piece.file)
+    if found:
+        yield _document(b"".join(found), number - len(found) + 1, piece.file)
+
+
+def _document(raw: bytes, number: int, file: File) -> Row | Bad:
+    try:
+        text = raw.rstrip(b"\r\n").decode()
+    except UnicodeDecodeError as e:
+        return Bad(number, f"invalid UTF-8 at byte {e.start + 1}")
+    return Row(number, text, f"{file.name}:{number}", "{}")
+
+
+def _whole_file(file: File) -> Iterator[Row | Bad]:
+    blocks, size = [], 0
+    for block in stream(file):
+        blocks.append(block)
+        size += len(block)
+        _check_size(size, file)
+    try:
+        yield Row(1, b"".join(blocks).removeprefix(b"\xef\xbb\xbf").decode(), file.name, "{}")
+    except UnicodeDecodeError as e:
+        yield Bad(1, f"invalid UTF-8 at byte {e.start + 1}")
+
+
+def _check_size(size: int, file: File) -> None:
+    if size > DOCUMENT_BYTES:
+        raise UserError(
+            f"{file.path}: a document is longer than {DOCUMENT_BYTES >> 30} GiB; "
+            "set data.sources.documents to 'paragraph' or 'line'."
+        )
+
+
+def _table(file: File, source: Source) -> Iterator[Row | Bad]:
+    """csv as in RFC 4180; tsv without quotes, as IANA registered it."""
+    # Surrogates mark bytes that are not UTF-8, to be found cell by cell.
+    lines = (line.decode("utf-8", "surrogateescape") for line in _lines(Slice(file)))
+    if file.format == "csv":
+        csv.field_size_limit(CELL_CHARS)
+        reader = csv.reader(lines, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    header = None
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as e:
+            if "field larger" in str(e):  # what follows it would be read as something else
+                raise UserError(
+                    f"{file.path}:{number}: a cell is longer than {CELL_CHARS >> 20} million "
+                    "characters; its quote is never closed, perhaps."
+                ) from None
+            if header is None:
+                raise UserError(f"{file.path}: its first line is not {file.format}: {e}.") from None
+            yield Bad(number, f"invalid {file.format}: {e}")
+            continue
+        if not cells:
+            continue
+        if header is None:
+            header = check_header(cells, file, source)
+        elif len(cells) != len(header):
+            yield Bad(number, f"{len(cells)} cells instead of {len(header)}")
+        else:
+            yield _table_row(dict(zip(header, cells, strict=True)), number, file, source)
+
+
+def _table_row(cells: dict[str, str], number: int, file: File, source: Source) -> Row | Bad:
+    used = wanted_columns(source, cells)
+    try:
+        "".join(cells[name] for name in used if name not in source.meta_columns).encode()
+    except UnicodeEncodeError:
+        return Bad(number, "invalid UTF-8")
+    return from_mapping(cells, number, file, source)
+
+
+def check_header(header: list[str], file: File, source: Source) -> list[str]:
+    """UserError unless every column that the source names is there."""
+    for key, columns in needed_columns(source).items():
+        for column in columns:
+            if column not in header:
+                raise UserError(
+                    f"{file.path} has no column {column!r}, only {names_of(header)}; "
+                    f"change data.sources.{key}."
+                )
+    return header

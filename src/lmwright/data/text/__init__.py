@@ -1,0 +1,1 @@
+"""Text: documents normalized and deduplicated, conversations rendered."""

@@ -1,0 +1,235 @@
+"""Chat: rows of every usual form of fine-tuning data to one form of conversation.
+
+    alpaca    instruction, input, output [, system]
+    prompt    prompt, completion [, system]: texts, or lists of messages
+    messages  messages: [{role, content}] [, tools]
+    sharegpt  conversations: [{from, value}] [, system, tools]
+    preference  prompt, chosen, rejected [, system, tools]: texts, messages, or lists of them
+                                  |
+                                  v
+    {"messages": [{"role": ..., "content": ...}, ...], "tools": [...], "first": 1}
+
+`first` is the first message that may be learned, where what is before it is a prompt. An
+Alpaca row's user message also keeps `instruction` and `input`, for templates that set them
+apart. Of a preference, `messages` end in the answer that was chosen, `rejected` in the other.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lmwright.config.run import ROW_PARTS, Source
+from lmwright.data.text.chat_render import UnusableError
+
+_LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+
+ROLES = ("system", "user", "assistant", "tool")
+
+SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+
+
+def needed(source: Source) -> list[str]:
+    """Columns that a source of examples must have."""
+    return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][0]]
+
+
+def optional(source: Source) -> list[str]:
+    """Columns that a source of examples may have."""
+    return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][1]]
+
+
+def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The conversation of a row. Raises UnusableError for a part that is missing, of another
+    type or empty, for a role that is not known, and where the assistant says nothing."""
+    columns = {
+        name: source.columns.get(name, name) for part in ROW_PARTS[source.rows] for name in part
+    }
+    found = {name: row.get(column) for name, column in columns.items()}
+    if source.rows == "alpaca":
+        made = _alpaca(found, columns)
+    elif source.rows == "prompt":
+        made = _prompt(found, columns, source)
+    elif source.rows == "preference":
+        made = _preference(found, columns, source)
+    elif source.rows == "rated":
+        made = _rated(found, columns, source)
+    else:
+        chat = "messages" if source.rows == "messages" else "conversations"
+        made = {"messages": _messages(found[chat], columns, columns[chat], source)}
+    if system := _text(found.get("system"), columns.get("system", ""), empty="allowed"):
+        for name in {"messages", "rejected"} & set(made):
+            made[name].insert(0, {"role": "system", "content": system})
+        if "first" in made:
+            made["first"] += 1
+    if tools := _parsed(found.get("tools"), columns.get("tools", "")):
+        made["tools"] = tools
+    if "rejected" in made:
+        other = _complete({**made, "messages": made["rejected"]})["messages"]
+        made = _complete(made) | {"rejected": other}
+        if other == made["messages"]:
+            raise UnusableError(f"{columns['chosen']!r} and {columns['rejected']!r} are the same")
+        return made
+    return _complete(made)
+
+
+def _alpaca(found: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+    instruction = _text(found["instruction"], columns["instruction"])
+    extra = _text(found["input"], columns["input"], empty="allowed")
+    user = {
+        "role": "user",
+        "content": f"{instruction}\n\n{extra}" if extra else instruction,
+        "instruction": instruction,
+        "input": extra,
+    }
+    output = _text(found["output"], columns["output"])
+    return {"messages": [user, {"role": "assistant", "content": output}]}
+
+
+def _prompt(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    prompt, completion = found["prompt"], found["completion"]
+    if isinstance(prompt, list) and isinstance(completion, list):
+        names = {"role": "role", "content": "content"}
+        before = _messages(prompt, names, columns["prompt"], source)
+        after = _messages(completion, names, columns["completion"], source)
+        return {"messages": before + after, "first": len(before)}
+    user = {"role": "user", "content": _text(prompt, columns["prompt"], empty="allowed")}
+    said = {"role": "assistant", "content": _text(completion, columns["completion"])}
+    return {"messages": [user, said]}
+
+
+def _preference(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    before = _said(found["prompt"], "user", columns["prompt"], source)
+    answers = [
+        before + _said(found[name], "assistant", columns[name], source)
+        for name in ("chosen", "rejected")
+    ]
+    return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
+
+
+def _rated(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    before = _said(found["prompt"], "user", columns["prompt"], source)
+    after = _said(found["completion"], "assistant", columns["completion"], source)
+    label = _LABELS.get(str(found["label"]).strip().lower())
+    if label is None:
+        raise UnusableError(f"{columns['label']!r} is {found['label']!r}, not true or false")
+    return {"messages": before + after, "first": len(before), "liked": label}
+
+
+def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
+    """A text, a message or a list of them as messages, whatever their keys are called."""
+    if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
+        return [{"role": role, "content": _text(value, column)}]
+    try:
+        value = _parsed(value, column)
+    except UnusableError:  # a text that begins with a bracket
+        return [{"role": role, "content": _text(value, column)}]
+    value = [value] if isinstance(value, Mapping) else value
+    spoken = isinstance(value, list) and all(isinstance(m, Mapping) for m in value)
+    if isinstance(value, list) and value and not spoken:
+        raise UnusableError(f"{column!r} is no text, message or list of messages")
+    keys = ("from", "value") if spoken and value and "from" in value[0] else ("role", "content")
+    return _messages(value, dict(zip(keys, keys, strict=True)), column, source)
+
+
+def _messages(
+    value: Any, columns: dict[str, str], where: str, source: Source
+) -> list[dict[str, Any]]:
+    value = _parsed(value, where)
+    if not isinstance(value, list) or not value:
+        raise UnusableError(f"{where!r} is no list of messages")
+    role_key, content_key = (columns[n] for n in _keys(columns))
+    known = dict.fromkeys(ROLES) | SHAREGPT_ROLES if role_key == "from" else dict.fromkeys(ROLES)
+    known = {name: role or name for name, role in known.items()} | source.roles
+    messages = []
+    for number, message in enumerate(value, 1):
+        if not isinstance(message, Mapping):
+            raise UnusableError(f"message {number} is no object")
+        role = message.get(role_key)
+        if not isinstance(role, str) or role not in known:
+            shown = repr(role) if isinstance(role, str) else "absent"
+            raise UnusableError(
+                f"message {number}: {role_key!r} is {shown}, not one of {', '.join(known)}"
+            )
+        # columnar files fill in every key that any row has
+        rest = {k: v for k, v in message.items() if v is not None}
+        content = _content(rest.pop(content_key, None), number, content_key, rest)
+        rest.pop(role_key, None)
+        if calls := rest.get("tool_calls"):
+            rest["tool_calls"] = _calls(calls, number)
+        messages.append({"role": known[role], "content": content, **rest})
+    return messages
+
+
+def _keys(columns: dict[str, str]) -> tuple[str, str]:
+    return ("from", "value") if "from" in columns else ("role", "content")
+
+
+def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:
+    if value is None and rest.get("tool_calls"):
+        return ""
+    if isinstance(value, list):  # parts, as multimodal data has them
+        if not all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):
+            raise UnusableError(f"message {number}: {key!r} holds more than text")
+        return "".join(p["text"] for p in value)
+    if not isinstance(value, str):
+        raise UnusableError(f"message {number}: {key!r} is not text")
+    return value
+
+
+def _calls(value: Any, number: int) -> list[Any]:
+    """Calls of tools, each of which names one."""
+    where = f"message {number}: 'tool_calls'"
+    calls = _parsed(value, "tool_calls") if isinstance(value, str) else value
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise UnusableError(f"{where} is no list of calls")
+    for call in calls:
+        function = call.get("function")
+        if not isinstance((function if isinstance(function, Mapping) else call).get("name"), str):
+            raise UnusableError(f"{where} holds a call without a name")
+    return calls
+
+
+def _complete(made: dict[str, Any]) -> dict[str, Any]:
+    """The same without what follows the assistant's last turn, which nothing is learned from."""
+    messages = made["messages"]
+    spoken = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    if not spoken or spoken[-1] < made.get("first", 0):
+        raise UnusableError("no turn of the assistant")
+    for i in spoken:
+        if not messages[i]["content"].strip() and not messages[i].get("tool_calls"):
+            raise UnusableError(f"message {i + 1}: the assistant says nothing")
+    return {**made, "messages": messages[: spoken[-1] + 1]}
+
+
+def _text(value: Any, column: str, *, empty: str = "refused") -> str:
+    if value is None and empty == "allowed":
+        return ""
+    if not isinstance(value, str):
+        raise UnusableError(f"{column!r} is not text")
+    if not value.strip() and empty == "refused":
+        raise UnusableError(f"{column!r} is empty")
+    return value
+
+
+def _parsed(value: Any, column: str) -> Any:
+    """Lists may be written as JSON in a cell."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise UnusableError(f"{column!r} is text, but not JSON") from None
+
+
+def plain_text(text: str) -> str:
+    """What is said in a conversation (JSON), for what is only interested in words."""
+    return "\n".join(message["content"] for message in json.loads(text)["messages"])

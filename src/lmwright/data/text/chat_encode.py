@@ -1,0 +1,180 @@
+"""Conversations to ids, with a mark on each token that is learned.
+
+    conversation --template--> text, spans --tokenizer--> ids, letters of each id
+                                                          learned: it overlaps a span
+
+The ids are those of the whole text, as transformers gives them. A text that does not end in
+a special token gets the one that ends a document, so that the model learns to stop.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lmwright.config.run import Chat
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_markers import marker_pattern
+from lmwright.data.text.chat_template import ChatTemplate, Span
+from lmwright.data.tokens.tokenizer import TextTokenizer
+
+LEARNED, BEGINS, LIKED = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Example:
+    """Ids [tokens] of one conversation; `learned` is true where a token is to be predicted."""
+
+    ids: np.ndarray  # uint32
+    learned: np.ndarray  # bool
+    text_bytes: int
+    """Utf-8 bytes of the learned text."""
+    cut: bool = False
+    second: int | None = None
+    """Where the rejected answer's conversation begins, in a pair."""
+    liked: bool | None = None
+    """Of a rated answer."""
+
+    @property
+    def marks(self) -> np.ndarray:
+        """uint8 of each token: LEARNED if it is, BEGINS where another conversation begins. The
+        first token of a rated one, which nothing predicts, is LIKED or not marked."""
+        marks = self.learned.astype(np.uint8) * LEARNED
+        if self.second is not None:
+            marks[self.second] |= BEGINS
+        if self.liked is not None:
+            marks[0] = LIKED * self.liked
+        return marks
+
+
+class ChatEncoder:
+    """Encodes conversations for rows of `seq_len` tokens. `end_id` may end a text."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: TextTokenizer,
+        chat: Chat,
+        seq_len: int,
+        end_id: int | None,
+    ):
+        self.template, self.tokenizer, self.chat = template, tokenizer, chat
+        self.seq_len, self.end_id = seq_len, end_id
+        self._endings = tuple(tokenizer.special_tokens)
+        longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        patterns = [*map(re.escape, longest_first), marker_pattern(template)]
+        self._forged = re.compile("|".join(filter(None, patterns)) or "(?!)")
+
+    def encode(self, conversation: dict[str, Any]) -> Example | None:
+        """None for an example that is too long and dropped. Raises UnusableError for one that
+        the template refuses, that spells a special token, or that has nothing to learn. A
+        preference becomes one example of two conversations, which a row holds together."""
+        return self.encode_sized(conversation)[0]
+
+    def encode_sized(self, conversation: dict[str, Any]) -> tuple[Example | None, int]:
+        """The same, and how many tokens a row needs for the whole of it."""
+        if "rejected" not in conversation:
+            whole = self._whole(conversation)
+            return self._fit(whole, self.seq_len), len(whole.ids)
+        chosen = self._whole(conversation)
+        rejected = self._whole({**conversation, "messages": conversation["rejected"]})
+        room, size = self.seq_len, len(chosen.ids) + len(rejected.ids)
+        if size > room:
+            room //= 2
+        pair = [self._fit(each, room) for each in (chosen, rejected)]
+        return None if None in pair else _joined(*pair), size
+
+    def _whole(self, conversation: dict[str, Any]) -> Example:
+        """Of any length."""
+        if self.chat.special_text == "refuse":
+            self._refuse_special(conversation)
+        turns = self.template.turns(conversation)
+        liked = conversation.get("liked")
+        # an answer that is rated is one turn: it changes places with others (objectives/kto.py)
+        every = self.chat.train_on == "all" and liked is None
+        spans = turns.turns if every else turns.turns[-1:]
+        ends = self._ends(turns.text)
+        if self.end_id is not None and not ends and spans:
+            spans = _to_the_end(turns.text, spans)
+        ids, offsets = self.tokenizer.encode_offsets(turns.text)
+        learned = overlaps(offsets, spans)
+        said = "".join(turns.text[a:b] for a, b in spans)
+        if self.end_id is not None and not ends:
+            ids = np.append(ids, np.uint32(self.end_id))
+            learned = np.append(learned, bool(spans))
+        if not learned[1:].any():
+            raise UnusableError("the chat template leaves nothing to learn")
+        return Example(ids, learned, len(said.encode()), liked=liked)
+
+    def _fit(self, example: Example, room: int) -> Example | None:
+        size, T = len(example.ids), room
+        if size <= T:
+            return example
+        if self.chat.too_long == "drop":
+            return None
+        kept = slice(size - T, None) if self.chat.too_long == "cut-left" else slice(0, T)
+        learned = example.learned[kept]
+        if not learned[1:].any():
+            raise UnusableError(f"nothing to learn is left of its {size} tokens when it is cut")
+        # bytes are not known token by token
+        share = int(learned.sum()) / max(1, int(example.learned.sum()))
+        size = round(example.text_bytes * share)
+        return replace(example, ids=example.ids[kept], learned=learned, text_bytes=size, cut=True)
+
+    def _ends(self, text: str) -> bool:
+        return text.rstrip().endswith(self._endings)
+
+    def _refuse_special(self, conversation: dict[str, Any]) -> None:
+        for part in ("messages", "tools"):
+            for place, text in enumerate(_texts(conversation.get(part)), 1):
+                if not (found := self._forged.search(text)):
+                    continue
+                special = found[0] in self.tokenizer.special_tokens
+                what = "the special token " if special else ""
+                why = "" if special else ", which the chat template writes around turns,"
+                raise UnusableError(
+                    f"its text spells {what}{found[0].strip()!r}{why} (text {place} of its "
+                    f"{part}); data.chat.special_text = 'parse' takes it as it is written"
+                )
+
+
+def _to_the_end(text: str, spans: Sequence[Span]) -> Sequence[Span]:
+    """The spans with the blanks behind the last turn, which the model has to write too before it
+    may end the text."""
+    start, stop = spans[-1]
+    return spans if text[stop:].strip() else [*spans[:-1], (start, len(text))]
+
+
+def _joined(chosen: Example, rejected: Example) -> Example:
+    return Example(
+        np.concatenate([chosen.ids, rejected.ids]),
+        np.concatenate([chosen.learned, rejected.learned]),
+        chosen.text_bytes + rejected.text_bytes,
+        cut=chosen.cut or rejected.cut,
+        second=len(chosen.ids),
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in a JSON value, keys included."""
+    if isinstance(value, str):
+        return [value]
+    inner = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        inner = [part for pair in value.items() for part in pair]
+    return [text for part in inner for text in _texts(part)]
+
+
+def overlaps(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Which tokens share a letter with a span; bool [tokens].
+
+    offsets: int [tokens, 2], letters start..stop-1 of each token. A token without letters
+    counts where it lies inside a span.
+    """
+    start, stop = offsets[:, 0], np.maximum(offsets[:, 1], offsets[:, 0] + 1)
+    found = np.zeros(len(offsets), bool)
+    for a, b in spans:
+        found |= (start < b) & (stop > a)
+    return found

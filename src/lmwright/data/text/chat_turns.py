@@ -1,0 +1,328 @@
+"""Where the assistant's turns lie in the text of a conversation, and what the text leaves out.
+
+    conversation --template--> text --+--> where each turn of the assistant lies in it
+
+Which letters a turn has is asked of the template itself, one turn at a time: the same
+conversation is rendered with other words in that turn, and what the renderings share before
+and after is the template's. A turn also takes in what the template adds after the prompt to
+answer (thoughts that it opens, say) and the token that ends it. Templates with
+`{% generation %}` say it themselves.
+
+Calls of tools, tools and their results are changed in the same way, one by one: what changes
+nothing in the text is not in it, and such a conversation is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lmwright.data.text.chat_render import BEGIN, END, Message, Renderer, UnusableError
+
+# What stands in for what is said: neither begins or ends as the other does, so that one of
+# them shows where the words differ.
+STAND_INS = ("Xq5vJr7Wk", "7hZk2pN4b")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Words:
+    """Letters start..stop-1 that a turn says; `whole` if the turn's beginning and end are in."""
+
+    start: int
+    stop: int
+    whole: bool = False
+
+
+class TurnFinder:
+    """Finds the turns in what one template renders."""
+
+    def __init__(self, renderer: Renderer):
+        self.renderer = renderer
+        self._opens: str | None = None
+
+    def turns(self, conversation: dict[str, Any]) -> tuple[str, list[Span]]:
+        """The text, and the letters of the assistant's turns from `first` on.
+
+        Raises UnusableError where the template refuses the conversation or leaves out a part
+        of it, or where a turn cannot be told from the rest.
+        """
+        messages, tools = conversation["messages"], conversation.get("tools")
+        text = self.renderer.text(messages, tools)
+        refuse_dropped(self.renderer, text, messages, tools)
+        first = conversation.get("first", 0)
+        marked = self.renderer.marked
+        spans = (self._marked if marked else self._told)(text, messages, tools, first)
+        self._refuse_misplaced(text, spans, messages, tools, first)
+        return text, spans
+
+    def _told(self, text: str, messages: Sequence[Message], tools: Any, first: int) -> list[Span]:
+        """By what changes in the text with the words of a turn."""
+        spoken = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
+        words = [w for i in spoken if (w := self._words(text, messages, tools, i)) is not None]
+        if not words:
+            return []
+        ending = self._closing(text[words[-1].stop :])
+        limits = [*(w.start for w in words[1:]), len(text)]
+        spans: list[Span] = []
+        at = 0
+        for one, limit in zip(words, limits, strict=True):
+            if one.start < at or limit < one.stop:
+                raise UnusableError("the chat template mixes the assistant's turns")
+            begin = one.start if one.whole else self._begin(text, at, one.start)
+            at = one.stop
+            if not one.whole:
+                at += len(self._end(text[one.stop : limit], ending))
+            if one.start < at:
+                spans.append((begin, at))
+        return spans
+
+    def _begin(self, text: str, at: int, start: int) -> int:
+        """Where the turn of words from `start` begins; the turn before ended at `at`."""
+        opening = self.opening
+        if not opening:  # prompts end before the blank
+            return at + len(text[at:start].rstrip(" "))
+        # thoughts that the template opens belong to the answer
+        head = text.rfind(opening, at, start)
+        return head + len(opening) if head >= 0 else start
+
+    def _end(self, tail: str, ending: str) -> str:
+        """What of the text behind a turn's words ends that turn; `ending` ends the last one."""
+        both = tail[: _shared(tail, ending)]
+        if both == ending:
+            return both
+        if found := self._closing(both, whole=False):
+            return found
+        # the last turn may end in a token of its own, as in gpt-oss
+        own = next((t for t in self.renderer.special if t and tail.startswith(t)), "")
+        ends = any(token in ending for token in self.renderer.special)
+        return own if ends and own not in self.opening else ""
+
+    @property
+    def opening(self) -> str:
+        """What comes before an answer, such as "<|im_start|>assistant\\n"; "" if not known."""
+        if self._opens is None:
+            question = [{"role": "user", "content": STAND_INS[0]}]
+            try:
+                without = self.renderer.text(question)
+                asked = self.renderer.text(question, prompt=True)
+            except UnusableError:
+                asked = without = ""
+            self._opens = asked.removeprefix(without) if asked.startswith(without) else ""
+        return self._opens
+
+    def _words(
+        self, text: str, messages: Sequence[Message], tools: Any, number: int
+    ) -> Words | None:
+        """Where message `number` speaks: what changes in the text if it says something else.
+        None where the template leaves it out."""
+        others = [
+            _with(messages, number, {"role": "assistant", "content": words}) for words in STAND_INS
+        ]
+        calls = messages[number].get("tool_calls")
+        try:
+            found = [self.renderer.text(other, tools) for other in others]
+        except UnusableError:  # a turn that calls may be the only one that fits there
+            if not calls:
+                raise
+            return self._call(text, messages, tools, number)
+        if any(words not in other for words, other in zip(STAND_INS, found, strict=True)):
+            return None
+        span = _differing(text, found)
+        # results may be written only after a call, as if they were a part of its turn
+        if calls and any(_overlap(span, r) for r in self._results(text, messages, tools, number)):
+            return self._call(text, messages, tools, number)
+        return Words(*span)
+
+    def _call(self, text: str, messages: Sequence[Message], tools: Any, number: int) -> Words:
+        """Where message `number` calls tools: what is added from the prompt to answer it up to
+        it, in a conversation that ends with it."""
+        before = self.renderer.text(messages[:number], tools, prompt=True)
+        through = self.renderer.text(messages[: number + 1], tools)
+        turn = through[len(before) :].rstrip()
+        start, stop = self._changed(text, messages, tools, number)
+        at = text.find(turn, max(0, stop - len(turn)), start + len(turn))
+        if not through.startswith(before) or at < 0:
+            raise UnusableError(
+                f"message {number + 1}: the chat template's text does not show where its tool "
+                "call begins and ends"
+            )
+        return Words(at, at + len(turn), whole=True)
+
+    def _changed(self, text: str, messages: Sequence[Message], tools: Any, number: int) -> Span:
+        """The letters that other calls in message `number` change."""
+        calls = messages[number]["tool_calls"]
+        found = []
+        for words in STAND_INS:
+            other = [_other_call(call, words, "arguments") for call in calls]
+            if other == calls:  # a name may be written in the result's turn, too
+                other = [_other_call(call, words, "name") for call in calls]
+            message = {**messages[number], "tool_calls": other}
+            found.append(self.renderer.text(_with(messages, number, message), tools))
+        return _differing(text, found)
+
+    def _results(
+        self, text: str, messages: Sequence[Message], tools: Any, number: int
+    ) -> Iterator[Span]:
+        """The letters of the tools' results that follow message `number`."""
+        for i in range(number + 1, len(messages)):
+            if messages[i]["role"] != "tool":
+                return
+            others = [_with(messages, i, {**messages[i], "content": w}) for w in STAND_INS]
+            with suppress(UnusableError):  # the template wants this result and no other
+                yield _differing(text, [self.renderer.text(other, tools) for other in others])
+
+    def _marked(self, text: str, messages: Sequence[Message], tools: Any, first: int) -> list[Span]:
+        """What the template's own `{% generation %}` blocks hold."""
+        plain, *pieces = self.renderer.text(messages, tools, marks=True).split(BEGIN)
+        spans: list[Span] = []
+        for piece in pieces:
+            inside, _, after = piece.partition(END)
+            spans.append((len(plain), len(plain) + len(inside)))
+            plain += inside + after
+        if plain != text:
+            raise UnusableError("the chat template nests or uses its generation blocks")
+        earlier = sum(m["role"] == "assistant" for m in messages[:first])
+        if earlier and len(spans) != sum(m["role"] == "assistant" for m in messages):
+            raise UnusableError("the chat template's generation blocks are not its turns")
+        return [span for span in spans[earlier:] if span[0] < span[1]]
+
+    def _refuse_misplaced(
+        self,
+        text: str,
+        spans: Sequence[Span],
+        messages: Sequence[Message],
+        tools: Any,
+        first: int,
+    ) -> None:
+        """Calls are learned, and results are not."""
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant" or not message.get("tool_calls"):
+                continue
+            for place, result in enumerate(self._results(text, messages, tools, i), i + 2):
+                if any(_overlap(result, span) for span in spans):
+                    raise UnusableError(
+                        f"message {place}: the chat template writes a tool's result into the "
+                        "assistant's turn, where it would be learned"
+                    )
+            try:
+                start, stop = self._changed(text, messages, tools, i)
+            except UnusableError:  # the template wants this call and no other
+                continue
+            if i >= first and not any(a <= start and stop <= b for a, b in spans):
+                raise UnusableError(
+                    f"message {i + 1}: the chat template writes its tool call outside of the "
+                    "assistant's turn, where it is not learned"
+                )
+
+    def _closing(self, tail: str, *, whole: bool = True) -> str:
+        """What ends a turn: the tail up to its last special token; if it has none, the `whole`
+        of it without the blanks behind, or nothing."""
+        special = self.renderer.special
+        ends = [at + len(token) for token in special if (at := tail.rfind(token)) >= 0]
+        return tail[: max(ends)] if ends else tail.rstrip() if whole else ""
+
+
+def refuse_dropped(renderer: Renderer, text: str, messages: Sequence[Message], tools: Any) -> None:
+    """Raises UnusableError where a call, a result or the tools themselves are not in the text.
+
+    A part is in the text if another in its place gives another text, or is refused.
+    """
+
+    def same(messages: Sequence[Message], tools: Any) -> bool:
+        try:
+            return renderer.text(messages, tools) == text
+        except UnusableError:
+            return False
+
+    for i, message in enumerate(messages):
+        if message["role"] == "tool" and message["content"]:
+            other = {**message, "content": STAND_INS[0]}
+            if same(_with(messages, i, other), tools):
+                raise UnusableError(_dropped(f"message {i + 1}", "a tool's result"))
+        altered = _altered(message.get("tool_calls"))
+        for key in ("function_call",) if altered else ("tool_calls", "function_call"):
+            without = {k: v for k, v in message.items() if k != key}
+            if message.get(key) and same(_with(messages, i, without), tools):
+                raise UnusableError(_dropped(f"message {i + 1}", "its tool call"))
+        dropped = [
+            (call, part)
+            for call, part, other in altered
+            if same(_with(messages, i, {**message, "tool_calls": other}), tools)
+        ]
+        if dropped:
+            call, part = dropped[0]
+            whole = sum(c == call for c, _ in dropped) == sum(c == call for c, *_ in altered)
+            what = "" if whole else f"the {part} of "
+            raise UnusableError(_dropped(f"message {i + 1}", f"{what}its tool call {call + 1}"))
+    if tools and same(messages, _other_tools(tools)):
+        raise UnusableError(_dropped("the row", "its tools"))
+
+
+def _dropped(where: str, what: str) -> str:
+    return (
+        f"{where}: the chat template leaves out {what}; use one that writes tools and calls, "
+        "such as data.chat.template = 'qwen3'"
+    )
+
+
+def _with(messages: Sequence[Message], number: int, message: Message) -> list[Message]:
+    return [*messages[:number], message, *messages[number + 1 :]]
+
+
+def _altered(calls: Any) -> list[tuple[int, str, list[Any]]]:
+    """The calls with one part of one of them changed: its number, the part, all calls."""
+    found = []
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        for part in ("name", "arguments"):
+            other = _other_call(call, STAND_INS[0], part)
+            if other != call:
+                found.append((number, part, [*calls[:number], other, *calls[number + 1 :]]))
+    return found
+
+
+def _other_call(call: Any, word: str, part: str) -> Any:
+    """A call, or tool, of the same shape that says `word` in its name or in its arguments."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _other_call(call["function"], word, part)}
+    changed = {}
+    for key in ("name",) if part == "name" else ("arguments", "parameters"):
+        if isinstance(call.get(key), str):  # arguments may be written as JSON
+            changed[key] = word if part == "name" else f'{{"{word}": "{word}"}}'
+        elif isinstance(call.get(key), dict):
+            changed[key] = {word: word}
+    return {**call, **changed}
+
+
+def _other_tools(tools: Any) -> Any:
+    """The tools under other names; None, as if there were none, where they have none."""
+    if not isinstance(tools, list):
+        return None
+    other = [_other_call(tool, STAND_INS[0], "name") for tool in tools]
+    return other if other != tools else None
+
+
+def _differing(text: str, others: Sequence[str]) -> Span:
+    """The letters of a text that are not shared, at either end, with all the others."""
+    start = min(_shared(text, other) for other in others)
+    rest = min(_shared(text[::-1], other[::-1]) for other in others)
+    return start, max(start, len(text) - rest)
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _shared(a: str, b: str) -> int:
+    """Letters at the beginning that two texts share."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,309 @@
+"""Normalize: any input to parquet rows of (id, text, source, meta, split, rows).
+
+    slices --read--> rows --nfc--> hash --+--> <dir>/normalize/part-00000.parquet
+                                          |    (dedup = "none")
+                                          +--> <dir>/read --drop later equals--> the same
+
+The hash of a text decides whether it is held out, so neither its place nor its neighbors do.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from lmwright.config.run import Data, Source
+from lmwright.data.bad_examples import QUARANTINE, REASONS_SHOWN, BadWriter, bad_file
+from lmwright.data.manifest import Manifest, save_array, write_atomic
+from lmwright.data.progress import Progress
+from lmwright.data.sources.columns import Bad, Row, content_columns, names_of, needed_columns
+from lmwright.data.sources.files import PART_BYTES, Slice, cut_parts, find_files, source_names
+from lmwright.data.sources.holdout import ensure_held_out, part_file
+from lmwright.data.sources.read import read_rows
+from lmwright.data.stage import finished_stage, run_stage
+from lmwright.errors import UserError
+from lmwright.guard.redact import has_secrets, redact_text, redact_tree, without_secrets
+
+NAMES = ("id", "text", "source", "meta", "split", "rows")
+SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
+GROUP_BYTES = 8 << 20
+GROUP_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part reads, and how."""
+
+    number: int
+    name: str
+    """Name of the source."""
+    source: Source
+    slices: tuple[Slice, ...]
+    unicode: str
+    holdout_fraction: float
+    hashes: bool
+    """Also write the hash of each document."""
+
+
+def normalize(
+    data: Data,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    part_bytes: int = PART_BYTES,
+) -> Manifest:
+    """Reads every source into `<data.dir>/normalize`: parquet parts and quarantine.jsonl.
+
+    Counts: `sources` has `docs` and `bytes` per split and source; `input` has `rows`, `bad`,
+    `missing`, `empty` and `duplicates` per source. Raises UserError for input that cannot be
+    read, an empty corpus, a wrong column, more bad rows than allowed.
+    """
+    from lmwright.data.text.dedup import drop_duplicates
+
+    folder = Path(data.dir).absolute()
+    parts = plan_parts(data, part_bytes)
+    exact = data.normalize.dedup == "exact"
+    # a new token or signature of a URL makes no new data, and is nothing to write down
+    told = redact_tree([asdict(p) for p in parts], without_secrets)
+    fingerprint = {"parts": told, "dedup": data.normalize.dedup}
+    if data.normalize.unicode != "none":
+        fingerprint["unicodedata"] = unicodedata.unidata_version
+    if any(s.path.startswith("memory://") for s in data.sources):
+        workers = 1  # it lies in the memory of this process
+    limit = data.normalize.max_bad_fraction
+    private = any(has_secrets(source.path) for source in data.sources)
+    options = {"workers": workers, "progress": progress, "unit": "bytes", "private": private}
+    done = finished_stage("normalize", folder / "normalize", len(parts), fingerprint=fingerprint)
+    if done is None:
+        name = "read" if exact else "normalize"
+
+        def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
+            facts = _finish(parts, counts, folder / name, temp, limit)
+            if not exact:
+                hold_out(parts, counts, folder / name, temp)
+            return facts
+
+        done = run_stage(
+            name,
+            folder / name,
+            parts,
+            write_part,
+            fingerprint=fingerprint,
+            finish=finish,
+            **options,
+        )
+        if exact:
+            done = drop_duplicates(folder, done, parts, fingerprint, options)
+    if exact:
+        shutil.rmtree(folder / "read", ignore_errors=True)
+    # the limit may have been lowered since
+    _check_bad(done.counts["input"], folder / "normalize" / QUARANTINE, limit)
+    return done
+
+
+def plan_parts(data: Data, part_bytes: int) -> list[Part]:
+    """Parts of all sources in their order; depends on the sources and their files only."""
+    if not data.sources:
+        raise UserError("data.sources is empty; name at least one file, folder or dataset.")
+    if "://" in data.dir:
+        raise UserError(
+            f"data.dir: {data.dir} is a URL; prepare in a local folder and copy it there."
+        )
+    parts: list[Part] = []
+    names = source_names(data.sources)
+    for name, source in zip(names, data.sources, strict=True):
+        if source.use == "eval" and source.weight is not None:
+            raise UserError(
+                f"data.sources: {name!r} has a weight but use = 'eval'; a weight is a share of "
+                "training, so drop one of them."
+            )
+        files = find_files(source, data.dir)
+        source = replace(source, weight=None, name=name)
+        for slices in cut_parts(files, source, part_bytes):
+            settings = (data.normalize.unicode, data.holdout_fraction)
+            hashes = data.normalize.dedup == "exact"
+            parts.append(Part(len(parts), name, source, slices, *settings, hashes))
+    return parts
+
+
+def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
+    """Work of one part: its documents, its bad rows, its hashes; returns the counts."""
+    tally = dict.fromkeys(("rows", "bad", "missing", "empty", "duplicates"), 0)
+    kept: dict[str, dict[str, dict[str, int]]] = {}
+    hashes: list[bytes] = []
+    with ExitStack() as stack:
+        table = stack.enter_context(TableWriter(tmp_dir / part_file(part.number)))
+        bad = stack.enter_context(BadWriter(tmp_dir / bad_file(part.number)))
+        for piece, row in _rows(part):
+            tally["rows"] += 1
+            if isinstance(row, Bad):
+                tally["bad"] += 1
+                tally["missing"] += row.missing
+                bad.write(_bad_entry(part, piece, row))
+                continue
+            text = unicodedata.normalize("NFC", row.text) if part.unicode == "nfc" else row.text
+            if not text.strip():
+                tally["empty"] += 1
+                continue
+            raw = text.encode()
+            digest = xxhash.xxh3_128_digest(raw)
+            held_out = int.from_bytes(digest[:8], "big") < part.holdout_fraction * 2.0**64
+            split = "eval" if held_out or part.source.use == "eval" else "train"
+            kind = "text" if part.source.rows == "text" else "chat"
+            table.write((row.id, text, part.name, row.meta, split, kind), len(raw))
+            entry = kept.setdefault(split, {}).setdefault(part.name, {"docs": 0, "bytes": 0})
+            entry["docs"] += 1
+            entry["bytes"] += len(raw)
+            if part.hashes:
+                hashes.append(digest)
+    if part.hashes:
+        found = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
+        (tmp_dir / "hashes").mkdir()
+        save_array(tmp_dir / f"hashes/part-{part.number:05d}.npy", found)
+    return {"sources": kept, "input": {part.name: tally}}
+
+
+def _rows(part: Part) -> Iterator[tuple[Slice, Row | Bad]]:
+    for piece in part.slices:
+        for row in read_rows(piece, part.source):
+            yield piece, row
+
+
+class TableWriter:
+    """Writes rows as parquet in bounded memory; no rows, no file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: list[tuple[str, ...]] = []
+        self.size = 0
+        self.writer: pq.ParquetWriter | None = None
+
+    def write(self, row: tuple[str, ...], size: int) -> None:
+        """Adds one row of SCHEMA whose text has `size` bytes."""
+        self.rows.append(row)
+        self.size += size
+        if self.size >= GROUP_BYTES or len(self.rows) >= GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self.rows:
+            return
+        columns = [pa.array(c, pa.large_string()) for c in zip(*self.rows, strict=True)]
+        self.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+        self.rows, self.size = [], 0
+
+    def write_table(self, table: pa.Table) -> None:
+        """Writes a row group."""
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(
+                self.path,
+                SCHEMA,
+                compression="zstd",
+                use_dictionary=["source", "split", "rows"],
+                write_statistics=False,
+            )
+        self.writer.write_table(table)
+
+    def __enter__(self) -> "TableWriter":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self._flush()
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:
+    place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
+    file = redact_text(piece.file.path)
+    return {"source": part.name, "file": file, place: row.number, "reason": row.reason[:500]}
+
+
+def _finish(
+    parts: Sequence[Part],
+    counts: Sequence[dict[str, Any]],
+    folder: Path,
+    temp: Path,
+    limit: float,
+) -> dict[str, Any]:
+    """Gathers the bad rows; UserError if what was read is no corpus."""
+    tally: dict[str, dict[str, int]] = {}
+    docs = 0
+    with open(temp / QUARANTINE, "wb") as out:
+        for part, count in zip(parts, counts, strict=True):
+            mine = tally.setdefault(part.name, {})
+            for key, number in count["input"][part.name].items():
+                mine[key] = mine.get(key, 0) + number
+            docs += sum(e["docs"] for split in count["sources"].values() for e in split.values())
+            found = folder / bad_file(part.number)
+            if found.exists():
+                out.write(found.read_bytes())
+    try:
+        _check_columns(parts, tally, temp / QUARANTINE)
+        _check_bad(tally, temp / QUARANTINE, limit)
+        if not docs:
+            raise UserError(
+                f"data.sources hold no text ({sum(t['rows'] for t in tally.values())} rows, all "
+                "empty); add a source with text."
+            )
+    except UserError as e:
+        # the stage stays unfinished, yet the user gets to read what was wrong
+        place = folder / QUARANTINE
+        write_atomic(place, (temp / QUARANTINE).read_bytes())
+        raise UserError(str(e).replace(str(temp / QUARANTINE), str(place))) from None
+    return {"parts": list(counts)} if parts[0].hashes else {}
+
+
+def hold_out(
+    parts: Sequence[Part], counts: Sequence[dict[str, Any]], folder: Path, temp: Path
+) -> None:
+    """Sees to it that every source that trains has held-out text, if any is asked for."""
+    training = [p.name if p.source.use == "train" and p.holdout_fraction else "" for p in parts]
+    ensure_held_out(training, counts, folder, temp, parts[0].holdout_fraction)
+
+
+def _check_columns(
+    parts: Sequence[Part], tally: dict[str, dict[str, int]], quarantine: Path
+) -> None:
+    for part in parts:
+        seen = tally[part.name]
+        if seen["missing"] and seen["missing"] == seen["rows"]:
+            reason = next(e["reason"] for e in _bad_rows(quarantine) if e["source"] == part.name)
+            field = next(iter(needed_columns(part.source)))
+            raise UserError(
+                f"data.sources: no row of {part.source.path} has "
+                f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "
+                f"{QUARANTINE}; the first: {reason}); change data.sources.{field}."
+            )
+
+
+def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float) -> None:
+    bad, rows = (sum(t[key] for t in tally.values()) for key in ("bad", "rows"))
+    if bad <= limit * rows:
+        return
+    first = itertools.islice(_bad_rows(quarantine), REASONS_SHOWN)
+    shown = "; ".join(
+        f"{os.path.basename(e['file'])}:{e.get('line', e.get('row'))} {e['reason']}" for e in first
+    )
+    raise UserError(
+        f"{bad} of {rows} rows are bad, more than data.normalize.max_bad_fraction={limit:g} "
+        f"allows; they are listed in {quarantine}; the first: {shown}. "
+        "Correct the input or raise the fraction."
+    )
+
+
+def _bad_rows(quarantine: Path) -> Iterator[dict[str, Any]]:
+    with open(quarantine, encoding="utf-8") as f:
+        yield from map(json.loads, f)

@@ -1,0 +1,1 @@
+"""Tokens: tokenizers, and text to ids."""

@@ -1,0 +1,353 @@
+"""Tokenize: normalized text to flat token files, document boundaries kept.
+
+    normalize/part --row groups--> texts --encode--> [bos] ids [eos] --> part-00000.tokens.bin
+                                                                         part-00000.docs.npy
+    conversations --template, encode--> ids, learned ------------------> part-00000.learned.bin
+
+Tokens are little-endian uint16, or uint32 for a vocabulary beyond 65,536. The table of
+documents is int64 [documents, 2]: end in tokens, utf-8 bytes of the text (of what is learned
+of a conversation). Where there are conversations, each token has a byte: `Example.marks`.
+"""
+
+import contextlib
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from lmwright.config.run import Chat, Tokenize
+from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad
+from lmwright.data.manifest import Manifest, read_manifest, save_array
+from lmwright.data.progress import Progress
+from lmwright.data.rows.lengths import bucket
+from lmwright.data.stage import finished_stage, run_stage
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
+from lmwright.data.text.chat_template import ChatTemplate, template_source
+from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
+from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.errors import UserError
+
+PART_BYTES = 16 << 20
+BATCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Row groups start..stop-1 of one normalized file."""
+
+    number: int
+    file: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """How conversations are encoded: for rows of `seq_len` tokens, and how many may be bad."""
+
+    chat: Chat
+    seq_len: int
+    max_bad_fraction: float
+    pairs: bool = False
+    """Preferences: every example is two conversations."""
+    rated: bool = False
+    """Every answer is liked or not."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A part with all that a worker needs."""
+
+    part: Part
+    folder: str
+    """Of the normalized files."""
+    tokenizer: str
+    fingerprint: str
+    route: str
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    dtype: str
+    conversations: Conversations | None
+
+
+def tokenize(
+    data_dir: str | os.PathLike,
+    settings: Tokenize,
+    conversations: Conversations | None = None,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    part_bytes: int = PART_BYTES,
+) -> Manifest:
+    """Encodes `<data_dir>/normalize` with `<data_dir>/tokenizer` into `<data_dir>/tokenize`.
+
+    Files: `<split>/<source>/part-00000.tokens.bin` and `.docs.npy`, numbered in input order.
+    Counts: `sources` has `docs`, `tokens` and `bytes` (of text) per split and source; `tokens`
+    includes what is put before and after a document. Facts: vocab_size, dtype, eos_id, bos_id,
+    tokenizer_fingerprint, masked (some tokens are not learned). With `conversations` also
+    `.learned.bin`, `quarantine.jsonl`, the `lengths` of examples, and per source `learned`
+    tokens and examples that are `bad`, `too_long` and `cut`. Raises UserError if a stage before
+    is missing, the tokenizer lacks a token that is asked for, or too many examples are bad.
+    """
+    folder = Path(data_dir).absolute()
+    normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
+    facts = _facts(tokenizer, settings)
+    parts = plan_parts(normalized, part_bytes)
+    fingerprint = _fingerprint(folder, parts, settings, conversations, facts)
+    target = folder / "tokenize"
+    inputs = {"normalize": normalized}
+    found = finished_stage("tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs)
+    if found:
+        return found
+    route = choose_route(load_tokenizer(folder / "tokenizer"), settings.route)
+    before = (facts["bos_id"],) if settings.prepend == "bos" else ()
+    after = (facts["eos_id"],) if settings.append == "eos" else ()
+    places = (str(folder / "normalize"), str(folder / "tokenizer"))
+    shared = (*places, facts["tokenizer_fingerprint"], route, before, after, facts["dtype"])
+
+    def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
+        return gather_bad(target, counts, temp, conversations.max_bad_fraction)
+
+    return run_stage(
+        "tokenize",
+        target,
+        [Work(part, *shared, conversations) for part in parts],
+        write_part,
+        fingerprint=fingerprint,
+        inputs=inputs,
+        facts=facts
+        | {
+            "masked": conversations is not None,
+            "pairs": bool(conversations and conversations.pairs),
+            "rated": bool(conversations and conversations.rated),
+        },
+        finish=finish if conversations else None,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def _fingerprint(
+    folder: Path,
+    parts: Sequence[Part],
+    settings: Tokenize,
+    conversations: Conversations | None,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """What the output depends on."""
+    # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
+    named = settings.route if settings.route == "sentencepiece" else "any"
+    fingerprint = {
+        "parts": [asdict(p) for p in parts],
+        "prepend": settings.prepend,
+        "append": settings.append,
+        "route": named,
+        "tokenizer": facts["tokenizer_fingerprint"],
+    }
+    if conversations:
+        # the template is in the tokenizer's folder; its name says nothing more
+        fingerprint["conversations"] = {
+            **asdict(conversations),
+            "template": template_source(conversations.chat, load_tokenizer(folder / "tokenizer")),
+        }
+    return fingerprint
+
+
+def _facts(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
+    facts = {k: tokenizer.facts[k] for k in ("vocab_size", "eos_id", "bos_id")}
+    if facts["eos_id"] is None:
+        raise UserError(
+            'The tokenizer says no token that ends a document; add "eos_token" to the '
+            "tokenizer_config.json beside data.tokenizer.path."
+        )
+    if settings.prepend == "bos" and facts["bos_id"] is None:
+        raise UserError(
+            "data.tokenize.prepend='bos': the tokenizer has no such token; add \"bos_token\" to "
+            "the tokenizer_config.json beside data.tokenizer.path, or set it to 'none'."
+        )
+    return facts | {
+        "dtype": "uint16" if facts["vocab_size"] <= 1 << 16 else "uint32",
+        "tokenizer_fingerprint": tokenizer.facts["tokenizer_fingerprint"],
+    }
+
+
+def plan_parts(normalized: Manifest, part_bytes: int) -> list[Part]:
+    """Stretches of row groups of about `part_bytes` of text, in input order."""
+    parts: list[Part] = []
+    for name in sorted(n for n in normalized.files if n.endswith(".parquet")):
+        with contextlib.closing(pq.ParquetFile(Path(normalized.folder) / name)) as file:
+            sizes = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        start, size = 0, 0
+        for i, group in enumerate(sizes):
+            if size and size + group.total_byte_size > part_bytes:
+                parts.append(Part(len(parts), name, start, i))
+                start, size = i, 0
+            size += group.total_byte_size
+        parts.append(Part(len(parts), name, start, len(sizes)))
+    return parts
+
+
+def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
+    """Work of one part: its token files; returns the counts."""
+    encoder = _encoder(work.tokenizer, work.fingerprint, work.route)
+    chats = None
+    if work.conversations:
+        chats = _chat_encoder(work.tokenizer, work.fingerprint, work.conversations, work.after)
+    writers: dict[tuple[str, str], _DocumentWriter] = {}
+    path = Path(work.folder) / work.part.file
+    with contextlib.ExitStack() as stack, _one_thread():
+        bad = stack.enter_context(BadWriter(tmp_dir / bad_file(work.part.number)))
+        for rows in read_rows(path, work.part.start, work.part.stop):
+            texts = iter(encoder.encode_batch([row.text for row in rows if row.kind == "text"]))
+            for row in rows:
+                writer = writers.get((row.split, row.source))
+                if writer is None:
+                    stem = tmp_dir / row.split / row.source / f"part-{work.part.number:05d}"
+                    writer = stack.enter_context(_DocumentWriter(stem, work))
+                    writers[row.split, row.source] = writer
+                if row.kind == "text":
+                    writer.write(next(texts), len(row.text.encode()))
+                else:
+                    _write_example(row, chats, writer, bad)
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for (split, source), writer in writers.items():
+        counts.setdefault(split, {})[source] = writer.counts()
+    lengths: dict[str, dict[str, dict[str, int]]] = {}
+    for (split, source), writer in writers.items():
+        if writer.lengths:
+            lengths.setdefault(split, {})[source] = dict(writer.lengths)
+    return {"sources": counts} | ({"lengths": lengths} if chats else {})
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizedRow:
+    """One row of the stage before; `kind` is "text" or "chat" (`text` is JSON)."""
+
+    text: str
+    source: str
+    split: str
+    kind: str
+    id: str
+
+
+def read_rows(path: Path, start: int, stop: int) -> Iterator[list[NormalizedRow]]:
+    """Batches of rows of about 1 MiB from row groups start..stop-1."""
+    columns = ["text", "source", "split", "rows", "id"]
+    with contextlib.closing(pq.ParquetFile(path, pre_buffer=False)) as file:
+        for i in range(start, stop):
+            group = file.metadata.row_group(i)
+            size = max(1, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+            for batch in file.iter_batches(size, [i], columns, use_threads=False):
+                values = (batch.column(c).to_pylist() for c in columns)
+                yield [NormalizedRow(*row) for row in zip(*values, strict=True)]
+
+
+def _write_example(
+    row: NormalizedRow, chats: ChatEncoder | None, writer: "_DocumentWriter", bad: BadWriter
+) -> None:
+    if chats is None:
+        raise UserError(
+            "normalize holds conversations, and tokenize was asked for text; prepare again."
+        )
+    try:
+        example, size = chats.encode_sized(json.loads(row.text))
+    except UnusableError as e:
+        writer.tally["bad"] += 1
+        bad.write({"source": row.source, "id": row.id, "reason": str(e)[:500]})
+        return
+    writer.lengths[bucket(size)] += 1
+    if example is None:
+        writer.tally["too_long"] += 1
+        return
+    writer.tally["cut"] += example.cut
+    writer.write_learned(example.ids, example.text_bytes, example.marks)
+
+
+class _DocumentWriter:
+    """Token file and table of documents of one source and split."""
+
+    def __init__(self, stem: Path, work: Work):
+        self.stem = stem
+        self.before, self.after = work.before, work.after
+        self.dtype = np.dtype(work.dtype).newbyteorder("<")
+        self.masked = work.conversations is not None
+        self.tokens = self.learned = 0
+        self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
+        self.lengths: Counter[str] = Counter()
+        self.docs: list[tuple[int, int]] = []
+        self.file: BinaryIO | None = None
+        self.mask: BinaryIO | None = None
+
+    def write(self, ids: np.ndarray, text_bytes: int) -> None:
+        """A text, all of which is learned."""
+        ids = np.concatenate(
+            [np.array(self.before, ids.dtype), ids, np.array(self.after, ids.dtype)]
+        )
+        if not len(ids):
+            return  # its tokenizer gives nothing for it, and nothing is put around it
+        self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
+
+    def write_learned(self, ids: np.ndarray, text_bytes: int, marks: np.ndarray) -> None:
+        """Ids as they are, with their marks uint8."""
+        if self.mask is not None:
+            self.mask.write(marks.tobytes())
+            self.learned += int((marks & LEARNED).sum())
+        self.file.write(ids.astype(self.dtype).tobytes())
+        self.tokens += len(ids)
+        self.docs.append((self.tokens, text_bytes))
+
+    def counts(self) -> dict[str, int]:
+        text_bytes = sum(n for _, n in self.docs)
+        counts = {"docs": len(self.docs), "tokens": self.tokens, "bytes": text_bytes}
+        return counts | ({"learned": self.learned, **self.tally} if self.masked else {})
+
+    def __enter__(self) -> "_DocumentWriter":
+        self.stem.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(f"{self.stem}.tokens.bin", "wb")
+        if self.masked:
+            self.mask = open(f"{self.stem}.learned.bin", "wb")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.file.close()
+        if self.mask is not None:
+            self.mask.close()
+        table = np.array(self.docs, "<i8").reshape(-1, 2)
+        save_array(self.stem.with_name(f"{self.stem.name}.docs.npy"), table)
+
+
+@functools.lru_cache(1)
+def _encoder(folder: str, _fingerprint: str, route: str) -> Encoder:
+    return make_encoder(load_tokenizer(folder), route)
+
+
+@functools.lru_cache(1)
+def _chat_encoder(
+    folder: str, _fingerprint: str, how: Conversations, after: tuple[int, ...]
+) -> ChatEncoder:
+    tokenizer = load_tokenizer(folder)
+    template = ChatTemplate(template_source(how.chat, tokenizer), tokenizer, how.chat.date)
+    return ChatEncoder(template, tokenizer, how.chat, how.seq_len, after[0] if after else None)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Parts run side by side already: the tokenizers library is not to add threads."""
+    name = "TOKENIZERS_PARALLELISM"
+    old = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old

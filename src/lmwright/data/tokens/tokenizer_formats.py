@@ -1,0 +1,318 @@
+"""Tokenizers of other makes: GPT-2 files, tokenizer.json, sentencepiece models, .tiktoken ranks.
+
+Each becomes a `tokenizers.Tokenizer` with the same ids, so that everything can be saved in
+one layout. A sentencepiece model is converted exactly or refused: the result is compared with
+the sentencepiece library itself on a probe text.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from lmwright.data.tokens.probe import BLANKS, PROBE
+from lmwright.data.tokens.tokenizer import (
+    SPLIT,
+    TextTokenizer,
+    chat_template_of,
+    find_roles,
+    load_tokenizer,
+    read_backend,
+    read_json,
+)
+from lmwright.errors import UserError
+
+ACCEPTED = (
+    "tokenizer.json, a folder with it, a folder with vocab.json and merges.txt, "
+    "a sentencepiece .model or a .tiktoken file"
+)
+GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+O200K_SPLIT = "|".join(
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a .tiktoken file leaves unsaid: split, special tokens (id order), roles."""
+
+    split: str
+    special: dict[str, int]
+    eos: str
+    bos: str | None = None
+    pad: str | None = None
+    prefixed: bool = False
+    """transformers puts bos before a text."""
+    nfc: bool = False
+
+
+MOST_SPECIAL = 100_000  # ids beyond the ranks: a gap is filled with unused tokens
+
+
+def _after(first: int, names: Iterable[str]) -> dict[str, int]:
+    return {name: first + i for i, name in enumerate(names)}
+
+
+def _reserved(first: int, stop: int) -> list[str]:
+    return [f"<|reserved_special_token_{i}|>" for i in range(first, stop)]
+
+
+# By number of ranks. Llama 3 counts its reserved tokens around the named ones.
+LLAMA3_SPECIAL = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    *_reserved(0, 4),
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    *_reserved(4, 5),
+    "<|eot_id|>",
+    *_reserved(5, 251),
+]
+QWEN_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + [
+    f"<|extra_{i}|>" for i in range(205)
+]
+FIM = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+END = "<|endoftext|>"
+FAMILIES = {
+    128000: Family(
+        SPLIT,
+        _after(128000, LLAMA3_SPECIAL),
+        eos="<|end_of_text|>",
+        bos="<|begin_of_text|>",
+        prefixed=True,
+    ),
+    151643: Family(
+        SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"), _after(151643, QWEN_SPECIAL), END, pad=END, nfc=True
+    ),
+    50256: Family(GPT2_SPLIT, {END: 50256}, END, END),
+    50280: Family(GPT2_SPLIT, {END: 50256}, END, END),
+    100256: Family(SPLIT, {**_after(100257, [END, *FIM]), "<|endofprompt|>": 100276}, END),
+    199998: Family(O200K_SPLIT, {END: 199999, "<|endofprompt|>": 200018}, END),
+}
+
+
+def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
+    """Reads a tokenizer of any accepted make; UserError says what is wrong with the file.
+
+    A .tiktoken file of no known family needs `<file>.json` beside it:
+    {"pattern": "...", "special_tokens": {"<|end|>": 5000}, "eos_token": "<|end|>"}.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return _import_folder(path)
+    if not path.is_file():
+        raise UserError(f"tokenizer.path: {path} does not exist; give {ACCEPTED}.")
+    if path.suffix == ".tiktoken" or path.name.endswith(".tiktoken"):
+        return import_tiktoken(path)
+    if path.suffix == ".model":
+        with path.open("rb") as f:
+            # Llama 3 ships its ranks as tokenizer.model: base64 lines, no protobuf
+            is_proto = f.read(1) == b"\n"
+        return import_sentencepiece(path) if is_proto else import_tiktoken(path)
+    if path.name in ("vocab.json", "encoder.json", "merges.txt", "vocab.bpe"):
+        return import_gpt2(path.parent)
+    if path.suffix == ".json":
+        beside = (path.parent / "tokenizer_config.json").is_file()
+        if path.name == "tokenizer.json" and beside:
+            return load_tokenizer(path.parent)
+        backend = read_backend(path)
+        return TextTokenizer(backend, **find_roles(backend))
+    raise UserError(f"tokenizer.path: {path} is of no known kind; give {ACCEPTED}.")
+
+
+def _import_folder(folder: Path) -> TextTokenizer:
+    if (folder / "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    if (folder / "vocab.json").is_file() or (folder / "encoder.json").is_file():
+        return import_gpt2(folder)
+    found = sorted(p for p in folder.iterdir() if p.suffix in (".model", ".tiktoken"))
+    if len(found) == 1:
+        tokenizer = import_tokenizer(found[0])
+        config = read_json(folder / "tokenizer_config.json")
+        roles = find_roles(tokenizer.backend, config) if config else {}
+        return replace(
+            tokenizer,
+            **roles,
+            chat_template=chat_template_of(folder, config) or tokenizer.chat_template,
+        )
+    what = "several tokenizers" if found else "no tokenizer"
+    raise UserError(f"tokenizer.path: {folder} holds {what}; give {ACCEPTED}.")
+
+
+def import_gpt2(folder: Path) -> TextTokenizer:
+    """GPT-2's vocab.json and merges.txt (or encoder.json and vocab.bpe)."""
+    vocab = next(
+        (folder / n for n in ("vocab.json", "encoder.json") if (folder / n).is_file()), None
+    )
+    merges = next((folder / n for n in ("merges.txt", "vocab.bpe") if (folder / n).is_file()), None)
+    if vocab is None or merges is None:
+        missing = "vocab.json" if vocab is None else "merges.txt"
+        raise UserError(f"tokenizer.path: {folder} holds no {missing}; GPT-2 files come as a pair.")
+    try:
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as e:  # the library raises bare Exception
+        raise UserError(f"{vocab} and {merges} do not belong together: {e}.") from None
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.decoder = decoders.ByteLevel()
+    config = read_json(folder / "tokenizer_config.json")
+    roles = find_roles(backend, config)
+    if set(roles) == {"eos"}:
+        roles |= {"bos": roles["eos"], "pad": roles["eos"]}
+    _mark_special(backend, roles.values())
+    return TextTokenizer(backend, **roles, chat_template=chat_template_of(folder, config))
+
+
+def import_tiktoken(path: Path) -> TextTokenizer:
+    """Ranks in base64, one a line; split and special tokens from a sidecar or the family."""
+    ranks = read_ranks(path)
+    family = _sidecar(path, ranks) or FAMILIES.get(len(ranks))
+    if family is None:
+        raise UserError(
+            f"{path} has {len(ranks)} ranks, which is no known family; write {path.name}.json "
+            'beside it: {"pattern": "...", "special_tokens": {"<|end|>": '
+            f'{max(ranks.values()) + 1}}}, "eos_token": "<|end|>"}}.'
+        )
+    vocab, merges = byte_vocab(ranks)
+    # A piece that is a token as a whole is taken unmerged: so does tiktoken.
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    try:
+        split = tokenizers.Regex(family.split)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path.name}.json: pattern: {error}; correct it.") from None
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    if family.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    _add_at(backend, family.special, path)
+    if family.prefixed:
+        _prefix(backend, family.bos)
+    return TextTokenizer(backend, eos=family.eos, bos=family.bos, pad=family.pad)
+
+
+def _sidecar(path: Path, ranks: dict[bytes, int]) -> Family | None:
+    beside = path.with_name(path.name + ".json")
+    body = read_json(beside)
+    if not body:
+        return None
+    special = body.get("special_tokens")
+    if not isinstance(body.get("pattern"), str) or not isinstance(special, dict):
+        raise UserError(f'{beside} needs "pattern" (text) and "special_tokens" (token to id).')
+    taken = set(ranks.values())
+    for token, i in special.items():
+        if type(i) is not int or i in taken or not 0 <= i < len(ranks) + MOST_SPECIAL:
+            raise UserError(f"{beside}: special_tokens: {token!r} needs an id of its own, not {i}.")
+        taken.add(i)
+    for role in ("eos_token", "bos_token", "pad_token"):
+        if body.get(role) is not None and body[role] not in list(special):
+            raise UserError(f"{beside}: {role} {body[role]!r} is not in special_tokens.")
+    roles = {r: body.get(f"{r}_token") for r in ("eos", "bos", "pad")}
+    return Family(body["pattern"], special, **roles, nfc=body.get("normalizer") == "nfc")
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Token bytes to rank; UserError names the line that is wrong."""
+    ranks: dict[bytes, int] = {}
+    with path.open("rb") as f:
+        for number, line in enumerate(f, 1):
+            if not line.strip():
+                continue
+            try:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+            except (ValueError, binascii.Error):
+                raise UserError(f"{path}:{number} is not `base64 rank`; is it cut?") from None
+    missing = [b for b in range(256) if bytes([b]) not in ranks]
+    if missing:
+        raise UserError(f"{path} lacks {len(missing)} of the 256 single bytes; is it cut?")
+    return ranks
+
+
+def byte_vocab(ranks: dict[bytes, int]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Byte-level BPE vocabulary and merges from ranks.
+
+    Every cut of a token into two tokens becomes a merge, ordered by the token's rank. Only one
+    of them can ever be reached, since what happens inside a token depends on its bytes alone.
+    """
+    letter = byte_letters()
+    text = {token: "".join(letter[b] for b in token) for token in ranks}
+    merges = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ranks and right in ranks:
+                merges.append((rank, ranks[left], ranks[right], text[left], text[right]))
+    merges.sort()
+    return {text[t]: r for t, r in ranks.items()}, [m[3:] for m in merges]
+
+
+def byte_letters() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    letters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    return [letters[b] for b in range(256)]
+
+
+def _add_at(backend: tokenizers.Tokenizer, special: dict[str, int], path: Path) -> None:
+    """Adds special tokens under exactly these ids; gaps are filled with unused tokens."""
+    by_id = {i: token for token, i in special.items()}
+    taken = set(backend.get_vocab().values())
+    names = {i: by_id.get(i, f"<|unused_{i}|>") for i in range(max(by_id) + 1) if i not in taken}
+    _mark_special(backend, names.values())
+    for i, token in by_id.items():
+        if backend.token_to_id(token) != i:
+            raise UserError(f"{path}: special token {token!r} cannot have the id {i}.")
+
+
+def _mark_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(t, special=True, normalized=False) for t in dict.fromkeys(tokens)]
+    )
+
+
+def _prefix(backend: tokenizers.Tokenizer, bos: str) -> None:
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos}:1 $B:1",
+        special_tokens=[(bos, backend.token_to_id(bos))],
+    )
+
+
+def import_sentencepiece(path: Path) -> TextTokenizer:
+    """A sentencepiece tokenizer.model, BPE or Unigram."""
+    from lmwright.data.tokens.sentencepiece_model import convert
+
+    raw = path.read_bytes()
+    for longest_blanks in (False, True):
+        backend, processor, roles = convert(raw, str(path), longest_blanks=longest_blanks)
+        tokenizer = TextTokenizer(backend, **roles, sentencepiece=raw)
+        probe = (*PROBE, *BLANKS) if longest_blanks else PROBE
+        different = [t for t in probe if processor.encode(t) != tokenizer.encode(t)]
+        if not different:
+            return tokenizer
+    raise UserError(
+        f"{path} cannot be converted to tokenizer.json with the same ids ({len(different)} of "
+        f"{len(probe)} probe texts differ, such as {different[0][:40]!r}); use a tokenizer.json "
+        "of the same model."
+    )

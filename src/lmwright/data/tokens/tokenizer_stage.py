@@ -1,0 +1,151 @@
+"""Tokenizer stage: the run's tokenizer, imported or trained, in `<data.dir>/tokenizer`.
+
+The folder is in Hugging Face's layout, beside the stage's own manifest.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import tokenizers
+
+from lmwright.config.run import EARLIER_VOCAB_SIZE, Tokenizer
+from lmwright.data.manifest import Manifest, hash_file, read_manifest
+from lmwright.data.progress import Progress
+from lmwright.data.stage import finished_stage, run_stage
+from lmwright.data.text.chat import plain_text
+from lmwright.data.tokens.tokenize import read_rows
+from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.vocabulary import train_bytes, trained_size
+from lmwright.errors import UserError
+
+# A chunk is short enough to spread the sample, long enough to keep words whole.
+SAMPLE_CHARS = 1 << 14
+FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.bpe", "*.jinja")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The stage's only part."""
+
+    spec: Tokenizer
+    data_dir: str
+
+
+def make_tokenizer(
+    data_dir: str | os.PathLike,
+    spec: Tokenizer,
+    *,
+    model_vocab_size: int | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Imports `spec.path`, or trains on the train split of `<data_dir>/normalize`.
+
+    model_vocab_size: ids of a trained tokenizer where `spec` says none, if the text suffices.
+    Facts: vocab_size, eos_id, bos_id, pad_id, tokenizer_fingerprint. Raises UserError for a
+    tokenizer that cannot be read, and for text that has not been normalized yet.
+    """
+    folder = Path(data_dir).absolute()
+    if spec.path is None:
+        normalized = read_manifest(folder / "normalize")
+        inputs = {"normalize": normalized}
+        if earlier := _earlier(folder, spec, inputs):
+            return earlier
+        size = trained_size(spec, model_vocab_size, train_bytes(normalized))
+        spec = replace(spec, vocab_size=size)
+        said = _said(spec)
+    else:
+        inputs = {}
+        said = {"chat_template": spec.chat_template, "files": _hashes(Path(spec.path))}
+    return run_stage(
+        "tokenizer",
+        folder / "tokenizer",
+        [Job(spec, str(folder))],
+        write_tokenizer,
+        fingerprint=said,
+        inputs=inputs,
+        finish=lambda counts, _temp: counts[0]["about"],
+        workers=1,
+        progress=progress,
+        unit="vocab_size",
+    )
+
+
+def _said(spec: Tokenizer) -> dict[str, Any]:
+    # how a tokenizer is trained may change with the library
+    return {**asdict(spec), "library": tokenizers.__version__}
+
+
+def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Manifest | None:
+    """The finished tokenizer of a store that was made when its size did not follow the model."""
+    if spec.vocab_size is not None:
+        return None
+    said = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
+    return finished_stage("tokenizer", folder / "tokenizer", 1, fingerprint=said, inputs=inputs)
+
+
+def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
+    """Work of the part: makes the tokenizer and saves it; returns what is known of it."""
+    spec = job.spec
+    if spec.path is None:
+        normalized = read_manifest(Path(job.data_dir) / "normalize")
+        tokenizer = train_tokenizer(sample_texts(normalized, spec.sample_bytes), spec)
+    else:
+        tokenizer = import_tokenizer(spec.path)
+        if spec.chat_template is not None:
+            tokenizer = replace(tokenizer, chat_template=spec.chat_template)
+    save_tokenizer(tokenizer, tmp_dir)
+    names = ("vocab_size", "eos_id", "bos_id", "pad_id")
+    about = {n: getattr(tokenizer, n) for n in names}
+    return {"about": {**about, "tokenizer_fingerprint": tokenizer.fingerprint}}
+
+
+def _hashes(path: Path) -> dict[str, str]:
+    """Hash of each file that the tokenizer may be read from."""
+    path = path.expanduser()
+    beside = path if path.is_dir() else path.parent
+    if not path.exists():
+        raise UserError(f"data.tokenizer.path: {path} does not exist.")
+    found = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
+    if path.is_file():
+        sidecars = {path.name, f"{path.name}.json", "tokenizer_config.json", "merges.txt"}
+        names = sidecars | {"special_tokens_map.json", "chat_template.jinja", "vocab.bpe"}
+        names |= {"vocab.json", "encoder.json", "tokenizer.model"}
+        found = {p for p in found if p.name in names} | {path}
+    return {p.name: hash_file(p) for p in sorted(found)}
+
+
+def sample_texts(normalized: Manifest, budget_bytes: int) -> Iterator[str]:
+    """Train text of at most `budget_bytes`, spread evenly over the whole corpus.
+
+    Whole documents if all fit; else chunks of them at even distances.
+    """
+    share = budget_bytes / max(1, train_bytes(normalized))
+    owed = 0.0
+    for text in _train_texts(normalized):
+        if share >= 1:
+            yield text
+            continue
+        for at in range(0, len(text), SAMPLE_CHARS):
+            chunk = text[at : at + SAMPLE_CHARS]
+            size = len(chunk.encode())
+            owed += size * share
+            if owed >= size:
+                owed -= size
+                yield chunk
+
+
+def _train_texts(normalized: Manifest) -> Iterator[str]:
+    for name in sorted(n for n in normalized.files if n.endswith(".parquet")):
+        path = Path(normalized.folder) / name
+        with contextlib.closing(pq.ParquetFile(path)) as file:
+            groups = file.num_row_groups
+        for rows in read_rows(path, 0, groups):
+            for row in rows:
+                if row.split == "train":
+                    yield row.text if row.kind == "text" else plain_text(row.text)

@@ -1,0 +1,99 @@
+"""Vocabulary: whether a tokenizer and a model suit each other."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.run import EARLIER_VOCAB_SIZE, Data, Tokenizer
+from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.errors import UserError
+
+# A token of a trained vocabulary is then seen some sixteen times.
+BYTES_PER_ID = 64
+# Below this share, a vocabulary that is padded to a round number is nothing to speak of.
+WORTH_SAYING = 0.01
+
+
+def trained_size(spec: Tokenizer, model_size: int | None, text_bytes: int) -> int:
+    """Ids of a tokenizer to be trained: as said, else the model's, as far as the text suffices."""
+    if spec.vocab_size is not None:
+        return spec.vocab_size
+    if model_size is None:
+        return EARLIER_VOCAB_SIZE
+    enough = min(text_bytes, spec.sample_bytes) // BYTES_PER_ID
+    return min(model_size, max(EARLIER_VOCAB_SIZE, enough))
+
+
+def train_bytes(normalized: Manifest) -> int:
+    """Bytes of the text that is trained on."""
+    train = normalized.counts["sources"].get("train", {})
+    return sum(entry["bytes"] for entry in train.values())
+
+
+def check_imported(data: Data, model_size: int | None) -> None:
+    """UserError for a tokenizer that is not there, cannot be read or is too large for the model;
+    before any text is read."""
+    path = data.tokenizer.path
+    if path is None:
+        return
+    if not Path(path).expanduser().exists():
+        raise UserError(
+            f"data.tokenizer.path: {path} does not exist; for a tokenizer of the Hugging Face hub, "
+            f"fetch its files first (hf download {path} tokenizer.json --local-dir tokenizer)."
+        )
+    made = Path(data.dir) / "tokenizer"
+    if (made / MANIFEST).exists():
+        return  # check_size is told of it when the stage is done
+    check_size(import_tokenizer(path).vocab_size, model_size, path)
+
+
+def check_size(ids: int, model_size: int | None, where: str) -> None:
+    """UserError for a tokenizer with ids that the model has no row for."""
+    if model_size is not None and ids > model_size:
+        raise UserError(
+            f"model.vocab_size: {model_size} is smaller than the {ids} ids of the tokenizer in "
+            f"{where}; raise it"
+        )
+
+
+def unused_note(model: Any, data_dir: str, ids: int) -> str | None:
+    """What of a model no token of the tokenizer uses, and what to do; None if it is little."""
+    size = getattr(model, "vocab_size", None)
+    if not size or ids >= size:
+        return None
+    leaves = list(_leaves(model.spec()))
+    count = sum(math.prod(p.shape) for p in leaves)
+    rows = sum(math.prod(p.shape) for p in leaves if "vocab" in p.axes)
+    share = rows * (size - ids) / size / count
+    if share < WORTH_SAYING:
+        return None
+    return (
+        f"model.vocab_size = {size:,}, but the tokenizer has {ids:,} ids: {share:.0%} of the "
+        f"model's parameters are rows that nothing uses; set {_cure(data_dir, size, ids)}"
+    )
+
+
+def _cure(data_dir: str, size: int, ids: int) -> str:
+    smaller = f"model.vocab_size = {-(-ids // 128) * 128}"
+    try:
+        made = read_manifest(Path(data_dir) / "tokenizer")
+        normalized = read_manifest(Path(data_dir) / "normalize")
+    except UserError:
+        return smaller
+    said = made.fingerprint["fingerprint"]
+    if "files" in said:
+        return f"{smaller}, or import a larger tokenizer"
+    text_bytes = train_bytes(normalized)
+    if ids < said["vocab_size"] or trained_size(Tokenizer(), size, text_bytes) <= ids:
+        return f"{smaller}; {text_bytes / 1e6:.1f} MB of text suffice for no more ids"
+    return f"{smaller}, or data.tokenizer.vocab_size = {size} and prepare again"
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from _leaves(value)
+    else:
+        yield tree

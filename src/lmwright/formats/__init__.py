@@ -1,0 +1,1 @@
+"""Formats: Hugging Face, PEFT and GGUF files, in and out, with proof."""

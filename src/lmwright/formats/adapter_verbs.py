@@ -1,0 +1,98 @@
+"""The verbs of adapters: a run's adapter as a PEFT folder, folders combined, and merged."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from lmwright.errors import UserError
+from lmwright.formats.adapter_note import refuse_other_base, write_note
+from lmwright.formats.combine import Combination, combine
+from lmwright.formats.hf import LoadedModel, export_loaded, load_model
+from lmwright.formats.hf_layout import HfTensors
+from lmwright.formats.hf_write import new_folder
+from lmwright.formats.origin import weights_hash
+from lmwright.formats.peft import merge_into, to_peft
+from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
+from lmwright.formats.proof import Proof, Source
+
+
+def export_adapter_command(
+    run_dir: str | Path, out: str | Path, *, adapter: str | None = None
+) -> None:
+    """Writes an adapter of a run's newest checkpoint as a PEFT folder."""
+    from lmwright.config.load import load_run
+    from lmwright.config.run import Mesh
+    from lmwright.program.plan import resolve
+    from lmwright.train.lora_restore import pick, trained
+
+    folder = Path(run_dir)
+    if not (folder / "run.toml").exists():
+        raise UserError(f"{folder}: not a run directory (no run.toml); train one first")
+    run = replace(load_run(folder / "run.toml", []), mesh=Mesh())
+    if run.lora is None:
+        raise UserError(f"{folder}: trained all its weights; write it with lmwright export")
+    plan = resolve(run, jax.local_devices()[:1])
+    chosen = pick(plan, adapter)
+    base, weights = trained(plan, folder)
+    found = to_peft(run.model, chosen, weights[chosen.name], base.path)
+    with new_folder(Path(out)) as temporary:
+        write_folder(temporary, found)
+        write_note(temporary, base.path, base.hash, run.lora.base)
+    _say(out, found)
+
+
+def merge_command(
+    base: str | Path,
+    adapter: str | Path,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """Writes a model with a PEFT adapter merged into it, as `lmwright export` writes models, and
+    compares it with what PEFT computes from the same base and folder, where PEFT is installed.
+    Raises UserError for an adapter that was trained on another base."""
+    loaded, found = load_model(base), read_folder(adapter)
+    loaded.check()
+    weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
+    hashes = (weights_hash(weights, to) for to in (None, ml_dtypes.bfloat16))
+    refuse_other_base(Path(adapter), base, hashes, "merge into that one")
+    model, merged = merge_into(loaded.model, weights, found, str(adapter))
+    facts = replace(
+        loaded.facts,
+        name=Path(out).absolute().name,
+        origin=f"{loaded.facts.name} with the adapter {Path(adapter).absolute().name} merged in.",
+    )
+    changed: LoadedModel = replace(
+        loaded,
+        model=model,
+        tensors=HfTensors(model, merged),
+        facts=facts,
+        origin=Source(loaded.reference, model, lambda: merged, Path(adapter)),
+    )
+    return export_loaded(changed, out, dtype=dtype, overwrite=overwrite)
+
+
+def combine_command(
+    out: str | Path, adapters: Sequence[str], *, weights: Sequence[float] = (), **how: Any
+) -> None:
+    """Writes several PEFT adapters of one base as one; equal weights if none are given."""
+    said = list(weights) or [1.0 / len(adapters)] * len(adapters)
+    found = combine([read_folder(folder) for folder in adapters], said, Combination(**how))
+    with new_folder(Path(out)) as temporary:
+        write_folder(temporary, found)
+    _say(out, found)
+
+
+def _say(out: str | Path, adapter: PeftFolder) -> None:
+    count = sum(module.a.size + module.b.size for module in adapter.modules.values())
+    ranks = sorted({module.rank for module in adapter.modules.values()})
+    print(
+        f"{out}: {len(adapter.modules)} modules, {count:,} parameters, "
+        f"rank {', '.join(map(str, ranks))}"
+    )

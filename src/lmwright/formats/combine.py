@@ -1,0 +1,182 @@
+"""Adapters combined into one, as `peft.add_weighted_adapter` does (PEFT's merging guide).
+
+    linear        factors added, each weighted by the root of its share: fast, inexact
+    cat           ranks side by side: exact, and as wide as all together
+    svd           the sum of the products, cut to a rank again
+    ties          small values dropped, signs put to the vote (https://arxiv.org/abs/2306.01708)
+    dare-linear   values dropped at random, the others scaled up
+    dare-ties     both (https://arxiv.org/abs/2311.03099)
+
+The `-svd` forms of the last three do it to the products instead of the factors. All is linear
+algebra on the host, in float32.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from lmwright.errors import UserError
+from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config
+
+Method = Literal[
+    "linear", "cat", "svd", "ties", "dare-linear", "dare-ties", "ties-svd", "dare-linear-svd",
+    "dare-ties-svd",
+]  # fmt: skip
+METHODS: tuple[str, ...] = Method.__args__
+SPARSE = ("ties", "dare")
+
+Mix = Callable[[Sequence[np.ndarray], Sequence[float]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How adapters become one."""
+
+    method: Method = "svd"
+    density: float = 1.0
+    """Share of values that ties and dare keep."""
+    rank: int | None = None
+    """Rank after an svd; the largest of the adapters if unset."""
+    sign: Literal["total", "frequency"] = "total"
+    """How ties votes on signs: by sums, or by heads."""
+    seed: int = 0
+    """Of what dare drops."""
+
+
+def combine(
+    adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combination
+) -> PeftFolder:
+    """One adapter of several on the same base. A module that some lack is made of the others.
+
+    Raises UserError for weights, ranks or settings that do not fit the method.
+    """
+    _check(adapters, weights, how)
+    rng = np.random.default_rng(how.seed)
+    names = dict.fromkeys(name for adapter in adapters for name in adapter.modules)
+    modules = {}
+    for name in names:
+        found = [
+            (adapter.modules[name], weight)
+            for adapter, weight in zip(adapters, weights, strict=True)
+            if name in adapter.modules
+        ]
+        modules[name] = _combined(name, [m for m, _ in found], [w for _, w in found], how, rng)
+    # the scale is in the factors, so that alpha is the rank
+    alphas = {name: float(module.rank) for name, module in modules.items()}
+    base = adapters[0].config.get("base_model_name_or_path") or ""
+    return PeftFolder(make_config(modules, base, alphas), modules, _whole(adapters))
+
+
+def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
+    """Weights that the adapters are kept with. Raises UserError where they are not one base's."""
+    found: dict[str, np.ndarray] = {}
+    for adapter in adapters:
+        for name, weight in adapter.whole.items():
+            if not np.array_equal(found.setdefault(name, weight), weight):
+                raise UserError(f"the adapters are kept with different {name}; their bases differ")
+    return found
+
+
+def _check(adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combination) -> None:
+    if how.method not in METHODS:
+        raise UserError(f"method: {how.method!r} is not one of {', '.join(METHODS)}")
+    if len(adapters) != len(weights) or not adapters:
+        raise UserError(f"weights: {len(weights)} for {len(adapters)} adapters; give one to each")
+    if not 0 <= how.density <= 1 or (how.density == 0 and how.method.startswith("dare")):
+        raise UserError(f"density: {how.density} is not a share of values to keep, up to 1")
+    if how.density != 1 and not how.method.startswith(SPARSE):
+        raise UserError(f"density: has no effect on {how.method!r}; drop it")
+    if how.rank is not None and not how.method.endswith("svd"):
+        raise UserError(f"rank: has no effect on {how.method!r}; drop it or use an svd")
+    if starts := sorted({adapter.start for adapter in adapters if adapter.start}):
+        raise UserError(
+            f"adapters that began as {' or '.join(starts)} add up only together with their base; "
+            f"save them again with PEFT's path_initial_model_for_weight_conversion, or merge each"
+        )
+    if any(m.magnitude is not None for adapter in adapters for m in adapter.modules.values()):
+        raise UserError("adapters of DoRA do not add up; merge each into the base instead")
+    bases = {adapter.config.get("base_model_name_or_path") for adapter in adapters}
+    if len(bases) > 1:
+        raise UserError(f"the adapters are for several bases: {', '.join(map(str, bases))}")
+
+
+def _combined(
+    name: str,
+    modules: Sequence[PeftModule],
+    weights: Sequence[float],
+    how: Combination,
+    rng: np.random.Generator,
+) -> PeftModule:
+    shapes = {(m.a.shape[1], m.b.shape[0]) for m in modules}
+    if len(shapes) > 1:
+        raise UserError(f"{name}: has other dimensions in another adapter; their bases differ")
+    table = modules[0].is_table
+    if how.method == "cat":
+        a = np.concatenate([m.a * w * m.scale for m, w in zip(modules, weights, strict=True)])
+        return PeftModule(a, np.concatenate([m.b for m in modules], axis=1), 1.0, None, table)
+    mix = _mixer(how, rng)
+    if how.method.endswith("svd"):
+        rank = how.rank or max(m.rank for m in modules)
+        a, b = _cut(mix([m.delta for m in modules], weights), rank)
+        return PeftModule(a, b, 1.0, None, table)
+    if len({m.rank for m in modules}) > 1:
+        raise UserError(
+            f"{name}: {how.method!r} needs adapters of one rank; use cat, svd or {how.method}-svd"
+        )
+    shares = [w * m.scale for m, w in zip(modules, weights, strict=True)]
+    roots = [math.sqrt(abs(share)) for share in shares]
+    a = mix(
+        [m.a for m in modules], [math.copysign(r, s) for r, s in zip(roots, shares, strict=True)]
+    )
+    return PeftModule(a, mix([m.b for m in modules], roots), 1.0, None, table)
+
+
+def _cut(delta: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    u, s, vh = np.linalg.svd(delta, full_matrices=False)
+    return vh[:rank], u[:, :rank] * s[:rank]
+
+
+def _mixer(how: Combination, rng: np.random.Generator) -> Mix:
+    method = how.method.removesuffix("-svd")
+    if method in ("linear", "svd"):
+        return weighted_sum
+    drop = partial(keep_random, density=how.density, rng=rng)
+    if method == "dare-linear":
+        return lambda values, weights: weighted_sum([drop(v) for v in values], weights)
+    prune = drop if method == "dare-ties" else partial(keep_largest, density=how.density)
+    return lambda values, weights: elected([prune(v) for v in values], weights, how.sign)
+
+
+def weighted_sum(values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """Sum of arrays times their weights."""
+    return sum(np.float32(w) * v for v, w in zip(values, weights, strict=True))
+
+
+def keep_largest(values: np.ndarray, density: float) -> np.ndarray:
+    """The share of largest magnitudes, zeros elsewhere."""
+    if density >= 1:
+        return values
+    kept = np.zeros(values.size, values.dtype)
+    top = np.argsort(-np.abs(values), axis=None, kind="stable")[: int(density * values.size)]
+    kept[top] = values.reshape(-1)[top]
+    return kept.reshape(values.shape)
+
+
+def keep_random(values: np.ndarray, density: float, rng: np.random.Generator) -> np.ndarray:
+    """Each value with the probability `density`, divided by it."""
+    if density >= 1:
+        return values
+    return np.where(rng.random(values.shape) < density, values / np.float32(density), 0)
+
+
+def elected(values: Sequence[np.ndarray], weights: Sequence[float], sign: str) -> np.ndarray:
+    """Weighted mean of the values that have the sign of the majority."""
+    stacked = np.stack(values)
+    votes = stacked.sum(0) if sign == "total" else np.sign(stacked).sum(0)
+    agree = np.sign(stacked) == np.where(votes >= 0, 1, -1)
+    shares = np.asarray(weights, np.float32).reshape(-1, *[1] * (stacked.ndim - 1))
+    return (stacked * shares * agree).sum(0) / np.maximum(agree.sum(0), 1)

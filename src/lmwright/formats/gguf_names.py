@@ -1,0 +1,232 @@
+"""How models are called in GGUF: architectures, metadata, tensors, both ways.
+
+A GGUF file is read as if it were a Hugging Face folder: its metadata become a config.json, its
+tensors get their Hugging Face names and layout, and everything else follows from those. Names of
+tensors are gguf's own table; here is what it leaves unsaid.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lmwright.errors import UserError, install
+from lmwright.formats.gguf_rope import decimal, scale_rope
+
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+# metadata key below the architecture's name -> config.json
+KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+FLOAT_KEYS = {
+    "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
+    "final_logit_softcapping",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One of GGUF's architectures and the Hugging Face one that it stands for."""
+
+    hf: str
+    model_type: str
+    rotated: bool = False
+    """q and k rows are stored in pairs (x0, y0, x1, y1 ...) instead of halves."""
+    norm_shift: float = 0.0
+    """What llama.cpp has added to the scales of norms."""
+    window: bool = False
+    """Whether llama.cpp reads the length of a sliding window."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """What config.json says and the metadata do not."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Keys of KEYS that config.json calls otherwise."""
+
+
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+ARCHS = {
+    "llama": Arch("LlamaForCausalLM", "llama", rotated=True),
+    "arcee": Arch("ArceeForCausalLM", "arcee", rotated=True, fixed={"hidden_act": "relu2"}),
+    "qwen2": Arch("Qwen2ForCausalLM", "qwen2", fixed={"use_sliding_window": False}),
+    "qwen3": Arch("Qwen3ForCausalLM", "qwen3", fixed={"use_sliding_window": False}),
+    "qwen3moe": Arch(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
+    ),
+    "olmo2": Arch("Olmo2ForCausalLM", "olmo2"),
+    "olmoe": Arch(
+        "OlmoeForCausalLM", "olmoe", renamed={"moe_intermediate_size": "intermediate_size"}
+    ),
+    "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
+    "gemma3": Arch(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        norm_shift=1.0,
+        window=True,
+        fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
+    ),
+}
+MIXTRAL = Arch(
+    "MixtralForCausalLM", "mixtral", rotated=True, renamed={"num_experts": "num_local_experts"}
+)
+# llama.cpp scales the queries of its largest gemmas otherwise
+LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+
+
+def arch_of(name: str, experts: int, where: str) -> Arch:
+    """The architecture that GGUF calls `name`. Raises UserError for others."""
+    from lmwright.config.errors import nearest
+
+    if name not in ARCHS:
+        cure = nearest(name, list(ARCHS), what="these are read")
+        raise UserError(f"{where}: GGUF architecture {name!r} is not supported; {cure}")
+    return MIXTRAL if name == "llama" and experts else ARCHS[name]
+
+
+def gguf_arch_of(architecture: str) -> tuple[str, Arch]:
+    """(GGUF's name, Arch) of a Hugging Face architecture. Raises UserError where none is."""
+    if architecture == MIXTRAL.hf:
+        return "llama", MIXTRAL
+    if architecture == "MistralForCausalLM":
+        return "llama", ARCHS["llama"]
+    for name, arch in ARCHS.items():
+        if arch.hf == architecture:
+            return name, arch
+    raise UserError(
+        f"{architecture}: has no GGUF form here; these have: "
+        f"{', '.join(arch.hf for arch in ARCHS.values())}"
+    )
+
+
+def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Any:
+    """config.json of metadata and the tensors' shapes by name (GGUF's names, numpy order)."""
+    name = str(meta.get("general.architecture", "?"))
+    arch = arch_of(name, int(meta.get(f"{name}.expert_count") or 0), where)
+    config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
+    for key, theirs in KEYS.items():
+        if (value := meta.get(f"{name}.{key}")) is not None:
+            config[arch.renamed.get(theirs, theirs)] = decimal(value)
+    for key in ("intermediate_size", "num_key_value_heads", "num_attention_heads"):
+        if isinstance(config.get(key), list):
+            config[key] = _same(config[key], f"{where}: {key}")
+    heads = config.get("num_attention_heads") or 1
+    config.setdefault("num_key_value_heads", heads)
+    # llama.cpp's own rule where the key is silent
+    config.setdefault("head_dim", config.get("hidden_size", 0) // heads)
+    if "token_embd.weight" in shapes:
+        config["vocab_size"] = shapes["token_embd.weight"][0]
+    config.setdefault("rope_theta", 10_000.0)
+    config["tie_word_embeddings"] = "output.weight" not in shapes
+    config["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
+    config |= arch.fixed
+    if name in LARGEST_GEMMA:
+        largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
+        width = config.get("hidden_size", 0) // heads
+        config["query_pre_attn_scalar"] = width if largest else config["head_dim"]
+    scale_rope(config, meta, name, where)
+    return config
+
+
+def _same(values: list[Any], what: str) -> Any:
+    if len(set(values)) != 1:
+        raise UserError(f"{what} differs from layer to layer, which is not supported")
+    return values[0]
+
+
+def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[str, Any]]:
+    """GGUF's name of the architecture, the Arch, and the keys below that name. Raises UserError
+    for a model that GGUF cannot express."""
+    architecture = config["architectures"][0]
+    name, arch = gguf_arch_of(architecture)
+    for key, value in arch.fixed.items():
+        if config.get(key, value) != value:
+            raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
+    config = {"rope_theta": rope.get("rope_theta"), **config}
+    meta: dict[str, Any] = {}
+    for key, theirs in KEYS.items():
+        value = config.get(arch.renamed.get(theirs, theirs))
+        if key == "attention.sliding_window" and not arch.window:
+            continue  # what is lost is found when the file is read again
+        if value is not None:
+            meta[key] = float(value) if key in FLOAT_KEYS else int(value)
+    if "attention.key_length" in meta:
+        meta["attention.value_length"] = meta["attention.key_length"]
+        meta["rope.dimension_count"] = meta["attention.key_length"]
+    if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
+    if name == "llama" and config.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        meta["rope.scaling.type"] = kind
+        meta["rope.scaling.factor"] = float(rope["factor"])
+        if original := rope.get("original_max_position_embeddings"):
+            meta["rope.scaling.original_context_length"] = int(original)
+    elif kind not in ("default", "llama3"):
+        raise UserError(f"{where}: GGUF has no rope scaling {kind!r}")
+    return name, arch, meta
+
+
+class NameMap:
+    """Hugging Face names of tensors in GGUF, by the gguf package's own table."""
+
+    def __init__(self, arch: str, num_layers: int):
+        gguf = gguf_package()
+        key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch)
+        self._table = gguf.get_tensor_name_map(key, num_layers)
+
+    def __call__(self, name: str) -> tuple[str, int | None]:
+        """(GGUF's name, number of the expert within it or None). Raises UserError."""
+        found = EXPERT.search(name)
+        bare = EXPERT.sub(".experts.", name)
+        there = self._table.get_name(bare, try_suffixes=(".weight", ".bias"))
+        if there is None and name.endswith(".e_score_correction_bias"):
+            there = self._table.get_name(bare.replace("_bias", ""), try_suffixes=(".bias",))
+        if there is None:
+            raise UserError(f"{name}: has no place in this GGUF architecture")
+        return there, None if found is None else int(found[1])
+
+
+def gguf_package() -> Any:
+    """The gguf module. Raises UserError, naming the extra, where it is not installed."""
+    try:
+        import gguf
+    except ImportError:
+        raise UserError(f"GGUF files need the gguf package; {install('gguf')}") from None
+    return gguf
+
+
+def pairs(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:
+    """Rows of q or k [heads * head_dim, ...] from halves into pairs, or back."""
+    half = array.shape[0] // num_heads // 2
+    shape = (num_heads, 2, half) if into else (num_heads, half, 2)
+    return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def rotated_heads(name: str, config: Mapping[str, Any]) -> int | None:
+    """How many heads a tensor's rows are, if it is a q or k projection."""
+    if ".q_proj." in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if ".k_proj." in name else None

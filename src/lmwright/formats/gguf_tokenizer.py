@@ -1,0 +1,269 @@
+"""The tokenizer in a GGUF file, to and from tokenizer.json.
+
+GGUF names two kinds that are handled here: `gpt2` (byte-level BPE, whose split goes by a name that
+llama.cpp knows) and `llama` (sentencepiece BPE: pieces and scores).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from lmwright.data.tokens.probe import PROBE
+from lmwright.data.tokens.sentencepiece_model import SPACE, convert
+from lmwright.data.tokens.tokenizer import SPLIT, TextTokenizer
+from lmwright.data.tokens.tokenizer_formats import O200K_SPLIT
+from lmwright.errors import UserError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+PADDING = re.compile(r"\[PAD\d+\]")
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _digits() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _split(pattern: str) -> Callable[[], Any]:
+    return lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Pre:
+    """What llama.cpp does for a name: the split, and what it takes for granted."""
+
+    make: Callable[[], Any]
+    names: tuple[str, ...]
+    """The first is the one written."""
+    ignore_merges: bool = False
+    """A piece that is a token as a whole is taken unmerged."""
+    bos: bool = False
+    nfc: bool = False
+    """The tokenizer.json of these models composes characters first."""
+
+
+PRES = (
+    Pre(_split(SPLIT), ("llama-bpe", "llama3", "llama-v3"), ignore_merges=True, bos=True),
+    Pre(_split(SPLIT), ("smaug-bpe", "dbrx")),
+    Pre(_split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")), ("qwen2", "deepseek-r1-qwen"), nfc=True),
+    Pre(_split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")), ("stablelm2", "hunyuan")),
+    Pre(_gpt2, ("gpt-2", "phi-2", "olmo", "jais", "mpt")),
+    Pre(_digits, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")),
+    Pre(_split(O200K_SPLIT), ("gpt-4o", "llama4")),
+)
+
+
+def tokenizer_of(meta: Mapping[str, Any], where: str) -> TextTokenizer | None:
+    """The tokenizer in a file's metadata; None where there is none. Raises UserError for a kind
+    that cannot be rebuilt."""
+    kind = meta.get(MODEL)
+    if kind in (None, "none", "no_vocab") or "tokenizer.ggml.tokens" not in meta:
+        return None
+    tokens = list(meta["tokenizer.ggml.tokens"])
+    types = list(meta.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens))
+    while tokens and types[-1] == UNUSED and PADDING.fullmatch(tokens[-1]):
+        tokens.pop(), types.pop()  # rows of the embedding that stand for nothing
+    if len(set(tokens)) != len(tokens) or len(types) < len(tokens):
+        raise UserError(f"{where}: its tokenizer has two tokens of one name; download it again")
+    ids = {role: meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
+    roles = {role: tokens[i] for role, i in ids.items() if i is not None and i < len(tokens)}
+    make = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
+    if make is None:
+        raise UserError(
+            f"{where}: its tokenizer is of kind {kind!r}, which is not rebuilt here (gpt2 and "
+            f"llama are); put the model's tokenizer.json into the same folder"
+        )
+    made = make(meta, tokens, types, roles, where)
+    return replace(made, **roles, chat_template=meta.get("tokenizer.chat_template"))
+
+
+def _byte_level(
+    meta: Mapping[str, Any], tokens: list[str], types: list[int], roles: dict[str, str], where: str
+) -> TextTokenizer:
+    name = meta.get(PRE, "default")
+    pre = next((each for each in PRES if name in each.names), None)
+    if pre is None:
+        known = ", ".join(each.names[0] for each in PRES)
+        raise UserError(
+            f"{where}: its tokenizer splits text the way {name!r} does, which is not known here "
+            f"(these are: {known}); put the model's tokenizer.json into the same folder"
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in meta.get("tokenizer.ggml.merges") or ()]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    try:
+        backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))
+    except Exception as error:  # the library raises bare Exception
+        said = " ".join(str(error).split())
+        raise UserError(f"{where}: its merges do not fit its tokens: {said:.200}") from None
+    backend.pre_tokenizer, backend.decoder = pre.make(), decoders.ByteLevel()
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN):
+            added = tokenizers.AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+            backend.add_tokens([added])
+    if meta.get("tokenizer.ggml.add_bos_token", pre.bos) and "bos" in roles:
+        _begin_with(backend, roles["bos"])
+    return TextTokenizer(backend)
+
+
+def _begin_with(backend: tokenizers.Tokenizer, bos: str) -> None:
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos}:1 $B:1",
+        special_tokens=[(bos, backend.token_to_id(bos))],
+    )
+
+
+def _sentencepiece(
+    meta: Mapping[str, Any], tokens: list[str], types: list[int], roles: dict[str, str], where: str
+) -> TextTokenizer:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    scores = meta.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+    for token, score, kind in zip(tokens, scores, types, strict=False):
+        proto.pieces.add(piece=token, score=float(score), type=kind)
+    spec, normal = proto.trainer_spec, proto.normalizer_spec
+    spec.model_type, spec.byte_fallback = 2, BYTE in types
+    if UNKNOWN not in types:
+        raise UserError(f"{where}: its sentencepiece tokenizer has no unknown token")
+    spec.unk_piece = tokens[types.index(UNKNOWN)]
+    for role in ("bos", "eos", "pad"):
+        setattr(spec, f"{role}_piece", roles.get(role, ""))
+    normal.add_dummy_prefix = bool(meta.get("tokenizer.ggml.add_space_prefix", True))
+    normal.remove_extra_whitespaces = bool(meta.get("tokenizer.ggml.remove_extra_whitespaces"))
+    normal.escape_whitespaces, normal.name = True, "identity"
+    raw = proto.SerializeToString()
+    backend, processor, _ = convert(raw, where)
+    made = TextTokenizer(backend, sentencepiece=raw)
+    if any(processor.encode(text) != made.encode(text) for text in PROBE):
+        raise UserError(
+            f"{where}: its tokenizer cannot be rebuilt with the same ids; put the model's "
+            f"tokenizer.json into the same folder"
+        )
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)  # adds nothing
+    if meta.get("tokenizer.ggml.add_bos_token", True) and "bos" in roles:
+        _begin_with(backend, roles["bos"])
+    return made
+
+
+def metadata_of_tokenizer(
+    tokenizer: TextTokenizer, vocab_size: int, begins_with_bos: bool, where: str
+) -> dict[str, Any]:
+    """Metadata for a tokenizer; rows of the embedding beyond it become unused tokens. Raises
+    UserError for one that llama.cpp could not follow."""
+    spec = tokenizer.spec
+    if spec["model"]["type"] != "BPE":
+        raise UserError(f"{where}: GGUF takes BPE tokenizers, this one is {spec['model']['type']}")
+    added = tokenizer.backend.get_added_tokens_decoder()
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    types = [UNUSED] * vocab_size
+    for token, i in tokenizer.backend.get_vocab(with_added_tokens=True).items():
+        tokens[i] = token
+        types[i] = NORMAL
+        if i in added:
+            types[i] = CONTROL if added[i].special else USER_DEFINED
+        elif spec["model"].get("byte_fallback") and BYTE_PIECE.fullmatch(token):
+            types[i] = BYTE
+    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m)
+              for m in spec["model"]["merges"]]  # fmt: skip
+    meta: dict[str, Any] = {"tokens": tokens, "token_type": types}
+    if (spec["decoder"] or {}).get("type") == "ByteLevel":
+        meta |= {"model": "gpt2", "pre": _name_of_split(tokenizer, where)}
+        meta["merges"] = [" ".join(merge) for merge in merges]
+    else:
+        if tokenizer.unk is not None:
+            types[tokenizer.backend.token_to_id(tokenizer.unk)] = UNKNOWN
+        if tokenizer.sentencepiece is not None:
+            scores = _own_scores(tokenizer.sentencepiece, vocab_size)
+        else:
+            scores = _scores(tokens, types, merges, where)
+        meta |= {"model": "llama", "scores": scores}
+        meta["add_space_prefix"] = tokenizer.backend.encode(
+            "a", add_special_tokens=False
+        ).tokens[0].startswith(SPACE)  # fmt: skip
+    for role, name in ROLES.items():
+        token = getattr(tokenizer, role)
+        if token is not None:
+            meta[f"{name}_token_id"] = tokenizer.backend.token_to_id(token)
+    meta["add_bos_token"] = begins_with_bos
+    found = {f"tokenizer.ggml.{key}": value for key, value in meta.items()}
+    if tokenizer.chat_template:
+        found["tokenizer.chat_template"] = tokenizer.chat_template
+    back = tokenizer_of(found, where)
+    if any(back.encode(text) != tokenizer.encode(text) for text in PROBE):
+        raise UserError(
+            f"{where}: llama.cpp would cut text otherwise than this tokenizer does; export to a "
+            f"Hugging Face folder instead"
+        )
+    return found
+
+
+def _name_of_split(tokenizer: TextTokenizer, where: str) -> str:
+    """The name under which llama.cpp knows how a tokenizer cuts text, found by trying."""
+    spec, split = tokenizer.spec, tokenizer.backend.pre_tokenizer
+    normalizer = (spec["normalizer"] or {}).get("type")
+    ignores = bool(spec["model"].get("ignore_merges"))
+    if split is not None and normalizer in (None, "NFC"):
+        cut = [split.pre_tokenize_str(text) for text in PROBE]
+        for pre in PRES:
+            if pre.ignore_merges != ignores or (normalizer == "NFC") > pre.nfc:
+                continue
+            made = pre.make()
+            if all(made.pre_tokenize_str(t) == c for t, c in zip(PROBE, cut, strict=True)):
+                return pre.names[0]
+    raise UserError(
+        f"{where}: the tokenizer cuts text in a way for which llama.cpp has no name; export to a "
+        f"Hugging Face folder instead"
+    )
+
+
+def _scores(
+    tokens: list[str], types: list[int], merges: list[tuple[str, str]], where: str
+) -> list[float]:
+    """Scores with which sentencepiece's rule (join the pair whose piece scores best) makes the
+    merges. Raises UserError where there are none."""
+    ranks: dict[str, list[int]] = {}
+    for rank, (left, right) in enumerate(merges):
+        ranks.setdefault(left + right, []).append(rank)
+    normal = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
+    listed = set(merges)
+    for token in normal:
+        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        if any(cut not in listed for cut in cuts if cut[0] in normal and cut[1] in normal):
+            raise UserError(
+                f"{where}: the merges of {token!r} are not those of a sentencepiece model, so "
+                f"llama.cpp would cut text otherwise"
+            )
+    scores: dict[str, float] = {}
+    score, last = 0.0, -1
+    for token, mine in sorted(ranks.items(), key=lambda item: item[1][0]):
+        # pieces whose merges are mixed had one score, and the leftmost pair went first
+        score = score if mine[0] < last else score - 1.0
+        scores[token], last = score, max(last, mine[-1])
+    return [scores.get(token, 0.0) for token in tokens]
+
+
+def _own_scores(raw: bytes, count: int) -> list[float]:
+    """The scores of a sentencepiece model; tokens beyond it have none."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(raw)
+    scores = [piece.score for piece in proto.pieces]
+    return scores + [0.0] * (count - len(scores))

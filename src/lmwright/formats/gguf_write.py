@@ -1,0 +1,308 @@
+"""A GGUF file written, for llama.cpp and what is built on it: F32, F16, BF16 or Q8_0.
+
+weights --Hugging Face layout--> GGUF's names and order of rows --quantized--> file --read again-->
+proof, beside the file. Matrices take the type asked for; vectors stay F32, as llama.cpp wants.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+import lmwright
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.formats.card import Facts
+from lmwright.formats.gguf_names import (
+    NameMap,
+    gguf_package,
+    metadata_of,
+    pairs,
+    rotated_heads,
+)
+from lmwright.formats.gguf_read import open_gguf
+from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
+from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
+from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.hf_stream import check_tensors, from_hf
+from lmwright.formats.hf_write import checked_tokenizer, write_json
+from lmwright.formats.places import new_place, unfinished
+from lmwright.formats.proof import Proof, Source, accounting, proof_tokens, prove
+from lmwright.formats.tokenizer_files import prompt_prefix
+from lmwright.formats.written import CONVERT, add_tensor
+
+TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+Q8_ROW = 32  # values of a row that share a scale
+# rounding to 8 bits: half a step of a scale that is itself rounded to float16
+Q8_ERROR = (0.5 + 127 * 2**-11) / 127
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the file and the slots that it is made of (several experts, mostly one)."""
+
+    name: str
+    parts: tuple[Slot, ...]
+    stacked: bool
+    kind: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.parts[0].shape
+        return (len(self.parts), *first) if self.stacked else first
+
+
+def write_gguf(
+    model: Any,
+    tensors: Mapping[str, np.ndarray],
+    load: Callable[[], Tree],
+    tokenizer_dir: Path | None,
+    out: str | Path,
+    *,
+    dtype: str,
+    facts: Facts | None = None,
+    prefix: tuple[int, ...] | None = None,
+    overwrite: bool = False,
+    source: Source | None = None,
+) -> Proof:
+    """Writes the file `out` and `out`.convert.json; returns the proof.
+
+    `dtype` is fp32, fp16, bf16 or q8_0; the rest as in `write_hf`. Raises UserError, leaving
+    nothing behind, if `out` exists (`overwrite` replaces it), cannot be written, or model or
+    tokenizer have no GGUF form; RuntimeError where the proof fails.
+    """
+    out = new_place(out)
+    hidden = unfinished(out, ".gguf")
+    _refuse(out, dtype, overwrite)
+    tokenizer = checked_tokenizer(model, tokenizer_dir)
+    config = model.hf.config(model)
+    name, arch, meta = metadata_of(config, str(out))
+    entries = _entries(model, name, TYPES[dtype])
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        facts = facts or Facts(name=out.stem)
+        keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
+        _write(hidden, name, keys, entries, tensors, config, arch)
+        xxh3 = _compare(hidden, model, entries, tensors)
+        compared = prove(
+            model,
+            load,
+            lambda: _read_again(hidden),
+            proof_tokens(model, tokenizer),
+            result=hidden,
+            source=source,
+            exact=dtype == "fp32",
+        )
+        said = Counter(entry.kind for entry in entries)
+        proof = Proof(
+            dtype=dtype,
+            tensors=", ".join(f"{n} in {kind}" for kind, n in sorted(said.items()))
+            + (", within half a step" if dtype == "q8_0" else ", equal bit for bit"),
+            accounting=accounting(model, tensors, xxh3),
+            changed=source.changed(model) if source else {},
+            **vars(compared),
+        )
+        os.replace(hidden, out)
+        write_json(out.with_name(f"{out.name}.{CONVERT}"), proof.to_dict())
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{out}: cannot be written ({reason}); free some space or choose another folder"
+        ) from error
+    finally:
+        hidden.unlink(missing_ok=True)
+    return proof
+
+
+def _refuse(out: Path, dtype: str, overwrite: bool) -> None:
+    if dtype not in TYPES:
+        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+
+
+def _entries(model: Any, name: str, kind: str) -> list[Entry]:
+    wanted = slots(model)
+    place = NameMap(name, model.hf.config(model)["num_hidden_layers"])
+    grouped: dict[str, list[tuple[int | None, Slot]]] = {}
+    for slot in wanted:
+        there, expert = place(slot.name)
+        grouped.setdefault(there, []).append((expert, slot))
+    entries = []
+    for there, found in grouped.items():
+        experts = [expert for expert, _ in found]
+        if experts != [None] and experts != list(range(len(found))):
+            raise UserError(f"{there}: two weights go by this name in GGUF")
+        parts = tuple(slot for _, slot in found)
+        entries.append(Entry(there, parts, experts != [None], _kind(parts[0], kind)))
+    return entries
+
+
+def _kind(slot: Slot, kind: str) -> str:
+    # llama.cpp keeps vectors and the router in float32
+    if len(slot.shape) < 2 or "experts" in slot.param.outputs:
+        return "F32"
+    if kind == "Q8_0" and slot.shape[-1] % Q8_ROW:
+        return "F16"
+    return kind
+
+
+def _keys(
+    name: str,
+    meta: dict[str, Any],
+    tokenizer: Any,
+    model: Any,
+    prefix: tuple[int, ...] | None,
+    facts: Facts,
+    where: str,
+) -> dict[str, Any]:
+    keys = {"general.name": facts.name, "general.type": "model"}
+    keys["general.quantized_by"] = f"lmwright {lmwright.__version__}"
+    keys |= {f"{name}.{key}": value for key, value in meta.items()}
+    if tokenizer is None:
+        return keys | {"tokenizer.ggml.model": "none"}
+    begins = prompt_prefix(tokenizer) if prefix is None else prefix
+    bos = begins == (tokenizer.bos_id,)
+    if begins and not bos:
+        raise UserError(f"{where}: texts begin with ids {list(begins)}; GGUF can only say bos")
+    return keys | metadata_of_tokenizer(tokenizer, model.vocab_size, bos, where)
+
+
+def _write(
+    path: Path,
+    name: str,
+    keys: dict[str, Any],
+    entries: list[Entry],
+    tensors: Mapping[str, Any],
+    config: Mapping[str, Any],
+    arch: Any,
+) -> None:
+    gguf = gguf_package()
+    writer = gguf.GGUFWriter(path, name)
+    types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
+    file_types = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16",
+                  "Q8_0": "MOSTLY_Q8_0"}  # fmt: skip
+    kinds = {entry.kind for entry in entries} - {"F32"}
+    main = "Q8_0" if "Q8_0" in kinds else next(iter(kinds), "F32")
+    writer.add_file_type(gguf.LlamaFileType[file_types[main]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for key, value in keys.items():
+        _add(writer, key, value)
+    rope = config.get("rope_parameters") or {}
+    extra = []
+    if rope.get("rope_type") == "llama3":
+        extra = [llama3_factors(rope, config["rope_theta"], config["head_dim"])]
+        writer.add_tensor_info(ROPE_FACTORS, extra[0].shape, extra[0].dtype, extra[0].nbytes)
+    for entry in entries:
+        kind = types[entry.kind]
+        count = int(np.prod(entry.shape[:-1]))
+        size = count * gguf.quant_shape_to_byte_shape(entry.shape[-1:], kind)[-1] if (
+            entry.kind == "Q8_0"
+        ) else count * entry.shape[-1] * (4 if entry.kind == "F32" else 2)  # fmt: skip
+        writer.add_tensor_info(entry.name, entry.shape, np.dtype("f4"), size, raw_dtype=kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for array in extra:
+            writer.write_tensor_data(array)
+        for entry in entries:
+            writer.write_tensor_data(_laid_out(entry, tensors, config, arch))
+    finally:
+        writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    kinds = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32,
+             int: writer.add_uint32, list: writer.add_array}  # fmt: skip
+    kinds[type(value)](key, value)
+
+
+def _laid_out(
+    entry: Entry, tensors: Mapping[str, Any], config: Mapping[str, Any], arch: Any
+) -> np.ndarray:
+    gguf = gguf_package()
+    parts = []
+    for slot in entry.parts:
+        array = np.asarray(tensors[slot.name]).astype(np.float32)
+        if not np.isfinite(array).all():
+            raise UserError(f"{slot.name}: holds values that are not finite; nothing is written")
+        if entry.kind == "F16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
+            raise UserError(f"dtype: {slot.name} has values too large for fp16; use bf16 or fp32")
+        heads = rotated_heads(slot.name, config) if arch.rotated else None
+        if heads is not None:
+            array = pairs(array, heads, into=True)
+        if slot.name.endswith("norm.weight"):
+            array = array + np.float32(arch.norm_shift)
+        parts.append(gguf.quantize(array, gguf.GGMLQuantizationType[entry.kind]))
+    return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])
+
+
+def _compare(path: Path, model: Any, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
+    """xxh3 of the values read back through the importer. Raises RuntimeError where they are
+    not the source's, rounded."""
+    _, again, found = open_gguf(path)
+    _insist_on_fields(model, again)
+    digest = xxhash.xxh3_128()
+    for slot, kind in _slots_of(entries):
+        wanted, read = np.asarray(tensors[slot.name]).astype(np.float32), found[slot.name]
+        add_tensor(digest, slot.name, read)
+        read = read.astype(np.float32)
+        if kind == "Q8_0":
+            blocks = np.abs(wanted).reshape(-1, Q8_ROW).max(-1, keepdims=True)
+            apart = np.abs(wanted - read).reshape(-1, Q8_ROW)
+            same = bool((apart <= blocks * Q8_ERROR + 1e-7).all())
+        elif kind == "F32" and not slot.name.endswith("norm.weight"):
+            same = np.array_equal(wanted, read)
+        else:
+            steps = {"F32": 2.0**-23, "F16": 2.0**-11, "BF16": 2.0**-8}
+            same = np.allclose(wanted, read, rtol=steps[kind], atol=1e-7)
+        if not same:
+            raise RuntimeError(f"{slot.name}: the file does not hold what was written")
+    return digest.hexdigest()
+
+
+# fields that are about training alone
+OF_TRAINING = ("_std", "_loss", "bias_rate", "capacity_factor")
+
+
+def _insist_on_fields(model: Any, again: Any) -> None:
+    """Raises UserError for a field of the model that the file could not say."""
+    said, found = (dict(_flat(asdict(each))) for each in (model, again))
+    for name in said.keys() | found.keys():
+        if said.get(name) != found.get(name) and not name.endswith(OF_TRAINING):
+            raise UserError(
+                f"model.{name}: {said.get(name)!r} cannot be said in a GGUF file of this "
+                f"architecture; export to a Hugging Face folder instead"
+            )
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
+
+
+def names_in_file(model: Any, tensors: Any) -> list[str]:
+    """Hugging Face names of the tensors of an open file, in the order of its hash."""
+    entries = _entries(model, str(tensors.file.meta["general.architecture"]), "F32")
+    return [slot.name for slot, _ in _slots_of(entries)]
+
+
+def _slots_of(entries: list[Entry]) -> Iterator[tuple[Slot, str]]:
+    for entry in entries:
+        for slot in entry.parts:
+            yield slot, entry.kind
+
+
+def _read_again(path: Path) -> tuple[Any, Tree]:
+    _, model, tensors = open_gguf(path)
+    check_tensors(slots(model), tensors, str(path))
+    return model, from_hf(model, tensors, str(path))

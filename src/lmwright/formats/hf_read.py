@@ -1,0 +1,104 @@
+"""A Hugging Face model folder read: config.json to a model, safetensors to weights."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmwright.core.param import Tree
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError
+from lmwright.formats.hf_stream import from_hf
+from lmwright.formats.safetensors import TensorFiles
+from lmwright.formats.text_tensors import TextTensors
+from lmwright.formats.tokenizer_files import has_tokenizer
+from lmwright.models import KINDS
+from lmwright.models.text_part import (
+    NONE,
+    TEXT_PARTS,
+    architecture_of,
+    text_config,
+    text_part_of,
+)
+from lmwright.models.validate import validated
+
+MAX_LAYERS = 10_000
+BOOLEANS = (
+    "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
+    "use_bidirectional_attention",
+)  # fmt: skip
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder. Raises UserError where there is none or it is not one."""
+    path = folder / "config.json"
+    try:
+        config = parse_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; point at a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: is not a JSON object; download it again")
+    return config
+
+
+def model_from_config(config: dict[str, Any], where: str) -> Any:
+    """The model that a config.json describes, by its architecture. Raises UserError for an
+    architecture or a feature that lmwright does not compute."""
+    config = text_config(config, where)
+    architecture = architecture_of(config)
+    known = {name: kind for kind in KINDS.values() for name in kind.hf.architectures}
+    if architecture not in known:
+        close = get_close_matches(architecture, [*known, *TEXT_PARTS], n=2, cutoff=0.7)
+        near = f"the nearest: {' and '.join(close)}; " if close else ""
+        named = "names no architecture" if architecture == NONE else (
+            f"architecture {architecture!r} is not supported"
+        )  # fmt: skip
+        raise UserError(f"{where}: {named}; {near}these are: {', '.join([*known, *TEXT_PARTS])}")
+    if config.get("quantization_config"):
+        raise UserError(
+            f"{where}: quantization_config is set; start from the unquantized model instead"
+        )
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
+        raise UserError(
+            f"{where}: num_hidden_layers = {layers} is no model's; take config.json from the "
+            f"source again"
+        )
+    for name in BOOLEANS:
+        if not isinstance(config.get(name), bool | None):
+            raise UserError(f"{where}: {name} = {config[name]!r} is neither true nor false")
+    kind = known[architecture]
+    try:
+        fields = kind.hf.fields(config, where)
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise UserError(
+            f"{where}: a value has the wrong type ({error}); take config.json from the source again"
+        ) from None
+    return validated(kind, fields, f"{where}: ")
+
+
+def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarray]:
+    """The tensors of an HF folder under the names of the model that its config.json describes.
+    Raises UserError where files are missing, damaged or do not agree."""
+    part, files = text_part_of(config), TensorFiles(folder)
+    return files if part is None else TextTensors(files, part, str(folder))
+
+
+def import_hf(
+    folder: str | Path, *, dtype: Any = None, shardings: Tree | None = None
+) -> tuple[Any, Tree, Path | None]:
+    """(model, weights, folder of the tokenizer or None) of an HF folder; `dtype` and
+    `shardings` as in `from_hf`, which fills each leaf in place.
+
+    Raises UserError in one sentence for whatever keeps it from being exactly this model.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    model = model_from_config(config, str(folder / "config.json"))
+    tensors = open_tensors(folder, config)
+    w = from_hf(model, tensors, str(folder), dtype=dtype, shardings=shardings)
+    return model, w, folder if has_tokenizer(folder) else None

@@ -1,0 +1,177 @@
+"""Tensors by Hugging Face name into our weights, one at a time.
+
+    file --read--> [out, in] --transpose--> [in, out] --into its place--> leaf [L, in, out]
+          one tensor               one tensor                 on the devices, sharded, in place
+
+The host holds its share of the weights and twice the largest tensor, never the model twice.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lmwright.core.param import Tree, walk
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.safetensors import described, some
+
+IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
+TIED_HEAD = "lm_head.weight"
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def from_hf(
+    model: Any,
+    given: Mapping[str, Any],
+    where: str = "weights",
+    *,
+    dtype: Any = None,
+    shardings: Tree | None = None,
+) -> Tree:
+    """Our weights, jax arrays, from tensors by Hugging Face name.
+
+    `dtype` is that of all leaves; None keeps what is stored (float64 becomes float32).
+    `shardings` is a tree of NamedShardings (`weight_shardings(model.spec(), mesh)`); None puts
+    everything on the first device. A leaf is filled in place, tensor by tensor.
+    Raises UserError, naming the tensors and before any is read, where one is missing, unknown,
+    of another shape or not a float.
+    """
+    wanted = slots(model)
+    check_tensors(wanted, given, where)
+    placed = dict(walk(shardings)) if shardings is not None else {}
+    leaves: dict[str, Array] = {}
+    for path, parts in _by_leaf(wanted).items():
+        kind = jnp.dtype(dtype or _stored_dtype(parts, given))
+        leaves[path] = _filled(parts, given, kind, placed.get(path))
+    return nested(leaves)
+
+
+def check_tensors(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
+    """Raises UserError unless `given` holds exactly the wanted tensors, of their shapes and of
+    floats; known buffers and a stored copy of a tied head may be there too."""
+    _check_names(wanted, given, where)
+    for slot in wanted:
+        dtype, shape = described(given, slot.name)
+        if dtype not in FLOATS:
+            raise UserError(
+                f"{where}: {slot.name} is {dtype}; quantized weights are not supported in this "
+                f"format, so start from the unquantized model or a GGUF file"
+            )
+        if shape != slot.shape:
+            raise UserError(
+                f"{where}: {slot.name} has shape {list(shape)}, the model's configuration implies "
+                f"{list(slot.shape)}; they are not of one model"
+            )
+
+
+def unused(wanted: list[Slot], given: Mapping[str, Any]) -> list[str]:
+    """Names in `given` that no weight comes from."""
+    return sorted(set(given) - {slot.name for slot in wanted})
+
+
+def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
+    missing = sorted({slot.name for slot in wanted} - set(given))
+    if missing:
+        raise UserError(f"{where}: lacks {some(missing)}; the model is not complete")
+    extra = [n for n in unused(wanted, given) if not n.endswith(IGNORED_ENDINGS)]
+    if TIED_HEAD in extra:
+        table = next(slot.name for slot in wanted if slot.param.inputs == ("vocab",))
+        if np.array_equal(np.asarray(given[TIED_HEAD]), np.asarray(given[table])):
+            extra.remove(TIED_HEAD)
+        else:
+            raise UserError(
+                f"{where}: {TIED_HEAD} differs from {table} although config.json ties them; "
+                f"set tie_word_embeddings to false if the head is its own"
+            )
+    if extra:
+        raise UserError(
+            f"{where}: holds {some(extra)}, which this architecture does not have; "
+            f"importing without them would be another model"
+        )
+
+
+def _by_leaf(wanted: list[Slot]) -> dict[str, list[Slot]]:
+    found: dict[str, list[Slot]] = {}
+    for slot in wanted:
+        found.setdefault(slot.path, []).append(slot)
+    return found
+
+
+def _stored_dtype(parts: list[Slot], given: Mapping[str, Any]) -> Any:
+    kinds = {described(given, slot.name)[0] for slot in parts}
+    kinds = {"float32" if kind == "float64" else kind for kind in kinds}
+    return jnp.result_type(*(jnp.dtype(kind) for kind in kinds))
+
+
+def _filled(
+    parts: list[Slot], given: Mapping[str, Any], dtype: Any, sharding: NamedSharding | None
+) -> Array:
+    """A leaf from its tensors; each is let go before the next is read."""
+    shape, depth = parts[0].param.shape, len(parts[0].at)
+    if depth == 0:
+        return _on_devices(_read(parts[0], given, dtype), sharding)
+    entries = (None,) * len(shape) if sharding is None else _entries(sharding, len(shape))
+    part_sharding = sharding and NamedSharding(sharding.mesh, PartitionSpec(*entries[depth:]))
+    put = _put(depth, any(entries[:depth]), sharding)
+    leaf = jnp.zeros(shape, dtype, device=sharding)
+    for slot in parts:
+        part = _on_devices(_read(slot, given, dtype), part_sharding)
+        leaf = put(leaf, part, np.asarray(slot.at, np.int32))
+        leaf.block_until_ready()  # else the host runs ahead, and holds several
+        del part
+    return leaf
+
+
+def _read(slot: Slot, given: Mapping[str, Any], dtype: Any) -> np.ndarray:
+    array = np.asarray(given[slot.name])
+    if array.dtype.itemsize > dtype.itemsize:  # the smaller of both is what gets transposed
+        array = array.astype(dtype)
+    return slot.from_layout(array).astype(dtype, copy=False)
+
+
+def _on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
+    if sharding is None:
+        return jnp.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _entries(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
+    spec = tuple(sharding.spec)
+    return spec + (None,) * (ndim - len(spec))
+
+
+@lru_cache(maxsize=64)
+def _put(depth: int, cut: bool, sharding: NamedSharding | None) -> Any:
+    """leaf, part, at -> leaf with the part in its place; the old leaf's memory is used again."""
+
+    def whole(leaf: Array, part: Array, at: Array) -> Array:
+        start = (*at, *(0,) * part.ndim)
+        return lax.dynamic_update_slice(leaf, part[(None,) * depth], start)
+
+    def stages(leaf: Array, part: Array, at: Array) -> Array:
+        # the stacked axis is cut over devices: each looks whether the place is its own
+        here = jnp.bool_(True)
+        for axis in range(depth):
+            here &= lax.broadcasted_iota(jnp.int32, leaf.shape, axis) == at[axis]
+        return jnp.where(here, part[(None,) * depth], leaf)
+
+    options = {} if sharding is None else {"out_shardings": sharding}
+    return jax.jit(stages if cut else whole, donate_argnums=0, **options)
+
+
+def nested(leaves: Mapping[str, Any]) -> Tree:
+    """A tree from dotted paths: the opposite of `walk`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split(".")
+        node = tree
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[last] = leaf
+    return tree

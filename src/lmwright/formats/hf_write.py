@@ -1,0 +1,261 @@
+"""A Hugging Face model folder written: weights, config, tokenizer, card, and the proof.
+
+weights --layout, dtype--> shards --read again--> proof --> convert.json, README.md
+                             |
+all in a hidden folder beside `out`, which is renamed when everything holds
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.formats.card import Facts, model_card
+from lmwright.formats.hf_layout import HfTensors, slots
+from lmwright.formats.hf_read import import_hf
+from lmwright.formats.places import new_place, unfinished
+from lmwright.formats.proof import (
+    Proof,
+    Source,
+    accounting,
+    compare_tensors,
+    proof_tokens,
+    prove,
+)
+from lmwright.formats.safetensors import (
+    DTYPES,
+    TensorFiles,
+    described,
+    plan_shards,
+    write_shards,
+)
+from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
+from lmwright.formats.written import CONVERT
+
+MAX_SHARD_BYTES = 5_000_000_000
+TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def export_hf(
+    model: Any,
+    w: Tree,
+    tokenizer_dir: Path | None,
+    out: str | Path,
+    *,
+    dtype: str = "fp32",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    facts: Facts | None = None,
+    prefix: tuple[int, ...] | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """Writes weights in memory as the folder `out`: see `write_hf`."""
+    return write_hf(
+        model,
+        HfTensors(model, w),
+        lambda: w,
+        tokenizer_dir,
+        out,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        facts=facts,
+        prefix=prefix,
+        overwrite=overwrite,
+    )
+
+
+def write_hf(
+    model: Any,
+    tensors: Mapping[str, np.ndarray],
+    load: Callable[[], Tree],
+    tokenizer_dir: Path | None,
+    out: str | Path,
+    *,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    facts: Facts | None = None,
+    prefix: tuple[int, ...] | None = None,
+    overwrite: bool = False,
+    source: Source | None = None,
+) -> Proof:
+    """Writes `out` for transformers and everything that reads its layout; returns the proof.
+
+    `tensors` gives the weights by Hugging Face name, `load` the same as our tree, for the
+    proof. `dtype` is fp32, bf16 or fp16; `prefix` are the ids that began the documents in
+    training, where known (the tokenizer's own file has the say otherwise); `source` is the
+    original, where transformers may read it. Tensors stream through one shard of host memory; the
+    proof then holds the source and the result once, one after the other.
+    Raises UserError, leaving nothing behind, if `out` is a folder with something in it
+    (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
+    the format; RuntimeError where the proof fails.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    if max_shard_bytes < 1:
+        raise UserError(f"max_shard_bytes: {max_shard_bytes} must be at least 1")
+    facts = facts or Facts(name=Path(out).absolute().name)
+    tokenizer = checked_tokenizer(model, tokenizer_dir)
+    with new_folder(Path(out), overwrite) as folder:
+        _write_weights(folder, model, tensors, dtype, max_shard_bytes)
+        _write_config(folder, model, tokenizer, dtype)
+        if tokenizer_dir is not None:
+            write_tokenizer(tokenizer_dir, folder, prefix)
+        files = TensorFiles(folder)
+        xxh3 = compare_tensors(files, cast_tensors(model, tensors, DTYPES[dtype]))
+        compared = prove(
+            model,
+            load,
+            lambda: import_hf(folder)[:2],
+            proof_tokens(model, tokenizer),
+            result=folder,
+            source=source,
+            exact=dtype == stored_dtype(model, tensors) or dtype == "fp32",
+        )
+        proof = Proof(
+            dtype=dtype,
+            tensors=f"all {len(files)} equal bit for bit in {dtype}",
+            accounting=accounting(model, tensors, xxh3),
+            changed=source.changed(model) if source else {},
+            **vars(compared),
+        )
+        write_json(folder / CONVERT, proof.to_dict())
+        card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    return proof
+
+
+def stored_dtype(model: Any, tensors: Mapping[str, Any]) -> str:
+    """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
+    kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
+    found = [name for name, dtype in DTYPES.items() if kinds == {dtype.name}]
+    return found[0] if found else "fp32"
+
+
+@contextmanager
+def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A hidden folder beside `out` that takes its name when the block ends well, and is
+    removed otherwise, by the next one where this process is killed. Disk trouble becomes a
+    UserError."""
+    out = new_place(out).absolute()
+    temporary = unfinished(out, ".tmp")
+    _refuse_existing(out, overwrite)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        yield temporary
+        _sync(temporary)
+        _take_name(temporary, out)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{out}: cannot be written ({reason}); free some space or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_existing(out: Path, overwrite: bool) -> None:
+    if out.is_dir():
+        exported = (out / CONVERT).exists()
+        if not any(out.iterdir()) or (overwrite and exported):
+            return
+        if exported:
+            raise UserError(f"{out}: holds an earlier export; replace it with --overwrite")
+        raise UserError(
+            f"{out}: is not empty and was not written by lmwright export; choose another folder"
+        )
+    if out.exists() or out.is_symlink():
+        raise UserError(f"{out}: is not a folder; choose another name")
+
+
+def _take_name(temporary: Path, out: Path) -> None:
+    """Renames; what an overwritten export held goes only when the new one is in place."""
+    old = unfinished(out, ".old")
+    if out.exists() and any(out.iterdir()):
+        os.rename(out, old)
+    os.replace(temporary, out)
+    shutil.rmtree(old, ignore_errors=True)
+    _sync_one(out.parent)
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def cast_tensors(
+    model: Any, tensors: Mapping[str, np.ndarray], dtype: np.dtype
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Tensors in the target dtype. Raises UserError where a value is not a finite number."""
+    for slot in slots(model):
+        array = np.asarray(tensors[slot.name])
+        with np.errstate(over="ignore"):
+            cast = np.ascontiguousarray(array.astype(dtype, copy=False))
+        if not np.isfinite(cast).all():
+            if np.isfinite(array).all():
+                raise UserError(
+                    f"dtype: {slot.name} has values too large for {dtype}; use bf16 or fp32"
+                )
+            raise UserError(
+                f"{slot.name}: holds values that are not finite: the training diverged, or the "
+                f"source is damaged; take an earlier checkpoint, or download it again"
+            )
+        del array
+        yield slot.name, cast
+        del cast  # not beside the next one
+
+
+def _write_weights(
+    folder: Path, model: Any, tensors: Mapping[str, Any], dtype: str, max_shard_bytes: int
+) -> None:
+    sizes = [(slot.name, slot.size * DTYPES[dtype].itemsize) for slot in slots(model)]
+    shards = plan_shards(sizes, max_shard_bytes)
+    total = sum(size for _, size in sizes)
+    write_shards(folder, cast_tensors(model, tensors, DTYPES[dtype]), shards, total)
+
+
+def checked_tokenizer(model: Any, tokenizer_dir: Path | None) -> Any:
+    """The tokenizer of a folder, or None. Raises UserError where it is another model's."""
+    if tokenizer_dir is None:
+        return None
+    tokenizer = open_tokenizer(tokenizer_dir)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{tokenizer_dir}: the tokenizer has {tokenizer.vocab_size} ids, the model only "
+            f"{model.vocab_size}; they are not of one model"
+        )
+    return tokenizer
+
+
+def _write_config(folder: Path, model: Any, tokenizer: Any, dtype: str) -> None:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = dict.fromkeys(names)
+    if tokenizer is not None:
+        ids = {name: getattr(tokenizer, name.replace("_token", "")) for name in names}
+    name = TORCH_NAMES[dtype]
+    # torch_dtype is what transformers before 4.56 reads
+    write_json(
+        folder / "config.json", model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
+    )
+    write_json(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """An indented JSON file."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

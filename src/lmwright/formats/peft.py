@@ -1,0 +1,222 @@
+"""Adapters to and from PEFT, by the same table of names and the arrows that serve models.
+
+    our tree: layers.q.a [L, D, R]     model.layers.0.self_attn.q_proj lora_A [R, D], ...
+              layers.q.b [L, R, N, H]                                  lora_B [N * H, R], ...
+
+A rank that differs between layers over there is padded with zeros here, which stay zero.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmwright.core.param import Tree, walk
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.hf_stream import TIED_HEAD
+from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
+from lmwright.formats.peft_start import as_plain
+from lmwright.formats.safetensors import some
+from lmwright.program.lora import Module, ResolvedAdapter, module_spec, nest
+
+
+def module_slots(model: Any) -> dict[str, Slot]:
+    """The slot of every matrix of a model, by the name PEFT gives its module."""
+    return {
+        slot.name.removesuffix(".weight"): slot
+        for slot in slots(model)
+        if slot.param.is_matrix and slot.name.endswith(".weight")
+    }
+
+
+def to_peft(model: Any, adapter: ResolvedAdapter, weights: Tree, base: str) -> PeftFolder:
+    """The adapter as PEFT keeps it; `base` is the name or folder of the base model."""
+    leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
+    modules, alphas = {}, {}
+    for name, slot in module_slots(model).items():
+        if slot.path not in adapter.by_path:
+            continue
+        module = adapter.by_path[slot.path]
+        at = lambda kind, s=slot: _layer(leaves[f"{s.path}.{kind}"], s)  # noqa: E731
+        magnitude = at("magnitude").reshape(-1) if adapter.variant == "dora" else None
+        a = at("a").reshape(-1, module.rank).T
+        b = at("b").reshape(module.rank, -1).T
+        table = module.param.inputs == ("vocab",)
+        modules[name] = PeftModule(a, b, module.scale, magnitude, table)
+        alphas[name] = module.alpha
+    sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
+    if sqrt and any("experts" in module.param.axes for module in adapter.modules):
+        # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
+        # alpha over rank and not alpha over its root
+        sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
+    config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
+    config["target_modules"] = _short(modules, module_slots(model))
+    return PeftFolder(config, modules)
+
+
+def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Module names by their last word where it means no other module of the model."""
+    last = lambda name: name.rpartition(".")[2]  # noqa: E731
+    others = {last(name) for name in set(known) - set(chosen)}
+    return sorted({name if last(name) in others else last(name) for name in chosen})
+
+
+def _layer(leaf: np.ndarray, slot: Slot) -> np.ndarray:
+    return leaf[slot.at] if slot.at else leaf
+
+
+def read_adapter(
+    folder: str | Path,
+    model: Any,
+    adapter: ResolvedAdapter,
+    base: Callable[[], Tree] | None = None,
+) -> Tree:
+    """float32 host weights of `adapter` from a PEFT folder; `base` gives the base's weights,
+    which are read where the adapter means nothing without them.
+
+    Raises UserError where the folder is for another base, has targets that the adapter lacks,
+    or more rank than it.
+    """
+    found = read_folder(folder)
+    known = module_slots(model)
+    if strange := [name for name in found.modules if name not in known]:
+        raise UserError(f"{folder}: the model has no {some(strange)}; it is for another base")
+    found = _on_base(found, model, base, str(folder))
+    paths = {known[name].path for name in found.modules}
+    if extra := sorted(paths - adapter.by_path.keys()):
+        raise UserError(
+            f"{folder}: has factors for {some(extra)}, which lora.targets leaves out; add them"
+        )
+    specs = {m.path: module_spec(m, adapter.variant) for m in adapter.modules}
+    made = {
+        path: {name: np.zeros(param.shape, np.float32) for name, param in spec.items()}
+        for path, spec in specs.items()
+    }
+    for name, theirs in found.modules.items():
+        slot = known[name]
+        module = adapter.by_path[slot.path]
+        _refuse(folder, name, module, theirs, adapter.variant)
+        _place(made[slot.path], slot, module, theirs)
+    if missing := sorted(adapter.by_path.keys() - paths):
+        raise UserError(
+            f"{folder}: has no factors for {some(missing)}; leave them out of lora.targets"
+        )
+    return nest(made.items())
+
+
+def _on_base(
+    found: PeftFolder, model: Any, base: Callable[[], Tree] | None, where: str
+) -> PeftFolder:
+    """The adapter as plain LoRA on this base. Raises UserError where it is kept with weights of
+    another one."""
+    if found.start is None and not found.whole:
+        return found
+    if base is None:
+        raise UserError(
+            f"{where}: says only together with its base what it computes, and the base of this "
+            f"run has no files; set train.init_from"
+        )
+    known, leaves = module_slots(model), dict(walk(base()))
+    weight_of = lambda name: known[name].to_layout(leaves[known[name].path])  # noqa: E731
+    for name, weight in found.whole.items():
+        same = name in known and weight.shape == known[name].shape
+        if not same or not np.array_equal(weight, weight_of(name).astype(np.float32)):
+            raise UserError(
+                f"{where}: holds a whole {name} that is not the base's; merge it with lmwright "
+                f"adapters merge, and train from the result"
+            )
+    return as_plain(found, weight_of)
+
+
+def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant: str) -> None:
+    fan_in, fan_out = module.param.matrix_shape
+    if (theirs.a.shape[1], theirs.b.shape[0]) != (fan_in, fan_out):
+        raise UserError(
+            f"{folder}: {name} is {theirs.a.shape[1]} -> {theirs.b.shape[0]} there and {fan_in} "
+            f"-> {fan_out} in the model; it is for another base"
+        )
+    if theirs.rank > module.rank:
+        raise UserError(f"{folder}: {name} has rank {theirs.rank}; set lora.rank to at least that")
+    if (theirs.magnitude is not None) != (variant == "dora"):
+        kind = "dora" if theirs.magnitude is not None else "lora"
+        raise UserError(f'{folder}: {name} is of the other variant; set lora.variant = "{kind}"')
+
+
+def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: PeftModule) -> None:
+    """One module's factors into the stacked arrays; a scale other than ours goes into `b`."""
+    at = slot.at or ...
+    a, b = np.zeros((theirs.a.shape[1], module.rank)), np.zeros((module.rank, theirs.b.shape[0]))
+    a[:, : theirs.rank] = theirs.a.T
+    b[: theirs.rank] = theirs.b.T * (theirs.scale / module.scale)
+    made["a"][at] = a.reshape(made["a"][at].shape)
+    made["b"][at] = b.reshape(made["b"][at].shape)
+    if theirs.magnitude is not None:
+        made["magnitude"][at] = theirs.magnitude.reshape(made["magnitude"][at].shape)
+
+
+def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> tuple[Any, Tree]:
+    """(model, float32 host weights) with an adapter of PEFT's merged. The model is the given one,
+    but for a tied head that the adapter tells from the table. Raises UserError where the adapter
+    is for another base."""
+    leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
+    _replace_whole(leaves, model, found.whole, where)
+    model = _untied(leaves, model, found)
+    known = module_slots(model)
+    if strange := [name for name in found.modules if name not in known]:
+        raise UserError(f"{where}: the model has no {some(strange)}; it is for another base")
+    found = as_plain(found, lambda name: known[name].to_layout(leaves[known[name].path]))
+    for name, module in found.modules.items():
+        slot = known[name]
+        leaf = leaves[slot.path]
+        theirs = slot.to_layout(leaf)
+        delta = module.delta.T if module.is_table else module.delta
+        if theirs.shape != delta.shape:
+            raise UserError(
+                f"{where}: {name} changes a matrix {list(delta.shape)}, the model's is "
+                f"{list(theirs.shape)}; it is for another base"
+            )
+        merged = theirs + delta
+        if module.magnitude is not None:
+            norm = np.linalg.norm(merged, axis=1, keepdims=True)
+            merged *= module.magnitude.reshape(-1, 1) / norm
+        leaf[slot.at or ...] = slot.from_layout(merged)
+    return model, nest(leaves.items())
+
+
+HEAD = TIED_HEAD.removesuffix(".weight")
+
+
+def _table(model: Any) -> str:
+    return next(n for n, s in module_slots(model).items() if s.param.inputs == ("vocab",))
+
+
+def _replace_whole(
+    leaves: Mapping[str, np.ndarray], model: Any, whole: Mapping[str, np.ndarray], where: str
+) -> None:
+    """Puts weights that were kept whole in the place of the base's; a tied head is the table."""
+    known = module_slots(model)
+    for name, weight in whole.items():
+        slot = known.get(_table(model) if name == HEAD and HEAD not in known else name)
+        if slot is None or slot.shape != weight.shape:
+            there = list(slot.shape) if slot else "not there"
+            raise UserError(
+                f"{where}: holds a whole {name} {list(weight.shape)}, the model's is {there}; "
+                f"bring the model to that size first (lmwright vocab)"
+            )
+        leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
+
+
+def _untied(leaves: dict[str, np.ndarray], model: Any, found: PeftFolder) -> Any:
+    """The model with a head of its own where the adapter changes one of head and table: in PEFT
+    the other one stays."""
+    table = _table(model)
+    if HEAD in module_slots(model) or not {HEAD, table} & found.modules.keys():
+        return model
+    weight = module_slots(model)[table].to_layout(leaves[module_slots(model)[table].path])
+    model = replace(model, head="untied")
+    slot = module_slots(model)[HEAD]
+    leaves[slot.path] = np.array(slot.from_layout(weight), np.float32)
+    return model

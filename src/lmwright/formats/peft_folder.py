@@ -1,0 +1,206 @@
+"""PEFT's folder: adapter_config.json and adapter_model.safetensors, and nothing that runs code.
+
+base_model.model.<module>.lora_A.weight             [R, inputs]
+base_model.model.<module>.lora_B.weight             [outputs, R]
+base_model.model.<module>.lora_magnitude_vector     [outputs], DoRA
+base_model.model.<module>.lora_embedding_A, _B      of a table, [R, vocab] and [embed, R]
+base_model.model.<module>.base_layer.weight         of a table or head, in place of the base's own
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from lmwright.errors import UserError
+from lmwright.formats.peft_config import patterned, read_config, start_of
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+KINDS = {
+    "lora_A.weight": "a",
+    "lora_B.weight": "b",
+    "lora_embedding_A": "a",
+    "lora_embedding_B": "b",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "base_layer.weight": "whole",
+    "weight": "whole",
+}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+VOCABULARY = ("lm_head", "embed_tokens")  # whose whole weight PEFT may keep beside the factors
+
+
+@dataclass(frozen=True)
+class PeftModule:
+    """One module's factors in PEFT's layout, float32 on the host."""
+
+    a: np.ndarray
+    """[R, inputs]"""
+    b: np.ndarray
+    """[outputs, R]"""
+    scale: float
+    magnitude: np.ndarray | None = None
+    is_table: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def delta(self) -> np.ndarray:
+        """What it adds to the weight, [outputs, inputs]."""
+        return self.scale * (self.b @ self.a)
+
+
+@dataclass(frozen=True)
+class PeftFolder:
+    """An adapter as PEFT keeps it: its config, and its modules by name."""
+
+    config: dict[str, Any]
+    modules: dict[str, PeftModule]
+    whole: dict[str, np.ndarray] = field(default_factory=dict)
+    """Weights of the base, [outputs, inputs], that PEFT loads in place of the base's own."""
+    start: str | None = None
+    """"pissa" or "olora" where the product that the factors began with is still to be taken
+    out of the base: `checkpoint.peft_start`."""
+
+
+def read_folder(folder: str | Path) -> PeftFolder:
+    """Reads an adapter. Raises UserError for a folder that is none, is damaged, or uses a
+    feature that is not plain LoRA, rsLoRA or DoRA."""
+    folder = Path(folder)
+    config = read_config(folder / CONFIG)
+    path = folder / TENSORS
+    parts, tables = _tensors(path)
+    whole = {name: part.pop("whole") for name, part in parts.items() if "whole" in part}
+    modules = {name: part for name, part in parts.items() if part}
+    ranks, scales = _ranks_and_scales(config, list(modules), str(folder / CONFIG))
+    start = start_of(config, str(folder / CONFIG))
+    found = {}
+    for name, part in modules.items():
+        _check(part, name, path, bool(config.get("use_dora")))
+        rank = len(part["a"])
+        # an SVD or QR has no more directions than the matrix has rows or columns
+        most = min(part["a"].shape[1], len(part["b"])) if start else ranks[name]
+        if rank != min(ranks[name], most):
+            raise UserError(
+                f"{path}: {name} has rank {rank} and {CONFIG} says {ranks[name]}; save it again"
+            )
+        found[name] = PeftModule(
+            part["a"], part["b"], scales[name], part.get("magnitude"), name in tables
+        )
+    if not found:
+        raise UserError(f"{path}: holds no LoRA factors")
+    return PeftFolder(config, found, whole, start)
+
+
+def _tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], set[str]]:
+    """Module name to its arrays by kind, and which modules are tables."""
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    tables = set()
+    try:
+        with safe_open(path, framework="np") as file:
+            for key in file.keys():
+                module, kind = _split(key, path)
+                array = file.get_tensor(key)
+                if array.dtype.name not in FLOATS or kind in parts.get(module, {}):
+                    raise UserError(
+                        f"{path}: {key} is {array.dtype}, or there twice; save it again"
+                    )
+                parts.setdefault(module, {})[kind] = array.astype(np.float32)
+                tables |= {module} if "lora_embedding" in key else set()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: missing; point at a folder that PEFT saved as safetensors"
+        ) from None
+    except (SafetensorError, OSError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error}); download it again") from None
+    return parts, tables
+
+
+def _check(part: Mapping[str, np.ndarray], name: str, path: Path, dora: bool) -> None:
+    a, b, magnitude = (part.get(kind) for kind in ("a", "b", "magnitude"))
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        raise UserError(f"{path}: {name} lacks a factor or its ranks differ; save it again")
+    if (magnitude is not None) != dora:
+        raise UserError(
+            f"{path}: {name} has {'no' if dora else 'a'} magnitude and {CONFIG} says use_dora = "
+            f"{str(dora).lower()}; save it again"
+        )
+    if magnitude is not None and magnitude.size != len(b):
+        raise UserError(f"{path}: the magnitude of {name} is of another size; save it again")
+
+
+def _split(key: str, path: Path) -> tuple[str, str]:
+    for ending, kind in KINDS.items():
+        if key.endswith(f".{ending}"):
+            module = key.removesuffix(f".{ending}").removeprefix(PREFIX)
+            if kind != "whole" or module.rpartition(".")[2] in VOCABULARY:
+                return module, kind
+    raise UserError(f"{path}: {key} is no factor of LoRA; only plain LoRA and DoRA are read")
+
+
+def _ranks_and_scales(
+    config: Mapping[str, Any], names: list[str], where: str
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Rank and scale of each module: alpha over the rank, or over its root."""
+    ranks = dict.fromkeys(names, config.get("r", 8))
+    ranks |= patterned(config.get("rank_pattern"), names, where)
+    alphas = dict.fromkeys(names, config.get("lora_alpha", 8))
+    alphas |= patterned(config.get("alpha_pattern"), names, where)
+    over = {name: rank**0.5 if config.get("use_rslora") else rank for name, rank in ranks.items()}
+    return ranks, {name: float(alphas[name]) / over[name] for name in names}
+
+
+def write_folder(folder: Path, adapter: PeftFolder) -> None:
+    """Writes both files into an existing folder."""
+    tensors = {}
+    for name, module in adapter.modules.items():
+        stem = f"{PREFIX}{name}."
+        first, second = ("lora_A.weight", "lora_B.weight")
+        if module.is_table:
+            first, second = ("lora_embedding_A", "lora_embedding_B")
+        tensors[stem + first] = np.ascontiguousarray(module.a, np.float32)
+        tensors[stem + second] = np.ascontiguousarray(module.b, np.float32)
+        if module.magnitude is not None:
+            tensors[stem + "lora_magnitude_vector"] = np.ascontiguousarray(module.magnitude)
+    for name, weight in adapter.whole.items():
+        ending = "base_layer.weight" if name in adapter.modules else "weight"
+        tensors[f"{PREFIX}{name}.{ending}"] = np.ascontiguousarray(weight, np.float32)
+    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(adapter.config, indent=2) + "\n", encoding="utf-8")
+
+
+def make_config(
+    modules: Mapping[str, PeftModule], base: str, alphas: Mapping[str, float], **said: Any
+) -> dict[str, Any]:
+    """adapter_config.json of modules; the most common rank and alpha stand for all, patterns
+    name the others."""
+    ranks = {name: module.rank for name, module in modules.items()}
+    rank, alpha = (max(set(d.values()), key=list(d.values()).count) for d in (ranks, alphas))
+    targets = sorted({".".join(name.split(".")[-1:]) for name in modules})
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "target_modules": targets,
+        "rank_pattern": {re.escape(n): r for n, r in ranks.items() if r != rank},
+        "alpha_pattern": {re.escape(n): a for n, a in alphas.items() if a != alpha},
+        "use_rslora": False,
+        "use_dora": any(module.magnitude is not None for module in modules.values()),
+        **said,
+    }

@@ -1,0 +1,305 @@
+"""Proof that a conversion is the model: its files read again and compared.
+
+tensors   every tensor of the source used exactly once, every value equal to the source
+          rounded to the file's dtype, bit for bit
+logits    source against the result as lmwright reads it, float32, fixed prompts
+logits    the result in lmwright against source and result in transformers, where it can run
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xxhash
+
+import lmwright
+from lmwright.core.batch import Batch
+from lmwright.core.compute import Compute
+from lmwright.core.param import Tree, count_params
+from lmwright.formats.hf_layout import slots
+from lmwright.formats.hf_stream import unused
+from lmwright.formats.reference import Reference, too_large, transformers_says
+from lmwright.formats.text_tensors import NotTaken, TextTensors
+from lmwright.formats.written import add_tensor
+
+PROMPTS = (
+    "Once upon a time, in a small village by the sea, there lived",
+    "def main(argv):\n    for name in sorted(argv):\n        print(",
+    "The report names three causes: first, the cost of energy; second,",
+)
+PROMPT_TOKENS = 48
+TOLERANCE = 1e-3  # of the largest logit; float32 sums in another order stay below 1e-4
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two sets of logits are apart."""
+
+    max_abs_diff: float
+    max_abs_logit: float
+    kl: float
+    """Kullback-Leibler divergence of the second from the first, nats a position, mean."""
+    greedy_agreement: float
+    """Share of positions at which the most likely token is the same."""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Which tensors the result was made from."""
+
+    tensors: int
+    """Each used exactly once."""
+    parameters: int
+    left_out: tuple[str, ...]
+    """Tensors of the source that are no weights: known buffers, a stored copy of a tied head."""
+    xxh3: str
+    """Of names, dtypes and bytes of the result's tensors, in its order."""
+    not_taken: tuple[NotTaken, ...] = ()
+    """Parts of the source beside the text model, such as a vision tower."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model was made from, where transformers may read it."""
+
+    path: Path | None
+    """None where transformers can read nothing."""
+    model: Any
+    """As its own configuration describes it."""
+    load: Callable[[], Tree]
+    """Its weights in our tree."""
+    adapter: Path | None = None
+    """A PEFT folder that was merged into what lies at `path`; `model` and `load` are the result."""
+
+    def changed(self, model: Any) -> dict[str, tuple[Any, Any]]:
+        """Fields in which `model` was made to differ: before and after."""
+        return differences(self.model, model)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared, and how well it agrees."""
+
+    dtype: str
+    tokens: int
+    tensors: str
+    accounting: Accounting
+    source_to_folder: Agreement | None
+    """None where the model does not fit into memory; `why_no_logits` says so."""
+    folder_to_transformers: Agreement | None
+    transformers: str
+    """Version compared with, or why it was not."""
+    why_no_logits: str | None = None
+    source_to_transformers: Agreement | None = None
+    """None where the source is our own, or transformers cannot read it."""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Fields of the model that were changed on the way: before and after."""
+    merged_to_peft: Agreement | None = None
+    """A merged adapter against PEFT with the same base and folder."""
+    peft: str | None = None
+    """Its version, or why it was not compared; None where no adapter was merged."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"lmwright": lmwright.__version__, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people: one sentence a comparison."""
+        said = [f"tensors: {self.tensors}"]
+        said += [
+            f"not taken: {each.part}, {each.tensors} tensors of {each.parameters:,} parameters"
+            for each in self.accounting.not_taken
+        ]
+        said += [f"changed: {name} from {a!r} to {b!r}" for name, (a, b) in self.changed.items()]
+        if self.source_to_folder is None:
+            said.append(f"logits: not compared, {self.why_no_logits}")
+        else:
+            said.append(f"source and result: {sentence(self.source_to_folder)}")
+        if self.source_to_transformers is not None:
+            there = sentence(self.source_to_transformers)
+            said.append(f"source in lmwright and transformers {self.transformers}: {there}")
+        if self.merged_to_peft is not None:
+            there = sentence(self.merged_to_peft)
+            said.append(f"merged here and the adapter in PEFT {self.peft}: {there}")
+        elif self.peft is not None:
+            said.append(f"the adapter in PEFT: not compared, {self.peft}")
+        if self.folder_to_transformers is None:
+            return [*said, f"result in transformers: not compared, {self.transformers}"]
+        other = sentence(self.folder_to_transformers)
+        return [*said, f"result in lmwright and transformers {self.transformers}: {other}"]
+
+
+def sentence(a: Agreement) -> str:
+    """An agreement in words."""
+    return (
+        f"logits differ by at most {a.max_abs_diff:.2e} (largest {a.max_abs_logit:.3g}), "
+        f"KL {a.kl:.1e} nats, greedy choice equal at {a.greedy_agreement:.2%} of positions"
+    )
+
+
+def compare_tensors(
+    found: Mapping[str, np.ndarray], expected: Iterable[tuple[str, np.ndarray]]
+) -> str:
+    """xxh3 of the tensors found. Raises RuntimeError unless they are exactly these arrays, bit
+    for bit, and no others."""
+    digest, names = xxhash.xxh3_128(), set()
+    for name, array in expected:
+        names.add(name)
+        read = found[name]
+        if read.dtype != array.dtype or read.shape != array.shape:
+            raise RuntimeError(f"{name}: written as {array.dtype} {array.shape}, read otherwise")
+        bits = read.view(np.uint8) if read.ndim else read
+        if not np.array_equal(bits, array.view(np.uint8) if array.ndim else array):
+            raise RuntimeError(f"{name}: the file does not hold what was written; check the disk")
+        add_tensor(digest, name, read)
+        del read, array, bits
+    if extra := set(found) - names:
+        raise RuntimeError(f"{sorted(extra)[0]}: is in the result, but in no source")
+    return digest.hexdigest()
+
+
+def accounting(model: Any, source: Mapping[str, Any], xxh3: str) -> Accounting:
+    """The tensors of `source` that became the model."""
+    wanted = slots(model)
+    return Accounting(
+        tensors=len(wanted),
+        parameters=sum(slot.size for slot in wanted),
+        left_out=tuple(unused(wanted, source)),
+        xxh3=xxh3,
+        not_taken=source.not_taken if isinstance(source, TextTensors) else (),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `prove` finds about the logits."""
+
+    source_to_folder: Agreement | None
+    folder_to_transformers: Agreement | None
+    source_to_transformers: Agreement | None
+    transformers: str
+    why_no_logits: str | None
+    tokens: int
+    merged_to_peft: Agreement | None = None
+    peft: str | None = None
+
+
+NO_BASE = "it cannot read the base, which is no Hugging Face folder or GGUF file; export it first"
+
+
+def prove(
+    model: Any,
+    load_source: Callable[[], Tree],
+    load_result: Callable[[], tuple[Any, Tree]],
+    tokens: np.ndarray,
+    *,
+    result: Path,
+    source: Source | None,
+    exact: bool,
+) -> Comparison:
+    """Compares logits of the source, of the result read again, and of both in transformers.
+
+    The source is run as `model`, and as its own configuration says where transformers reads
+    it. The models are in memory one after the other. Raises RuntimeError where they are further
+    apart than rounding explains: source and result where they are `exact`ly equal, lmwright and
+    transformers always.
+    """
+    num_params, config = count_params(model.spec()), model.hf.config(model)
+    adapter = source.adapter if source is not None else None
+    if why := too_large(num_params):
+        return Comparison(None, None, None, why, why, 0, peft=why if adapter else None)
+    expected = logits(model, load_source(), tokens)
+    found_model, w = load_result()
+    found = logits(found_model, w, tokens)
+    del w
+    first = agreement(expected, found)
+    if exact:
+        _insist(first, "the result read again")
+    there, there_version = _against(transformers_says(result, tokens, num_params, config), found)
+    origin = merged = peft = None
+    if adapter is not None:
+        said = Reference(None, NO_BASE)
+        if source.path is not None:
+            said = transformers_says(source.path, tokens, num_params, config, adapter)
+        merged, peft = _against(said, expected, "PEFT")
+    elif source is not None and there is not None:
+        # what the source means is decided by its own config, read by somebody else
+        there_config = source.model.hf.config(source.model)
+        said = transformers_says(source.path, tokens, num_params, there_config)
+        if source.model != model:
+            expected = logits(source.model, source.load(), tokens)
+        origin, _ = _against(said, expected)
+    size = int(tokens.size)
+    return Comparison(first, there, origin, there_version, None, size, merged, peft)
+
+
+def _against(
+    said: Reference, ours: np.ndarray, who: str = "transformers"
+) -> tuple[Agreement | None, str]:
+    if said.logits is None:
+        return None, said.version
+    theirs = said.logits[..., : ours.shape[-1]]
+    found = agreement(ours, theirs)
+    _insist(found, f"{who} {said.version}")
+    return found, said.version
+
+
+def _insist(found: Agreement, other: str) -> None:
+    if not found.max_abs_diff <= TOLERANCE * max(found.max_abs_logit, 1.0):
+        raise RuntimeError(
+            f"the result was refused: {other} gives logits that differ by {found.max_abs_diff:.3g}"
+        )
+
+
+def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two models differ: in the first and in the second."""
+    x, y = asdict(a), asdict(b)
+    return {n: (x.get(n), y.get(n)) for n in {**x, **y} if x.get(n) != y.get(n)}
+
+
+def proof_tokens(model: Any, tokenizer: Any) -> np.ndarray:
+    """int32 [B, T]: the fixed prompts, repeated to one length; fixed ids without a tokenizer."""
+    length = min(PROMPT_TOKENS, model.seq_len)
+    if tokenizer is None:
+        rng = np.random.Generator(np.random.Philox(0))
+        return rng.integers(0, model.vocab_size, (len(PROMPTS), length), dtype=np.int32)
+    rows = [np.resize(np.asarray(tokenizer.encode(text), np.int32), length) for text in PROMPTS]
+    return np.stack(rows)
+
+
+def logits(model: Any, w: Tree, tokens: np.ndarray) -> np.ndarray:
+    """float32 [B, T, V] of whole rows, with full precision matmuls."""
+    b, t = tokens.shape
+    batch = Batch(
+        tokens=jnp.asarray(tokens),
+        segment_ids=jnp.ones((b, t), jnp.int32),
+        positions=jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t)),
+        loss_weight=jnp.ones((b, t), jnp.float32),
+    )
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(_forward(model, w, batch))
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward(model: Any, w: Tree, batch: Batch) -> jax.Array:
+    return model.logits(w, model.hidden(w, batch, Compute())[0])
+
+
+def agreement(a: np.ndarray, b: np.ndarray) -> Agreement:
+    """Distance of two float arrays [B, T, V]."""
+    p, q = (_log_softmax(x.astype(np.float64)) for x in (a, b))
+    return Agreement(
+        max_abs_diff=float(np.abs(a - b).max()),
+        max_abs_logit=float(np.abs(a).max()),
+        kl=max(float((np.exp(p) * (p - q)).sum(-1).mean()), 0.0),
+        greedy_agreement=float((a.argmax(-1) == b.argmax(-1)).mean()),
+    )
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))

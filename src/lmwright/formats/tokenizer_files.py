@@ -1,0 +1,72 @@
+"""The tokenizer that belongs to a model: opened, copied, and how its prompts begin."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer, save_tokenizer
+
+MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja",
+)  # fmt: skip
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any((folder / name).exists() for name in MARKS)
+
+
+def open_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of a model folder, older layouts included."""
+    if (folder / "tokenizer.json").exists():
+        return load_tokenizer(folder)
+    from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+
+    return import_tokenizer(folder)
+
+
+def prompt_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Ids that the tokenizer's own file puts before a text (bos of llama, mostly none)."""
+    bare = tokenizer.backend.encode("a", add_special_tokens=False).ids
+    full = tokenizer.backend.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start])
+    return ()
+
+
+def write_tokenizer(source: Path, folder: Path, prefix: tuple[int, ...] | None) -> None:
+    """Copies the files and the terms beside them, or writes tokenizer.json where there was
+    none. A `prefix` makes the file begin texts as the model's training did, whatever it said
+    before."""
+    tokenizer = open_tokenizer(source)
+    for terms in (*source.glob("LICENSE*"), *source.glob("NOTICE*"), *source.glob("USE_POLICY*")):
+        if terms.is_file():
+            shutil.copyfile(terms, folder / terms.name)
+    if (source / "tokenizer.json").exists():
+        for name in FILES:
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
+    else:
+        save_tokenizer(tokenizer, folder)
+    if prefix is not None and prompt_prefix(tokenizer) != prefix:
+        _set_prefix(folder / "tokenizer.json", prefix)
+
+
+def _set_prefix(path: Path, prefix: tuple[int, ...]) -> None:
+    backend = Tokenizer.from_file(str(path))
+    spec = json.loads(path.read_text("utf-8")) | {"post_processor": None}
+    if prefix:
+        tokens = [backend.id_to_token(i) for i in prefix]
+        backend.post_processor = TemplateProcessing(
+            single=[*tokens, "$A"],
+            pair=[*tokens, "$A", *(f"{token}:1" for token in tokens), "$B:1"],
+            special_tokens=list(zip(tokens, prefix, strict=True)),
+        )
+        spec["post_processor"] = json.loads(backend.to_str())["post_processor"]
+    path.write_text(json.dumps(spec, ensure_ascii=False, indent=2) + "\n", "utf-8")

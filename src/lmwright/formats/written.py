@@ -1,0 +1,59 @@
+"""What lmwright wrote is looked at again before it is written on: tensors against the hash in
+convert.json, since neither safetensors nor GGUF has checksums of its own."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import slots
+from lmwright.formats.safetensors import TensorFiles
+
+CONVERT = "convert.json"
+
+
+def add_tensor(digest: xxhash.xxh3_128, name: str, array: np.ndarray) -> None:
+    """One tensor more, as convert.json counts them: name, dtype, shape and bytes."""
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).view(np.uint8))
+
+
+def hash_tensors(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> str:
+    """xxh3 of tensors in the order of their names, one in memory at a time."""
+    digest = xxhash.xxh3_128()
+    for name in names:
+        add_tensor(digest, name, tensors[name])
+    return digest.hexdigest()
+
+
+def refuse_changed(model: Any, tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    """Raises UserError where convert.json lies with a model and says that other tensors were
+    written. Models without it are not looked at."""
+    is_file = path.is_file()
+    note = path.with_name(f"{path.name}.{CONVERT}") if is_file else path / CONVERT
+    as_stored = hasattr(tensors, "file") if is_file else isinstance(tensors, TensorFiles)
+    if not as_stored or not note.exists():
+        return
+    try:
+        said = parse_json(note)
+        expected = said["accounting"]["xxh3"] if "lmwright" in said else None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{note}: cannot be read ({error!r:.200}); export again, or remove it to go on "
+            f"without knowing whether the weights are those that were written"
+        ) from None
+    if is_file:
+        from lmwright.formats.gguf_write import names_in_file
+
+        names = names_in_file(model, tensors)
+    else:
+        names = [slot.name for slot in slots(model)]
+    if expected is not None and hash_tensors(tensors, names) != expected:
+        raise UserError(
+            f"{path}: its weights are not those that {note.name} says were written; export or "
+            f"copy it again, or remove that file if you changed them"
+        )

@@ -1,0 +1,1 @@
+"""Guards: credentials, control characters and foreign files, kept where they do no harm."""

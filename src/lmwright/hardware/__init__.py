@@ -1,0 +1,1 @@
+"""Hardware: chips, slices of them, and what joins them."""

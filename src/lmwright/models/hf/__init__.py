@@ -1,0 +1,1 @@
+"""Hugging Face's names of each family: tensors and fields, both ways."""

@@ -1,0 +1,139 @@
+"""Advice: what bounds a step, and the change of the run that the analytic model gains most by.
+
+seconds by kind, by part --> "bound by arithmetic (74% of the step, most of it mlp); ..."
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lmwright.planner.analytic.candidates import TIE_SHARE, Candidate, candidates
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.units import short_duration
+
+BOUNDS = {
+    "matmul": "arithmetic",
+    "attention": "attention",
+    "vector": "memory bandwidth",
+    "memory": "memory bandwidth",
+    "exposed collectives": "collectives",
+    "network": "the network between slices or nodes",
+    "idle": "pipeline stages that wait",
+}
+
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What bounds a run, and what to try."""
+
+    bound: str
+    share: float
+    """Of the step that goes to it; of the memory that is there where the run does not fit."""
+    part: str
+    """Of the model or of the memory, that takes most; empty where only products are known by
+    part and they are not what bounds the run."""
+    part_share: float
+    overrides: tuple[str, ...] | None = None
+    """The change to try; empty where none gains more than a tie, None where none was looked
+    for."""
+    changes_training: bool = False
+    """Whether another optimizer is part of the change."""
+    on: str | None = None
+    """The machine to try, where it is another one."""
+    step_s: float | None = None
+    """With that change, by the analytic model."""
+    gain: float | None = None
+    """How many times as fast the step is with it."""
+    close: bool = False
+    """Whether the error of the analytic model could make it too large."""
+
+    def to_json(self) -> dict:
+        """For plan.json."""
+        return asdict(self)
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        if self.bound == MEMORY:
+            what = (
+                f"bound by memory: it wants {self.share:.2f} times what there is "
+                f"({self.part_share:.0%} of that: {self.part})"
+            )
+        else:
+            what = f"bound by {self.bound}: {self.share:.0%} of the step"
+            if self.part and self.part != self.bound:
+                what += f" ({self.part} is the largest part, {self.part_share:.0%})"
+        if self.overrides is None:
+            return what
+        if not self.overrides and self.on is None:
+            return (
+                f"{what}; no other mesh, remat or number of microbatches is faster by more than "
+                f"{TIE_SHARE:.0%}, by --quick"
+            )
+        words = " ".join([*([f"--on {self.on}"] if self.on else []), *self.overrides])
+        speed = f"{self.gain:.2f} times as fast" if self.bound != MEMORY else "which fits"
+        mark = " (trains differently)" if self.changes_training else ""
+        step = short_duration(self.step_s)
+        close = "; close, ask the compiler" if self.close else ""
+        return f"{what}; to try: {words}{mark}, {speed}, {step} a step by --quick{close}"
+
+
+def bound_of(by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
+    """What bounds a step, by the seconds that go to each kind of work and part of the model."""
+    bounds: dict[str, float] = {}
+    for kind, seconds in by_kind.items():
+        name = BOUNDS.get(kind, kind)
+        bounds[name] = bounds.get(name, 0.0) + seconds
+    whole = sum(bounds.values()) or 1.0
+    bound = max(bounds, key=bounds.get)
+    whole_known = sum(by_part.values()) > 0.99 * whole
+    named = by_part and (whole_known or bound in (BOUNDS["matmul"], BOUNDS["attention"]))
+    part = max(by_part, key=by_part.get) if named else ""
+    return Advice(
+        bound=bound,
+        share=bounds[bound] / whole,
+        part=part,
+        part_share=by_part.get(part, 0.0) / whole,
+    )
+
+
+def advice(quick: Quick, by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
+    """What bounds a run that fits, and the fastest other way to run it on this machine."""
+    ways = candidates(quick.run, quick.machine)
+    return advised(bound_of(by_kind, by_part), quick, ways[0] if ways else None)
+
+
+def advised(found: Advice, quick: Quick, best: Candidate | None) -> Advice:
+    """With the best way to run it, where that is worth it."""
+    if best is None or not best.quick.fits:
+        return replace(found, overrides=())
+    gain = quick.step_s / best.quick.step_s
+    if gain < 1 + TIE_SHARE:
+        return replace(found, overrides=())
+    return replace(found, **_change(quick, best), gain=gain)
+
+
+def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
+    words, machine = best.overrides, best.quick.machine
+    if dict(best.quick.plan.mesh.shape) == dict(quick.plan.mesh.shape):
+        words = tuple(word for word in words if not word.startswith("mesh."))
+    return {
+        "overrides": words,
+        "changes_training": best.changes_training,
+        "on": None if machine.name == quick.machine.name else machine.name,
+        "step_s": best.quick.step_s,
+        "close": best.quick.is_close,
+    }
+
+
+def too_large(
+    parts: Mapping[str, float], limit_bytes: float, quick: Quick, best: Candidate | None
+) -> Advice:
+    """That a run does not fit, and the way that does, which may be on another machine."""
+    part, whole = max(parts, key=parts.get), sum(parts.values())
+    found = Advice(
+        bound=MEMORY, share=whole / limit_bytes, part=part, part_share=parts[part] / whole
+    )
+    return found if best is None else replace(found, **_change(quick, best))

@@ -1,0 +1,1 @@
+"""Analytic: what a run takes, by arithmetic alone."""

@@ -1,0 +1,164 @@
+"""Memory: what one device holds during a step, reckoned without a compiler.
+
+    state          weights, optimizer, moving average: exact, from the shardings
+    cast           the weights in the precision of the products, where that is another
+    gradients      of the weights; with several microbatches also their sum
+    saved          what the backward pass keeps of the forward pass, layer by layer
+    temporaries    of the fuller of two moments: a chunk of logits with its gradient, when the
+                   head's is the only gradient yet, or one layer's backward pass
+
+How many arrays are alive at once in the two moments is what the TPU compiler was seen to need
+(`benchmarks/plan_quick.py`); it changes with the compiler.
+"""
+
+from dataclasses import dataclass
+
+from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
+
+LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
+CAPPED_ALIVE = 2  # and with a soft cap
+HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for the products
+GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
+WIDE_ALIVE = 4  # arrays of an mlp's width in a layer's backward pass
+STREAM_ALIVE = 12  # and of the residual stream's
+WHOLE_ALIVE = 5  # and of the stream put together, where tensor parallelism cuts its rows
+SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device at the peak of a step."""
+
+    weights: float
+    optimizer: float
+    cast: float
+    gradients: float
+    saved: float
+    temporaries: float
+
+    @property
+    def state(self) -> float:
+        """What is there before the first step."""
+        return self.weights + self.optimizer
+
+    @property
+    def peak(self) -> float:
+        return self.state + self.cast + self.gradients + self.saved + self.temporaries
+
+    def parts(self) -> dict[str, float]:
+        """By what they are for, adding up to the peak."""
+        return {
+            "weights": self.weights,
+            "optimizer": self.optimizer,
+            "weights once more, cast": self.cast,
+            "gradients": self.gradients,
+            "saved activations": self.saved,
+            "temporaries": self.temporaries,
+        }
+
+
+def memory(layout: Layout) -> Memory:
+    """The peak of a step of this layout."""
+    run = layout.run
+    weights, optimizer = layout.weight_elements * WEIGHT_BYTES, layout.optimizer_bytes
+    if run.train.ema_decay is not None:
+        optimizer += weights
+    size = layout.activation_bytes
+    sums = weights if run.train.num_microbatches > 1 else 0.0
+    moments = (head_bytes(layout), loss_bytes(layout)), (weights, layer_bytes(layout))
+    gradients, temporaries = max(moments, key=sum)
+    return Memory(
+        weights=weights,
+        optimizer=optimizer,
+        cast=layout.weight_elements * size if size != WEIGHT_BYTES else 0.0,
+        gradients=sums + gradients,
+        saved=saved_bytes(layout),
+        temporaries=temporaries,
+    )
+
+
+def saved_bytes(layout: Layout) -> float:
+    """What the backward pass keeps, by `train.remat`; with pipeline stages, that of all
+    microbatches under way."""
+    remat = layout.run.train.remat
+    inside = [w for w in layout.weights if w.stacked and w.is_matrix]
+    kept = layout.attention_bytes if keeps_attention(layout) else 0.0
+    if remat == "none":
+        # in and out of two norms and two additions, in both precisions where they differ
+        kept += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
+        outputs = (w for w in inside if w.outputs != ("embed",))
+        kept += sum(layout.output_bytes(w) * layout.share(w) for w in outputs)
+        kept += layout.attention_bytes  # once more, turned around for the next product
+        kept += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
+        kept += score_bytes(layout)
+    else:
+        kept += layout.stream_bytes()
+    if remat in ("mlp", "gate", "dots"):
+        # the block's last product is added to the stream, and not needed again
+        named = (w for w in inside if "mlp" not in w.inputs)
+        named = (w for w in named if not is_recomputed(layout, w))
+        kept += sum(layout.output_bytes(w) * layout.share(w) for w in named)
+    under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
+    return layout.layers * kept * under_way
+
+
+def is_recomputed(layout: Layout, weight: Weight) -> bool:
+    """Whether the backward pass computes a layer's product again. The block's last product
+    is not needed again."""
+    remat = layout.run.train.remat
+    if remat == "block":
+        return "mlp" not in weight.inputs
+    return weight.is_wide if remat == "mlp" else remat == "gate" and weight.is_gate
+
+
+def keeps_attention(layout: Layout) -> bool:
+    """Whether attention's own result outlives the forward pass: rematerialization knows it by
+    the name that the kernels give it."""
+    remat = layout.run.train.remat
+    return remat == "none" or (remat != "block" and layout.kernels != "reference")
+
+
+def score_bytes(layout: Layout) -> float:
+    """Float32 scores of one layer, where attention keeps them whole."""
+    if layout.kernels != "reference":
+        return 0.0
+    heads = layout.model.num_heads / layout.ways("batch", "seq", "heads")
+    return layout.tokens * layout.seq_len * heads * 4
+
+
+def head_bytes(layout: Layout) -> float:
+    """The head's gradient, cut as weights are in the mean."""
+    parts = {w.part: w.size for w in layout.weights if w.is_matrix and not w.stacked}
+    whole = sum(w.size for w in layout.weights)
+    return layout.weight_elements * WEIGHT_BYTES * parts.get("head", parts["embedding"]) / whole
+
+
+def loss_bytes(layout: Layout) -> float:
+    """A chunk of logits and what goes with it: the logits themselves, or the head's gradient
+    that is made of theirs."""
+    m, train, size = layout.model, layout.run.train, layout.activation_bytes
+    ways = layout.ways("batch", "seq", "vocab")
+    share = min(train.loss_chunk_tokens, layout.seq_len) / layout.seq_len
+    logits = layout.tokens * share * m.vocab_size / ways
+    head = m.vocab_size * m.embed_dim / ways
+    capped = CAPPED_ALIVE if getattr(m, "logits_soft_cap", None) else 0
+    first = (LOGITS_ALIVE + capped) * logits * WEIGHT_BYTES + (logits + head) * size
+    then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
+    return max(first, then) + 2 * layout.stream_bytes()
+
+
+def layer_bytes(layout: Layout) -> float:
+    """One layer's backward pass: its weights gathered, their gradient before it is cut,
+    activations and theirs."""
+    inside = [w for w in layout.weights if w.stacked and w.is_matrix]
+    one = layout.model.num_layers  # the mean of all layers
+    gathered = sum(w.size / one / layout.product_ways(w) for w in inside)
+    wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
+    pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
+    return (
+        GATHERED_ALIVE * gathered * layout.activation_bytes
+        + WIDE_ALIVE * wide
+        + STREAM_ALIVE * layout.stream_bytes()
+        + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
+        + SCORES_ALIVE * score_bytes(layout)
+    )

@@ -1,0 +1,210 @@
+"""Quick: the analytic answer to `lmwright plan --quick`, in well under a second of reckoning.
+
+    Run, Machine --plan.layout--> Layout --plan.memory, plan.analytic--> Quick --> text, JSON
+
+The verdict and the time come with the error that the model was seen to have.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lmwright.config.run import Run
+from lmwright.hardware.chips import GIB
+from lmwright.planner.analytic.interval import error_share
+from lmwright.planner.analytic.layout import Layout, on_paper
+from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.analytic.memory import Memory, memory
+from lmwright.planner.analytic.step_time import Timing, timing
+from lmwright.planner.cost import Takes
+from lmwright.planner.own_machine import factor_of
+from lmwright.planner.report import mesh_text
+from lmwright.planner.units import duration, memory_size, short_duration
+from lmwright.program.plan import Plan
+
+if TYPE_CHECKING:
+    from lmwright.planner.advice import Advice
+
+MEMORY_ERROR_SHARE = 0.2
+"""What the compiler's peak was off by at most on the rows of `benchmarks/plan_quick.py`."""
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A run on a machine, and what the analytic model says of it."""
+
+    run: Run
+    machine: Machine
+    plan: Plan
+
+    @classmethod
+    def of(cls, run: Run, machine: Machine) -> "Quick":
+        """Raises UserError where the run cannot be laid out on the machine."""
+        return cls(run, machine, on_paper(run, machine))
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.plan)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory(self.layout)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """By the model, times what is kept of this machine."""
+        found = timing(self.layout, self.machine)
+        return found if self.factor is None else found.times(self.factor)
+
+    @property
+    def factor(self) -> float | None:
+        """What runs took over the model's prediction on this very machine; None where no one
+        measured."""
+        kept = factor_of(self.machine.name)
+        return None if kept is None else kept.quick
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Memory of one device that a program may use; None where it is the host's."""
+        return self.machine.usable_bytes
+
+    @property
+    def over_bytes(self) -> float:
+        """How much too large the run is for a device; negative where it fits."""
+        return self.memory.peak - self.limit_bytes if self.limit_bytes else -1.0
+
+    @property
+    def fits(self) -> bool:
+        return self.over_bytes <= 0
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the error of the model could turn the verdict."""
+        limit = self.limit_bytes
+        return limit is not None and abs(self.over_bytes) < MEMORY_ERROR_SHARE * limit
+
+    @property
+    def step_s(self) -> float:
+        return self.timing.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.tokens_per_step / self.step_s
+
+    @property
+    def mfu(self) -> float | None:
+        """Forward and backward FLOPs, none twice, over what the peak does in that time; None
+        where no peak is known."""
+        if self.machine.platform == "cpu":
+            return None
+        peak = self.machine.flops * self.machine.num_devices
+        return self.plan.flops_per_step / peak / self.step_s
+
+    @property
+    def error_share(self) -> float:
+        """Half the width of the interval around the step time."""
+        return error_share(self.machine.kind, self.run.model, compiled=False)
+
+    def to_json(self, takes: Takes, advice: "Advice | None" = None) -> str:
+        """plan.json: every number, in bytes, seconds and FLOPs."""
+        found = {
+            "by": "analytic",
+            "slice": self.machine.name,
+            "chips": self.machine.num_chips,
+            "devices": self.machine.num_devices,
+            "mesh": dict(self.plan.mesh.shape),
+            "num_params": self.plan.num_params,
+            "tokens_per_step": self.plan.tokens_per_step,
+            "flops_per_step": self.plan.flops_per_step,
+            "fits": self.fits,
+            "peak_bytes": self.memory.peak,
+            "limit_bytes": self.limit_bytes,
+            "memory": asdict(self.memory),
+            "memory_error_share": MEMORY_ERROR_SHARE,
+            "step_s": self.step_s,
+            "step_error_share": self.error_share,
+            "by_kind_s": dict(self.timing.by_kind),
+            "by_part_s": dict(self.timing.by_part),
+            "hidden_s": self.timing.hidden_s,
+            "mfu": self.mfu,
+            "factor": self.factor,
+            "takes": takes.to_json(),
+            "advice": advice.to_json() if advice else None,
+        }
+        return json.dumps(found, indent=1)
+
+    def lines(self, takes: Takes) -> list[str]:
+        """The answer as lines of text."""
+        train = self.run.train
+        pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
+        lines = [
+            f"{self.run.name} on {self.machine.name}: {machine_text(self.machine)}, "
+            f"mesh {mesh_text(dict(self.plan.mesh.shape))}",
+            f"{self.plan.num_params:,} parameters, {self.plan.tokens_per_step:,} tokens a step, "
+            f"remat {train.remat}{pieces}, {self.run.optim.kind}",
+            "",
+            self.verdict(),
+        ]
+        parts = self.memory.parts()
+        peak = self.memory.peak
+        lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
+        if not self.fits:
+            return [*lines, "", *self.would_take(takes), "", *self._unknown()]
+        lines += ["", f"predicted: {self._speed()}"]
+        kinds = sorted(self.timing.by_kind.items(), key=lambda item: -item[1])
+        lines += [f"  {duration(seconds, self.step_s, 8)}  {kind}" for kind, seconds in kinds]
+        if self.timing.hidden_s:
+            hidden = duration(self.timing.hidden_s, self.step_s, 8)
+            lines.append(f"  {hidden}  collectives hidden, not added")
+        shares = ", ".join(
+            f"{name} {duration(seconds, self.step_s)}"
+            for name, seconds in self.timing.by_part.most_common()
+        )
+        return [*lines, f"  products by part: {shares}", *takes.lines(), "", *self._unknown()]
+
+    def would_take(self, takes: Takes) -> list[str]:
+        """The speed of a run that does not fit, if it did."""
+        return [f"if it fitted, it would take {self._speed()}", *takes.lines()[:2]]
+
+    def verdict(self) -> str:
+        """Whether it fits, and how sure that is."""
+        used, error = self.memory.peak, f"give or take {MEMORY_ERROR_SHARE:.0%}"
+        if self.limit_bytes is None:
+            return f"NEEDS {memory_size(used)} of the host's memory, {error}"
+        text = (
+            f"{memory_size(used).removesuffix(' GiB')} of {self.limit_bytes / GIB:.2f} GiB, {error}"
+        )
+        close = "; that close, only the compiler can tell" if self.is_close else ""
+        if self.fits:
+            return f"FITS: {text}{close}"
+        return f"DOES NOT FIT: {text}: {self.over_bytes / GIB:.2f} GiB too much{close}"
+
+    def _speed(self) -> str:
+        a_chip = self.tokens_per_s / self.machine.num_chips
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.0%}"
+        return (
+            f"{short_duration(self.step_s)} a step, give or take {self.error_share:.0%}; "
+            f"{self.tokens_per_s:,.0f} tokens/s, {a_chip:,.0f} a {self.machine.unit}{mfu}"
+        )
+
+    def _unknown(self) -> list[str]:
+        lines = ["by the analytic model; no compiler was asked"]
+        if self.factor is not None:
+            lines.append(factor_of(self.machine.name).note(self.machine.name, self.factor))
+        if self.run.train.compiler_options:
+            lines.append("train.compiler_options: what they change is not in this answer")
+        if self.layout.kernels == "reference":
+            lines.append("attention without a kernel: whole score matrices are reckoned with")
+        if self.machine.platform == "gpu":
+            lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")
+        if self.machine.platform == "cpu" and self.factor is None:
+            lines.append("rates of one measured machine; others differ by a factor of two and more")
+        return lines
+
+
+def machine_text(machine: Machine) -> str:
+    """What a machine is made of."""
+    groups = {"tpu": "slices", "gpu": "nodes"}.get(machine.platform, "")
+    text = f"{machine.num_chips} {machine.unit}{'s' if machine.num_chips > 1 else ''}"
+    return f"{text} in {machine.num_groups} {groups}" if machine.num_groups > 1 else text

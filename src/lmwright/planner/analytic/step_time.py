@@ -1,0 +1,291 @@
+"""Analytic: how long a step takes, reckoned from the arrows, the mesh and the device's rates.
+
+    matmul        FLOPs of the products, those computed again included, / (peak x efficiency)
+    attention     causal FLOPs / (peak x efficiency), or the kernel's cycles where its schedule is
+                  known; all scores where there is no kernel
+    vector        bytes that norms, rotations, gates, logits and the optimizer pass over / rate
+    gathers       bytes of gathered weights / links, hidden behind the products
+    reductions    bytes of gradients and partial sums / links, mostly not hidden
+    network       what crosses slices or nodes
+    idle          pipeline stages that wait for their first microbatch or after their last
+
+No compiler is asked, so what it merges, splits or moves is not seen. How often bytes are moved
+and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from lmwright.core.weight import scatters
+from lmwright.hardware.chips import RATES
+from lmwright.hardware.slices import GENERATIONS
+from lmwright.kernels.tpu_attention import block_sizes, fits
+from lmwright.kernels.tpu_row_attention import block_of
+from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
+from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.analytic.memory import is_recomputed, keeps_attention, score_bytes
+from lmwright.planner.compiler.kernel_cost import (
+    row_attention_cycles,
+    row_attention_s,
+    scores_below,
+    splash_s,
+    visited,
+    windowed,
+)
+from lmwright.program.plan import seen_keys
+
+TILE = 128  # products are padded to multiples of it
+
+# Times that each byte of a kind of array goes through memory in a step, forward and backward;
+# RECOMPUTED is the share more where the forward pass of a layer runs twice.
+STREAM_PASSES = 43.0
+WIDE_PASSES = 4.0
+HEAD_PASSES = 10.0
+LOGITS_PASSES = 10.0
+SCORE_PASSES = 8.0
+OPTIMIZER_PASSES = 2.0  # the state is read and written
+RECOMPUTED = 0.3
+
+GATHERS = 2  # of each weight in a microbatch: for the forward pass and for the backward pass
+GATHER_BYTES, REDUCE_BYTES = 2, 4  # of an element: weights travel as bfloat16
+GATHERS_EXPOSED = 0.35
+REDUCTIONS_EXPOSED = 0.9  # of gradients; partial sums of activations are waited for
+NETWORK_EXPOSED = 0.5  # of what crosses slices or nodes
+
+
+@dataclass
+class Timing:
+    """Seconds of one step on one device, and where they go."""
+
+    by_kind: Counter = field(default_factory=Counter)
+    """They add up to `step_s`."""
+    by_part: Counter = field(default_factory=Counter)
+    """Products and attention by the part of the model."""
+    hidden_s: float = 0.0
+    """Collectives behind arithmetic."""
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.by_kind.values())
+
+    def times(self, factor: float) -> "Timing":
+        """All of it so many times as long."""
+        kinds, parts = (
+            Counter({name: factor * seconds for name, seconds in counts.items()})
+            for counts in (self.by_kind, self.by_part)
+        )
+        return Timing(kinds, parts, factor * self.hidden_s)
+
+
+def timing(layout: Layout, machine: Machine) -> Timing:
+    """The time of a step of this layout on the machine."""
+    found = Timing()
+    pieces = layout.run.train.num_microbatches
+    for weight in layout.weights:
+        seconds = pieces * product_s(layout, weight, machine)
+        found.by_kind["matmul"] += seconds
+        found.by_part[weight.part] += seconds
+    attention = pieces * attention_s(layout, machine)
+    found.by_kind["attention"] = attention
+    found.by_part["attention"] += attention
+    found.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
+    _collectives(found, layout, machine)
+    if layout.stages > 1:
+        busy = sum(found.by_kind[kind] for kind in ("matmul", "attention", "vector"))
+        found.by_kind["idle"] = busy * (layout.stages - 1) / pieces
+    found.by_part = +found.by_part
+    found.by_kind = +found.by_kind
+    return found
+
+
+def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
+    """Seconds of the products with a weight (all its layers), for one microbatch."""
+    if not weight.is_matrix or not products(layout, weight):
+        return 0.0
+    share = weight.active * weight.size / layout.product_ways(weight) * _padding(layout, weight)
+    if weight.is_expert:  # tokens of all devices along `expert` come
+        share *= layout.sizes["expert"]
+    flops = 2 * products(layout, weight) * layout.tokens * share
+    return flops / (machine.flops * machine.matmul_efficiency)
+
+
+def products(layout: Layout, weight: Weight) -> int:
+    """How often a token meets a weight: forward, for its gradient, for the weight's, and
+    where it is computed again. A looked-up table is in none, unless it is the head too."""
+    if weight.part == "embedding" and getattr(layout.model, "head", "tied") == "untied":
+        return 0
+    if not weight.stacked:
+        return 3  # the loss takes its gradient at once, whatever `train.remat` says
+    return 4 if is_recomputed(layout, weight) else 3
+
+
+def _padding(layout: Layout, weight: Weight) -> float:
+    """Work on padded tiles over work on the product's own sizes."""
+    ways = layout.product_ways(weight)
+    side = weight.fan_in if "embed" in weight.outputs else weight.fan_out  # what is cut
+    held = side / ways
+    return (-(-held // TILE) * TILE) / held
+
+
+def attention_s(layout: Layout, machine: Machine) -> float:
+    """Seconds of attention in all layers of a device, for one microbatch: products of
+    queries and keys and of scores and values, two forward, seven backward."""
+    m = layout.model
+    ways = layout.ways("batch", "seq", "heads")
+    again = 0 if keeps_attention(layout) else 2
+    if layout.has_whole_rows:
+        return _whole_rows_s(layout, machine, forward=1 + again // 2)
+    if layout.kernels == "tpu" and layout.sizes["context"] == 1 and fits(layout.seq_len):
+        return _splash_s(layout, machine, forward=1 + again // 2)
+    if layout.kernels == "reference":
+        keys = float(layout.seq_len * m.num_layers)  # hidden ones are computed too
+    else:
+        keys = sum(seen_keys(window, layout.seq_len) for window in m.windows)
+    per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
+    flops = (9 + again) * per_token * layout.tokens
+    return flops / (machine.flops * machine.attention_efficiency)
+
+
+def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
+    """The same where `kernels/tpu_row_attention.py` does it, so many times forward."""
+    m, size, heads = layout.model, block_of(layout.seq_len), _heads(layout)
+    below = heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
+    tokens = heads * layout.seq_len * m.num_layers
+    ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
+    return sum(
+        times * row_attention_s(RATES[machine.kind], cycles, below, tokens)
+        for times, cycles in ways
+    )
+
+
+def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
+    """The same where JAX's splash kernel does it."""
+    m, length = layout.model, layout.seq_len
+    sizes = block_sizes(length, m.head_dim)
+    sides = {"fwd": (sizes.block_q, sizes.block_kv), "bwd": (sizes.block_kv_dkv, sizes.block_q_dkv)}
+    if not sizes.use_fused_bwd_kernel:
+        sides |= {"dkv": sides.pop("bwd"), "dq": (sizes.block_q_dq, sizes.block_kv_dq)}
+    seconds = 0.0
+    for way, (rows, columns) in sides.items():
+        scores = sum(
+            visited(length, rows, columns, windowed(length, rows, columns, w)) for w in m.windows
+        )
+        times = forward if way == "fwd" else 1
+        scores *= times * _heads(layout)
+        seconds += splash_s(RATES[machine.kind], machine.kind, m.head_dim, way, scores)
+    return seconds
+
+
+def _heads(layout: Layout) -> float:
+    """Rows of heads that a device attends within, in a layer, its share of a stage's."""
+    tokens = layout.tokens * layout.model.num_heads / layout.ways("batch", "seq", "heads")
+    return tokens / layout.stages / layout.seq_len
+
+
+def vector_bytes(layout: Layout) -> float:
+    """Bytes that everything but products moves through a device's memory in a step."""
+    m, train = layout.model, layout.run.train
+    heads, wide, vocab = (layout.ways("batch", "seq", n) for n in ("heads", "mlp", "vocab"))
+    element = layout.tokens * layout.activation_bytes
+    per_layer = (
+        STREAM_PASSES * layout.stream_bytes()
+        + WIDE_PASSES * element * layout.mlp_width / wide
+        + HEAD_PASSES * element * (m.num_heads + 2 * m.num_kv_heads) * layout.lanes / heads
+        + SCORE_PASSES * score_bytes(layout)
+    )
+    if train.remat != "none":
+        per_layer *= 1 + RECOMPUTED
+    logits = LOGITS_PASSES * layout.tokens * m.vocab_size / vocab * 4
+    held = layout.weight_elements
+    gradients = WEIGHT_BYTES * held * (2 + 3 * (train.num_microbatches - 1))
+    pieces = train.num_microbatches
+    return (
+        pieces * (layout.layers * per_layer + logits)
+        + OPTIMIZER_PASSES * (layout.optimizer_bytes + WEIGHT_BYTES * held)
+        + gradients
+    )
+
+
+def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
+    """Adds what weights, gradients and activations cost on links and network."""
+    gathers = reductions = crossing = 0.0
+    pieces = layout.run.train.num_microbatches
+    for weight in layout.weights:
+        size = weight.size / layout.product_ways(weight)
+        gathered, copies = layout.gathered_ways(weight), layout.copies(weight)
+        times = pieces * uses(layout, weight)
+        if weight.is_matrix and gathered > 1:
+            seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
+            gathers += GATHERS * GATHER_BYTES * seconds
+            if is_scattered(layout, machine):
+                gathers += GATHER_BYTES * seconds  # an all-to-all, behind arithmetic as they are
+            else:
+                reductions += REDUCE_BYTES * seconds
+        if copies > 1:
+            moved = 2 * REDUCE_BYTES * times * size / gathered * (copies - 1) / copies
+            near = max(1, copies // machine.num_groups)
+            if machine.num_groups > 1:
+                crossing += moved / near / machine.network_bytes_per_s
+            if near > 1:
+                reductions += moved / rate(machine, near)
+    sums = pieces * (activation_sums_s(layout, machine) + exchange_s(layout, machine))
+    exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums
+    found.by_kind["exposed collectives"] = exposed
+    found.by_kind["network"] = NETWORK_EXPOSED * crossing
+    found.hidden_s = gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
+
+
+def is_scattered(layout: Layout, machine: Machine) -> bool:
+    """Whether gradients go to their shards as `core.weight.scattered_gradient` does it."""
+    if machine.platform != "tpu":
+        return False
+    return scatters(GENERATIONS[machine.kind].device_kind, layout.sizes, layout.ways("batch"))
+
+
+def uses(layout: Layout, weight: Weight) -> int:
+    """Times that a microbatch gathers a weight and reduces its gradient: the head once for
+    each chunk of logits."""
+    is_head = weight.part in ("embedding", "head") and products(layout, weight)
+    return -(-layout.seq_len // layout.run.train.loss_chunk_tokens) if is_head else 1
+
+
+def activation_sums_s(layout: Layout, machine: Machine) -> float:
+    """The residual stream that is gathered and scattered over `tensor`, and keys and values
+    that go around `context`, of one microbatch.
+
+    A block gathers its input and scatters its result; on the way back it gathers its result's
+    gradient and its input, for the weights' gradients, and scatters its input's gradient.
+    """
+    seconds = 0.0
+    tensor, context = layout.sizes["tensor"], layout.sizes["context"]
+    whole = layout.tokens * layout.model.embed_dim * layout.activation_bytes
+    if tensor > 1:
+        into = [w for w in layout.weights if w.stacked and w.is_matrix and "embed" in w.outputs]
+        again = layout.run.train.remat == "block"  # attention's result
+        passes = 5 * sum(layout.share(w) for w in into) + again
+        moved = whole * (tensor - 1) / tensor * passes
+        seconds += layout.layers * moved / rate(machine, tensor)
+    if context > 1:
+        m = layout.model
+        width = 2 * m.num_kv_heads * m.head_dim / max(1, min(tensor, m.num_kv_heads))
+        moved = 3 * (context - 1) * layout.tokens * width * layout.activation_bytes
+        seconds += layout.layers * moved / rate(machine, context)
+    return seconds
+
+
+def exchange_s(layout: Layout, machine: Machine) -> float:
+    """Rows that go to their experts and come back, forward and backward, of one microbatch."""
+    ways = layout.sizes["expert"]
+    into = [w for w in layout.weights if w.is_expert and w.inputs == ("mlp",)]
+    if ways == 1:
+        return 0.0
+    rows = sum(w.per_token * w.layers for w in into) * layout.tokens / layout.stages
+    moved = 4 * rows * layout.model.embed_dim * layout.activation_bytes * (ways - 1) / ways
+    return moved / rate(machine, ways)
+
+
+def rate(machine: Machine, ways: int) -> float:
+    """Bytes per second that a device receives from a group of this many devices."""
+    if ways > machine.group_size:
+        return machine.network_bytes_per_s
+    return machine.links(ways) * machine.link_bytes_per_s

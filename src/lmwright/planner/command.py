@@ -1,0 +1,244 @@
+"""`lmwright plan`: what comes of a run on machines that are not here.
+
+machine, run --> the compiler, or arithmetic --> Answer: lines, JSON, exit code
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lmwright.config.run import Run
+from lmwright.errors import UserError, install
+from lmwright.hardware.slices import Slice, parse_slice
+from lmwright.planner.advice import advice, bound_of, too_large
+from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
+from lmwright.planner.cost import Takes, takes
+from lmwright.planner.report import Report, write_plan
+from lmwright.planner.subject import subject
+from lmwright.planner.suggestions import cures, larger_way
+from lmwright.program.length import with_steps
+
+EXIT_DOES_NOT_FIT = 1
+EXIT_HOST_MEMORY = 3
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The options of `lmwright plan`."""
+
+    on: str | None = None
+    """A machine, or `any`; of a measured run, where it was if that is not in its env.json."""
+    out: str | None = None
+    """Folder of plan.json."""
+    quick: bool = False
+    """The analytic answer."""
+    search: bool = False
+    finalists: int | None = None
+    """Candidates of the search that the compiler sees."""
+    price: float | None = None
+    """USD per chip-hour, of every machine."""
+    hours: float | None = None
+    """Length of one session."""
+    json: bool = False
+    """Prints JSON instead of text."""
+    measured: bool = False
+    """Compares a run that happened with its prediction."""
+    keep: bool = False
+    """Keeps the factor between the two, for later predictions on that machine."""
+    forget: bool = False
+    """Removes that."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is printed, and the exit code."""
+
+    lines: list[str]
+    json: str
+    fits: bool
+    stopped: bool = False
+
+    @property
+    def code(self) -> int:
+        if self.stopped:
+            return EXIT_INTERRUPTED
+        return 0 if self.fits else EXIT_DOES_NOT_FIT
+
+
+def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
+    """`plan_command` for a run file, a run directory, or a model alone, by its name."""
+    if wanted.measured:
+        return _measured(name, overrides, wanted)
+    if wanted.keep or wanted.forget:
+        raise UserError(f"--{'keep' if wanted.keep else 'forget'}: goes with --measured; add it")
+    if wanted.on is None:
+        raise UserError("--on: missing; name a machine, as in --on v4-32, or --on any")
+    run, notes = subject(name, overrides, wanted.on)
+    return plan_command(run, wanted, notes)
+
+
+def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
+    from lmwright.planner import own_machine
+    from lmwright.planner.measured import Comparison, machine_of_run
+    from lmwright.report.read import read_run
+
+    if wanted.search or (wanted.keep and wanted.forget):
+        other = "--search" if wanted.search else "--keep and --forget"
+        raise UserError(f"--measured: does not go together with {other}; drop one")
+    if wanted.forget:
+        machine = parse_machine(wanted.on or machine_of_run(read_run(name))).name
+        there = own_machine.forget(machine)
+        print(f"{machine}: {'removed' if there else 'nothing was kept'}")
+        return 0
+    found = Comparison.of(name, wanted.on, tuple(overrides), wanted.quick)
+    if wanted.keep:
+        value = {found.predicted.by: found.factor}
+        path = own_machine.keep(found.machine.name, name, **value)
+        note = (
+            f"kept in {path}: predictions for {found.machine.name} are multiplied by "
+            f"{found.factor:.3g} from now on; --forget removes that"
+        )
+        print(note, file=sys.stderr)
+    print(found.to_json() if wanted.json else "\n".join(found.lines()))
+    if wanted.out is not None:
+        written = write_plan(found.to_json(), Path(wanted.out))
+        print(f"written: {written}", file=sys.stderr if wanted.json else sys.stdout)
+    return 0
+
+
+def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
+    """Prints the report below `notes`, and writes `<out>/plan.json` where a folder is named.
+
+    Returns 0, 1 where the run does not fit, or 3 where this host has too little memory for the
+    compiler. Raises UserError for an unknown machine, a mesh that it cannot hold, or options
+    that do not go together.
+    """
+    if wanted.finalists is not None and (wanted.quick or not wanted.search):
+        raise UserError("--finalists: only a --search without --quick has any; drop it")
+    alias = known_as(wanted.on)
+    if alias is not None:
+        own = wanted.hours is None and run.limits.session_hours is None
+        wanted = replace(wanted, on=alias.name, hours=alias.hours if own else wanted.hours)
+        notes = [*notes, alias.note]
+    try:
+        found = _answer(with_steps(run), wanted)
+    except HostMemoryError as error:
+        print(f"lmwright: error: {error}", file=sys.stderr)
+        return EXIT_HOST_MEMORY
+    if notes:
+        print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
+    print(found.json if wanted.json else "\n".join(found.lines))
+    if wanted.out is not None:
+        path = write_plan(found.json, Path(wanted.out))
+        print(f"written: {path}", file=sys.stderr if wanted.json else sys.stdout)
+    return found.code
+
+
+def _answer(run: Run, wanted: Wanted) -> Answer:
+    if wanted.on.strip().lower() == "any":
+        return _any(run, wanted)
+    machine = parse_machine(wanted.on)
+    if wanted.finalists is not None and machine.platform != "tpu":
+        raise UserError(f"--finalists: there is no compiler for {machine.name} here; drop it")
+    compiles = machine.platform == "tpu" and not wanted.quick
+    if compiles and not has_libtpu():
+        if run.lora is not None:
+            raise UserError(
+                f"the TPU compiler is not installed, and --quick does not know adapters; "
+                f"{install('tpu')} (no TPU is needed)"
+            )
+        found = (
+            _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
+        )
+        return replace(found, lines=[*found.lines, _instead()])
+    if wanted.search:
+        return _search(run, machine, wanted, parse_slice(wanted.on) if compiles else None)
+    if compiles:
+        return _compiled(run, parse_slice(wanted.on), wanted)
+    return _quick(run, machine, wanted)
+
+
+def _instead() -> str:
+    return (
+        f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
+        f"compiler's own answer {install('tpu')} (no TPU is needed)"
+    )
+
+
+def _any(run: Run, wanted: Wanted) -> Answer:
+    from lmwright.planner.compare import compare, compare_json, compare_lines
+
+    if wanted.search:
+        raise UserError("--on any: each machine is searched already; drop --search")
+    choices = compare(run, hours=wanted.hours, price=wanted.price)
+    lines, best = compare_lines(run, choices), choices[0]
+    if best.fits:
+        took = best.best.quick.timing
+        lines += ["", f"{best.name} is {bound_of(took.by_kind, took.by_part).text}"]
+    return Answer(lines, compare_json(choices), best.fits)
+
+
+def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
+    from lmwright.planner.search import FINALISTS, Search
+
+    found, stopped = Search.of(run, machine), False
+    if where is not None:
+        try:
+            found.compile_finalists(where, wanted.finalists or FINALISTS)
+        except KeyboardInterrupt:
+            stopped = True
+    best = found.ranked()[0]
+    lines = ["interrupted; this is what is known so far", ""] if stopped else []
+    lines += found.lines()
+    if best.fits:
+        tokens = best.candidate.quick.plan.tokens_per_step
+        lines += ["", *_takes(run, machine, best.step_s, tokens, wanted).lines()]
+        lines += ["", f"the best way is {bound_of(best.by_kind, best.by_part).text}"]
+    else:
+        lines += larger_way(run, machine, wanted.hours)[1]
+    return Answer(lines, found.to_json(), best.fits, stopped)
+
+
+def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
+    found = Quick.of(run, machine)
+    cost = _takes(run, machine, found.step_s, found.plan.tokens_per_step, wanted)
+    lines = found.lines(cost)
+    if found.fits:
+        last = advice(found, found.timing.by_kind, found.timing.by_part)
+    else:
+        cure = cures(run, machine, wanted.hours)
+        last = too_large(found.memory.parts(), found.limit_bytes, found, cure.best)
+        lines += cure.lines
+    return Answer([*lines, "", last.text], found.to_json(cost, last), found.fits)
+
+
+def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
+    print(f"compiling the train step for {where.name} (about a minute)", file=sys.stderr)
+    report = Report(run, where, compile_for(run, where))
+    found, machine = report.compiled, machine_of(where)
+    quick = None if run.lora is not None else Quick.of(run, machine)  # which it does not know
+    took = report.estimate
+    if took is not None:
+        cost = _takes(run, machine, took.step_s, found.tokens_per_step, wanted)
+        parts = {name: sum(kinds.values()) for name, kinds in took.by_part.items()}
+        last = bound_of(took.by_kind, parts)
+        if quick is not None:
+            last = advice(quick, took.by_kind, parts)
+        return Answer([*report.lines(cost), "", last.text], report.to_json(cost, last), found.fits)
+    lines, cost, last = report.lines(), None, None
+    if quick is not None:
+        cost = _takes(run, machine, quick.step_s, found.tokens_per_step, wanted)
+        cure = cures(run, machine, wanted.hours)
+        last = too_large(report.parts, report.limit_bytes, quick, cure.best)
+        lines += ["", *quick.would_take(cost), *cure.lines, "", last.text]
+    return Answer(lines, report.to_json(cost, last), found.fits)
+
+
+def _takes(
+    run: Run, machine: Machine, step_s: float, tokens_per_step: int, wanted: Wanted
+) -> Takes:
+    return takes(run, machine, step_s, tokens_per_step, price=wanted.price, hours=wanted.hours)

@@ -1,0 +1,1 @@
+"""Compiler: the train step compiled for a TPU, and its program read."""

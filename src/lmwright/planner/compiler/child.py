@@ -1,0 +1,109 @@
+"""The child process of `plan.compile`: one train step, one slice, one answer as JSON.
+
+It is a process of its own because the TPU compiler can take gigabytes, hang or abort.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from lmwright.config.load import load_run
+from lmwright.errors import UserError
+from lmwright.hardware.slices import parse_slice, topology_request
+from lmwright.program import cache, executable
+from lmwright.program.plan import resolve
+
+
+def shard_bytes(tree: Any) -> int:
+    """Bytes that one device holds of a tree of abstract arrays with shardings."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        size = leaf.dtype.itemsize
+        for side in leaf.sharding.shard_shape(leaf.shape):
+            size *= side
+        total += size
+    return total
+
+
+def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]:
+    """Compiles the step and writes `step.hlo`; what the compiler said, in bytes and seconds."""
+    from lmwright.program.state import abstract_batch, abstract_state
+    from lmwright.program.step import make_step, step_options
+
+    where = parse_slice(slice_name)
+    try:
+        devices = topologies.get_topology_desc(**topology_request(where)).devices
+    except Exception as error:
+        raise UserError(
+            f"--on {slice_name}: the TPU compiler refuses this topology: {error}"
+        ) from None
+    plan = resolve(load_run(run_file), devices)
+    state = abstract_state(plan)
+    with jax.set_mesh(plan.mesh):
+        started = time.perf_counter()
+        lowered = make_step(plan).lower(state, abstract_batch(plan))
+        lower_s = time.perf_counter() - started
+        answer = {
+            "slice": where.name,
+            "mesh": dict(plan.mesh.shape),
+            "num_params": plan.num_params,
+            "tokens_per_step": plan.tokens_per_step,
+            "flops_per_step": plan.flops_per_step,
+            "weights_bytes": shard_bytes(state["weights"]),
+            "optimizer_bytes": shard_bytes(state["optimizer"]) + shard_bytes(state.get("ema", {})),
+            "lower_s": lower_s,
+        }
+        text, options = lowered.as_text(), step_options(plan)
+        key = cache.key_of(text, where.name, options)
+        made = executable.made_of(text, plan.devices, options, plan.run)
+        step_key = executable.key_of(text, plan.devices, options)
+        if found := cache.load(key):
+            said, hlo = found
+            kept = executable.exists(step_key)
+        else:
+            said, hlo, compiled = ask_compiler(lowered)
+            cache.save(key, said, hlo)
+            kept = compiled is not None and executable.save(step_key, compiled, made)
+    if hlo:
+        folder.joinpath("step.hlo").write_text(hlo)
+    return answer | said | {"from_cache": bool(found), "step_kept": kept}
+
+
+def ask_compiler(
+    lowered: jax.stages.Lowered,
+) -> tuple[dict[str, Any], str, jax.stages.Compiled | None]:
+    """What the compiler says of a program, and the program that it makes of it: as text, and
+    itself."""
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return {"error": str(error), "compile_s": time.perf_counter() - started}, "", None
+    memory = compiled.memory_analysis()
+    said = {
+        "compile_s": time.perf_counter() - started,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "live_bytes": memory.peak_memory_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+    }
+    return said, compiled.as_text(), compiled
+
+
+def main() -> None:
+    """`python -m lmwright.planner.compiler.child RUN SLICE FOLDER`; writes FOLDER/answer.json."""
+    run_file, slice_name, folder = sys.argv[1:]
+    try:
+        answer = compile_step(run_file, slice_name, Path(folder))
+    except UserError as error:
+        answer = {"user_error": str(error)}
+    Path(folder, "answer.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Compile: a run's own train step, by the TPU's own compiler, on a host without a TPU.
+
+    Run --dump--> run.toml --child process--> answer.json, step.hlo --> Compiled
+
+The compiler (`libtpu`) gives the verdict: the memory of one chip, or that it does not fit.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Run
+from lmwright.errors import UserError, install
+from lmwright.hardware.slices import Slice
+
+TIMEOUT_S = 1800.0
+CHILD = ("-m", "lmwright.planner.compiler.child")
+
+# The compiler looks for a TPU, its metadata server and its lock file; none is wanted.
+COMPILER_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_USED = re.compile(r"\(?([\d.]+)([KMGT]?)\)? exceeds available HBM \(?([\d.]+)([KMGT]?)\)?")
+_USED_OF = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What the compiler said of one train step on one slice; bytes are of one device."""
+
+    slice: str
+    mesh: dict[str, int]
+    num_params: int
+    tokens_per_step: int
+    flops_per_step: float
+    weights_bytes: int
+    optimizer_bytes: int
+    lower_s: float
+    compile_s: float
+    fits: bool
+    peak_bytes: int
+    """The most that is alive at once, and code; what was asked for where it does not fit."""
+    temp_bytes: int | None = None
+    """As the compiler reports temporaries, which can be more than is alive at once; None where
+    it does not fit."""
+    argument_bytes: int | None = None
+    limit_bytes: int | None = None
+    """What the compiler may use; it says so only where a program does not fit."""
+    error: str | None = None
+    from_cache: bool = False
+    """Whether an earlier plan had asked the compiler for the same program."""
+    step_kept: bool = False
+    """Whether `train` will find the compiled step (`plan.executable`)."""
+    hlo: str = field(default="", repr=False)
+    """The optimized, scheduled program."""
+
+
+def has_libtpu() -> bool:
+    """Whether the TPU compiler is installed."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def require_libtpu() -> None:
+    """Raises UserError where the TPU compiler is not installed."""
+    if not has_libtpu():
+        raise UserError(f"the TPU compiler is not installed; {install('tpu')} (no TPU is needed)")
+
+
+def compile_for(
+    run: Run, where: Slice, *, timeout_s: float = TIMEOUT_S, program: Sequence[str] = CHILD
+) -> Compiled:
+    """Compiles the train step of `run` for the slice, in a child process: Python with
+    `program`, the run file, the slice and a folder for the answer.
+
+    Raises UserError where the run cannot be laid out on the slice, the compiler is missing,
+    or the host has too little time or memory for it.
+    """
+    require_libtpu()
+    with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
+        run_file = Path(folder, "run.toml")
+        run_file.write_text(dump_toml(run))
+        command = [sys.executable, *program, str(run_file), where.name, folder]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "LIBTPU_"))}
+        try:
+            done = subprocess.run(
+                command, env=env | COMPILER_ENVIRONMENT, capture_output=True, text=True,
+                timeout=timeout_s,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"{where.name}: the compiler took longer than {timeout_s:.0f} s and was stopped; "
+                f"run it again when the host is less busy"
+            ) from None
+        answer_file = Path(folder, "answer.json")
+        if not answer_file.exists():
+            raise _died(where, done)
+        answer = json.loads(answer_file.read_text())
+        if "user_error" in answer:
+            raise UserError(answer["user_error"])
+        hlo = Path(folder, "step.hlo")
+        return _compiled(answer, hlo.read_text() if hlo.exists() else "")
+
+
+class HostMemoryError(UserError):
+    """The host, not the slice, has too little memory for the compiler."""
+
+
+# Of a process that could not get memory: Python's, C++'s, LLVM's, the kernel's and XLA's words.
+_NO_MEMORY = re.compile(
+    r"MemoryError|bad_alloc|LLVM ERROR: out of memory|Cannot allocate memory|"
+    r"Out of memory allocating|failed to map segment"
+)
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
+    if done.returncode in _KILLED or _NO_MEMORY.search(done.stderr):
+        return _no_memory(where.name)
+    return RuntimeError(f"the compiler's process ended with {done.returncode}:\n{done.stderr}")
+
+
+def _no_memory(name: str) -> HostMemoryError:
+    return HostMemoryError(
+        f"{name}: this host ran out of memory while compiling (it says nothing of the slice); "
+        f"close other programs, use a host with more memory, or ask with --quick"
+    )
+
+
+def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
+    kept = {k: v for k, v in answer.items() if k in Compiled.__dataclass_fields__}
+    if "error" not in answer:
+        # arguments and temporaries added up can exceed the memory of a chip that they fit
+        peak = answer["live_bytes"] + answer["code_bytes"]
+        return Compiled(**kept, fits=True, peak_bytes=peak, hlo=hlo)
+    if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
+        raise _no_memory(answer["slice"])
+    used, limit = memory_of_error(answer["error"])
+    return Compiled(**kept, fits=False, peak_bytes=used, limit_bytes=limit)
+
+
+def refuse_option(text: str) -> None:
+    """Raises UserError where the compiler's message is about an option of the run."""
+    if unknown := re.search(r"No such compile option: '([^']*)'", text):
+        raise UserError(
+            f"train.compiler_options.{unknown[1]}: this compiler has no such option; remove it"
+        )
+    if wrong := re.search(r"While setting option (\w+), '(.*)' is not a valid (\w+)", text):
+        raise UserError(
+            f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid "
+            f"{wrong[3]}; correct or remove it"
+        )
+
+
+def memory_of_error(text: str) -> tuple[int, int]:
+    """(asked, available) bytes in the compiler's out-of-memory message.
+
+    Raises UserError for a compiler option that is wrong, RuntimeError with the text where it
+    is another error.
+    """
+    refuse_option(text)
+    match = _USED.search(text) or _USED_OF.search(text)
+    if match is None:
+        raise RuntimeError(f"the TPU compiler failed: {text}")
+    number = lambda i: int(float(match[i]) * _UNITS[match[i + 1]])  # noqa: E731
+    return number(1), number(3)

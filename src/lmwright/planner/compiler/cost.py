@@ -1,0 +1,347 @@
+"""Cost: how long the compiled step takes, from the compiler's own schedule.
+
+The program is walked in its order with two clocks: the TensorCore's, and that of the chip's
+links, on which a `-start` puts its bytes and a `-done` waits for them. Loops count as often
+as they turn. Costs of one instruction:
+
+    product             the compiler's cycles / clock / share, never less than FLOPs / peak
+    other fusion        the same cycles, never less than what it writes / HBM bandwidth
+    products' kernel    FLOPs / peak / the share of it that a large model's products reach
+    attention kernel    blocks x cycles of a block, see `plan.kernel_cost`
+    collective          bytes a device receives / (links x bandwidth), see `plan.links`
+    between slices      bytes that a chip sends or receives / its share of the host's network
+    what has no cycles  bytes / HBM bandwidth; fills of memory too
+
+A collective that the program does not split into `-start` and `-done` runs where the schedule
+lets it: from when what it sends is there until the first product or kernel that needs its
+result, or the end of the loop's turn.
+
+    ready ---- product ---- product ---- first use      hidden: what fits between
+      '---- bytes on the links ----'
+
+Rates are in `presets.hardware.RATES`; the estimate is as good as they.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lmwright.hardware.chips import RATES, Rates, peak_of
+from lmwright.hardware.devices import NETWORK_BYTES_PER_S
+from lmwright.hardware.slices import Slice
+from lmwright.planner.compiler.hlo import Computation, Instruction, Program, arrays, memory_bytes
+from lmwright.planner.compiler.kernel_cost import attention_s, ragged_flops
+from lmwright.planner.compiler.links import transfer_s
+from lmwright.planner.compiler.parts import OTHER, part_of, read_frames
+
+MATMULS = {"convolution", "dot"}
+COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+        "partition-id", "replica-id", "opt-barrier"}  # fmt: skip
+NETWORK = {"send", "recv"}  # between slices, through the hosts
+IN_PLACE = {"dynamic-update-slice", "scatter"}
+SCALAR_BYTES = 4096  # below, an instruction is bookkeeping
+EXPOSED = "exposed collectives"
+IN_ONE_PIECE = 0.5
+"""Exposed share of a collective that is not split, of what the schedule could hide."""
+
+
+@dataclass
+class Estimate:
+    """Seconds of one step on one device, and where they go."""
+
+    step_s: float = 0.0
+    by_kind: dict[str, float] = field(default_factory=dict)
+    """matmul, attention, vector, memory, exposed collectives; they add up to `step_s`."""
+    by_part: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Part of the model to kind to seconds; they add up to `step_s` as well."""
+    hidden_s: float = 0.0
+    """Collectives behind arithmetic."""
+    collectives: dict[str, int] = field(default_factory=dict)
+    """How often each kind runs in a step."""
+    matmul_flops: float = 0.0
+    """Of all matmul fusions, rematerialized ones too."""
+    unknown_loops: int = 0
+    """Loops whose turns could not be told; each was counted once."""
+
+    def spend(self, part: str, kind: str, seconds: float) -> None:
+        """Moves the core's clock on."""
+        self.step_s += seconds
+        for kinds in (self.by_kind, self.by_part.setdefault(part, {})):
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+
+    def count(self, kind: str, times: int) -> None:
+        """Counts collectives."""
+        self.collectives[kind] = self.collectives.get(kind, 0) + times
+
+    def add(self, other: "Estimate", times: int) -> None:
+        """Counts another estimate in, that many times."""
+        for part, kinds in other.by_part.items():
+            for kind, seconds in kinds.items():
+                self.spend(part, kind, times * seconds)
+        self.hidden_s += times * other.hidden_s
+        self.matmul_flops += times * other.matmul_flops
+        self.unknown_loops += other.unknown_loops
+        for kind, count in other.collectives.items():
+            self.count(kind, times * count)
+
+
+@dataclass(frozen=True, eq=False)
+class _Transfer:
+    """A collective under way."""
+
+    part: str
+    cost_s: float
+    end_s: float
+
+
+@dataclass
+class _Clocks:
+    """Where a walk through one computation stands; the core's clock is `found.step_s`."""
+
+    found: Estimate = field(default_factory=Estimate)
+    free_s: dict[str, float] = field(default_factory=dict)
+    """When the links, and the network in either direction, are idle again."""
+    under_way: dict[str, _Transfer] = field(default_factory=dict)
+    """By the name of the instruction that handed it on last."""
+    ready_s: dict[str, float] = field(default_factory=dict)
+    """When a result is there at the earliest, by name: vector work waits for its operands alone,
+    since the schedule may move it, products and kernels for their turn."""
+    owed: dict[str, tuple[_Transfer, ...]] = field(default_factory=dict)
+    """Transfers in one piece that a result still waits for, by its name."""
+    awaited: set[_Transfer] = field(default_factory=set)
+
+    def source(self, step: Instruction, holder: Computation) -> _Transfer | None:
+        """The transfer that an instruction takes over, seen through parts of tuples."""
+        for name in step.operands:
+            one = holder.by_name.get(name)
+            while one is not None and one.opcode == "get-tuple-element":
+                one = holder.by_name.get(one.operands[0])
+            if one is not None and one.name in self.under_way:
+                return self.under_way[one.name]
+        return None
+
+    def begin(
+        self, part: str, cost_s: float, way: str = "links", ready_s: float | None = None
+    ) -> _Transfer:
+        """Puts a transfer on its way, after those before it; now unless `ready_s` is earlier."""
+        ready_s = self.found.step_s if ready_s is None else ready_s
+        self.free_s[way] = max(self.free_s.get(way, 0.0), ready_s) + cost_s
+        return _Transfer(part, cost_s, self.free_s[way])
+
+    def earliest(self, step: Instruction) -> float:
+        """When all operands of an instruction can be there."""
+        return max((self.ready_s.get(name, 0.0) for name in step.operands), default=0.0)
+
+    def hand_on(self, step: Instruction, seconds: float = 0.0) -> None:
+        """Vector work and what costs nothing: its result waits for what its operands wait for."""
+        self.ready_s[step.name] = self.earliest(step) + seconds
+        owed = {t: None for name in step.operands for t in self.owed.get(name, ())}
+        if owed:
+            self.owed[step.name] = tuple(owed)
+
+    def settle(self, transfers: Iterable[_Transfer]) -> None:
+        """Waits for transfers in one piece that were not waited for yet."""
+        for transfer in transfers:
+            if transfer not in self.awaited:
+                self.awaited.add(transfer)
+                self.wait(transfer, IN_ONE_PIECE)
+
+    def settle_operands(self, step: Instruction) -> None:
+        """What a product or a kernel does before it begins."""
+        self.settle(t for name in step.operands for t in self.owed.get(name, ()))
+
+    def wait(self, transfer: _Transfer, exposed: float = 0.0) -> None:
+        """Moves the core's clock to the end of the transfer; `exposed` is the share of what could
+        be hidden that is not."""
+        wait = min(transfer.cost_s, max(0.0, transfer.end_s - self.found.step_s))
+        wait += exposed * (transfer.cost_s - wait)
+        self.found.spend(transfer.part, EXPOSED, wait)
+        self.found.hidden_s += transfer.cost_s - wait
+
+
+class _Walk:
+    """One pass over a program."""
+
+    def __init__(self, program: Program, where: Slice, rates: Rates):
+        self.program, self.where, self.rates = program, where, rates
+        self.peak = peak_of(where.family.device_kind).bf16_flops
+        per_chip = where.family.devices_per_chip
+        self.network_bytes_per_s = NETWORK_BYTES_PER_S[where.generation] / per_chip
+        self.frames = read_frames(program.text)
+        self.flops_inside: dict[str, float] = {}
+
+    def run(self, computation: Computation) -> Estimate:
+        """The estimate of one execution, starting with idle links."""
+        clocks = _Clocks()
+        found = clocks.found
+        for step in computation.instructions:
+            if step.opcode in FREE:
+                clocks.hand_on(step)
+            elif step.opcode in ("while", "call", "conditional"):
+                clocks.settle_operands(step)
+                self._inner(found, step, computation)
+                clocks.ready_s[step.name] = found.step_s
+            elif step.opcode in NETWORK:
+                cost = step.nbytes / self.network_bytes_per_s
+                transfer = clocks.begin(self.part(step), cost, way=step.opcode)
+                clocks.under_way[step.name] = transfer
+                found.count(step.opcode, 1)
+            elif (moved := self.collective(step, computation)) is not None:
+                self._move(clocks, step, computation, *moved)
+            elif step.opcode.endswith("-done"):
+                if transfer := clocks.source(step, computation):
+                    clocks.wait(transfer)
+                clocks.hand_on(step)
+            elif step.opcode.endswith(("-start", "-update")):
+                clocks.hand_on(step)  # copies to and from vector memory, behind arithmetic
+            else:
+                self._compute(clocks, step, computation)
+        clocks.settle(dict.fromkeys(t for owed in clocks.owed.values() for t in owed))
+        return found
+
+    def _move(self, clocks: _Clocks, step, holder, kind, inner, inner_holder) -> None:
+        """A collective, or a fusion that starts one, computes while it runs, or ends it."""
+        transfer = clocks.source(step, holder)
+        carries = transfer is not None and "done" not in step.name
+        computes = carries or self.matmul_flops(step, holder) > 0
+        whole = transfer is None and not computes and "start" not in step.name
+        if transfer is None:
+            bandwidth = self.rates.link_bytes_per_s
+            cost = transfer_s(kind, inner, inner_holder, self.where, bandwidth)
+            if whole:  # what it sends may itself wait for others: the links keep their order
+                transfer = clocks.begin(self.part(step), cost, ready_s=clocks.earliest(step))
+            else:
+                transfer = clocks.begin(self.part(step), cost)
+            clocks.found.count(kind, 1)
+        if computes:
+            self._compute(clocks, step, holder)
+        if carries or "start" in step.name:
+            clocks.under_way[step.name] = transfer
+        elif whole:
+            clocks.ready_s[step.name] = transfer.end_s
+            clocks.owed[step.name] = (transfer,)
+        else:
+            clocks.wait(transfer)
+
+    def _inner(self, found: Estimate, step: Instruction, holder: Computation) -> None:
+        """A loop, as often as it turns, or the longest of some branches."""
+        if step.opcode != "while":
+            branches = [self.run(self.program.computations[c]) for c in step.called]
+            found.add(max(branches, key=lambda b: b.step_s), 1)
+            return
+        trips = self.program.trip_count(step, holder)
+        if trips is None:
+            found.unknown_loops += 1
+        body = self.program.computations[step.callee("body")]
+        found.add(self.run(body), 1 if trips is None else trips)
+
+    def collective(
+        self, step: Instruction, holder: Computation
+    ) -> tuple[str, Instruction, Computation] | None:
+        """(kind, instruction, its computation) where `step` moves data between chips: itself,
+        or a fusion or `async-start` around it. An all-reduce of which a fusion keeps only a
+        slice is a reduce-scatter."""
+        kind = step.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            return kind, step, holder
+        if step.opcode not in ("fusion", "async-start"):
+            return None
+        for name in step.called:
+            inner = self.program.computations[name]
+            for one in inner.instructions:
+                kind = one.opcode.removesuffix("-start")
+                if kind in COLLECTIVES:
+                    sliced = kind == "all-reduce" and step.nbytes < one.nbytes
+                    return ("reduce-scatter" if sliced else kind), one, inner
+        return None
+
+    def part(self, step: Instruction) -> str:
+        """Part of the model; that of most instructions inside where a fusion has no name."""
+        part = part_of(step, self.frames)
+        if part != OTHER or step.opcode != "fusion":
+            return part
+        inside = Counter(
+            part_of(one, self.frames)
+            for name in step.called
+            for one in self.program.computations[name].instructions
+        )
+        del inside[OTHER]
+        return inside.most_common(1)[0][0] if inside else OTHER
+
+    def _compute(self, clocks: _Clocks, step: Instruction, holder: Computation) -> None:
+        flops = self.matmul_flops(step, holder)
+        kind, seconds = self.compute_s(step, holder, flops)
+        if kind in ("vector", "memory"):
+            clocks.hand_on(step, seconds)
+        else:
+            clocks.settle_operands(step)
+        found = clocks.found
+        found.matmul_flops += flops
+        found.spend(self.part(step), kind, seconds)
+        if kind not in ("vector", "memory"):
+            clocks.ready_s[step.name] = found.step_s
+
+    def compute_s(self, step: Instruction, holder: Computation, flops: float) -> tuple[str, float]:
+        """(kind, seconds) of an instruction that the core runs."""
+        share = self.rates.cycles_share
+        by_cycles = (step.cycles or 0) / self.rates.clock_hz
+        if flops and step.cycles is None:  # a kernel of ours or JAX's
+            return "matmul", flops / (self.peak * self.rates.matmul_efficiency)
+        if flops:
+            return "matmul", max(flops / self.peak, by_cycles / share)
+        if "tpu_custom_call" in step.rest:
+            return "attention", attention_s(step, holder, self.where.generation, self.rates)
+        if step.opcode == "broadcast":  # its cycles are ten times what memory takes
+            return "memory", step.nbytes / self.rates.hbm_bytes_per_s
+        if step.cycles is not None:
+            written = self.written_bytes(step) / self.rates.hbm_bytes_per_s
+            return "vector", max(written, by_cycles / share)
+        read = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
+        moved = read + step.nbytes
+        if moved < SCALAR_BYTES or step.opcode == "custom-call":
+            return "memory", 0.0
+        return "memory", moved / self.rates.hbm_bytes_per_s
+
+    def written_bytes(self, step: Instruction) -> int:
+        """What an instruction must write to memory; 0 where it may write a part in place."""
+        inner = [i for name in step.called for i in self.program.computations[name].instructions]
+        if any(one.opcode in IN_PLACE for one in (step, *inner)):
+            return 0
+        return memory_bytes(step.shape)
+
+    def matmul_flops(self, step: Instruction, holder: Computation) -> float:
+        """FLOPs of the matmuls in an instruction and in what it calls."""
+        if step.opcode in MATMULS:
+            return matmul_flops(step, holder)
+        if step.opcode == "custom-call":
+            return ragged_flops(step, holder)
+        if step.opcode != "fusion":
+            return 0.0
+        total = 0.0
+        for name in step.called:
+            if name not in self.flops_inside:
+                inner = self.program.computations[name]
+                self.flops_inside[name] = sum(
+                    self.matmul_flops(i, inner) for i in inner.instructions
+                )
+            total += self.flops_inside[name]
+        return total
+
+
+def estimate(program: Program, where: Slice, rates: Rates | None = None) -> Estimate:
+    """The estimate of one step of the program on the slice; `rates` instead of the known."""
+    walk = _Walk(program, where, rates or RATES[where.generation])
+    return walk.run(program.computations[program.entry])
+
+
+def matmul_flops(step: Instruction, holder: Computation) -> float:
+    """2 m k n of a matmul without batch dimensions: m k, k n and m n are the sizes of its
+    operands and its result."""
+    sizes = [_elements(holder.by_name[name].shape) for name in step.operands[:2]]
+    return 2 * math.sqrt(math.prod(sizes) * _elements(step.shape))
+
+
+def _elements(shape: str) -> int:
+    return sum(math.prod(dims) for _, dims in arrays(shape))

@@ -1,0 +1,168 @@
+"""Cost of the attention kernels, which the compiler does not know: blocks by blocks.
+
+A kernel visits the blocks of the score matrix that the causal mask touches, those on the
+diagonal in full; behind a window, none:
+
+    # . .            # . .
+    # # .            # # .
+    # # #            . # #      with a window of one block
+
+Both kernels cost what the compiler's own schedule of them has, as
+`benchmarks/attention_schedule.py` reads it, and never less than the matrix units need for
+their products: our own (`kernels/tpu_row_attention.py`) by score below the diagonal and by token
+for all else (`presets.hardware.ROW_ATTENTION`), JAX's splash kernel by score of the blocks that it
+visits (`presets.hardware.SPLASH`): forward, and backward in one kernel or in two. Which blocks
+those are is read off the program: from the kernel's metadata, and from the table of blocks that
+splash gets as its first operand.
+"""
+
+import math
+import re
+
+import numpy as np
+
+from lmwright.hardware.chips import LONG_ROWS, RATES, ROW_ATTENTION, SPLASH, Rates, peak_of
+from lmwright.hardware.slices import GENERATIONS
+from lmwright.kernels.tpu_row_attention import BLOCK
+from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
+
+_BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
+_WINDOW = re.compile(r'window\\?": (\d+)')
+_TABLE = re.compile(r"[su](?:8|16|32)\[(\d+(?:,\d+)+)\]")
+_FLOATS = re.compile(r"\b(?:bf|f)(?:8\w*|16|32)\[[\d,]*\]")
+_SPLASH = {"splash_mha_fwd": "fwd", "splash_mha_dkv": "dkv", "splash_mha_dq": "dq"}
+_SUFFIX = {"fwd": "", "dkv": "_dkv", "dq": "_dq"}
+_ROW = {"row_attention_fwd": 0, "row_attention_bwd": 1}
+PRODUCTS = {"fwd": 2, "bwd": 5, "dkv": 4, "dq": 3}
+"""Of queries, keys, values and gradients, for each score; `bwd` gives all three gradients."""
+ROW_PRODUCTS = (PRODUCTS["fwd"], PRODUCTS["bwd"])
+
+
+def attention_s(step: Instruction, holder: Computation, generation: str, rates: Rates) -> float:
+    """Seconds of an attention kernel on a device: from its queries [..., N, T, H], where the batch
+    is left out if it is one row, its name and its blocks; 0 for other kernels."""
+    called = step.name + step.op_name
+    which = next((w for w in (*_SPLASH, *_ROW) if w in called), None)
+    given = [holder.by_name[name].shape for name in step.operands if name in holder.by_name]
+    queries = [
+        dims
+        for shape in given
+        if _FLOATS.match(shape)
+        for _, dims in arrays(shape)
+        if len(dims) >= 3  # more where there are several rows, or adapters
+    ]
+    if which is None or not queries:
+        return 0.0
+    q_dims = max(queries, key=math.prod)
+    *mapped, one, other = q_dims
+    heads, t, h = math.prod(mapped), max(one, other), min(one, other)  # either may be the minor one
+    blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
+    if which in _ROW:
+        window = _WINDOW.search(step.rest)
+        size = blocks.get(("q", ""), t)
+        below = heads * scores_below(t, size, int(window[1]) if window else None)
+        return row_attention_s(rates, row_attention_cycles(generation, h)[_ROW[which]], below,
+                               heads * t)  # fmt: skip
+    way = _SPLASH[which]
+    q, kv = (blocks.get((side, _SUFFIX[way]), t) for side in ("q", "kv"))
+    table = next((m for m in map(_TABLE.match, given) if m), None)
+    sides = [int(n) for n in table[1].split(",")] if table else []
+    if way == "dkv":
+        scores = visited(t, kv, q, most=sides[-2] if sides else None)
+        # dq in as many parts as there are blocks of keys: [..., blocks, N, T, H]
+        if any(len(dims) == len(q_dims) + 1 for _, dims in arrays(step.shape)):
+            way = "bwd"
+    else:
+        scores = visited(t, q, kv, most=sides[-1] if sides else None)
+    return splash_s(rates, generation, h, way, heads * scores)
+
+
+def splash_s(rates: Rates, generation: str, head_dim: int, way: str, scores: float) -> float:
+    """Seconds of JAX's splash kernel for scores of the blocks that it visits; `way` is a key of
+    `PRODUCTS`."""
+    least = PRODUCTS[way] * 2 * head_dim / flops_per_cycle(generation)
+    if generation in SPLASH:
+        known = SPLASH[generation]
+        cycles = [k.fwd if way == "fwd" else k.bwd for k in known.values()]
+        by_score = float(np.interp(head_dim, list(known), cycles)) / 1000
+        by_score *= LONG_ROWS.get(way, 1.0)
+    else:  # v2 and v3, in float32: products and vector work after each other, assumed
+        by_score = least + PRODUCTS[way] * rates.attention_cycles
+    cycles = scores * max(by_score / rates.kernel_share, least)
+    return cycles / (rates.clock_hz * rates.cores)
+
+
+def row_attention_s(
+    rates: Rates, cycles: tuple[float, float], below: float, tokens: float
+) -> float:
+    """Seconds of our own kernel, one way, for so many scores below the diagonal and tokens of
+    heads; not less than the schedule says, whatever other programs do."""
+    by_score, by_token = cycles
+    cycles = (below * by_score + tokens * by_token) / rates.kernel_share
+    return cycles / (rates.clock_hz * rates.cores)
+
+
+def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, float], ...]:
+    """(by score below the diagonal, by token of a head for the rest) of one core, forward and
+    backward; head sizes that were not compiled lie between those that were. A schedule says when
+    products begin, not that the matrix units keep up, so that they have the last word."""
+    known = ROW_ATTENTION[generation]
+
+    def at(name: str) -> float:
+        values = [getattr(cycles, name) for cycles in known.values()]
+        return float(np.interp(head_dim, list(known), values))
+
+    ways = []
+    for name, products in zip(("forward", "backward"), ROW_PRODUCTS, strict=True):
+        least = products * 2 * head_dim / flops_per_cycle(generation)
+        ways.append((max(at(name) / 1000, least), max(at(f"around_{name}"), least * BLOCK)))
+    return tuple(ways)
+
+
+def flops_per_cycle(generation: str) -> float:
+    """What the matrix units of one core do at best."""
+    rates = RATES[generation]
+    peak = peak_of(GENERATIONS[generation].device_kind).bf16_flops
+    return peak / (rates.clock_hz * rates.cores)
+
+
+def ragged_flops(step: Instruction, holder: Computation) -> float:
+    """FLOPs of a megablox kernel, 2 m k n as if every row were somebody's: from its two operands
+    and its result, of which one is stacked by group; 0 for other kernels."""
+    if "gmm" not in step.op_name:
+        return 0.0
+    shapes = [holder.by_name[n].shape for n in step.operands if n in holder.by_name]
+    sizes = [
+        math.prod(dims[-2:])
+        for shape in (*shapes, step.shape)
+        for _, dims in arrays(shape)
+        if len(dims) in (2, 3)
+    ]
+    return 2 * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
+
+
+def visited(length: int, q: int, kv: int, most: int | None = None) -> int:
+    """Scores of one head in blocks of q x kv that the causal mask touches, of which a row of
+    blocks visits `most` where there is a window."""
+    rows = math.ceil(length / q)
+    counts = (math.ceil(min((row + 1) * q, length) / kv) for row in range(rows))
+    return sum(min(count, most or count) for count in counts) * q * kv
+
+
+def windowed(length: int, q: int, kv: int, window: int | None) -> int | None:
+    """The most blocks that a row of blocks visits behind a window; None without one."""
+    if window is None or window >= length:
+        return None
+    rows = range(math.ceil(length / q))
+    return max(
+        math.ceil(min((row + 1) * q, length) / kv) - max(0, row * q - window + 1) // kv
+        for row in rows
+    )
+
+
+def scores_below(length: int, size: int, window: int | None = None) -> int:
+    """Scores of one head in the blocks below those of the diagonal that our own kernel visits."""
+    rows = range(length // size)
+    if window is None:
+        return sum(rows) * size**2
+    return sum(row - max(0, row * size - window + 1) // size for row in rows) * size**2

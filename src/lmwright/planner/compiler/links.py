@@ -1,0 +1,93 @@
+"""Links: how fast a collective's bytes reach a device of a group, over the torus of chips.
+
+A slice is a torus where its sides allow it and a grid otherwise:
+
+    o - o - o - o -.      an axis that wraps: bytes come in over two links
+    '--------------'
+    o - o - o - o         one that does not: the chip at the end has a single link
+
+Meshes are laid out on whole torus axes (`jax.experimental.mesh_utils`), so that a group is
+taken to span the axes whose sides multiply to its size, as many of them as can be.
+"""
+
+import itertools
+import math
+import re
+from functools import cache
+
+from lmwright.hardware.slices import Slice
+from lmwright.planner.compiler.hlo import Computation, Instruction
+
+# sides at which an axis of the 2D generations closes to a ring: that of the whole pod
+POD_SIDES = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
+# what the compiler says of a collective that goes around one ring through all its devices
+_RING = re.compile(r'"emitter":"1D|"strategy":"(?:StrategyRing|UniDirection1DRing)')
+CUBE = 4  # v4, v5p and 7x are built of 4x4x4 cubes, and wrap where they are whole
+
+
+@cache
+def links_of(group: int, where: Slice) -> float:
+    """Links over which one device of a group of `group` devices receives."""
+    per_chip = where.family.devices_per_chip
+    chips = max(1, group // per_chip)
+    axes = spanned(chips, where)
+    if axes is None:
+        return 1.0
+    return max(1, sum(2 if wraps(side, where) else 1 for side in axes)) / per_chip
+
+
+def spanned(chips: int, where: Slice) -> tuple[int, ...] | None:
+    """Sides of the torus axes that a group of `chips` covers; None where no axes multiply to
+    it."""
+    sides = [side for side in where.shape if side > 1]
+    for count in range(len(sides), 0, -1):
+        for axes in itertools.combinations(sides, count):
+            if math.prod(axes) == chips:
+                return axes
+    return () if chips == 1 else None
+
+
+def wraps(side: int, where: Slice) -> bool:
+    """Whether a torus axis of this length is a ring."""
+    if where.generation in POD_SIDES:
+        return side == POD_SIDES[where.generation]
+    return all(length % CUBE == 0 for length in where.shape)
+
+
+def transfer_s(
+    kind: str, step: Instruction, holder: Computation, where: Slice, link_bytes_per_s: float
+) -> float:
+    """Seconds that a collective's bytes need on the links of one device."""
+    given = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
+    if kind == "collective-permute":
+        return given / link_bytes_per_s
+    group = group_size(step, where.num_devices)
+    share = (group - 1) / max(group, 1)
+    if kind == "all-to-all":  # half of what leaves a half of the longest axis crosses its middle
+        axes = spanned(max(1, group // where.family.devices_per_chip), where) or (group,)
+        side = max(axes, default=1)
+        return given * side / (8 if wraps(side, where) else 4) / link_bytes_per_s
+    received = {
+        "all-gather": step.nbytes * share if step.opcode == kind else given * (group - 1),
+        "reduce-scatter": given * share,
+        # scattered as it is given, then gathered as it is kept, which may be narrower
+        "all-reduce": (given + min(given, step.nbytes)) * share,
+    }[kind]
+    links = links_of(group, where)
+    if _RING.search(step.rest):
+        links = min(links, 2 / where.family.devices_per_chip)
+    return received / (links * link_bytes_per_s)
+
+
+def group_size(step: Instruction, devices: int) -> int:
+    """Devices that take part in a collective together; all of them if it does not say."""
+    text = step.rest.split("replica_groups=")[-1] if "replica_groups=" in step.rest else ""
+    if text.startswith("mesh["):  # mesh['a'=2,'b'=8] {'b'}: the named axes
+        sizes = {k: int(v) for k, v in re.findall(r"'(\w+)'=(\d+)", text.split("]")[0])}
+        named = re.findall(r"'(\w+)'", text.split("]")[1].split("}")[0])
+        return math.prod(sizes[name] for name in named)
+    if match := re.match(r"\[(\d+),(\d+)\]", text):  # [groups, members]<=[...]
+        return int(match[2])
+    if match := re.match(r"\{\{([\d,]+)\}", text):
+        return len(match[1].split(","))
+    return devices

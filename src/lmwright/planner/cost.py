@@ -1,0 +1,235 @@
+"""Takes: what a whole run takes in time, chips, money and disk, by its predicted step.
+
+    step seconds x steps --> hours --> chip-hours --> USD          (training steps alone)
+    state bytes x saves  --> bytes of checkpoints written and kept
+
+Prices are those of `presets.prices` unless the run or the command line has others.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from lmwright.config.run import Limits, Run
+from lmwright.core.param import Tree, count_params, walk
+from lmwright.errors import UserError
+from lmwright.hardware.prices import PRICES, PRICES_DATE
+from lmwright.optim.build import state_slots
+from lmwright.planner.analytic.layout import WEIGHT_BYTES
+from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.sessions import (
+    assumed_pace,
+    course,
+    limits_of,
+    session_limit_s,
+    steps_that_fit,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How far a run gets in a limited time."""
+
+    hours: float
+    steps: int
+    tokens: int
+    sessions: int | None
+    """Such sessions that the whole run needs, each going on where the one before saved; None
+    where not one step fits into it."""
+    margin_minutes: float
+    all_hours: float
+    """Of those sessions together, with start-up and a last save in each."""
+    total_hours: float | None = None
+    """What `limits.total_hours` allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takes:
+    """Of all training steps; start-up, compilation and evaluation come on top."""
+
+    steps: int
+    tokens: int
+    hours: float
+    unit: str
+    """Of `chips`: chip, GPU or core."""
+    chips: int
+    chip_hours: float
+    usd_per_chip_hour: float | None
+    """None where no price is known."""
+    spot_usd_per_chip_hour: float | None
+    price_source: str
+    checkpoint_bytes: int
+    checkpoints_written: int
+    checkpoints_kept: int
+    session: Session | None = None
+
+    @property
+    def usd(self) -> float | None:
+        price = self.usd_per_chip_hour
+        return None if price is None else price * self.chip_hours
+
+    def to_json(self) -> dict:
+        """Every number, in hours, bytes and USD."""
+        return asdict(self) | {"usd": self.usd}
+
+    def lines(self) -> list[str]:
+        """As text, a line a thing."""
+        text = f"{self.steps:,} steps: {self.tokens:,} tokens, about {_hours(self.hours)}, "
+        text += f"{figure(self.chip_hours)} {self.unit}-hours"
+        lines = [text, self._cost(), self._checkpoints()]
+        if self.session is not None:
+            lines.append(self._session(self.session))
+        return lines
+
+    def _cost(self) -> str:
+        if self.usd_per_chip_hour is None:
+            return "cost: no price is known; give one with --price or plan.prices"
+        text = (
+            f"cost: {money(self.usd)} at {self.usd_per_chip_hour:g} a {self.unit}-hour "
+            f"({self.price_source})"
+        )
+        if self.spot_usd_per_chip_hour is not None:
+            spot = self.spot_usd_per_chip_hour
+            text += f"; spot {money(spot * self.chip_hours)} at {spot:g}"
+        return text
+
+    def _checkpoints(self) -> str:
+        size, written, kept = self.checkpoint_bytes, self.checkpoints_written, self.checkpoints_kept
+        return (
+            f"checkpoints: {disk(size)} each, {written:,} written ({disk(written * size)}), "
+            f"{kept:,} kept ({disk(kept * size)})"
+        )
+
+    def _session(self, session: Session) -> str:
+        if session.sessions is None:
+            return f"{session.hours:g} hours: not one step"
+        if session.sessions == 1:
+            return f"{session.hours:g} hours: all {session.steps:,} steps"
+        text = (
+            f"{session.hours:g} hours: {session.steps:,} of {self.steps:,} steps "
+            f"({session.steps / self.steps:.2g} of the run), {session.tokens:,} tokens; "
+            f"{session.sessions:,} such sessions for the whole run, {figure(session.all_hours)} "
+            f"hours with start-up and saving"
+        )
+        if session.total_hours is not None and session.total_hours < session.all_hours:
+            text += f", more than limits.total_hours = {session.total_hours:g}"
+        return text
+
+
+def takes(
+    run: Run,
+    machine: Machine,
+    step_s: float,
+    tokens_per_step: int,
+    *,
+    price: float | None = None,
+    hours: float | None = None,
+) -> Takes:
+    """What the run takes at this speed; `price` in USD per chip-hour goes before
+    `plan.prices`, and that before the list. Raises UserError for a price or time below zero."""
+    for name, value in (("--price", price), ("--hours", hours)):
+        if value is not None and not value >= 0:
+            raise UserError(f"{name} {value:g}: must not be negative")
+    steps, chips = run.train.steps, machine.num_chips
+    run_hours = steps * step_s / 3600
+    usd, spot, source = _price(run, machine.kind, price)
+    written, kept = _checkpoints(run)
+    return Takes(
+        steps=steps,
+        tokens=steps * tokens_per_step,
+        hours=run_hours,
+        unit=machine.unit,
+        chips=chips,
+        chip_hours=run_hours * chips,
+        usd_per_chip_hour=usd,
+        spot_usd_per_chip_hour=spot,
+        price_source=source,
+        checkpoint_bytes=checkpoint_bytes(run),
+        checkpoints_written=written,
+        checkpoints_kept=kept,
+        session=_session(run, step_s, tokens_per_step, limits_of(run, hours)),
+    )
+
+
+def _session(run: Run, step_s: float, tokens_per_step: int, limits: Limits) -> Session | None:
+    if limits.session_hours is None:
+        return None
+    pace, limit = assumed_pace(step_s, checkpoint_bytes(run)), session_limit_s(limits)
+    done = min(run.train.steps, steps_that_fit(pace, limit))
+    whole = course(pace, run.train.steps, limit)
+    return Session(
+        hours=limits.session_hours,
+        steps=done,
+        tokens=done * tokens_per_step,
+        sessions=whole.sessions if done else None,
+        margin_minutes=limits.margin_minutes,
+        all_hours=whole.seconds / 3600,
+        total_hours=limits.total_hours,
+    )
+
+
+def _price(run: Run, kind: str, said: float | None) -> tuple[float | None, float | None, str]:
+    if said is not None:
+        return said, None, "--price"
+    if kind in run.plan.prices:
+        return run.plan.prices[kind], None, "plan.prices"
+    if kind not in PRICES:
+        return None, None, ""
+    listed = PRICES[kind]
+    return listed.on_demand, listed.spot, f"on demand, list of {PRICES_DATE}"
+
+
+def checkpoint_bytes(run: Run) -> int:
+    """Bytes of a train state, as a checkpoint holds it; of adapters without their base."""
+    copies = 1 if run.train.ema_decay is None else 2
+    if run.lora is not None:
+        from lmwright.program.lora import resolved
+
+        trained = [(one.spec, one.optim) for one in resolved(run)]
+        count = 4  # the run's own, beside that of each optimizer
+    else:
+        trained, count = [(run.model.spec(), run.optim)], 0
+    weights = sum(count_params(spec) for spec, _ in trained)
+    return count + copies * WEIGHT_BYTES * weights + sum(_optimizer_bytes(*one) for one in trained)
+
+
+def _optimizer_bytes(spec: Tree, optim: Any) -> int:
+    slots = (slot for _, slot in walk(state_slots(optim, spec)))
+    return sum(math.prod(slot.param.shape) * np.dtype(slot.dtype).itemsize for slot in slots)
+
+
+def _checkpoints(run: Run) -> tuple[int, int]:
+    """(written, kept in the end): one every so many steps, and the last step's."""
+    steps, policy = run.train.steps, run.checkpoint
+    saved = set(range(policy.save_every_steps, steps + 1, policy.save_every_steps)) | {steps}
+    kept = set(sorted(saved)[-policy.keep_last :])
+    if policy.keep_every_steps is not None:
+        kept |= {step for step in saved if step % policy.keep_every_steps == 0}
+    return len(saved), len(kept)
+
+
+def money(usd: float) -> str:
+    """USD, to the dollar where there are many."""
+    return f"{usd:,.0f} USD" if usd >= 100 else f"{usd:,.2f} USD"
+
+
+def disk(size: float) -> str:
+    """Bytes in kB, MB, GB or TB, of a thousand each."""
+    for unit, of_it in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= of_it:
+            return f"{figure(size / of_it)} {unit}"
+    return f"{figure(size / 1e3)} kB"
+
+
+def figure(value: float) -> str:
+    """Three digits, and all of them before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _hours(hours: float) -> str:
+    if hours < 1 / 60:
+        return f"{figure(hours * 3600)} seconds"
+    days = f" ({figure(hours / 24)} days)" if hours >= 48 else ""
+    return f"{figure(hours)} hours{days}" if hours >= 1 else f"{hours * 60:.3g} minutes"

@@ -1,0 +1,310 @@
+"""Measured: a run that happened beside its prediction.
+
+RUN: run.toml, env.json, plan.json, metrics.jsonl, sessions.json, checkpoints/ --> Measured
+run, machine --compiler or analytic model--> Predicted                         --> table
+"""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.load import load_run
+from lmwright.config.run import Run
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError
+from lmwright.hardware.devices import GPUS
+from lmwright.hardware.slices import GENERATIONS, names_of
+from lmwright.planner.analytic.machine import Machine, parse_machine
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.step_time import timing
+from lmwright.planner.compiler.compile import compile_for, has_libtpu
+from lmwright.planner.compiler.cost import estimate
+from lmwright.planner.compiler.hlo import parse
+from lmwright.planner.compiler.profile import by_part, newest_profile, seconds_by_instruction
+from lmwright.planner.cost import checkpoint_bytes, disk
+from lmwright.planner.sessions import assumed_save_s
+from lmwright.planner.units import memory_size, short_duration
+from lmwright.program.length import with_steps
+from lmwright.program.plan import resolve
+from lmwright.report.read import RunRecord, read_run
+
+SETTLING = 1  # logged values after a start that hold the first, slower steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a run directory says of its speed and size; None where it says nothing."""
+
+    step_s: float
+    steps: int
+    """Logged values that the step is the median of."""
+    input_wait_s: float | None
+    """Of a step."""
+    memory_bytes: float | None
+    compile_s: float | None
+    by_plan: bool
+    """Whether plan had compiled the step."""
+    save_s: float | None
+    """Of a whole checkpoint."""
+    blocked_s: float | None
+    """For which training waits for it."""
+    checkpoint_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What plan says of the same run."""
+
+    by: str
+    """quick, or compiler."""
+    step_s: float
+    memory_bytes: float
+    compile_s: float | None
+    save_s: float
+    checkpoint_bytes: int
+    by_part: dict[str, float]
+    """Seconds of parts of the model: of all by the compiler, of their products by quick."""
+
+
+def measured(record: RunRecord) -> Measured:
+    """Raises UserError where no step was timed."""
+    speed, tokens = record.train.get("tokens_per_s"), record.plan.get("tokens_per_step")
+    if speed is None or not tokens or not any(v > 0 for v in speed.values):
+        raise UserError(f"{record.dir}: no step was timed; train it for some steps more")
+    starts = {speed.steps[0], *record.resumes}
+    timed = [(s, tokens / v) for s, v in zip(speed.steps, speed.values, strict=True) if v > 0]
+    settled = [pair for pair in timed if not _follows_start(pair[0], speed.steps, starts)] or timed
+    step_s = statistics.median(seconds for _, seconds in settled)
+    share = record.train.get("input_wait_share")
+    memory = record.train.get("peak_memory_bytes")
+    compiles = [event for event in record.events if event["kind"] == "compile"]
+    saves = [event for event in record.events if event["kind"] == "checkpoint"]
+    return Measured(
+        step_s=step_s,
+        steps=len(settled),
+        input_wait_s=None if share is None else step_s * statistics.median(share.values),
+        memory_bytes=None if memory is None else max(memory.values),
+        compile_s=_median(compiles, "seconds"),
+        by_plan=bool(compiles and compiles[-1].get("by_plan")),
+        save_s=_save_s(record.dir),
+        blocked_s=_median(saves, "blocked_s"),
+        checkpoint_bytes=_newest_bytes(record.dir),
+    )
+
+
+def _follows_start(step: int, steps: list[int], starts: set[int]) -> bool:
+    """Whether a logged value is the first after a start."""
+    before = [s for s in steps if s < step]
+    return not before or any(before[-1] <= start < step for start in starts - {steps[0]})
+
+
+def _median(events: list[Mapping[str, Any]], name: str) -> float | None:
+    found = [event[name] for event in events if isinstance(event.get(name), int | float)]
+    return statistics.median(found) if found else None
+
+
+def _save_s(folder: Path) -> float | None:
+    try:
+        entries = parse_json(folder / "sessions.json")
+        found = [entry["save_s"] for entry in entries if entry.get("save_s")]
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return None
+    return statistics.median(found) if found else None
+
+
+def _newest_bytes(folder: Path) -> int | None:
+    saved = [p for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+    if not saved:
+        return None
+    newest = max(saved, key=lambda p: int(p.name))
+    return sum(p.stat().st_size for p in newest.rglob("*") if p.is_file())
+
+
+def machine_of_run(record: RunRecord) -> str:
+    """The name of the machine that a run was on, by its env.json. Raises UserError where that
+    does not say."""
+    env = record.env
+    kind, count = str(env.get("device_kind", "")), env.get("device_count")
+    refusal = UserError(f"{record.dir}/env.json: does not say which machine that was; add --on")
+    if not isinstance(count, int) or count < 1:
+        raise refusal
+    platform = env.get("device_platform")
+    if platform == "cpu":
+        if count > 1:
+            raise UserError(
+                f"{record.dir}: ran on {count} devices that one host simulated, whose speed is "
+                f"not predicted; measure a run on one"
+            )
+        return f"cpu:{env.get('cpu_cores') or 1}"
+    for name, gpu in GPUS.items():
+        if gpu.device_kind == kind:
+            return f"gpu:{name}x{count}"
+    for name, family in GENERATIONS.items():
+        if family.device_kind == kind:
+            for slice_name in names_of(name):
+                if parse_machine(slice_name).num_devices == count:
+                    return slice_name
+    raise refusal
+
+
+def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
+    """By the TPU compiler where there is one and `quick` does not say otherwise, and the text of
+    the program that it compiled; factors that were kept are left out."""
+    size = checkpoint_bytes(run)
+    saved = {"save_s": assumed_save_s(size), "checkpoint_bytes": size}
+    if machine.where is not None and not quick and has_libtpu():
+        found = compile_for(run, machine.where)
+        if not found.hlo:
+            raise UserError(
+                f"{machine.name}: by the compiler this run does not fit there; say with --on where "
+                f"it was"
+            )
+        took = estimate(parse(found.hlo), machine.where)
+        answer = Predicted(
+            by="compiler",
+            step_s=took.step_s,
+            memory_bytes=found.peak_bytes,
+            compile_s=found.compile_s,
+            by_part={part: sum(kinds.values()) for part, kinds in took.by_part.items()},
+            **saved,
+        )
+        return answer, found.hlo
+    if run.lora is not None:
+        raise UserError(
+            f"--measured: {run.name} trains adapters, which only the TPU compiler predicts; there "
+            f"is nothing to compare it with on {machine.name}"
+        )
+    found = Quick.of(run, machine)
+    took = timing(found.layout, machine)
+    answer = Predicted(
+        by="quick",
+        step_s=took.step_s,
+        memory_bytes=found.memory.peak,
+        compile_s=None,
+        by_part={part: took.by_part[part] for part in ("attention", "mlp", "experts")},
+        **saved,
+    )
+    return answer, ""
+
+
+def profiled(record: RunRecord, run: Run, program: str) -> dict[str, float] | None:
+    """Seconds of a step by part of the model, of the run's profile; None where none was kept, or
+    where its program can be compiled neither for the machine nor on it."""
+    file = newest_profile(record.dir)
+    if file is None:
+        return None
+    text = program or _compiled_here(record, run)
+    if not text:
+        return None
+    from jax.profiler import ProfileData
+
+    return by_part(seconds_by_instruction(ProfileData.from_file(str(file))), parse(text))
+
+
+def _compiled_here(record: RunRecord, run: Run) -> str:
+    """The text of the step as this host compiles it; empty where it is another machine."""
+    import jax
+
+    from lmwright.program.state import abstract_batch, abstract_state
+    from lmwright.program.step import make_step
+
+    devices, count = jax.devices(), record.env.get("device_count", 1)
+    if devices[0].device_kind != record.env.get("device_kind") or len(devices) < count:
+        return ""
+    plan = resolve(run, devices[:count])
+    with jax.set_mesh(plan.mesh):
+        lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan))
+        return lowered.compile().as_text()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run directory, the machine it was on, and both sides."""
+
+    record: RunRecord
+    machine: Machine
+    measured: Measured
+    predicted: Predicted
+    by_part: dict[str, float] | None = None
+    """Measured, where a profile was kept."""
+
+    @classmethod
+    def of(
+        cls, folder: str, on: str | None, overrides: tuple[str, ...], quick: bool
+    ) -> "Comparison":
+        """Raises UserError where the folder is no run that was trained, or where the machine
+        cannot be told or hold it."""
+        record = read_run(folder)
+        found = measured(record)
+        machine = parse_machine(on or machine_of_run(record))
+        run = with_steps(load_run(folder, overrides))
+        said, program = predicted(run, machine, quick)
+        return cls(record, machine, found, said, profiled(record, run, program))
+
+    @property
+    def factor(self) -> float:
+        """Measured over predicted seconds of a step."""
+        return self.measured.step_s / self.predicted.step_s
+
+    def to_json(self) -> str:
+        """Every number, in seconds and bytes."""
+        return json.dumps(
+            {
+                "run": str(self.record.dir),
+                "machine": self.machine.name,
+                "measured": asdict(self.measured),
+                "predicted": asdict(self.predicted),
+                "by_part_s": self.by_part,
+                "factor": self.factor,
+            },
+            indent=1,
+        )
+
+    def lines(self) -> list[str]:
+        """A table: measured, predicted, and how many times as much was measured."""
+        got, said = self.measured, self.predicted
+        by = "the TPU compiler" if said.by == "compiler" else "the analytic model"
+        rows = [
+            _row("step", got.step_s, said.step_s, short_duration),
+            _row("input wait, of it", got.input_wait_s, None, short_duration),
+            _row("compilation", got.compile_s, said.compile_s, short_duration),
+            _row("a save", got.save_s, said.save_s, short_duration),
+            _row("training waits for it", got.blocked_s, None, short_duration),
+            _row("checkpoint", got.checkpoint_bytes, said.checkpoint_bytes, disk),
+            _row("memory", got.memory_bytes, said.memory_bytes, memory_size),
+        ]
+        lines = [
+            f"{self.record.name} on {self.machine.name}, predicted by {by}:",
+            "",
+            f"{'':<22} {'measured':>12} {'predicted':>12} {'ratio':>6}",
+            *rows,
+            "",
+            f"the step is the median of {got.steps} logged values",
+        ]
+        if got.by_plan:
+            lines.append("plan had compiled the step, so training only loaded it")
+        if self.machine.platform == "cpu":
+            lines.append("memory is that of the whole process, Python and libraries included")
+        return lines + self._part_lines()
+
+    def _part_lines(self) -> list[str]:
+        if self.by_part is None:
+            kept = newest_profile(self.record.dir)
+            other = "its profile is of a machine that this host cannot compile for"
+            return [other] if kept is not None else []
+        whole = sum(self.by_part.values())
+        what = "" if self.predicted.by == "compiler" else " (predicted: products alone)"
+        lines = ["", f"by part, of the instructions in its profile{what}:"]
+        for part, seconds in self.by_part.items():
+            said = self.predicted.by_part.get(part) or None
+            lines.append(f"{_row(part, seconds, said, short_duration):<56}{seconds / whole:6.0%}")
+        return lines
+
+
+def _row(name: str, got: float | None, said: float | None, text) -> str:
+    ratio = f"{got / said:6.2f}" if got and said else ""
+    shown = ["-" if value is None else text(value) for value in (got, said)]
+    return f"{name:<22} {shown[0]:>12} {shown[1]:>12} {ratio}".rstrip()

@@ -1,0 +1,96 @@
+"""Own machine: how much slower or faster this user's machine is than predicted, where it is known.
+
+    ~/.cache/lmwright/machines.json  {"cpu:2": {"quick": 1.31, "run": "mine", "date": "..."}, ...}
+
+`lmwright plan --measured RUN --keep` writes it, later predictions for a machine of that name are
+multiplied by it and say so, and `--forget` removes it.
+"""
+
+import datetime
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from lmwright.data.json_text import parse_json
+from lmwright.data.manifest import dump_json, write_atomic
+from lmwright.program.cache import cache_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """Measured over predicted seconds of a step, on one machine."""
+
+    quick: float | None = None
+    """Of the analytic prediction."""
+    compiler: float | None = None
+    """Of the prediction by the compiled program."""
+    run: str
+    """The run that was measured."""
+    date: str
+
+    def __post_init__(self) -> None:
+        for value in (self.quick, self.compiler):
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"{value} is no factor")
+
+    def note(self, machine: str, value: float) -> str:
+        """That it is used, and how not to."""
+        return (
+            f"times {value:.3g}, as {self.run} measured on {machine} ({self.date}); "
+            f"`lmwright plan --measured {self.run} --forget` removes that"
+        )
+
+
+def path() -> Path:
+    """The file with the factors."""
+    return cache_folder().parent / "machines.json"
+
+
+def factor_of(machine: str) -> Factor | None:
+    """What is known of a machine of this name; None where nothing is, or the file is damaged."""
+    file = path()
+    try:
+        stamp = file.stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read(file, stamp).get(machine)
+
+
+def keep(machine: str, run: str, **values: float) -> Path:
+    """Keeps factors (`quick`, `compiler`) of a machine beside those it has; the file."""
+    found = _all()
+    before = asdict(found[machine]) if machine in found else {}
+    said = before | {"run": run, "date": str(datetime.date.today())} | values
+    _write(found | {machine: Factor(**said)})
+    return path()
+
+
+def forget(machine: str) -> bool:
+    """Removes what is kept of a machine; whether there was anything."""
+    found = _all()
+    if machine not in found:
+        return False
+    del found[machine]
+    _write(found)
+    return True
+
+
+def _all() -> dict[str, Factor]:
+    file = path()
+    return dict(_read(file, file.stat().st_mtime_ns)) if file.exists() else {}
+
+
+@lru_cache(8)
+def _read(file: Path, stamp: int) -> dict[str, Factor]:
+    try:
+        said = parse_json(file)
+        return {str(name): Factor(**one) for name, one in said.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _write(found: dict[str, Factor]) -> None:
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, dump_json({name: asdict(one) for name, one in found.items()}))

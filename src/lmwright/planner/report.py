@@ -1,0 +1,197 @@
+"""Report: what a compiled plan says, for people and as plan.json."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmwright.config.run import Run
+from lmwright.data.manifest import write_atomic
+from lmwright.hardware.chips import GIB, peak_of
+from lmwright.hardware.slices import Slice
+from lmwright.planner.analytic.interval import error_share
+from lmwright.planner.compiler.breakdown import buffer_lines, part_lines
+from lmwright.planner.compiler.buffers import Buffer, largest_buffers
+from lmwright.planner.compiler.compile import Compiled
+from lmwright.planner.compiler.cost import Estimate, estimate
+from lmwright.planner.compiler.hlo import Program, parse
+from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
+from lmwright.planner.cost import Takes
+from lmwright.planner.own_machine import factor_of
+from lmwright.planner.units import duration, memory_size, short_duration
+
+if TYPE_CHECKING:
+    from lmwright.planner.advice import Advice
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run, a slice, and the compiler's answer for the two."""
+
+    run: Run
+    where: Slice
+    compiled: Compiled
+
+    @property
+    def limit_bytes(self) -> int:
+        """HBM of one device that a program may use."""
+        peak = peak_of(self.where.family.device_kind)
+        return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
+
+    @cached_property
+    def parts(self) -> dict[str, int]:
+        """Bytes of one device by what they are for, adding up to the peak."""
+        c = self.compiled
+        parts = {"weights": c.weights_bytes, "optimizer": c.optimizer_bytes}
+        rest = c.peak_bytes - sum(parts.values())
+        if self.program is None:
+            return parts | {f"{GRADIENTS}, {SAVED}, {TEMPORARIES}": rest}
+        split = peak_split(self.program)
+        known = {name: split[name] for name in (GRADIENTS, SAVED)}
+        if sum(known.values()) > rest:  # by our account more is alive than by the compiler's
+            known = {name: int(size * rest / sum(known.values())) for name, size in known.items()}
+        return parts | known | {TEMPORARIES: rest - sum(known.values())}
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """Where the step's time goes, times what is kept of this machine; None where nothing was
+        compiled."""
+        if self.program is None:
+            return None
+        found = estimate(self.program, self.where)
+        return found if self.factor is None else scaled(found, self.factor)
+
+    @property
+    def factor(self) -> float | None:
+        """What runs took over the compiler's prediction on this very slice; None where no one
+        measured."""
+        kept = factor_of(self.where.name)
+        return None if kept is None else kept.compiler
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The compiled program; None where nothing was compiled."""
+        return parse(self.compiled.hlo) if self.compiled.hlo else None
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """The program's largest arrays."""
+        return largest_buffers(self.program) if self.program else []
+
+    @property
+    def mfu(self) -> float | None:
+        """Forward and backward FLOPs, none twice, over what the peak does in that time."""
+        return self.least_step_s / self.estimate.step_s if self.estimate else None
+
+    @property
+    def least_step_s(self) -> float:
+        """Seconds in which the chips' peak could do the step's arithmetic; no step is faster."""
+        peak = peak_of(self.where.family.device_kind).bf16_flops * self.where.num_devices
+        return self.compiled.flops_per_step / peak
+
+    def to_json(self, takes: Takes | None = None, advice: "Advice | None" = None) -> str:
+        """plan.json: every number, in bytes, seconds and FLOPs."""
+        numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
+        tokens = self.compiled.tokens_per_step * self.run.train.steps
+        return json.dumps(
+            numbers
+            | {
+                "chips": self.where.num_chips,
+                "devices": self.where.num_devices,
+                "hbm_limit_bytes": self.limit_bytes,
+                "least_step_s": self.least_step_s,
+                "mfu": self.mfu,
+                "peak": self.parts,
+                "estimate": asdict(self.estimate) if self.estimate else None,
+                "factor": self.factor,
+                "buffers": [asdict(buffer) for buffer in self.buffers],
+                "steps": self.run.train.steps,
+                "tokens": tokens,
+                "takes": takes.to_json() if takes else None,
+                "advice": advice.to_json() if advice else None,
+            },
+            indent=1,
+        )
+
+    def lines(self, takes: Takes | None = None) -> list[str]:
+        """The report as lines of text."""
+        c, where = self.compiled, self.where
+        shape = "x".join(map(str, where.shape))
+        lines = [
+            f"{self.run.name} on {where.name}: {where.num_chips} chips"
+            f" ({where.num_slices} x {shape}), mesh {mesh_text(c.mesh)}",
+            f"{c.num_params:,} parameters, {c.tokens_per_step:,} tokens a step, "
+            f"remat {self.run.train.remat}",
+            "",
+            self._verdict(),
+        ]
+        lines += [
+            f"  {memory_size(size, c.peak_bytes, 8)}  {name}" for name, size in self.parts.items()
+        ]
+        per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
+        lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler", ""]
+        lines += buffer_lines(self.buffers)
+        lines += self._time() if self.estimate else []
+        lines += [*takes.lines(), ""] if takes else []
+        least = self.least_step_s
+        lines += [
+            f"no step is faster than {short_duration(least)} "
+            f"({c.tokens_per_step / least:,.0f} tokens/s): "
+            f"{c.flops_per_step:.3g} FLOPs at the chips' peak",
+            f"compiled in {c.compile_s:.0f} s"
+            + (", by an earlier plan" if c.from_cache else "")
+            + ("; the step is kept for train" if c.step_kept else ""),
+        ]
+        if self.factor is not None:
+            lines.append(factor_of(where.name).note(where.name, self.factor))
+        return lines
+
+    def _time(self) -> list[str]:
+        found, c = self.estimate, self.compiled
+        error = error_share(self.where.generation, self.run.model, compiled=True)
+        lines = [
+            f"predicted: {short_duration(found.step_s)} a step, give or take {error:.0%}; "
+            f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
+        ]
+        for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
+            lines.append(f"  {duration(seconds, found.step_s, 8)}  {kind}")
+        hidden = duration(found.hidden_s, found.step_s, 8)
+        lines.append(f"  {hidden}  collectives hidden behind arithmetic, not added")
+        return [*lines, *part_lines(found)]
+
+    def _verdict(self) -> str:
+        used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
+        if self.compiled.fits:
+            small = memory_size(self.compiled.peak_bytes).removesuffix(" GiB")
+            return f"FITS: {small} of {limit:.2f} GiB"
+        return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
+
+
+def scaled(found: Estimate, factor: float) -> Estimate:
+    """An estimate so many times as long."""
+    return replace(
+        found,
+        step_s=factor * found.step_s,
+        by_kind=_scaled(found.by_kind, factor),
+        by_part={part: _scaled(kinds, factor) for part, kinds in found.by_part.items()},
+        hidden_s=factor * found.hidden_s,
+    )
+
+
+def _scaled(seconds: dict[str, float], factor: float) -> dict[str, float]:
+    return {name: factor * value for name, value in seconds.items()}
+
+
+def mesh_text(sizes: dict[str, int]) -> str:
+    """The axes that have several devices."""
+    text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    return text or "of one device"
+
+
+def write_plan(text: str, folder: Path) -> Path:
+    """Writes plan.json below `folder`; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    write_atomic(path, text.encode())
+    return path

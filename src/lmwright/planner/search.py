@@ -1,0 +1,184 @@
+"""Search: the best way to run on a slice: analytic model first, compiler for the finalists.
+
+    candidates --analytic--> ranked --best N--> compiler, one at a time --> table, overrides
+
+Only what the compiler confirmed can be the best once it was asked.
+"""
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from lmwright.config.run import Run
+from lmwright.errors import UserError
+from lmwright.hardware.chips import GIB
+from lmwright.hardware.slices import Slice
+from lmwright.planner.analytic.candidates import TIE_SHARE, Candidate, candidates
+from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.compiler.compile import compile_for, require_libtpu
+from lmwright.planner.report import Report
+
+FINALISTS = 4
+SHOWN = 12  # rows of the table
+COMPILE_TIMEOUT_S = 900.0
+
+
+@dataclass
+class Entry:
+    """A candidate, and the compiler's word on it where it was asked."""
+
+    candidate: Candidate
+    report: Report | None = None
+    failure: str = ""
+    """Why the compiler gave no answer."""
+
+    @property
+    def fits(self) -> bool:
+        quick = self.candidate.quick
+        return (self.report.compiled.fits if self.report else quick.fits) and not self.failure
+
+    @property
+    def over_bytes(self) -> float:
+        if self.report is None:
+            return self.candidate.quick.over_bytes
+        return self.report.compiled.peak_bytes - self.report.limit_bytes
+
+    @property
+    def peak_bytes(self) -> float:
+        quick = self.candidate.quick
+        return self.report.compiled.peak_bytes if self.report else quick.memory.peak
+
+    @property
+    def step_s(self) -> float:
+        if self.report is not None and self.report.estimate is not None:
+            return self.report.estimate.step_s
+        return self.candidate.quick.step_s
+
+    @property
+    def by_kind(self) -> Counter:
+        if self.report is not None and self.report.estimate is not None:
+            return Counter(self.report.estimate.by_kind)
+        return self.candidate.quick.timing.by_kind
+
+    @property
+    def by_part(self) -> dict[str, float]:
+        """Seconds of each part of the model."""
+        if self.report is not None and self.report.estimate is not None:
+            parts = self.report.estimate.by_part
+            return {name: sum(kinds.values()) for name, kinds in parts.items()}
+        return dict(self.candidate.quick.timing.by_part)
+
+    @property
+    def by(self) -> str:
+        return "compiler" if self.report else "failed" if self.failure else "analytic"
+
+
+@dataclass
+class Search:
+    """All candidates of a run on a machine, and what is known of them so far."""
+
+    run: Run
+    machine: Machine
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run, machine: Machine) -> "Search":
+        """Raises UserError where no mesh can hold the run."""
+        found = candidates(run, machine, optimizers=True)
+        if not found:
+            raise UserError(
+                f"--search: no mesh over {machine.num_devices} devices divides "
+                f"train.global_batch_size = {run.train.global_batch_size} rows and the model's "
+                f"heads, mlp and vocabulary; use another batch size or machine"
+            )
+        return cls(run, machine, [Entry(candidate) for candidate in found])
+
+    def compile_finalists(self, where: Slice, finalists: int) -> None:
+        """Asks the compiler about the best candidates, each in a process of its own; about as
+        many again where it confirms none of them."""
+        require_libtpu()
+        chosen = [entry for entry in self.entries if entry.fits]
+        finalists = min(finalists, len(chosen))
+        for number, entry in enumerate(chosen[: 2 * finalists], 1):
+            if number > finalists and any(e.report and e.fits for e in self.entries):
+                break
+            more = f"{number} of {finalists}" if number <= finalists else "another, as none fits"
+            print(f"compiling {more}: {entry.candidate.label}", file=sys.stderr, flush=True)
+            try:
+                compiled = compile_for(entry.candidate.run, where, timeout_s=COMPILE_TIMEOUT_S)
+                entry.report = Report(entry.candidate.run, where, compiled)
+                _ = entry.report.estimate
+            except (UserError, RuntimeError) as error:
+                entry.failure = str(error).splitlines()[0]
+
+    def ranked(self) -> list[Entry]:
+        """Best first; where the compiler was asked, what it confirmed goes before the rest."""
+        asked = any(entry.report for entry in self.entries)
+
+        def key(entry: Entry) -> tuple:
+            if not entry.fits:
+                return 2, entry.over_bytes
+            margin = 1 + TIE_SHARE if entry.candidate.changes_training else 1
+            return int(asked and entry.report is None), entry.step_s * margin
+
+        return sorted(self.entries, key=key)
+
+    def lines(self) -> list[str]:
+        """The ranked table and the overrides of the best."""
+        ranked = self.ranked()
+        best = ranked[0]
+        lines = [
+            f"{self.run.name} on {self.machine.name}: {len(ranked)} ways to run it, "
+            f"{self.run.train.global_batch_size} rows a step in all of them",
+            "",
+            f"{'':>3} {'step s':>7} {'GiB':>6}  {'by':<8}  mesh, remat, microbatches",
+        ]
+        for number, entry in enumerate(ranked[:SHOWN], 1):
+            lines.append(
+                f"{number:>3} {entry.step_s:7.3f} {entry.peak_bytes / GIB:6.1f}  {entry.by:<8}  "
+                f"{entry.candidate.label}: {self.reason(entry, best)}"
+            )
+        if any(entry.candidate.changes_training for entry in ranked[:SHOWN]):
+            lines.append("  * trains differently; offered, never chosen for a tie")
+        if not best.fits:
+            return [*lines, "", "nothing fits"]
+        return [*lines, "", "to run the best:", "  " + " ".join(best.candidate.overrides)]
+
+    def reason(self, entry: Entry, best: Entry) -> str:
+        """Why an entry is not the best."""
+        if entry.failure:
+            return entry.failure
+        if not entry.fits:
+            return f"does not fit by {entry.over_bytes / GIB:.1f} GiB"
+        if entry is best:
+            return "best"
+        if best.report and entry.report is None:
+            best_s, kinds = best.candidate.quick.step_s, best.candidate.quick.timing.by_kind
+        else:
+            best_s, kinds = best.step_s, best.by_kind
+        slower = entry.step_s / best_s - 1
+        if abs(slower) < TIE_SHARE:
+            return "a tie"
+        if slower < 0:
+            return f"{-slower:.0%} faster, but by the analytic model alone"
+        worst = max(entry.by_kind, key=lambda kind: entry.by_kind[kind] - kinds[kind])
+        return f"{slower:.0%} slower: {worst} +{entry.by_kind[worst] - kinds[worst]:.3f} s"
+
+    def to_json(self) -> str:
+        """The ranked table as JSON, in seconds and bytes."""
+        ranked = self.ranked()
+        rows = [
+            {
+                "overrides": entry.candidate.overrides,
+                "changes_training": entry.candidate.changes_training,
+                "by": entry.by,
+                "fits": entry.fits,
+                "peak_bytes": entry.peak_bytes,
+                "step_s": entry.step_s,
+                "by_kind_s": dict(entry.by_kind),
+                "reason": self.reason(entry, ranked[0]),
+            }
+            for entry in ranked
+        ]
+        return json.dumps({"slice": self.machine.name, "candidates": rows}, indent=1)

@@ -1,0 +1,93 @@
+"""Sessions: how far a run gets in machine time that ends, as at Kaggle or on a grant.
+
+    |start|step|step|...|step|save|margin|      one session; the next one goes on from the save
+                                         ^ limit
+
+One rule serves both the plan and the training loop: a step is begun only if it and a last save
+end before the limit, less a margin.
+"""
+
+import math
+from dataclasses import dataclass
+
+from lmwright.config.run import Limits, Run
+
+ASSUMED_START_S = 180.0
+"""Of a plan: imports, compilation, restoring."""
+ASSUMED_SAVE_BYTES_PER_S = 5e8
+"""Until a run has measured how fast its checkpoints are written."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run goes, in seconds."""
+
+    step_s: float
+    save_s: float
+    """Of a checkpoint that is waited for."""
+    start_s: float = 0.0
+    """Of a session before its first step."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The sessions of a whole run, or as many as the total allows."""
+
+    sessions: int
+    steps: int
+    seconds: float
+
+
+def session_limit_s(limits: Limits) -> float:
+    """Seconds of one session that may be used; infinite without a limit."""
+    if limits.session_hours is None:
+        return math.inf
+    return limits.session_hours * 3600 - limits.margin_minutes * 60
+
+
+def fits(elapsed_s: float, next_s: float, save_s: float, limit_s: float) -> bool:
+    """Whether there is time for `next_s` more seconds of training and a save."""
+    return elapsed_s + next_s + save_s <= limit_s
+
+
+def steps_that_fit(pace: Pace, limit_s: float) -> int:
+    """Steps of a session that may use `limit_s` seconds: the most for which `fits` holds."""
+    room = limit_s - pace.start_s - pace.save_s
+    if room < pace.step_s:
+        return 0
+    # seconds are not added up one by one, so a hair is forgiven
+    return math.floor(room / pace.step_s * (1 + 1e-12))
+
+
+def course(pace: Pace, steps: int, session_s: float, total_s: float = math.inf) -> Course:
+    """Session after session until `steps` are done, the total is spent, or no step fits."""
+    done = sessions = 0
+    spent = 0.0
+    while done < steps:
+        limit = min(session_s, total_s - spent)
+        here = steps - done if limit == math.inf else min(steps_that_fit(pace, limit), steps - done)
+        if not here:
+            break
+        sessions, done = sessions + 1, done + here
+        spent += pace.start_s + here * pace.step_s + pace.save_s
+    return Course(sessions, done, spent)
+
+
+def assumed_pace(step_s: float, checkpoint_bytes: int) -> Pace:
+    """The pace of a run that is only planned."""
+    return Pace(step_s, assumed_save_s(checkpoint_bytes), ASSUMED_START_S)
+
+
+def assumed_save_s(checkpoint_bytes: int) -> float:
+    """Seconds to write a checkpoint, before any was written."""
+    return checkpoint_bytes / ASSUMED_SAVE_BYTES_PER_S
+
+
+def limits_of(run: Run, hours: float | None) -> Limits:
+    """The run's limits, with sessions of so many hours if said."""
+    limits = run.limits
+    if hours is None:
+        return limits
+    return Limits(
+        session_hours=hours, total_hours=limits.total_hours, margin_minutes=limits.margin_minutes
+    )

@@ -1,0 +1,141 @@
+"""Subject: the run that `lmwright plan` is asked about: a run file, or a model alone.
+
+run.toml, run directory            --load_run--> Run
+preset, Hugging Face folder, GGUF  --find_model--> recipe `pretrain`, its own row length, the
+                                   largest power of two of rows a chip that fits --> Run, notes
+"""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from lmwright.config.fields import to_plain
+from lmwright.config.load import load_run
+from lmwright.config.run import Run
+from lmwright.config.text import parse_override
+from lmwright.core.param import count_params
+from lmwright.errors import UserError
+from lmwright.models.counts import find_model
+from lmwright.planner.analytic.machine import Machine, parse_machine
+from lmwright.planner.analytic.quick import Quick
+from lmwright.program.plan import seq_len_of
+
+TOKENS_PER_PARAMETER = 20  # https://arxiv.org/abs/2203.15556
+LEAST_STEPS = 1000  # so that the recipe's warm-up is a part of them
+MOST_ROWS = 2**12  # a chip
+HOST_ROWS = 8  # of a CPU, whose memory is not known
+COMPARED_TOKENS = 2**22  # in a step, where machines are compared
+BATCH, STEPS, EPOCHS = (("train", n) for n in ("global_batch_size", "steps", "epochs"))
+
+
+def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str]]:
+    """The run that a name and overrides describe for a machine (or `any`), and what had to be
+    chosen for it, as lines. Raises UserError where there is none of that name."""
+    path = Path(name)
+    lies_there = path.is_file() and path.suffix != ".gguf"
+    if path.suffix == ".toml" or lies_there or (path / "run.toml").exists():
+        return load_run(name, overrides), []
+    try:
+        model = find_model(name)
+    except UserError as error:
+        text = str(error).replace("neither a preset nor", "neither a run file, a preset nor")
+        raise UserError(text) from error
+    machine = None if on.strip().lower() == "any" else parse_machine(on)
+    said = {keys for keys, _ in map(parse_override, overrides)}
+    return _Alone(name, model, tuple(overrides), said).on(machine)
+
+
+class _Alone:
+    """A model without a run, and what the command line says of the run."""
+
+    def __init__(self, name: str, model: Any, overrides: tuple[str, ...], said: set):
+        self.name, self.model, self.overrides, self.said = name, model, overrides, said
+        self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
+
+    def on(self, machine: Machine | None) -> tuple[Run, list[str]]:
+        """The run on a machine; for a comparison of several where it is None."""
+        batch, why = self._batch(machine)
+        run = self._run(batch, LEAST_STEPS)
+        if not self.said & {STEPS, EPOCHS}:
+            tokens = run.train.global_batch_size * seq_len_of(run)
+            wanted = math.ceil(TOKENS_PER_PARAMETER * count_params(run.model.spec()) / tokens)
+            run = self._run(batch, max(LEAST_STEPS, wanted))
+        return run, [self._note(run, why)]
+
+    def _batch(self, machine: Machine | None) -> tuple[int, str]:
+        """Rows of a step, and why so many."""
+        if BATCH in self.said:
+            return 1, ""
+        first = self._run(1, LEAST_STEPS)
+        if machine is None:
+            rows = 2 ** max(4, round(math.log2(COMPARED_TOKENS / seq_len_of(first))))
+            return rows, f"{rows:,} rows a step (about 4 M tokens, the same on every machine)"
+        if machine.usable_bytes is None:
+            return HOST_ROWS, f"{HOST_ROWS} rows a step (the memory of the host is not known)"
+        if first.lora is not None:
+            raise UserError(
+                "train.global_batch_size: missing; --quick, which would find it, does not know "
+                "adapters"
+            )
+        rows, fits = self._most_rows(machine)
+        every = rows * machine.num_chips
+        why = "the largest power of two that fits, by --quick" if fits else "which do not fit"
+        plural = "s" if rows > 1 else ""
+        return every, f"{rows} row{plural} a {machine.unit}, {every:,} in all ({why})"
+
+    def _most_rows(self, machine: Machine) -> tuple[int, bool]:
+        """The largest power of two of rows a chip that fits, or the smallest that can be laid
+        out where none does."""
+        smallest, best, refusal = None, None, None
+        rows = 1
+        while rows <= MOST_ROWS:
+            try:
+                quick = Quick.of(self._run(rows * machine.num_chips, LEAST_STEPS), machine)
+            except UserError as error:
+                refusal = error
+                if smallest is not None:
+                    break
+            else:
+                smallest = smallest or rows
+                if not quick.fits:
+                    break
+                best = rows
+            rows *= 2
+        if smallest is None:
+            raise refusal
+        return (smallest, False) if best is None else (best, True)
+
+    def _run(self, batch: int, steps: int) -> Run:
+        values = {
+            "name": self.short,
+            "dir": f"runs/{self.short}",
+            "recipe": "pretrain",
+            "model": to_plain(self.model),
+            "data": {
+                "dir": f"data/{self.short}",
+                "sources": [{"path": "text"}],
+                "tokenizer": {"vocab_size": self.model.vocab_size},
+            },
+            "train": {"global_batch_size": batch},
+        }
+        if EPOCHS not in self.said:
+            values["train"]["steps"] = steps
+        with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
+            path = Path(folder, "run.toml")
+            path.write_text(tomli_w.dumps(values))
+            return load_run(path, self.overrides)
+
+    def _note(self, run: Run, why: str) -> str:
+        chosen = ["recipe pretrain"]
+        own = "the model's own length" if run.data.pack.seq_len is None else "as said"
+        chosen.append(f"rows of {seq_len_of(run):,} tokens ({own})")
+        chosen += [why] if why else []
+        if not self.said & {STEPS, EPOCHS}:
+            tokens = run.train.steps * run.train.global_batch_size * seq_len_of(run)
+            share = tokens / count_params(run.model.spec())
+            chosen.append(f"{run.train.steps:,} steps ({share:.3g} tokens a parameter)")
+        return f"{self.name}: a model without a run file, so {', '.join(chosen)}; a.b=c changes any"

@@ -1,0 +1,138 @@
+"""Cures: what would make a run fit that does not, by the analytic model.
+
+First what changes one thing, then what changes several, then the smallest slice of the same
+generation on which some way fits, with the arithmetic of each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lmwright.config.run import Run
+from lmwright.hardware.chips import GIB
+from lmwright.hardware.devices import GPUS
+from lmwright.hardware.slices import names_of
+from lmwright.planner.analytic.candidates import (
+    SMALLER_STATE,
+    Candidate,
+    candidates,
+    meshes_of,
+    with_kind,
+)
+from lmwright.planner.analytic.machine import Machine, parse_machine
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.cost import takes
+from lmwright.planner.units import short_duration
+
+MOST_NODES = 64
+
+
+@dataclass(frozen=True)
+class Cures:
+    """What would make a run fit."""
+
+    lines: list[str]
+    best: Candidate | None
+    """The fastest way that fits this machine, or else the smallest larger one; None where there
+    is neither."""
+
+
+def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
+    """What would make it fit, as lines; `hours` is the length of a session."""
+    return cures(run, machine, hours).lines
+
+
+def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
+    """What would make the run fit the machine, or on which it would."""
+    lines = ["", "what would make it fit, by the analytic model:"]
+    found = {c.overrides: c for c in single_cures(run, machine) if c.quick.fits}
+    lines += [_line(candidate) for candidate in found.values()]
+    every = candidates(run, machine, optimizers=True)
+    fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
+    ways = [c for c in every if c.overrides not in found]
+    best = ways[0] if ways else None
+    if best is not None and best.quick.fits:
+        lines.append("  the fastest way that fits this machine:")
+        lines.append("  " + _line(best))
+        return Cures(lines, fastest or best)
+    if best is not None and not found:
+        parts = best.quick.memory.parts()
+        largest = max(parts, key=parts.get)
+        lines.append(
+            f"  on {machine.name} nothing does: the smallest way, {best.label}, still is "
+            f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, takes "
+            f"{parts[largest] / GIB:,.2f} GiB"
+        )
+    if found:
+        return Cures(lines, fastest or next(iter(found.values())))
+    way, more = larger_way(run, machine, hours)
+    return Cures(lines + more, way)
+
+
+def single_cures(run: Run, machine: Machine) -> Iterator[Candidate]:
+    """Ways that change one of remat, microbatches, mesh and optimizer."""
+    yield from sorted(
+        (c for c in candidates(run, machine, meshes=[run.mesh]) if c.quick.fits),
+        key=lambda c: (len(c.overrides), c.quick.step_s),
+    )[:2]
+    same = [run.train.remat]
+    yield from candidates(run, machine, meshes=meshes_of(run, machine), remats=same)[:1]
+    for kind in SMALLER_STATE.get(run.optim.kind, ()):
+        new = replace(run, optim=with_kind(run.optim, kind))
+        yield Candidate(new, run, Quick.of(new, machine))
+
+
+def _line(candidate: Candidate) -> str:
+    quick = candidate.quick
+    parts = quick.memory
+    mark = " (trains differently)" if candidate.changes_training else ""
+    close = "; close, ask the compiler" if quick.is_close else ""
+    return (
+        f"  {' '.join(candidate.overrides)}{mark}: {parts.peak / GIB:.2f} GiB = "
+        f"{parts.state / GIB:.2f} state + {(parts.cast + parts.gradients) / GIB:.2f} cast weights "
+        f"and gradients + "
+        f"{parts.saved / GIB:.2f} saved + {parts.temporaries / GIB:.2f} temporaries, "
+        f"{short_duration(quick.step_s)} a step{close}"
+    )
+
+
+def larger_way(
+    run: Run, machine: Machine, hours: float | None
+) -> tuple[Candidate | None, list[str]]:
+    """The best way on the smallest larger machine of the same kind that trains the run, and
+    what it takes, as lines."""
+    tried = 0
+    for name in larger(machine):
+        bigger = parse_machine(name)
+        ways = candidates(run, bigger)
+        tried += 1
+        if not ways or not ways[0].quick.fits:
+            continue
+        quick = ways[0].quick
+        cost = takes(run, bigger, quick.step_s, quick.plan.tokens_per_step, hours=hours)
+        lines = [
+            f"  the smallest {machine.kind} that trains it is {bigger.name}, "
+            f"{bigger.num_chips:,} chips:",
+            "  " + _line(ways[0]),
+            f"    {short_duration(quick.step_s)} a step, give or take {quick.error_share:.0%}, "
+            f"{quick.tokens_per_s:,.0f} tokens/s",
+        ]
+        return ways[0], [*lines, *("    " + line for line in cost.lines())]
+    return None, [f"  no larger {machine.kind} holds it either ({tried} sizes tried)"]
+
+
+def larger(machine: Machine) -> Iterator[str]:
+    """Names of larger machines of the same kind, smallest first."""
+    if machine.platform == "gpu":
+        per_node = GPUS[machine.kind].per_node
+        for nodes in (2**k for k in range(MOST_NODES.bit_length())):
+            if nodes * per_node > machine.num_chips:
+                yield f"gpu:{machine.kind}x{nodes * per_node}"
+    elif machine.platform == "tpu":
+        chips = machine.num_chips // machine.num_groups
+        for name in names_of(machine.kind):
+            if parse_machine(name).num_chips > chips:
+                yield name if machine.num_groups == 1 else f"{machine.num_groups}x{name}"
+        largest = names_of(machine.kind)[-1]
+        for slices in (2, 4, 8, 16):
+            if slices > machine.num_groups:
+                yield f"{slices}x{largest}"

@@ -1,0 +1,27 @@
+"""Units: bytes and seconds as people read them, small ones too."""
+
+from lmwright.hardware.chips import GIB
+
+MIB = 2**20
+SMALL = 0.1  # of a second; below, milliseconds
+
+
+def memory_size(size: float, whole: float | None = None, width: int = 0) -> str:
+    """Bytes as GiB, or MiB where the whole that they are a part of has less than one GiB."""
+    in_gib = (size if whole is None else whole) >= GIB
+    number, unit = (size / GIB, "GiB") if in_gib else (size / MIB, "MiB")
+    return f"{number:{width}.2f} {unit}"
+
+
+def duration(seconds: float, step_s: float, width: int = 0) -> str:
+    """Seconds of a part of a step, or milliseconds where the whole step takes few."""
+    number, unit = (seconds, "s") if step_s >= SMALL else (1000 * seconds, "ms")
+    return f"{number:{width}.3f} {unit}"
+
+
+def short_duration(seconds: float) -> str:
+    """Three digits of seconds, all of them where there are many, or milliseconds where there are
+    few."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= SMALL else f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,203 @@
+"""Executable: the train step that `plan` compiled, kept so that `train` need not compile it again.
+
+    plan, no TPU      lower --> compile for the slice --> serialize --> ~/.cache/lmwright/steps/KEY
+    train, the slice  lower --> the same KEY? load --> run                (or compile, as ever)
+
+The key is a hash of the program before compilation (`plan.program`), the devices (kind, number,
+place on the torus), the compiler's options and the versions of JAX and the compiler. KEY.json
+beside it says what it was made of, so that `train` can say what differs. Whatever does not fit,
+cannot be read or will not load is compiled anew. An entry is code: it is taken only from a
+file and folders that nobody else may write, see `lmwright.guard.private`.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import zstandard
+
+from lmwright.config.run import Run
+from lmwright.core.param import Tree
+from lmwright.errors import first_line
+from lmwright.guard.private import make_private, read_private
+from lmwright.program.cache import PACKAGES, cache_folder
+from lmwright.program.kept import Made, difference
+from lmwright.program.text import fingerprint
+
+FORMAT = 2
+ENTRIES = 20  # some 10 MB each; the oldest go
+NOTE = ".json"  # of the file beside an entry
+DIGEST = hashlib.sha256().digest_size
+
+
+def folder() -> Path:
+    """Where entries are: `$XDG_CACHE_HOME/lmwright/steps`."""
+    return cache_folder().parent / "steps"
+
+
+def made_of(
+    program: str, devices: Sequence[Any], options: dict[str, str], run: Run | None = None
+) -> Made:
+    """What a compiled step depends on: a lowered program's text, the mesh's devices in order,
+    options, versions; and the run that it was lowered from, to explain another program."""
+    places = [
+        (d.id, d.device_kind, _plain(getattr(d, "coords", None)), getattr(d, "core_on_chip", None))
+        for d in devices
+    ]
+    return Made.of(fingerprint(program), places, options, _versions(), run)
+
+
+def _plain(coords: Any) -> Any:
+    return None if coords is None else tuple(map(int, coords))
+
+
+def key_of(program: str, devices: Sequence[Any], options: dict[str, str]) -> str:
+    """The name of an entry, for a lowered program's text and the mesh's devices in order."""
+    return _key(made_of(program, devices, options))
+
+
+def _key(made: Made) -> str:
+    told = json.dumps([FORMAT, made.program, made.devices, made.options, made.versions],
+                      sort_keys=True)  # fmt: skip
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> bool:
+    """Keeps a compiled step, and what it was made of; whether it is kept. What JAX cannot
+    serialize and a folder that cannot be written to are no errors."""
+    from jax.experimental.serialize_executable import serialize
+
+    home = folder()
+    try:
+        packed = zstandard.compress(serialize(compiled)[0])
+        if make_private(home):
+            return False
+        _write(home / key, hashlib.sha256(packed).digest() + packed)
+        if made is not None:
+            _write(home / f"{key}{NOTE}", made.to_json().encode())
+        entries = [p for p in home.glob("[0-9a-f]*") if not p.name.endswith(NOTE)]
+        for old in sorted(entries, key=lambda p: p.stat().st_mtime)[:-ENTRIES]:
+            old.unlink(missing_ok=True)
+            old.with_name(old.name + NOTE).unlink(missing_ok=True)
+    except (OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
+        return False
+    return True
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The whole file or nothing."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
+
+
+def exists(key: str) -> bool:
+    """Whether there is an entry."""
+    return (folder() / key).exists()
+
+
+def load(
+    key: str, lowered: jax.stages.Lowered, devices: Sequence[jax.Device]
+) -> jax.stages.Compiled:
+    """The compiled step of an entry on these devices. Raises FileNotFoundError where there is
+    none, and whatever the runtime raises for one that it cannot load."""
+    from jax.experimental.serialize_executable import deserialize_and_load
+
+    packed = _trusted_bytes(folder() / key)
+    return deserialize_and_load(
+        zstandard.decompress(packed),
+        lowered.in_tree,
+        lowered.out_tree,
+        backend=devices[0].client,
+        execution_devices=list(devices),
+    )
+
+
+def _trusted_bytes(path: Path) -> bytes:
+    """What an entry holds. Raises ValueError where it is damaged or others may have written it."""
+    content = read_private(path)
+    told, packed = content[:DIGEST], content[DIGEST:]
+    if hashlib.sha256(packed).digest() != told:
+        raise ValueError("its file is damaged")
+    return packed
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A step that can run."""
+
+    compiled: jax.stages.Compiled
+    by_plan: bool
+    """Whether `plan` had compiled it."""
+    reason: str = ""
+    """Why it was compiled although `plan` had kept one for this run; empty where it had not."""
+
+
+def takes(compiled: jax.stages.Compiled, state: Tree) -> bool:
+    """Whether a compiled step accepts this state as its first argument.
+
+    XLA packs int4 inside a program for CPUs, JAX's arrays report a layout that is not packed, and
+    a compiled program refuses arguments that differ in that, while a jitted function converts.
+    """
+    wanted = jax.tree.leaves(compiled.input_formats[0][0])
+    given = jax.tree.leaves(state)
+    return not any(
+        leaf.dtype in (jnp.int4, jnp.uint4) and leaf.format.layout != format.layout
+        for leaf, format in zip(given, wanted, strict=True)
+    )
+
+
+def load_or_compile(
+    lowered: jax.stages.Lowered,
+    devices: Sequence[jax.Device],
+    options: dict[str, str],
+    run: Run | None = None,
+) -> Ready:
+    """The step that `plan` kept, or else a compiled one. Of several processes all load it or
+    all compile."""
+    made = made_of(lowered.as_text(), devices, options, run)
+    found, reason = None, ""
+    try:
+        found = load(_key(made), lowered, devices)
+    except FileNotFoundError:
+        reason = difference(made, notes())
+    except Exception as error:  # whatever another runtime says of it: it is compiled instead
+        reason = f"the step that plan kept cannot be loaded: {first_line(error)}"
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        every = multihost_utils.process_allgather(np.array(found is not None))
+        if found is not None and not every.all():
+            found, reason = None, "another host does not have the step that plan kept"
+    if found is not None:
+        return Ready(found, True)
+    return Ready(lowered.compile(), False, reason)
+
+
+def notes() -> list[Made]:
+    """What the kept steps were made of, the newest first."""
+    try:
+        paths = [p for p in folder().glob(f"*{NOTE}") if p.with_suffix("").exists()]
+        paths.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+    return [made for path in paths if (made := Made.read(path)) is not None]

@@ -1,0 +1,27 @@
+"""Length: how many steps the epochs of a run are, by the rows of its prepared data."""
+
+import math
+from dataclasses import replace
+
+from lmwright.config.check import check_run
+from lmwright.config.run import Run
+from lmwright.data.rows.store import TokenStore
+from lmwright.errors import UserError
+
+
+def with_steps(run: Run) -> Run:
+    """The same run with `train.steps` in the place of `train.epochs`; the last step may reach
+    into the next epoch. Raises UserError where the data is not prepared."""
+    if run.train.epochs is None:
+        return run
+    try:
+        rows = TokenStore.open(run.data.dir).epoch_rows
+    except UserError as error:
+        raise UserError(
+            f"train.epochs: the steps of an epoch are counted in the prepared data, and {error} "
+            "Or set train.steps."
+        ) from None
+    steps = math.ceil(run.train.epochs * rows / run.train.global_batch_size)
+    run = replace(run, train=replace(run.train, steps=steps, epochs=None))
+    check_run(run)
+    return run

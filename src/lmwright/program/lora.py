@@ -1,0 +1,274 @@
+"""LoRA: adapters of a run, their weights as Params, and how they join the frozen base.
+
+    run.lora --resolved--> ResolvedAdapter --spec--> {path: {"a": Param, "b": Param, ...}}
+    base, weights of one adapter --bind--> tree whose targets are `Lora` leaves
+
+An adapter's weights are a tree of Params like a model's, so that init, sharding, optimizers and
+checkpoints treat them as any others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.config.run import Run
+from lmwright.core.leaves import Lora, column_norms, dequantize, merge, quantize, stored_spec
+from lmwright.core.param import Param, Tree, path_key, walk
+from lmwright.errors import UserError
+from lmwright.models.counts import part_of
+from lmwright.program.lora_section import Adapter
+from lmwright.program.targets import by_target, choose
+
+NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
+DEFAULT = "default"  # what PEFT calls a single adapter
+ROWS = "lora.adapters.rows"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One targeted matrix: the rank of its sum and what it is scaled by."""
+
+    path: str
+    param: Param
+    rank: int
+    alpha: float
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedAdapter:
+    """One adapter of a run with everything that follows from the run."""
+
+    name: str
+    data: str
+    rows: int
+    steps: int
+    optim: Any
+    modules: tuple[Module, ...]
+    variant: str
+    dropout: float
+    patience: int | None
+    init_from: str | None
+
+    @cached_property
+    def by_path(self) -> dict[str, Module]:
+        return {module.path: module for module in self.modules}
+
+    @cached_property
+    def spec(self) -> Tree:
+        """Its weights: for each target `a`, `b` and, for DoRA, `magnitude`."""
+        return nest((m.path, module_spec(m, self.variant)) for m in self.modules)
+
+
+def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
+    """The adapters of a run, in order. Raises UserError for targets, ranks or rows that do not
+    fit."""
+    lora = run.lora
+    listed = lora.adapters or (Adapter(name=DEFAULT, init_from=lora.init_from),)
+    if lora.adapters and lora.init_from is not None:
+        raise UserError(
+            "lora.init_from: has no effect beside lora.adapters; say it for each of them"
+        )
+    names = [adapter.name for adapter in listed]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"lora.adapters: two are called {twice!r}; give each its own name")
+    rows = _rows(run, listed)
+    return tuple(_resolved(run, one, rows[one.name]) for one in listed)
+
+
+def _rows(run: Run, listed: tuple[Adapter, ...]) -> dict[str, int]:
+    size = run.train.global_batch_size
+    said = {one.name: one.rows for one in listed}
+    open_names = [name for name, rows in said.items() if rows is None]
+    left = size - sum(rows or 0 for rows in said.values())
+    share = left // len(open_names) if open_names else 0
+    if left < 0 or left - share * len(open_names) or (open_names and not share):
+        raise UserError(
+            f"{ROWS}: {size} rows of train.global_batch_size cannot be shared out ({left} are "
+            f"left for {len(open_names)} adapters without rows of their own); make them add up"
+        )
+    return {name: share if rows is None else rows for name, rows in said.items()}
+
+
+def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
+    lora, optim = run.lora, run.optim
+    optim = replace(
+        optim,
+        learning_rate=adapter.learning_rate or optim.learning_rate,
+        schedule=adapter.schedule or optim.schedule,
+    )
+    return ResolvedAdapter(
+        name=adapter.name,
+        data=adapter.data or run.data.dir,
+        rows=rows,
+        steps=adapter.steps or run.train.steps,
+        optim=optim,
+        modules=_modules(run, adapter),
+        variant=lora.variant,
+        dropout=lora.dropout if adapter.dropout is None else adapter.dropout,
+        patience=adapter.patience,
+        init_from=adapter.init_from,
+    )
+
+
+def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
+    lora = run.lora
+    targets = choose(run.model, lora.targets)
+    ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
+    alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
+    found = []
+    for target in targets:
+        rank, alpha = ranks[target.path], alphas[target.path]
+        fan_in, fan_out = target.param.matrix_shape
+        if rank > min(fan_in, fan_out):
+            raise UserError(
+                f"lora.rank: {rank} is larger than {target.path} ({fan_in} x {fan_out}) has "
+                f"dimensions, so that it saves nothing; use at most {min(fan_in, fan_out)}"
+            )
+        if lora.variant == "dora" and "vocab" in target.param.axes:
+            raise UserError(f'lora.variant: "dora" is not for {target.path}; target the layers')
+        scale = alpha / (rank if lora.scaling == "rank" else rank**0.5)
+        found.append(Module(target.path, target.param, rank, alpha, scale))
+    return tuple(found)
+
+
+def module_spec(module: Module, variant: str) -> dict[str, Param]:
+    """Params of one target's adapter, derived from its arrow."""
+    param, rank = module.param, module.rank
+    nb, ni = len(param.batch), len(param.inputs)
+    batch, inputs, outputs = (" ".join(n) for n in (param.batch, param.inputs, param.outputs))
+    shape = param.shape
+    stacked, inner, outer = shape[:nb], shape[nb : nb + ni], shape[nb + ni :]
+    # variance of PEFT's uniform start, so that rates carry over; a table starts the other way
+    table = "vocab" in param.inputs
+    first = {"fill": 0.0} if table else {"std": (3 * param.matrix_shape[0]) ** -0.5}
+    second = {"std": 1.0} if table else {"fill": 0.0}
+    spec = {
+        "a": Param(f"[{batch}] {inputs} -> rank", (*stacked, *inner, rank), **first),
+        "b": Param(f"[{batch}] rank -> {outputs}", (*stacked, rank, *outer), **second),
+    }
+    if variant == "dora":
+        spec["magnitude"] = Param(f"[{batch}] {outputs}", (*stacked, *outer), fill=1.0)
+    return spec
+
+
+def init_adapter(adapter: ResolvedAdapter, base: Tree, key: Array) -> Tree:
+    """Fresh float32 weights that leave the model as it is; traceable."""
+    leaves, found = dict(walk(base)), []
+    for module in adapter.modules:
+        spec = module_spec(module, adapter.variant)
+        made = {
+            name: param.make(path_key(key, f"{module.path}.{name}")) for name, param in spec.items()
+        }
+        if "magnitude" in made:
+            made["magnitude"] = column_norms(_leaf(leaves[module.path], module.param, made))
+        found.append((module.path, made))
+    return nest(found)
+
+
+def base_spec(run: Run) -> Tree:
+    """The frozen weights as they are stored: Params, and leaves of Params."""
+    return nest((path, stored_spec(param, storage)) for path, param, storage in _storages(run))
+
+
+def stored(run: Run, w: Tree) -> Tree:
+    """A model's weights as `lora.base` keeps them; traceable."""
+    leaves = dict(walk(w))
+    return nest((path, quantize(leaves[path], p, how)) for path, p, how in _storages(run))
+
+
+def storages(run: Run) -> dict[str, str]:
+    """How each weight of the base is kept: integers hold the matrices of the layers."""
+    return {path: storage for path, _, storage in _storages(run)}
+
+
+def _storages(run: Run) -> list[tuple[str, Param, str]]:
+    kind = run.lora.base
+    small = "bf16" if kind in ("int8", "int4") else kind
+    return [
+        (path, param, kind if part_of(param) in NARROW else small)
+        for path, param in walk(run.model.spec())
+    ]
+
+
+def scaled(adapter: ResolvedAdapter, weights: Tree) -> dict[str, dict[str, Array]]:
+    """An adapter's arrays by path, with the scale in `b`."""
+    found = {}
+    for path, module in adapter.by_path.items():
+        part = dict(at(weights, path))
+        found[path] = part | {"b": part["b"] * module.scale}
+    return found
+
+
+def bind(
+    params: Mapping[str, Param],
+    base: Tree,
+    parts: Mapping[str, Mapping[str, Array]],
+    key: Array | None = None,
+    dropout: Array | float | None = None,
+) -> Tree:
+    """The base with `Lora` leaves at the paths of `parts` (see `scaled`).
+
+    `params` are the targets' own. With a typed `key`, `dropout` of the inputs of `a` is dropped.
+    """
+
+    def join(path: str, leaf: Any) -> Any:
+        if path not in parts:
+            return leaf
+        drop = {}
+        if key is not None:
+            drop = _dropout(params[path], path_key(key, path), dropout)
+        return _leaf(leaf, params[path], parts[path], **drop)
+
+    return nest((path, join(path, leaf)) for path, leaf in walk(base))
+
+
+def _leaf(base: Any, param: Param, part: Mapping[str, Array], **drop: Any) -> Lora:
+    sides = {"inputs": len(param.inputs), "outputs": len(param.outputs)}
+    return Lora(base, part["a"], part["b"], part.get("magnitude"), **drop, **sides)
+
+
+def _dropout(param: Param, key: Array, rate: Array | float) -> dict[str, Array]:
+    """Keys and rates of a leaf, one for each layer of the stack."""
+    if param.batch[:1] != ("layers",):
+        return {"key": jax.random.key_data(key), "dropout": jnp.asarray(rate, jnp.float32)}
+    layers = param.shape[0]
+    keys = jax.random.key_data(jax.random.split(key, layers))
+    return {"key": keys, "dropout": jnp.full(layers, rate, jnp.float32)}
+
+
+def merged(adapter: ResolvedAdapter, base: Tree, weights: Tree) -> Tree:
+    """float32 weights of the model with one adapter in them; traceable."""
+    params = {module.path: module.param for module in adapter.modules}
+    bound = bind(params, base, scaled(adapter, weights))
+    return nest((path, merge(leaf)) for path, leaf in walk(bound))
+
+
+def widened(base: Tree) -> Tree:
+    """float32 weights of the frozen model itself."""
+    return nest((path, dequantize(leaf, jnp.float32)) for path, leaf in walk(base))
+
+
+def at(tree: Tree, path: str) -> Any:
+    """What lies at a dotted path."""
+    for name in path.split("."):
+        tree = tree[name]
+    return tree
+
+
+def nest(leaves: Any) -> Tree:
+    """(dotted path, leaf) pairs to a nested dict."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *above, name = path.split(".")
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree

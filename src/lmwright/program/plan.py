@@ -1,0 +1,164 @@
+"""Plan: what follows from a run on given devices. `plan` prints it, `train` executes it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+from jax.sharding import Mesh
+
+from lmwright.config.run import Run
+from lmwright.core.compute import Compute
+from lmwright.core.mesh import make_mesh, mesh_shape, num_slices_of
+from lmwright.core.param import Tree, count_params, walk
+from lmwright.core.sharding import (
+    ACTIVATIONS,
+    batch_ways,
+    refuse_uneven,
+    weight_shardings,
+)
+from lmwright.errors import UserError
+from lmwright.kernels import select
+from lmwright.models.counts import active_share
+
+MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run bound to a mesh of devices; holds no arrays."""
+
+    run: Run
+    mesh: Mesh
+    how: Compute
+    seq_len: int
+
+    @cached_property
+    def spec(self) -> Tree:
+        return self.run.model.spec()
+
+    @cached_property
+    def shardings(self) -> Tree:
+        return weight_shardings(self.spec, self.mesh)
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        return list(self.mesh.devices.flat)
+
+    @property
+    def num_params(self) -> int:
+        return count_params(self.spec)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.run.train.global_batch_size * self.seq_len
+
+    @property
+    def flops_per_step(self) -> float:
+        """Forward and backward: 6 per matmul weight that a token meets, 4 where it is frozen,
+        and 12 (N H) for each key that a query sees in a layer; the embedding lookup counts only
+        where the table is the head too."""
+        model = self.run.model
+        each = 6 if self.run.lora is None else 4  # the adapters' own are a few percent
+        matrices = ((path, p) for path, p in walk(self.spec) if p.is_matrix)
+        weights = sum(p.size * active_share(model, path, p) for path, p in matrices)
+        if getattr(model, "head", "tied") == "untied":
+            weights -= model.vocab_size * model.embed_dim
+        keys = sum(seen_keys(window, self.seq_len) for window in model.windows)
+        attention = 12 * keys * model.num_heads * model.head_dim
+        return float(self.tokens_per_step) * (each * weights + attention)
+
+    def to_json(self) -> str:
+        """plan.json: everything that was derived."""
+        return json.dumps(
+            {
+                "mesh": dict(self.mesh.shape),
+                "devices": {
+                    "count": self.mesh.size,
+                    "kind": self.mesh.devices.flat[0].device_kind,
+                    "platform": self.mesh.devices.flat[0].platform,
+                },
+                "compute": self.how.__dict__,
+                "seq_len": self.seq_len,
+                "num_params": self.num_params,
+                "tokens_per_step": self.tokens_per_step,
+                "flops_per_step": self.flops_per_step,
+                "tokens": self.tokens_per_step * self.run.train.steps,
+            },
+            indent=1,
+        )
+
+
+def seen_keys(window: int | None, seq_len: int) -> float:
+    """Keys that a query of a row sees on average: half of them, or its window but for the
+    beginning of the row."""
+    if window is None or window >= seq_len:
+        return seq_len / 2
+    return window - window**2 / (2 * seq_len)
+
+
+def seq_len_of(run: Run) -> int:
+    """Tokens in a training row. Raises UserError if the model's context is shorter."""
+    seq_len = run.data.pack.seq_len or run.model.seq_len
+    if seq_len > run.model.seq_len:
+        raise UserError(
+            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
+            f"shorten the rows or raise model.seq_len"
+        )
+    return seq_len
+
+
+def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
+    """The plan of a run on these devices (all by default). Raises UserError where the run
+    cannot be laid out on them."""
+    devices = list(devices) if devices is not None else jax.devices()
+    mesh = make_mesh(mesh_shape(run.mesh, len(devices), num_slices_of(devices)), devices)
+    how = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
+    plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
+    refuse_impossible(plan)
+    return plan
+
+
+def refuse_impossible(plan: Plan) -> None:
+    """Raises UserError where rows, tokens, heads or a weight do not divide over the mesh."""
+    train, model, mesh = plan.run.train, plan.run.model, plan.mesh
+    rows, ways = train.global_batch_size // train.num_microbatches, batch_ways(mesh)
+    if train.global_batch_size % train.num_microbatches or rows % ways:
+        size = train.num_microbatches * ways
+        below = train.global_batch_size // size * size
+        nearest = f"{below} or {below + size}" if below else f"{size}"
+        raise UserError(
+            f"train.global_batch_size: {train.global_batch_size} rows do not divide into "
+            f"{train.num_microbatches} microbatches over {ways} batch shards; use a "
+            f"multiple of {size} (nearest: {nearest})"
+        )
+    tokens = f"{plan.seq_len} tokens of a row (data.pack.seq_len)"
+    refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
+    refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
+    _ = plan.shardings  # heads, layers and every other dimension of a weight
+    if train.context_attention == "ring":
+        pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
+        refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)
+    elif mesh.shape["context"] > 1:
+        refuse_uneven(
+            mesh,
+            ("context", "tensor"),
+            model.num_kv_heads,
+            f"{model.num_kv_heads} of model.num_kv_heads, which train.context_attention = "
+            f'"all_to_all" trades for tokens ("ring" does not)',
+        )
+
+
+def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:
+    """How the run's model is evaluated on a platform."""
+    kernels = select.kernels_for(platform, num_devices, device_kind)
+    return Compute(
+        precision=run.train.precision,
+        remat=run.train.remat,
+        unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
+        kernels=kernels,
+        loss_chunk_tokens=run.train.loss_chunk_tokens,
+        context_attention=run.train.context_attention,
+        num_microbatches=run.train.num_microbatches,
+    )

@@ -1,0 +1,95 @@
+"""Targets: which weights of a model an adapter changes, by what their axes mean or by name.
+
+attention, mlp, experts, all     from the arrows
+q_proj, self_attn.q_proj         module names as PEFT gives them
+q, layers.q                      our own paths, or how they end
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmwright.core.param import Param, walk
+from lmwright.core.pattern import LAYERS
+from lmwright.errors import UserError
+from lmwright.models.counts import part_of
+
+GROUPS = ("all", "attention", "mlp", "experts")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A matrix of the model and what it may be called."""
+
+    path: str
+    param: Param
+    names: tuple[str, ...]
+
+    def answers(self, word: str) -> bool:
+        """Whether a word of a run file or of PEFT means this matrix."""
+        return word in self.names or any(name.endswith(f".{word}") for name in self.names)
+
+
+def targets_of(model: Any) -> tuple[Target, ...]:
+    """Every matrix of a model that can take an adapter. An embedding that is the head as well
+    cannot: tools disagree about what its adapter would mean."""
+    matrices = [(path, param) for path, param in walk(model.spec()) if param.is_matrix]
+    has_head = any("vocab" in param.outputs for _, param in matrices)
+    found = []
+    for path, param in matrices:
+        if "vocab" in param.inputs and not has_head:
+            continue
+        found.append(Target(path, param, (path, *_module(model, path), *_groups(param))))
+    return tuple(found)
+
+
+def _module(model: Any, path: str) -> Iterable[str]:
+    stack, _, leaf = path.rpartition(".")  # one name for a weight of all kinds of layers
+    template = model.hf.weights.get(f"{LAYERS}.{leaf}" if stack else path)
+    if isinstance(template, str):
+        yield template.removesuffix(".weight")
+
+
+def _groups(param: Param) -> Iterable[str]:
+    part = part_of(param)
+    if part in ("attention", "mlp", "experts"):
+        yield "all"
+        yield part
+
+
+def choose(model: Any, words: Iterable[str], where: str = "lora.targets") -> list[Target]:
+    """The targets that any of the words means. Raises UserError, listing what there is, for a
+    word that means none."""
+    known = targets_of(model)
+    chosen: dict[str, Target] = {}
+    for word in words:
+        found = [target for target in known if target.answers(word)]
+        if not found:
+            raise UserError(f"{where}: {word!r} matches no weight; {_listed(known)}")
+        chosen |= {target.path: target for target in found}
+    if not chosen:
+        raise UserError(f"{where}: is empty; {_listed(known)}")
+    return [target for target in known if target.path in chosen]
+
+
+def _listed(known: Iterable[Target]) -> str:
+    known = list(known)
+    names = [group for group in GROUPS if any(target.answers(group) for target in known)]
+    for target in known:
+        names += [name.rpartition(".")[2] for name in target.names if name not in GROUPS]
+    return f"there are: {', '.join(dict.fromkeys(names))}"
+
+
+def by_target(
+    targets: Iterable[Target], default: Any, words: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """A value for each target's path: the last word that means it, or the default. Raises
+    UserError for a word that means none of them."""
+    targets = list(targets)
+    values = {target.path: default for target in targets}
+    for word, value in words.items():
+        found = [target.path for target in targets if target.answers(word)]
+        if not found:
+            raise UserError(f"{where}.{word}: matches no target of this run; {_listed(targets)}")
+        values |= dict.fromkeys(found, value)
+    return values

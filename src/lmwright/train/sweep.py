@@ -1,0 +1,199 @@
+"""Sweep: a small grid of runs from one run file, and one report that compares them.
+
+    [sweep.grid]  a = [1, 2], b = [3, 4]   ---> (1, 3) (1, 4) (2, 3) (2, 4)   each a run
+    [[sweep.cases]]  name, a, b            ---> one run each                  in <dir>/<label>
+                                                          |
+    <dir>/report.html, a table  <-------------------------+
+
+All runs are validated before the first one starts. They are trained one after another, each in
+a process of its own; what was stopped is taken up where it was when the sweep is run again.
+"""
+
+import itertools
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tomli_w
+
+from lmwright.config.load import dump_toml, load_base
+from lmwright.config.run import Run
+from lmwright.config.text import read_toml
+from lmwright.errors import UserError
+from lmwright.train.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED, HANGUP, StopRequest
+
+EXIT_SOME_FAILED = 1
+MOST_RUNS = 100
+LINE = "{:<{width}}  {:>14}  {:>10}  {:>10}  {:>9}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep."""
+
+    label: str
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run.dir)
+
+
+def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
+    """The runs that a file's [sweep] describes, each validated.
+
+    Raises UserError where there is none, or where one of them is not a valid run.
+    """
+    path = Path(path)
+    table = read_toml(path)[0].get("sweep")
+    if table is None:
+        raise UserError(
+            f"{path}: has no [sweep]; add one, such as\n  [sweep.grid]\n  "
+            f'"model.num_kv_heads" = [8, 2, 1]'
+        )
+    base = load_base(path, overrides)
+    found: dict[str, Member] = {}
+    for label, fields in _combinations(path, table):
+        if label in found:
+            raise UserError(f"{path}: sweep: two runs are called {label!r}; name them apart")
+        words = [f"{key}={_literal(value)}" for key, value in fields.items()]
+        own = [f"name={base.name}-{label}", f"dir={Path(base.dir) / label}"]
+        found[label] = Member(label, load_base(path, [*overrides, *words, *own]))
+    return list(found.values())
+
+
+def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(label, fields that it sets) of each run."""
+    known = {"grid", "cases"}
+    if not isinstance(table, dict) or not table or set(table) - known:
+        raise UserError(f"{path}: sweep must hold [sweep.grid], [[sweep.cases]] or both")
+    grid = table.get("grid", {})
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{path}: sweep.grid.{key} must be a list of values to try")
+    count = 1
+    for values in grid.values():
+        count *= len(values)
+    if count > MOST_RUNS:
+        raise UserError(f"{path}: sweep.grid makes {count} runs; {MOST_RUNS} at most")
+    for values in itertools.product(*grid.values()) if grid else ():
+        fields = dict(zip(grid, values, strict=True))
+        yield _label(fields), fields
+    for number, case in enumerate(table.get("cases", [])):
+        fields = dict(case) if isinstance(case, dict) else {}
+        name = fields.pop("name", None)
+        if not isinstance(name, str) or not fields:
+            raise UserError(
+                f"{path}: sweep.cases.{number} must hold a name and the fields it sets, "
+                f'as in name = "deep", "model.num_layers" = 24'
+            )
+        yield _plain(name), fields
+
+
+def _label(fields: dict[str, Any]) -> str:
+    return _plain("_".join(f"{key.rsplit('.', 1)[-1]}-{value}" for key, value in fields.items()))
+
+
+def _plain(text: str) -> str:
+    """Fit for a folder's name."""
+    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")
+
+
+def _literal(value: Any) -> str:
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+
+
+def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
+    """Trains every member, prints how they compare, writes the report; the exit code."""
+    found = members(path, overrides)
+    _print_members(found)
+    if dry_run:
+        return 0
+    failed = []
+    with Children() as children:
+        for number, member in enumerate(found, 1):
+            print(f"\n{member.label} ({number} of {len(found)})", flush=True)
+            code = children.exit_code or _train(member, children)
+            if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+                print(f"sweep: stopped; go on with: lmwright sweep {path}", file=sys.stderr)
+                return code
+            if code:
+                failed.append(member.label)
+    done = [member for member in found if member.label not in failed]
+    if done:
+        _compare(done, Path(done[0].run.dir).parent / "report.html")
+    if failed:
+        print(f"sweep: failed: {', '.join(failed)} (see above)", file=sys.stderr)
+    return EXIT_SOME_FAILED if failed else 0
+
+
+def _print_members(found: list[Member]) -> None:
+    from lmwright.core.param import count_params
+
+    width = max(len(member.label) for member in found)
+    for member in found:
+        train, count = member.run.train, count_params(member.run.model.spec())
+        print(f"{member.label:<{width}}  {count:>14,} parameters  {train.steps:>7,} steps")
+
+
+def _train(member: Member, children: "Children") -> int:
+    folder = member.folder.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{member.label}.toml"
+    file.write_text(dump_toml(member.run), encoding="utf-8")
+    return children.run([sys.executable, "-m", "lmwright.cli.main", "train", str(file)])
+
+
+class Children(StopRequest):
+    """Runs children one after another and passes signals on to the one that runs, which saves and
+    ends. Ctrl-C is not passed on: the terminal tells the child itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._child: subprocess.Popen | None = None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number == HANGUP:
+            self._leave_terminal()
+        self.exit_code = EXIT_PREEMPTED
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def run(self, words: Sequence[str]) -> int:
+        """The exit code of a command; EXIT_PREEMPTED where a signal came before it was done."""
+        self._child = subprocess.Popen(words)
+        if self.exit_code:  # came while it was started
+            self._child.terminate()
+        while True:
+            try:
+                return self._child.wait() and (self.exit_code or self._child.returncode)
+            except KeyboardInterrupt:
+                continue
+
+
+def _compare(done: list[Member], out: Path) -> None:
+    from lmwright.core.param import count_params
+    from lmwright.report.html import report_command
+    from lmwright.report.read import read_run
+    from lmwright.report.summary import tail_mean
+
+    width = max(len(member.label) for member in done)
+    print("\n" + LINE.format("run", "parameters", "train", "held out", "tokens/s", width=width))
+    for member in done:
+        record = read_run(member.folder)
+        losses = [curves["loss"].values[-1] for curves in record.evals.values()]
+        held_out = f"{sum(losses) / len(losses):.4f}" if losses else ""
+        train = f"{tail_mean(record.train['loss']):.4f}" if "loss" in record.train else ""
+        speed = record.train.get("tokens_per_s")
+        speed = f"{sorted(speed.values)[len(speed.values) // 2]:,.0f}" if speed else ""
+        count = f"{count_params(member.run.model.spec()):,}"
+        print(LINE.format(member.label, count, train, held_out, speed, width=width))
+    report_command([member.folder for member in done], out)

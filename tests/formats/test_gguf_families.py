@@ -1,0 +1,115 @@
+"""Every architecture that GGUF has: there and back exactly; transformers agrees where it reads
+the file, and llama.cpp where it is installed."""
+
+from dataclasses import asdict
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+
+from lmwright.core.param import map_params
+from lmwright.errors import UserError
+from lmwright.formats import proof
+from lmwright.formats.gguf_write import write_gguf
+from lmwright.formats.hf import HfTensors, load_model
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.proof import agreement, logits
+from lmwright.formats.reference import Reference
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 3e-4,
+    "max_position_embeddings": 192, "rope_theta": 5003.0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_theta": 5003.0,
+}  # fmt: skip
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+GEMMA = {"sliding_window": 9, "query_pre_attn_scalar": 32, "hidden_activation": "gelu_pytorch_tanh"}
+FAMILIES = {
+    "LlamaForCausalLM llama3": {"rope_parameters": LLAMA3},
+    "LlamaForCausalLM linear": {
+        "rope_parameters": {"rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0}},
+    "MistralForCausalLM": {"sliding_window": None},
+    "ArceeForCausalLM": {"hidden_act": "relu2"},
+    "Qwen2ForCausalLM": {"use_sliding_window": False, "head_dim": 16},
+    "Qwen3ForCausalLM": {"use_sliding_window": False},
+    "MixtralForCausalLM": {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1},
+    "OlmoeForCausalLM": {
+        "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "num_key_value_heads": 6},
+    "Olmo2ForCausalLM": {"head_dim": 16},
+    "Gemma2ForCausalLM": GEMMA | {
+        "attn_logit_softcapping": 21.0, "final_logit_softcapping": 17.0, "rope_theta": 10_000.0},
+    "Gemma3ForCausalLM": GEMMA | {
+        "num_hidden_layers": 7, "rope_theta": 500_000.0, "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6},
+}  # fmt: skip
+
+
+def model_of(case):
+    """(model, random weights) of a family."""
+    architecture, rng = case.split()[0], np.random.default_rng(0)
+    model = model_from_config(SIZES | {"architectures": [architecture]} | FAMILIES[case], case)
+    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, model.spec())
+    return model, w
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_there_and_back(case, tmp_path):
+    model, w = model_of(case)
+    out = tmp_path / "m.gguf"
+    found = write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
+    back = load_model(out)
+    shifted = case.startswith("Gemma")  # norms are stored as 1 + scale, which rounds
+    close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
+    options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
+    jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)
+    assert asdict(back.model)["num_layers"] == model.num_layers
+    if case == "MistralForCausalLM":
+        assert found.folder_to_transformers is not None, found.transformers
+        assert found.folder_to_transformers.greedy_agreement > 0.99
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_property):
+    """29 ids, past the windows; gelu comes from llama.cpp's table of float16 values."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+    model, w = model_of(case)
+    write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="fp32")
+    ids = np.random.default_rng(1).integers(0, model.vocab_size, (1, 29)).astype(np.int32)
+    theirs = llama_cpp.Llama(
+        str(tmp_path / "m.gguf"), n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1,
+        logits_all=True, verbose=False, type_k=0, type_v=0, flash_attn=False,
+    )  # fmt: skip
+    theirs.eval(ids[0].tolist())
+    found = agreement(logits(model, w, ids), theirs.scores[None, : ids.shape[1]])
+    apart = found.max_abs_diff / found.max_abs_logit
+    record_property("llama_cpp_logits", apart)
+    assert apart < (1e-3 if case.startswith("Gemma") else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "case, change, field",
+    [
+        ("MistralForCausalLM", {"sliding_window": 7}, "window"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 144}, "query_dim"),
+        ("Gemma3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3 + [LOCAL]}, "pattern"),
+        ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):
+    """Even where rounding would hide it."""
+    said = SIZES | {"architectures": [case]} | FAMILIES[case] | change
+    model = model_from_config(said, case)
+    w = map_params(lambda p: np.full(p.shape, 0.01, "f4"), model.spec())
+    with pytest.raises(UserError, match=field):
+        write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="q8_0")
+    assert list(tmp_path.iterdir()) == []

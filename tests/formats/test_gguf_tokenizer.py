@@ -1,0 +1,113 @@
+"""Tokenizers to GGUF's metadata and back: the same ids, and those of llama.cpp where installed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("gguf")
+
+from lmwright.config.run import Tokenizer
+from lmwright.data.tokens.probe import PROBE
+from lmwright.data.tokens.tokenizer import train_tokenizer
+from lmwright.errors import UserError
+from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer, tokenizer_of
+from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
+
+SHARED = {
+    "smollm2": ("tokenizers/smollm2", "gpt2", "smollm"),
+    "gpt2": ("tokenizers/gpt2", "gpt2", "gpt-2"),
+    "llama3": ("tokenizers/llama3", "gpt2", "llama-bpe"),
+    "llama2": ("tokenizers/llama2", "llama", None),
+    "stories260k": ("models/stories260k", "llama", None),
+}
+
+
+@pytest.fixture(params=SHARED)
+def case(request, shared_data):
+    folder, kind, pre = SHARED[request.param]
+    return open_tokenizer(shared_data / folder), kind, pre
+
+
+def ids(tokenizer):
+    texts = [*PROBE, "def f(x):\n    return  x  # 12345", "d\u00e9j\u00e0 vu \U0001f999"]
+    return tokenizer.encode_batch(texts)
+
+
+def test_there_and_back(case):
+    tokenizer, kind, pre = case
+    bos = prompt_prefix(tokenizer) == (tokenizer.bos_id,) and tokenizer.bos_id is not None
+    size = tokenizer.vocab_size + 3
+    meta = metadata_of_tokenizer(tokenizer, size, bos, "here")
+    assert meta["tokenizer.ggml.model"] == kind and meta.get("tokenizer.ggml.pre") == pre
+    assert len(meta["tokenizer.ggml.tokens"]) == len(meta["tokenizer.ggml.token_type"]) == size
+    back = tokenizer_of(json.loads(json.dumps(meta)), "here")
+    assert ids(back) == ids(tokenizer) and back.vocab_size == tokenizer.vocab_size
+    for role in ("eos", "bos", "pad", "unk"):
+        assert getattr(back, role) == getattr(tokenizer, role)
+    assert back.chat_template == tokenizer.chat_template
+    assert prompt_prefix(back) == ((tokenizer.bos_id,) if bos else ())
+    special = tokenizer.special_tokens
+    text = "a" + "b".join(special) + "c"
+    assert set(special.values()) <= set(back.encode(text, parse_special=True))
+    joined = [back.decode(i) for i in ids(back)]
+    assert joined == [tokenizer.decode(i) for i in ids(tokenizer)]
+
+
+def test_a_trained_tokenizer_has_a_name_in_llama_cpp():
+    text = ["Once upon a time there were 12 functions; they returned 345 bytes."] * 30
+    trained = train_tokenizer(text, Tokenizer(vocab_size=300))
+    meta = metadata_of_tokenizer(trained, 304, False, "here")
+    assert meta["tokenizer.ggml.pre"] == "smaug-bpe"
+    assert ids(tokenizer_of(meta, "here")) == ids(trained)
+    unigram = train_tokenizer(text, Tokenizer(vocab_size=300, train="unigram"))
+    with pytest.raises(UserError, match="BPE tokenizers, this one is Unigram"):
+        metadata_of_tokenizer(unigram, 304, False, "here")
+
+
+def test_another_split_is_refused(shared_data):
+    from tokenizers import pre_tokenizers
+
+    tokenizer = open_tokenizer(shared_data / SHARED["gpt2"][0])
+    tokenizer.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    other = replace(tokenizer, backend=tokenizer.backend)
+    with pytest.raises(UserError, match="no name"):
+        metadata_of_tokenizer(other, tokenizer.vocab_size, False, "here")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"tokenizer.ggml.pre": "falcon"}, "'falcon'"),
+        ({"tokenizer.ggml.model": "t5"}, "kind 't5'"),
+        ({"tokenizer.ggml.merges": ["q zz"]}, "merges do not fit"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "two tokens of one name"),
+    ],
+    ids=["split", "kind", "merges", "twice"],
+)
+def test_what_cannot_be_rebuilt_is_one_clear_error(change, says):
+    meta = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.token_type": [1, 1, 1],
+        "tokenizer.ggml.merges": ["a b"],
+    }  # fmt: skip
+    assert tokenizer_of(meta, "file").encode("ab") == [2]
+    with pytest.raises(UserError, match=says) as caught:
+        tokenizer_of(meta | change, "file.gguf")
+    assert "file.gguf" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_scores_from_merges_alone(shared_data):
+    """Llama 2 as a tokenizer.json without its tokenizer.model."""
+    tokenizer = open_tokenizer(shared_data / SHARED["llama2"][0])
+    alone = replace(tokenizer, sentencepiece=None)
+    meta = metadata_of_tokenizer(alone, 32000, True, "here")
+    assert ids(tokenizer_of(meta, "here")) == ids(tokenizer)
+    merges = alone.spec["model"]["merges"]
+    alone.spec["model"]["merges"] = merges[:900] + merges[901:]
+    with pytest.raises(UserError, match="not those of a sentencepiece model"):
+        metadata_of_tokenizer(alone, 32000, True, "here")
+
+
+def test_none_is_none():
+    assert tokenizer_of({"tokenizer.ggml.model": "none"}, "file") is None

@@ -1,0 +1,181 @@
+"""`lmwright adapters merge` gives what PEFT computes from the same base and folder, however the
+factors began; what cannot be found again is refused by name."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.formats import reference
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.tensor(np.random.default_rng(0).integers(0, 97, (2, 11)))
+NAMES = ["q_proj", "o_proj", "up_proj", "down_proj"]
+PATTERNS = dict(
+    r=4, lora_alpha=9, rank_pattern={"layers.1.*q_proj": 3, "mlp.up_proj": 6},
+    alpha_pattern={"^model.layers.0.mlp.down_proj": 5},
+)  # fmt: skip
+CASES = {
+    "true": dict(r=5, lora_alpha=7),
+    "false": dict(r=5, lora_alpha=7, init_lora_weights=False),
+    "gaussian": dict(r=5, lora_alpha=7, init_lora_weights="gaussian"),
+    "orthogonal": dict(r=4, lora_alpha=7, init_lora_weights="orthogonal"),
+    "eva": dict(r=4, lora_alpha=7, init_lora_weights="eva"),
+    "mica": dict(r=4, lora_alpha=7, init_lora_weights="mica"),
+    "pissa": dict(r=5, lora_alpha=7, init_lora_weights="pissa"),
+    "pissa dora rslora": dict(
+        r=3, lora_alpha=7, init_lora_weights="pissa", use_dora=True, use_rslora=True
+    ),
+    "pissa patterns": dict(init_lora_weights="pissa", **PATTERNS),
+    "pissa of full rank": dict(r=32, lora_alpha=7, init_lora_weights="pissa"),
+    "olora": dict(r=5, lora_alpha=7, init_lora_weights="olora"),
+    "olora patterns rslora": dict(init_lora_weights="olora", use_rslora=True, **PATTERNS),
+    "head": dict(r=4, lora_alpha=7, target_modules=["q_proj", "lm_head"]),
+    "head pissa": dict(
+        r=4, lora_alpha=7, target_modules=["q_proj", "lm_head"], init_lora_weights="pissa"
+    ),
+    "table": dict(r=4, lora_alpha=7, target_modules=["q_proj", "embed_tokens"]),
+    "tied table": dict(r=4, lora_alpha=7, target_modules=["q_proj", "embed_tokens"]),
+    "by regex": dict(r=4, lora_alpha=7, target_modules=r".*\.(q|v)_proj"),
+}
+
+QUICK = ("pissa", "pissa dora rslora", "olora patterns rslora", "head", "tied table")
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    found = {}
+    for tied in (False, True):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=10, tie_word_embeddings=tied,
+            max_position_embeddings=64, rope_theta=5000.0, initializer_range=0.1,
+        )  # fmt: skip
+        found[tied] = tmp_path_factory.mktemp("base") / f"tied-{tied}"
+        transformers.LlamaForCausalLM(config).save_pretrained(found[tied])
+    return found
+
+
+def base_model(path):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits.numpy()
+
+
+def adapter(base, folder, noise=0.1, **said):
+    """A PEFT folder whose factors have moved from their start."""
+    config = peft.LoraConfig(**{"target_modules": list(NAMES), "task_type": "CAUSAL_LM", **said})
+    model = peft.get_peft_model(base_model(base), config)
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.data = p.data + torch.randn_like(p) * noise
+    model.save_pretrained(folder)
+    return logits(model)
+
+
+def merged(base, folder, out, capsys):
+    code = main(["adapters", "merge", str(base), str(folder), str(out), "--dtype", "fp32"])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def close(a, b):
+    assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+
+
+@pytest.mark.parametrize(
+    "case", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
+def test_merged_as_peft_computes_it(case, bases, tmp_path, capsys):
+    base = bases[case.startswith("tied")]
+    trained = adapter(base, tmp_path / "a", **CASES[case])
+    theirs = logits(peft.PeftModel.from_pretrained(base_model(base), tmp_path / "a"))
+    close(theirs, trained)
+    assert np.abs(theirs - logits(base_model(base))).max() > 0.05 * np.abs(theirs).max()
+    code, said = merged(base, tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 0, said
+    close(logits(base_model(tmp_path / "m")), theirs)
+    assert f"the adapter in PEFT {peft.__version__}: logits differ by at most" in said
+    proof = json.loads((tmp_path / "m" / "convert.json").read_text())
+    assert proof["peft"] == peft.__version__ and proof["merged_to_peft"]["max_abs_diff"] < 1e-3
+
+
+@pytest.mark.parametrize("start", ["pissa", pytest.param("olora", marks=pytest.mark.slow)])
+def test_an_untrained_start_gives_the_base(start, bases, tmp_path, capsys):
+    adapter(bases[False], tmp_path / "a", noise=0, r=6, lora_alpha=11, init_lora_weights=start)
+    code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 0, said
+    close(logits(base_model(tmp_path / "m")), logits(base_model(bases[False])))
+
+
+def test_without_peft_the_output_says_that_it_was_not_compared(
+    bases, tmp_path, capsys, monkeypatch
+):
+    adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7)
+    find = reference.importlib.util.find_spec
+    monkeypatch.setattr(
+        reference.importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
+    )
+    code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 0 and "the adapter in PEFT: not compared, it is not installed" in said
+    proof = json.loads((tmp_path / "m" / "convert.json").read_text())
+    assert proof["peft"] == "it is not installed" and proof["merged_to_peft"] is None
+
+
+REFUSED = {
+    "pissa_niter_4": {"init_lora_weights": "pissa_niter_4"},
+    "corda": {"init_lora_weights": "corda"},
+    "loftq": {"init_lora_weights": "loftq"},
+    "lora_ga": {"init_lora_weights": "lora_ga"},
+    "of tomorrow": {"init_lora_weights": "of tomorrow"},
+    "PISSA": {"init_lora_weights": "PISSA"},
+    "kasa_config": {"kasa_config": {"beta": 1e-4}},
+    "use_bdlora": {"use_bdlora": {"nblocks": 2}},
+    "use_something_new": {"use_something_new": True},
+    "rank 4 and adapter_config.json says 5": {"r": 5},
+    "r = 0 is not": {"r": 0},
+    'lora_alpha = "8" is not': {"lora_alpha": "8"},
+    "alpha_pattern": {"alpha_pattern": {"q_proj": None}},
+    "says use_dora = true": {"use_dora": True},
+    "no regular expression": {"rank_pattern": {"q_(": 4}},
+    "a pattern of 4000 letters": {"rank_pattern": {"a" * 4000: 4}},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_would_be_another_model_is_refused_by_name(named, bases, tmp_path, capsys):
+    adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7)
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | REFUSED[named]))
+    code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 2 and named in said, said
+    assert said.count("\n") == 1 and not (tmp_path / "m").exists()
+
+
+def test_a_pattern_that_never_ends_is_refused_in_seconds(bases, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 1.0)
+    adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7)
+    path = tmp_path / "a" / "adapter_config.json"
+    evil = {"rank_pattern": {r"(([\w.]+)*)*!": 4}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | evil))
+    start = time.monotonic()
+    code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 2 and "match module names for more than 1 seconds" in said
+    assert time.monotonic() - start < 30
+
+
+def test_adapters_that_began_as_the_base_are_not_added_up(bases, tmp_path, capsys):
+    adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7, init_lora_weights="pissa")
+    code = main(["adapters", "combine", str(tmp_path / "c"), str(tmp_path / "a")])
+    said = capsys.readouterr().err
+    assert code == 2 and "began as pissa add up only together with their base" in said

@@ -1,0 +1,257 @@
+"""Adapters in PEFT and here: the same logits, the same gradients, both ways; combined as there."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lmwright.config.run import Data, Run, Train
+from lmwright.core.batch import Batch
+from lmwright.core.compute import Compute
+from lmwright.core.param import walk
+from lmwright.errors import UserError
+from lmwright.formats.combine import Combination, combine
+from lmwright.formats.hf_layout import slots
+from lmwright.formats.hf_stream import from_hf
+from lmwright.formats.peft import merge_into, read_adapter, to_peft
+from lmwright.formats.peft_folder import read_folder, write_folder
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.program.lora import at, bind, resolved, scaled
+from lmwright.program.lora_section import LowRank
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+MODEL = Llama(
+    vocab_size=97, embed_dim=24, mlp_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=10, seq_len=16, head="untied", rope_theta=5000.0,
+)  # fmt: skip
+TOKENS = np.random.default_rng(0).integers(0, 97, (2, 11))
+CASES = {
+    "plain": (dict(r=5, lora_alpha=7), dict(rank=5, alpha=7.0)),
+    "rslora": (
+        dict(r=4, lora_alpha=6, use_rslora=True),
+        dict(rank=4, alpha=6.0, scaling="sqrt-rank"),
+    ),
+    "dora": (dict(r=3, lora_alpha=8, use_dora=True), dict(rank=3, alpha=8.0, variant="dora")),
+    "patterns": (
+        dict(r=5, lora_alpha=9, rank_pattern={"q_proj": 3, "mlp.up_proj": 6},
+             alpha_pattern={"q_proj": 4}),
+        dict(rank=5, alpha=9.0, ranks={"q_proj": 3, "up_proj": 6}, alphas={"q": 4.0}),
+    ),
+}  # fmt: skip
+NAMES = ("q_proj", "o_proj", "up_proj", "down_proj")
+
+
+def torch_base():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{k: v for k, v in MODEL.hf.config(MODEL).items() if k != "architectures"}
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def torch_adapter(said, names=NAMES):
+    """A PEFT model whose factors are all random."""
+    config = peft.LoraConfig(target_modules=list(names), task_type="CAUSAL_LM", **said)
+    model = peft.get_peft_model(torch_base(), config)
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.data = p.data + torch.randn_like(p) * 0.2
+    return model
+
+
+def run_of(said, names=NAMES):
+    return Run(
+        name="x", dir="x", model=MODEL, objective=Clm(), data=Data(dir="x"),
+        optim=KINDS["adamw"](learning_rate=1e-3),
+        lora=LowRank(targets=names, base="fp32", **said),
+        train=Train(steps=1, global_batch_size=2, precision="fp32"),
+    )  # fmt: skip
+
+
+def base_of(model):
+    state = {k: v.numpy() for k, v in torch_base().state_dict().items()}
+    return from_hf(model, state)
+
+
+def batch():
+    shape = TOKENS.shape
+    return Batch(
+        tokens=jnp.asarray(TOKENS, jnp.int32),
+        segment_ids=jnp.ones(shape, jnp.int32),
+        positions=jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape),
+        loss_weight=jnp.ones(shape, jnp.float32),
+    )
+
+
+def bound_logits(adapter, weights, base):
+    params = {m.path: m.param for m in adapter.modules}
+    w = bind(params, base, scaled(adapter, weights))
+    return MODEL.logits(w, MODEL.hidden(w, batch(), Compute())[0])
+
+
+def close(got, expected, tolerance=1e-5):
+    got, expected = np.asarray(got), np.asarray(expected)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_of_peft_computes_the_same_here(case, tmp_path):
+    theirs, ours = CASES[case]
+    model = torch_adapter(theirs)
+    model.save_pretrained(tmp_path)
+    (adapter,) = resolved(run_of(ours))
+    weights, base = read_adapter(tmp_path, MODEL, adapter), base_of(MODEL)
+    ids = torch.tensor(TOKENS)
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits.numpy()
+    close(bound_logits(adapter, weights, base), expected)
+    assert not np.allclose(expected, torch_base()(input_ids=ids).logits.detach(), atol=1e-2)
+
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    named = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+
+    def ours_loss(weights):
+        params = {m.path: m.param for m in adapter.modules}
+        w = bind(params, base, scaled(adapter, weights))
+        found = Clm().loss(MODEL, w, batch(), jax.random.key(0), Compute())
+        return found.total / found.weight
+
+    value, grads = jax.value_and_grad(ours_loss)(weights)
+    assert float(value) == pytest.approx(float(loss), rel=1e-5)
+    compared = 0
+    for slot in slots(MODEL):
+        if slot.path not in adapter.by_path:
+            continue
+        stem = f"base_model.model.{slot.name.removesuffix('.weight')}."
+        rank = adapter.by_path[slot.path].rank
+        a = np.asarray(at(grads, f"{slot.path}.a")[slot.at]).reshape(-1, rank).T
+        b = np.asarray(at(grads, f"{slot.path}.b")[slot.at]).reshape(rank, -1).T
+        # scale is ours to fold into b, and theirs to apply after it: the gradients agree
+        close(a, named[f"{stem}lora_A.default.weight"], 1e-4)
+        close(b, named[f"{stem}lora_B.default.weight"], 1e-4)
+        if case == "dora":
+            m = np.asarray(at(grads, f"{slot.path}.magnitude")[slot.at]).reshape(-1)
+            close(m, named[f"{stem}lora_magnitude_vector.default.weight"].reshape(-1), 1e-4)
+        compared += 1
+    assert compared == len(NAMES) * MODEL.num_layers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_from_here_loads_in_peft_and_merges(case, tmp_path):
+    theirs, ours = CASES[case]
+    torch_adapter(theirs).save_pretrained(tmp_path / "theirs")
+    (adapter,) = resolved(run_of(ours))
+    weights = read_adapter(tmp_path / "theirs", MODEL, adapter)
+    (tmp_path / "ours").mkdir()
+    write_folder(tmp_path / "ours", to_peft(MODEL, adapter, weights, "some/base"))
+    loaded = peft.PeftModel.from_pretrained(torch_base(), tmp_path / "ours")
+    with torch.no_grad():
+        expected = loaded(input_ids=torch.tensor(TOKENS)).logits.numpy()
+    close(bound_logits(adapter, weights, base_of(MODEL)), expected)
+    _, merged = merge_into(MODEL, base_of(MODEL), read_folder(tmp_path / "ours"), "ours")
+    close(MODEL.logits(merged, MODEL.hidden(merged, batch(), Compute())[0]), expected, 2e-5)
+    again = read_adapter(tmp_path / "ours", MODEL, adapter)
+    for (path, one), (_, other) in zip(walk(again), walk(weights), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_training_goes_on_from_factors_that_began_as_the_base(start, tmp_path):
+    """As plain LoRA of twice the rank: the same logits as in PEFT, on the whole base."""
+    torch_adapter(dict(r=3, lora_alpha=5, init_lora_weights=start)).save_pretrained(tmp_path)
+    model = peft.PeftModel.from_pretrained(torch_base(), tmp_path)
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor(TOKENS)).logits.numpy()
+    (adapter,) = resolved(run_of(dict(rank=6, alpha=4.0)))
+    base = base_of(MODEL)
+    weights = read_adapter(tmp_path, MODEL, adapter, lambda: base)
+    close(bound_logits(adapter, weights, base), expected)
+    with pytest.raises(UserError, match=r"only together with its base"):
+        read_adapter(tmp_path, MODEL, adapter)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    torch_adapter(dict(r=5, lora_alpha=7)).save_pretrained(tmp_path)
+
+    def read(**said):
+        (adapter,) = resolved(run_of(dict(rank=5, alpha=7.0) | said.pop("lora", {}), **said))
+        return read_adapter(tmp_path, MODEL, adapter)
+
+    with pytest.raises(UserError, match=r"has rank 5; set lora\.rank"):
+        read(lora={"rank": 4})
+    with pytest.raises(UserError, match=r"which lora\.targets leaves out"):
+        read(names=("q_proj",))
+    with pytest.raises(UserError, match=r"has no factors for layers\.k"):
+        read(names=(*NAMES, "k_proj"))
+    with pytest.raises(UserError, match=r'set lora\.variant = "lora"'):
+        read(lora={"variant": "dora"})
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="damaged"):
+        read()
+
+
+@pytest.mark.parametrize(
+    "method, density, ranks",
+    [
+        ("linear", 1.0, (4, 4)), ("cat", 1.0, (4, 3)), ("svd", 1.0, (4, 3)),
+        ("ties", 0.6, (4, 4)), ("ties-svd", 0.6, (4, 3)),
+        ("dare-linear", 1.0, (4, 4)), ("dare-ties", 1.0, (4, 4)), ("dare-ties-svd", 1.0, (4, 3)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sign", ["total", "frequency"])
+def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
+    if sign == "frequency" and "ties" not in method:
+        pytest.skip("votes are of ties")
+    base = torch_base()
+    model = None
+    for i, rank in enumerate(ranks):
+        config = peft.LoraConfig(target_modules=list(NAMES), r=rank, lora_alpha=5 + i,
+                                 task_type="CAUSAL_LM")  # fmt: skip
+        name = f"a{i}"
+        if model is None:
+            model = peft.get_peft_model(base, config, adapter_name=name)
+        else:
+            model.add_adapter(name, config)
+        torch.manual_seed(i)
+        for key, p in model.named_parameters():
+            if f".{name}." in key:
+                p.data = torch.randn_like(p) * 0.3
+    model.save_pretrained(tmp_path)
+    weights = [0.7, -0.4]
+    said = {} if density == 1.0 and "dare" not in method else {"density": density}
+    votes = {"majority_sign_method": sign} if "ties" in method else {}
+    model.add_weighted_adapter(
+        ["a0", "a1"], weights, "mixed", method.replace("-", "_"), **said, **votes
+    )
+    how = Combination(method, density=density, sign=sign)
+    ours = combine([read_folder(tmp_path / f"a{i}") for i in (0, 1)], weights, how)
+    for name, module in ours.modules.items():
+        layer = model.base_model.model.get_submodule(name)
+        close(module.delta, layer.get_delta_weight("mixed").detach().numpy(), 2e-5)
+    assert len(ours.modules) == len(NAMES) * MODEL.num_layers
+
+
+def test_dare_keeps_the_mean_and_needs_one_rank(tmp_path):
+    torch_adapter(dict(r=4, lora_alpha=7)).save_pretrained(tmp_path / "a")
+    torch_adapter(dict(r=3, lora_alpha=7)).save_pretrained(tmp_path / "b")
+    a, b = read_folder(tmp_path / "a"), read_folder(tmp_path / "b")
+    name = next(iter(a.modules))
+    how = partial(Combination, "dare-linear-svd", 0.5, rank=24)
+    seeds = [combine([a], [1.0], how(seed=i)) for i in range(300)]
+    mean = np.mean([one.modules[name].delta for one in seeds], axis=0)
+    delta = a.modules[name].delta
+    assert np.abs(mean - delta).max() < 6 * np.abs(delta).max() / 300**0.5
+    with pytest.raises(UserError, match="needs adapters of one rank"):
+        combine([a, b], [1.0, 1.0], Combination("ties"))
+    with pytest.raises(UserError, match="has no effect on 'cat'"):
+        combine([a, b], [1.0, 1.0], Combination("cat", density=0.5))

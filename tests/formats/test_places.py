@@ -1,0 +1,131 @@
+"""What killed exports leave is removed by the next one; names that cannot be are one sentence."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.core.param import map_params
+from lmwright.errors import UserError
+from lmwright.formats import places
+from lmwright.formats.hf import export_command, export_hf, load_model
+from lmwright.formats.hf_write import new_folder
+from lmwright.models.llama import Llama
+
+MODEL = Llama(
+    vocab_size=67, embed_dim=32, mlp_dim=64, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=16, seq_len=40,
+)  # fmt: skip
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lmwright.formats.places import unfinished
+for name, ending in (("m", ".tmp"), ("m.gguf", ".gguf")):
+    path = unfinished(Path(name), ending)
+    if ending == ".tmp":
+        path.mkdir()
+        path = path / "model.safetensors"
+    path.write_bytes(bytes(10_000))
+os.rename("m", unfinished(Path("m"), ".old"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def weights(model):
+    rng = np.random.default_rng(0)
+    return map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.2, model.spec())
+
+
+def hidden(folder):
+    return sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
+
+
+@pytest.fixture
+def model(tmp_path):
+    export_hf(MODEL, weights(MODEL), None, tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
+    shutil.copytree(model, tmp_path / "source")
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(hidden(tmp_path)) == 3 and not model.exists()
+    # of processes that may still be there: this very one, and one of another host
+    alive = tmp_path / f".m.{places.HOST}-{os.getppid()}.tmp"
+    elsewhere, earlier = tmp_path / ".m.elsewhere-4000000.tmp", tmp_path / ".m.gguf.4000000.gguf"
+    alive.mkdir(), elsewhere.mkdir(), earlier.write_bytes(b"x")
+    with pytest.raises(UserError, match="holds an earlier export"):  # which was put back
+        export_command(tmp_path / "source", model)
+    assert load_model(model).model == MODEL
+    export_command(tmp_path / "source", model, overwrite=True)
+    export_command(tmp_path / "source", tmp_path / "m.gguf", dtype="fp32")
+    assert set(hidden(tmp_path)) == {alive.name, elsewhere.name, earlier.name}
+    for path in (elsewhere, earlier):
+        os.utime(path, (time.time() - 2 * places.DAY,) * 2)
+    with new_folder(tmp_path / "m", overwrite=True) as folder:
+        (folder / "x").write_text("x")
+    export_command(tmp_path / "source", tmp_path / "m.gguf", dtype="fp32", overwrite=True)
+    assert hidden(tmp_path) == [alive.name]
+
+
+@pytest.mark.parametrize("name", ["m", "m.gguf"])
+def test_a_flipped_bit_of_what_was_written_is_found(name, model, tmp_path, capsys):
+    export_command(model, tmp_path / "m.gguf", dtype="q8_0")
+    path = tmp_path / name
+    file = path / "model.safetensors" if path.is_dir() else path
+    words = ["export", str(path), str(tmp_path / "out")]
+    assert main([*words, "--dtype", "bf16"]) == 0
+    shutil.rmtree(tmp_path / "out")
+    raw = bytearray(file.read_bytes())
+    raw[-300] ^= 1
+    file.write_bytes(raw)
+    for verb in (words, ["import", *words[1:]], ["verify", str(model), str(path)]):
+        assert main(verb) == 2
+        assert "its weights are not those that" in capsys.readouterr().err
+    note = path / "convert.json" if path.is_dir() else tmp_path / "m.gguf.convert.json"
+    note.write_text("[" * 100_000)
+    assert main(words) == 2 and "cannot be read" in capsys.readouterr().err
+    note.unlink()
+    assert main(["export", str(path), str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_a_killed_command_is_cleaned_up_after(out, model, tmp_path):
+    words = [sys.executable, "-m", "lmwright", "export", str(model), str(tmp_path / out)]
+    for _ in range(3):
+        child = subprocess.Popen(words)
+        while child.poll() is None and not hidden(tmp_path):
+            time.sleep(0.005)
+        child.kill()
+        child.wait()
+    assert main(["export", str(model), str(tmp_path / out)]) == 0
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("a\0b", "has a NUL"),
+        ("x" * 300, "too long"),
+        ("x" * 200, "180 bytes"),
+        ("\ud800", "no text"),
+    ],
+)
+def test_names_that_no_file_has(name, says, model, tmp_path, capsys):
+    for words in (["export", str(model), name], ["import", str(model), f"{name}.gguf"]):
+        assert main(words) == 2
+        assert says in capsys.readouterr().err
+    for words in (["export", name, "y"], ["verify", str(model), name]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and said.startswith("lmwright: error: ")
+    assert main(["params", "x" * 300]) == 2

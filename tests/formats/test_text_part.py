@@ -1,0 +1,129 @@
+"""The text of a checkpoint that also sees: taken whole, the rest counted, nothing unnoticed."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lmwright.errors import UserError
+from lmwright.formats.hf import import_command, load_model
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.origin import look_at
+
+TEXT = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 7,
+    "max_position_embeddings": 192, "query_pre_attn_scalar": 20, "rms_norm_eps": 3e-4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+SIGHT = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+WHOLE = "Gemma3ForConditionalGeneration"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma3Config(text_config=TEXT, vision_config=SIGHT, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("gemma3") / "source"
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    """A copy that may be spoiled."""
+    out = tmp_path / "source"
+    out.mkdir()
+    for path in written.iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
+    return out
+
+
+def set_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors")
+
+
+def test_the_text_is_taken_and_the_rest_is_counted(folder, tmp_path, capsys):
+    stored = load_file(folder / "model.safetensors")
+    sizes = {
+        "vision tower": [a.size for n, a in stored.items() if n.startswith("vision_tower.")],
+        "projector of the vision tower": [
+            a.size for n, a in stored.items() if n.startswith("multi_modal_projector.")
+        ],
+    }
+    proof = import_command(folder, tmp_path / "out")
+    found = {each.part: (each.tensors, each.parameters) for each in proof.accounting.not_taken}
+    assert found == {part: (len(n), sum(n)) for part, n in sizes.items()}
+    assert proof.accounting.tensors + sum(map(len, sizes.values())) == len(stored)
+    # read by transformers as the model that sees, and as the text alone
+    for against in (proof.source_to_transformers, proof.folder_to_transformers):
+        assert against.max_abs_diff < 1e-5 * max(against.max_abs_logit, 1.0)
+    count = len(sizes["vision tower"])
+    assert f"not taken: vision tower, {count} tensors" in capsys.readouterr().out
+    assert "not taken: vision tower" in (tmp_path / "out" / "README.md").read_text()
+    said = json.loads((tmp_path / "out" / "convert.json").read_text())["accounting"]["not_taken"]
+    assert {each["part"]: each["tensors"] for each in said} == {p: len(n) for p, n in sizes.items()}
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["Gemma3ForCausalLM"] and "vision_config" not in written
+    assert look_at(folder).model == load_model(tmp_path / "out").model
+
+
+def test_names_as_within_transformers(folder):
+    """model.language_model.layers..., a form that some tools write, is the same model."""
+    before = load_model(folder).weights["embed"]
+
+    def other(tensors):
+        return {
+            name.replace("language_model.model.", "model.language_model."): array
+            for name, array in tensors.items()
+        }
+
+    set_tensors(folder, other)
+    np.testing.assert_array_equal(load_model(folder).weights["embed"], before)
+
+
+def test_what_a_released_config_leaves_out():
+    """The 4B's text_config names neither its vocabulary nor its heads."""
+    transformers = pytest.importorskip("transformers")
+    inner = {
+        "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }  # fmt: skip
+    model = model_from_config({"architectures": [WHOLE], "text_config": inner}, "config.json")
+    theirs = transformers.Gemma3TextConfig(**inner)
+    assert (model.vocab_size, model.num_heads, model.num_kv_heads, model.head_dim) == (
+        theirs.vocab_size, theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim,
+    )  # fmt: skip
+    assert model.window == 1024 and model.rope_scaling.factor == 8.0 and model.head == "tied"
+    assert list(model.kinds).count("global") == theirs.layer_types.count("full_attention")
+
+
+NORM = "language_model.model.norm.weight"
+BAD = {
+    "missing": (lambda t: {n: a for n, a in t.items() if n != NORM}, r"lacks model\.norm\.weight"),
+    "of no part": (lambda t: t | {"audio_tower.w": t[NORM]}, r"holds audio_tower\.w, which"),
+    "left over": (lambda t: t | {NORM + "_scale": t[NORM]}, r"holds model\.norm\.weight_scale"),
+    "twice": (lambda t: t | {"model.language_model.norm.weight": t[NORM]}, "one tensor"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tensors_are_refused(case, folder, tmp_path):
+    change, says = BAD[case]
+    set_tensors(folder, change)
+    with pytest.raises(UserError, match=says):
+        import_command(folder, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_config_without_text():
+    with pytest.raises(UserError, match="without a text_config"):
+        model_from_config({"architectures": [WHOLE]}, "config.json")

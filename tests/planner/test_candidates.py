@@ -1,0 +1,84 @@
+"""Candidates are legal, keep what is learned, and their overrides paste back."""
+
+import pytest
+from runs import SMALL, run_of
+
+from lmwright.config.load import load_run
+from lmwright.config.run import Mesh
+from lmwright.planner.analytic.candidates import TIE_SHARE, candidates, rank, with_kind
+from lmwright.planner.analytic.layout import on_paper
+from lmwright.planner.analytic.machine import parse_machine
+
+V4 = parse_machine("v4-32")
+
+
+def test_overrides_pasted_give_the_very_run(tmp_path):
+    run = run_of(tmp_path, "optim.clip_norm=none", "optim.schedule.floor_fraction=0.2")
+    found = candidates(run, V4, optimizers=True)
+    seen = set()
+    for candidate in found:
+        key = (candidate.run.optim.kind, candidate.run.train.remat)
+        if key not in seen:
+            seen.add(key)
+            given = ["optim.clip_norm=none", "optim.schedule.floor_fraction=0.2"]
+            assert load_run(tmp_path / "run.toml", [*given, *candidate.overrides]) == candidate.run
+    assert {kind for kind, _ in seen} == {"adamw", "adam8bit"} and len(seen) == 10
+
+
+@pytest.mark.parametrize("schedule", ["wsd", "inverse-sqrt", "constant"])
+def test_a_schedule_survives_another_optimizer(tmp_path, schedule):
+    extra = {"wsd": ("optim.schedule.decay_steps=50",), "constant": ()}
+    given = (f"optim.schedule.kind={schedule}", "optim.schedule.warmup_steps=7")
+    given += extra.get(schedule, ())
+    run = run_of(tmp_path, *given, preset="llama-135m")
+    found = candidates(run, V4, meshes=[run.mesh], remats=["mlp"], optimizers=True)
+    other = next(c for c in found if c.changes_training)
+    assert load_run(tmp_path / "run.toml", [*given, *other.overrides]) == other.run
+    assert other.run.optim.schedule == run.optim.schedule
+
+
+def test_the_batch_stays_and_every_mesh_is_legal(tmp_path):
+    run = run_of(tmp_path)
+    found = candidates(run, V4)
+    assert len({c.run.mesh for c in found}) > 5
+    for candidate in found:
+        assert candidate.run.train.global_batch_size == 128
+        assert candidate.run.optim == run.optim and not candidate.changes_training
+        on_paper(candidate.run, V4)
+        assert V4.fits_torus(vars(candidate.run.mesh))
+    assert found == sorted(found, key=rank)
+    assert found[0].quick.fits and not found[0].overrides == ()
+
+
+def test_axes_are_cut_only_where_no_whole_ones_serve(tmp_path):
+    run = run_of(tmp_path)  # 8 kv heads and 128 rows: neither 16 x 16 nor 256 x 1
+    machine = parse_machine("v5e-256")
+    found = candidates(run, machine)
+    assert found and not any(machine.fits_torus(vars(c.run.mesh)) for c in found)
+
+
+def test_slices_are_crossed_by_data_alone(tmp_path):
+    found = candidates(run_of(tmp_path), parse_machine("2xv5e-16"))
+    assert found and all(c.run.mesh.data % 2 == 0 for c in found)
+
+
+def test_an_optimizer_that_trains_differently_must_win_by_more_than_a_tie(tmp_path):
+    found = candidates(run_of(tmp_path), V4, optimizers=True)
+    first = found[0]
+    assert not first.changes_training
+    other = next(c for c in found if c.changes_training)
+    assert other.quick.step_s > first.quick.step_s / (1 + TIE_SHARE)
+    assert other.label.endswith("adam8bit*")
+
+
+def test_what_two_optimizers_have_in_common(tmp_path):
+    old = run_of(tmp_path, *SMALL, "optim.beta2=0.97").optim
+    new = with_kind(old, "adam8bit")
+    assert (new.kind, new.beta2, new.learning_rate) == ("adam8bit", 0.97, old.learning_rate)
+    assert new.schedule == old.schedule and new.clip_norm == old.clip_norm
+
+
+def test_an_open_mesh_keeps_its_words(tmp_path):
+    run = run_of(tmp_path)
+    found = candidates(run, V4, meshes=[run.mesh], remats=["block"])
+    assert len(found) == 1 and found[0].run.mesh == Mesh()

@@ -1,0 +1,90 @@
+"""Memory against what JAX itself says of the same run: state, and residuals of the backward."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from runs import SMALL, run_of
+
+from lmwright.core.batch import Batch
+from lmwright.core.compute import Compute
+from lmwright.core.param import abstract_weights
+from lmwright.planner.analytic.layout import Layout, on_paper
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.memory import memory, saved_bytes
+from lmwright.planner.compiler.child import shard_bytes
+from lmwright.program.plan import resolve
+from lmwright.program.state import abstract_state
+
+MESHES = [(), ("mesh.fsdp=4", "mesh.tensor=2"), ("mesh.data=2", "mesh.tensor=2")]
+KINDS = ["adamw", "adam8bit", "adafactor", "lion", "muon"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_state_is_what_the_shardings_give_a_device(mesh, kind, tmp_path):
+    choice = (f"optim.kind={kind}", "optim.learning_rate=1e-3", "train.ema_decay=0.9")
+    run = run_of(tmp_path, *SMALL, *mesh, *choice, batch=16)
+    state = abstract_state(resolve(run, jax.devices()))
+    found = memory(Layout.of(on_paper(run, parse_machine("v5e-8"))))
+    assert found.weights == shard_bytes(state["weights"])
+    scalar = 4  # the optimizer's own step
+    assert found.optimizer == shard_bytes(state["optimizer"]) + shard_bytes(state["ema"])
+    assert scalar <= found.optimizer
+
+
+@pytest.mark.parametrize("remat", ["block", "mlp", "gate", "dots", "none"])
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_saved_activations_are_the_residuals_that_jax_keeps(remat, head, tmp_path):
+    overrides = (*SMALL, f"train.remat={remat}", f"model.head={head}")
+    run = run_of(tmp_path, *overrides, batch=3)
+    machine = replace(parse_machine("v5e:1x1"))
+    model, how = run.model, Compute(precision="bf16", remat=remat, kernels="tpu")
+    leaf = lambda dtype: jax.ShapeDtypeStruct((3, 256), dtype)  # noqa: E731
+    batch = Batch(leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.float32))
+
+    def residuals(w, batch):
+        return jax.vjp(lambda w: model.hidden(w, batch, how)[0], w)[1]
+
+    kept = jax.tree.leaves(jax.eval_shape(residuals, abstract_weights(model.spec()), batch))
+    stacked = [a for a in kept if a.shape[:2] == (model.num_layers, 3)]
+    want = sum(math.prod(a.shape) * a.dtype.itemsize for a in stacked)
+    got = saved_bytes(Layout.of(on_paper(run, machine)))
+    # without remat, the norms also keep a number for each token
+    assert got == pytest.approx(want, rel=0.01 if remat == "none" else 1e-9)
+
+
+def test_pieces_shrink_what_is_saved_and_add_gradients(tmp_path):
+    machine = parse_machine("v4-32")
+    one, four = (
+        memory(Layout.of(on_paper(run_of(tmp_path, f"train.num_microbatches={n}"), machine)))
+        for n in (1, 4)
+    )
+    assert four.saved == one.saved / 4
+    assert four.gradients == 2 * one.gradients  # their sum, beside the new ones
+    assert four.temporaries < one.temporaries
+    assert sum(one.parts().values()) == pytest.approx(one.peak)
+
+
+def test_scores_are_kept_whole_where_there_is_no_kernel(tmp_path):
+    run = run_of(tmp_path, "train.remat=none")
+    tpu, gpu = (Layout.of(on_paper(run, parse_machine(m))) for m in ("v5p-16", "gpu:h200x8"))
+    scores = 32 * 16 * 2048 * 2048 * 32 * 4  # layers, rows, queries, keys, heads
+    assert saved_bytes(gpu) - saved_bytes(tpu) == pytest.approx(scores, rel=0.2)
+    assert saved_bytes(gpu) > scores
+
+
+def test_every_axis_counts(tmp_path):
+    """Axes that no mesh may have yet are sizes like the others."""
+    plan = on_paper(run_of(tmp_path), parse_machine("v4-32"))
+    base = Layout.of(plan)
+    for axis, pieces in (("context", 4), ("stage", 4), ("expert", 4)):
+        cut = replace(base, sizes=dict(base.sizes) | {"fsdp": 4, axis: pieces})
+        found = memory(cut)
+        assert 0 < found.peak < 4 * memory(base).peak
+        if axis == "stage":
+            assert cut.layers == base.layers / 4
+        else:
+            assert cut.tokens == base.tokens

@@ -1,0 +1,158 @@
+"""Search, --on any and cures: tables that say why, and a compiler that may be interrupted."""
+
+import json
+import re
+
+import pytest
+from runs import run_of
+
+from lmwright.config.load import load_run
+from lmwright.errors import UserError
+from lmwright.planner import command, search
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.command import Wanted, plan_command
+from lmwright.planner.compare import compare, compare_lines
+from lmwright.planner.compiler.compile import Compiled
+from lmwright.planner.compiler.cost import Estimate
+from lmwright.planner.search import Search
+from lmwright.planner.suggestions import cure_lines, larger
+
+GIB = 2**30
+
+
+def test_the_table_says_why_each_lost(tmp_path):
+    found = Search.of(run_of(tmp_path), parse_machine("v4-32"))
+    ranked = found.ranked()
+    assert found.reason(ranked[0], ranked[0]) == "best"
+    reasons = {found.reason(entry, ranked[0]).split(":")[0] for entry in ranked[1:]}
+    assert "a tie" in reasons
+    assert any(reason.endswith("% slower") for reason in reasons)
+    assert any(reason.startswith("does not fit by") for reason in reasons)
+    for entry in ranked[1:]:
+        if found.reason(entry, ranked[0]) == "a tie":
+            assert entry.step_s / ranked[0].step_s == pytest.approx(1, abs=search.TIE_SHARE)
+    text = found.lines()
+    pasted = text[text.index("to run the best:") + 1].split()
+    assert load_run(tmp_path / "run.toml", pasted) == ranked[0].candidate.run
+    rows = json.loads(found.to_json())["candidates"]
+    assert len(rows) == len(ranked) and rows[0]["reason"] == "best"
+
+
+class Compiler:
+    """Stands in for the compiler: what comes of the n-th program it is given."""
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.runs = list(outcomes), []
+
+    def __call__(self, run, where, *, timeout_s):
+        self.runs.append(run)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return Compiled(
+            slice=where.name, mesh={"fsdp": 16}, num_params=1, tokens_per_step=1,
+            flops_per_step=1.0, weights_bytes=GIB, optimizer_bytes=GIB, lower_s=1.0,
+            compile_s=1.0, fits=outcome > 0, peak_bytes=20 * GIB if outcome > 0 else 40 * GIB,
+            hlo="x" * outcome,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """Installs a Compiler; its outcome n is a step of n seconds, 0 one that does not fit."""
+
+    def install(*outcomes):
+        stand_in = Compiler(*outcomes)
+        monkeypatch.setattr(search, "compile_for", stand_in)
+        monkeypatch.setattr(search, "require_libtpu", lambda: None)
+
+        def took(report):
+            if not report.compiled.hlo:
+                return None
+            found, seconds = Estimate(), len(report.compiled.hlo)
+            found.spend("mlp", "matmul", seconds - 0.001)
+            found.spend("mlp", f"only in the one of {seconds} s", 0.001)
+            return found
+
+        monkeypatch.setattr(search.Report, "estimate", property(took))
+        return stand_in
+
+    return install
+
+
+def test_the_compiler_has_the_last_word(tmp_path, compiler, capsys):
+    stand_in = compiler(4, 0, 3, UserError("v4-32: the compiler took longer than 900 s"))
+    run = run_of(tmp_path)
+    assert plan_command(run, Wanted(on="v4-32", search=True)) == 0
+    out, err = capsys.readouterr()
+    assert err.count("compiling ") == 4 and "compiling 4 of 4" in err
+    rows = [line for line in out.splitlines() if " compiler " in line]
+    assert "3.000" in rows[0] and rows[0].endswith("best")
+    assert "33% slower: matmul +1.000 s" in rows[1]
+    assert stand_in.runs[2] == load_run(
+        tmp_path / "run.toml", out.split("to run the best:\n")[1].splitlines()[0].split()
+    )
+
+
+def test_more_are_asked_where_none_fits(tmp_path, compiler, capsys):
+    compiler(0, 0, 5)
+    wanted = Wanted(on="v4-32", search=True, finalists=2)
+    assert plan_command(run_of(tmp_path), wanted) == 0
+    out, err = capsys.readouterr()
+    assert "compiling another, as none fits" in err and err.count("compiling") == 3
+    assert "5.000" in out.split("microbatches\n")[1].splitlines()[0]
+
+
+def test_what_is_known_is_printed_on_interruption(tmp_path, compiler, capsys):
+    compiler(2, KeyboardInterrupt())
+    wanted = Wanted(on="v4-32", search=True, finalists=3, out=str(tmp_path / "out"))
+    assert plan_command(run_of(tmp_path), wanted) == command.EXIT_INTERRUPTED
+    out = capsys.readouterr().out
+    assert "interrupted" in out and "2.000" in out and "to run the best:" in out
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["candidates"]
+
+
+def test_a_batch_that_no_mesh_divides(tmp_path):
+    with pytest.raises(UserError, match=r"no mesh over 16 devices divides .* = 7"):
+        Search.of(run_of(tmp_path, batch=7), parse_machine("v4-32"))
+
+
+def test_any_compares_machines_cheapest_first(tmp_path):
+    names = ("v4-32", "v5e-4", "v6e-8", "gpu:b200x8", "v5e-16")
+    run = run_of(tmp_path)
+    found = compare(run, names=names)
+    assert [c.name for c in found if not c.fits] == ["v5e-4"]
+    usd = [c.takes.usd for c in found if c.fits]
+    assert usd[:-1] == sorted(usd[:-1]) and usd[-1] is None  # no price for the last
+    text = "\n".join(compare_lines(run, found))
+    assert "does not fit a device: v5e-4 (by " in text and "no price" in text
+    timed = compare_lines(run, compare(run, names=names, hours=0.001))
+    assert "in 0.001 h" in timed[2] and " 0% " in timed[3]
+    dear = compare(run_of(tmp_path, "plan.prices.v6e=100"), names=names)
+    assert dear[0].name != "v6e-8" and "plan.prices" in "\n".join(compare_lines(run, dear))
+
+
+def test_cures_fit_and_paste(tmp_path):
+    run = run_of(tmp_path)
+    machine = parse_machine("v5e-8")
+    text = "\n".join(cure_lines(run, machine))
+    assert "train.num_microbatches=2: " in text
+    for line in text.splitlines():
+        if line.startswith("  ") and ": " in line and "=" in line.split(": ")[0]:
+            words = line.split(": ")[0].replace("(trains differently)", "").split()
+            new = load_run(tmp_path / "run.toml", words)
+            assert command.Quick.of(new, machine).fits
+
+
+def test_the_smallest_slice_that_trains_it(tmp_path):
+    run = run_of(tmp_path, preset="600b", batch=1024)
+    text = "\n".join(cure_lines(run, parse_machine("v4-32"), 720))
+    assert "on v4-32 nothing does" in text
+    assert re.search(r"the smallest v4 that trains it is (\dx)?v4-", text)
+    assert "720 hours: " in text and "chip-hours" in text
+
+
+def test_larger_machines_of_a_kind():
+    assert list(larger(parse_machine("v5e-64")))[:3] == ["v5e-128", "v5e-256", "2xv5e-256"]
+    assert next(larger(parse_machine("gpu:h100x8"))) == "gpu:h100x16"
+    assert list(larger(parse_machine("cpu:8"))) == []

@@ -1,0 +1,73 @@
+"""`lmwright plan` of a preset or a Hugging Face folder, without a run file."""
+
+import json
+import re
+
+import pytest
+
+from lmwright.cli.main import main
+
+SIZES = dict(
+    vocab_size=1000, hidden_size=96, intermediate_size=320, num_hidden_layers=3,
+    num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=640,
+)  # fmt: skip
+
+
+def answer(capsys, *words):
+    """(exit code, plan.json, what was chosen) of a plan by arithmetic."""
+    code = main(["plan", *words, "--quick", "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def test_a_preset_gets_the_most_rows_that_fit(capsys):
+    code, found, notes = answer(capsys, "llama-1b", "--on", "v5e-8")
+    assert code == 0 and found["fits"] and found["num_params"] == 1_235_814_400
+    rows, every = map(int, re.search(r"(\d+) rows a chip, (\d+) in all", notes).groups())
+    assert every == 8 * rows and rows.bit_count() == 1
+    assert found["tokens_per_step"] == every * 8192 and "rows of 8,192 tokens" in notes
+    assert "recipe pretrain" in notes and "by --quick" in notes
+    assert f"{found['takes']['steps']:,} steps" in notes
+    assert found["takes"]["tokens"] == pytest.approx(20 * found["num_params"], rel=0.01)
+    twice = answer(capsys, "llama-1b", "--on", "v5e-8", f"train.global_batch_size={2 * every}")
+    assert twice[0] == 1 and not twice[1]["fits"]
+
+
+def test_a_hugging_face_folder_of_a_config_alone(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    code, found, notes = answer(capsys, str(tmp_path), "--on", "v5e-4")
+    assert code == 0 and found["num_params"] == theirs.num_parameters()
+    assert "rows of 640 tokens (the model's own length)" in notes
+
+
+def test_the_command_line_changes_what_was_chosen(capsys):
+    words = ["data.pack.seq_len=128", "train.global_batch_size=24", "train.steps=700",
+             "model.num_layers=2", "optim.kind=muon", "optim.learning_rate=1e-3"]  # fmt: skip
+    code, found, notes = answer(capsys, "llama-5m", "--on", "v5e-8", *words)
+    assert code == 0 and found["tokens_per_step"] == 24 * 128 and found["takes"]["steps"] == 700
+    assert "rows of 128 tokens (as said)" in notes and " a chip" not in notes
+    assert "tokens a parameter" not in notes
+
+
+def test_one_row_a_chip_that_does_not_fit_is_said(capsys):
+    code, _, notes = answer(capsys, "llama-70b", "--on", "v5e-8")
+    assert code == 1 and "1 row a chip, 8 in all (which do not fit)" in notes
+
+
+def test_machines_are_compared_at_one_batch(capsys, monkeypatch):
+    monkeypatch.setattr("lmwright.planner.compare.COMMON", ("v4-8", "v5e-16"))
+    code, found, notes = answer(capsys, "llama-1b", "--on", "any")
+    assert code == 0 and [row["fits"] for row in found["machines"]] == [True, True]
+    assert {row["takes"]["tokens"] for row in found["machines"]} == {
+        found["machines"][0]["takes"]["tokens"]
+    }
+    assert "the same on every machine" in notes
+
+
+@pytest.mark.parametrize("name", ["llama-1c", "nowhere", "nowhere/folder"])
+def test_what_is_neither_is_refused(name, capsys):
+    assert main(["plan", name, "--on", "v5e-8", "--quick"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "neither a run file, a preset nor" in err

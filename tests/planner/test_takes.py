@@ -1,0 +1,126 @@
+"""What a run takes, reckoned by hand."""
+
+import json
+
+import jax
+import pytest
+from runs import SMALL, run_of
+
+from lmwright.errors import UserError
+from lmwright.hardware.prices import PRICES
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.cost import checkpoint_bytes, takes
+from lmwright.planner.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
+from lmwright.program.lora_state import saved
+from lmwright.program.plan import resolve
+from lmwright.program.state import abstract_state
+
+V4 = parse_machine("v4-32")
+
+
+def test_hours_chips_money_and_sessions(tmp_path):
+    run = run_of(tmp_path, "train.steps=7200")
+    found = takes(run, V4, 2.0, 1000, hours=3)
+    assert (found.hours, found.chips, found.chip_hours) == (4.0, 16, 64.0)
+    assert found.tokens == 7_200_000
+    assert found.usd == pytest.approx(64 * PRICES["v4"].on_demand)
+    # less the margin, start-up and a save, as training does
+    save_s = checkpoint_bytes(run) / ASSUMED_SAVE_BYTES_PER_S
+    done = int((3 * 3600 - 600 - ASSUMED_START_S - save_s) / 2)
+    assert 4900 < done < 5010
+    assert (found.session.steps, found.session.tokens, found.session.sessions) == (
+        done, 1000 * done, 2,
+    )  # fmt: skip
+    assert found.session.all_hours * 3600 == pytest.approx(
+        7200 * 2 + 2 * (ASSUMED_START_S + save_s)
+    )
+    text = "\n".join(found.lines())
+    assert "about 4 hours, 64 chip-hours" in text and "on demand, list of" in text
+    assert f"3 hours: {done:,} of 7,200 steps (0.69 of the run)" in text
+    limited = run_of(tmp_path, "train.steps=7200", "limits.session_hours=3", "limits.total_hours=4")
+    assert takes(limited, V4, 2.0, 1000).session.sessions == 2
+    assert "more than limits.total_hours = 4" in takes(limited, V4, 2.0, 1000).lines()[-1]
+    assert json.loads(json.dumps(found.to_json()))["session"]["sessions"] == 2
+
+
+def test_a_session_may_hold_the_whole_run_or_nothing(tmp_path):
+    run = run_of(tmp_path)
+    assert takes(run, V4, 1.0, 1, hours=5).session.sessions == 1
+    assert "all 1,000 steps" in "\n".join(takes(run, V4, 1.0, 1, hours=5).lines())
+    short = takes(run, V4, 7200.0, 1, hours=1)
+    assert short.session.sessions is None and "not one step" in short.lines()[-1]
+
+
+def test_prices_in_order(tmp_path):
+    own = run_of(tmp_path, "plan.prices.v4=1.5")
+    assert takes(own, V4, 1.0, 1).usd_per_chip_hour == 1.5
+    assert takes(own, V4, 1.0, 1, price=0.7).usd_per_chip_hour == 0.7
+    assert takes(own, parse_machine("v5p-8"), 1.0, 1).usd_per_chip_hour == 4.2
+    unknown = takes(own, parse_machine("gpu:b200x8"), 1.0, 1)
+    assert unknown.usd is None and "--price" in unknown.lines()[1]
+    spot = takes(own, parse_machine("v6e-8"), 1.0, 1).lines()[1]
+    assert "; spot " in spot and f"at {PRICES['v6e'].spot:g}" in spot
+
+
+@pytest.mark.parametrize("name", ["price", "hours"])
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_what_is_below_zero_is_refused(tmp_path, name, value):
+    with pytest.raises(UserError, match=f"--{name}"):
+        takes(run_of(tmp_path), V4, 1.0, 1, **{name: value})
+
+
+def test_a_price_for_a_chip_that_is_none(tmp_path):
+    with pytest.raises(UserError, match=r"plan.prices.v5f: .*did you mean 'v5"):
+        run_of(tmp_path, "plan.prices.v5f=1")
+    with pytest.raises(UserError, match=r"plan.prices.v4"):
+        run_of(tmp_path, "plan.prices.v4=-1")
+
+
+@pytest.mark.parametrize(
+    "overrides, written, kept",
+    [
+        ((), 2, 2),  # 500, 1000
+        (("checkpoint.save_every_steps=300",), 4, 2),  # 300 600 900, and the last step
+        (("checkpoint.save_every_steps=300", "checkpoint.keep_last=1"), 4, 1),
+        (("checkpoint.save_every_steps=100", "checkpoint.keep_every_steps=200"), 10, 6),
+        (("checkpoint.save_every_steps=5000",), 1, 1),
+    ],
+)
+def test_checkpoints(tmp_path, overrides, written, kept):
+    found = takes(run_of(tmp_path, *overrides), V4, 1.0, 1)
+    assert (found.checkpoints_written, found.checkpoints_kept) == (written, kept)
+
+
+def test_bytes_of_a_checkpoint(tmp_path):
+    params = 3_325_627_392
+    run = run_of(tmp_path)
+    assert checkpoint_bytes(run) == 12 * params + 4  # weights, two moments, the step
+    assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 4
+    small = run_of(tmp_path, "optim.kind=adam8bit", "optim.learning_rate=1e-3")
+    assert 6 * params < checkpoint_bytes(small) < 6.1 * params
+
+
+ADAPTERS = 'lora.adapters=[{name = "a", rank = 4}, {name = "b", rank = 6, alpha = 3.0}]'
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("lora.rank=8",),
+        ("lora.rank=8", "lora.base=int4", "train.ema_decay=0.9"),
+        ("lora.base=int8", ADAPTERS, "optim.kind=adam8bit", "optim.learning_rate=1e-3"),
+    ],
+)
+def test_a_checkpoint_of_adapters_is_without_the_base(tmp_path, overrides):
+    run = run_of(tmp_path, *SMALL, *overrides, "train.global_batch_size=8")
+    plan = resolve(run, jax.devices()[:1])
+    leaves = jax.tree.leaves(saved(abstract_state(plan)))
+    assert checkpoint_bytes(run) == sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    assert checkpoint_bytes(run) < 2 * plan.num_params  # the base alone has 4 bytes of each
+
+
+def test_small_runs_have_small_units(tmp_path):
+    run = run_of(tmp_path, *SMALL, "train.steps=500")
+    text = "\n".join(takes(run, V4, 0.016, 8 * 256).lines())
+    assert "about 8 seconds" in text and " MB each" in text
+    assert "about 2 minutes" in "\n".join(takes(run, V4, 0.24, 8 * 256).lines())
