@@ -160,7 +160,7 @@ def inputs(folder):
     for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.tsv", "g.parquet"):
         yield folder / name, Source(path=str(folder / name))
     yield folder / "f.json", Source(path=str(folder / "f.json"), format="json")
-    for name in ("dataset_dict.json", "program/state.json", "train/x.arrow"):
+    for name in ("dataset_dict.json", "train/state.json", "train/x.arrow"):
         yield folder / "h" / name, Source(path=str(folder / "h"))
 
 

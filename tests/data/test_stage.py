@@ -230,6 +230,7 @@ def test_plain_progress_lines(tmp_path, capsys):
 
 
 def test_workers_import_no_jax():
-    modules = ", ".join(f"lmwright.data.{m}" for m in ("stage", "pack", "shuffle", "loader"))
+    names = ("stage", "rows.pack", "rows.shuffle", "rows.loader")
+    modules = ", ".join(f"lmwright.data.{name}" for name in names)
     code = f"import sys, {modules}; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
