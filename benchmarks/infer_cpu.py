@@ -60,7 +60,7 @@ def lmwright_tasks(folder: str) -> dict[str, Task]:
     from lmwright.evals.compute import compute_text, decode_compute, row_compute
     from lmwright.evals.generate import Sampling, generate
     from lmwright.evals.text import evaluate_text
-    from lmwright.formats.hf import load_model
+    from lmwright.formats.load import load_model
 
     loaded = load_model(folder)
     model, w = loaded.model, loaded.weights

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from undone import ALL, without
 
-from lmwright.config.load import load_run
 from lmwright.config.run import Run
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.hardware.chips import RATES, peak_of
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.analytic.machine import machine_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from undone import ALL, without
 
-from lmwright.config.load import load_run
+from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler.compile import CHILD, compile_for
 from lmwright.planner.report import Report

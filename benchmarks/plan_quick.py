@@ -14,8 +14,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from lmwright.config.load import load_run
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.analytic.quick import Quick

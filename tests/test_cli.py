@@ -15,8 +15,8 @@ from lmwright import __version__
 from lmwright.cli import commands
 from lmwright.cli import main as cli
 from lmwright.cli.main import main
-from lmwright.config.load import load_run
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 
 RUN_FILE = """\
 recipe = "quickstart"

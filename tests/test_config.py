@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from lmwright import presets
 from lmwright.cli.main import main
 from lmwright.config.fields import all_sections, field_types
-from lmwright.config.load import dump_toml, load_run, resolve_layers, run_schema, show
+from lmwright.config.load import dump_toml, show
 from lmwright.config.run import Run
 from lmwright.config.text import leaves, parse_override, read_toml
+from lmwright.formats.open import RUN_FILES, load_run, resolve_layers, run_schema
 
 RUN_FILE = """\
 # a comment, then a recipe
@@ -244,7 +245,7 @@ def test_schema_describes_every_field(run_file):
     schema = run_schema()
     json.dumps(schema)
     defined = schema["$defs"]
-    for cls in all_sections():
+    for cls in all_sections(RUN_FILES.kinds):
         about = schema if cls is Run else defined[cls.__name__]
         assert set(field_types(cls)) <= set(about["properties"])
         assert about["additionalProperties"] is False

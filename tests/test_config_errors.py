@@ -1,14 +1,13 @@
 """Every way to get a run file wrong ends in one sentence: where, what, and the cure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
 
-import lmwright.config.load as config
-from lmwright.config.load import load_run
 from lmwright.config.run import STRICT, PositiveInt
 from lmwright.errors import UserError
+from lmwright.formats.open import RUN_FILES, load_run
 
 RUN_FILE = """\
 recipe = "quickstart"
@@ -21,12 +20,12 @@ path = "a.txt"
 """
 
 
-def said(tmp_path, text, *overrides):
+def said(tmp_path, text, *overrides, load=load_run):
     """The message, with the file's folder taken out."""
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
-        load_run(path, overrides)
+        load(path, overrides)
     message = str(caught.value)
     assert "\n" not in message
     return message.replace(f"{tmp_path}/", "")
@@ -223,34 +222,31 @@ class Round:
     center: tuple[float, float] = (0.0, 0.0)
 
 
-@pytest.fixture
-def shapes(monkeypatch):
-    """Objectives of two made-up kinds, while the test runs."""
-    import lmwright.objectives
-
-    monkeypatch.setattr(lmwright.objectives, "KINDS", {"square": Square, "round": Round})
-    config._adapter.cache_clear()
-    yield
-    config._adapter.cache_clear()
+SHAPES = replace(
+    RUN_FILES, kinds={**RUN_FILES.kinds, "objective": {"square": Square, "round": Round}}
+)
 
 
-@pytest.mark.usefixtures("shapes")
 def test_several_kinds_of_any_registry(tmp_path):
     text = RUN_FILE.replace('recipe = "quickstart"\n', "")
     text += '[model]\npreset = "llama-5m"\n[optim]\nkind = "lion"\nlearning_rate = 1e-4\n'
     text += "[train]\nsteps = 3\nglobal_batch_size = 2\n[objective]\n"
     path = tmp_path / "run.toml"
     path.write_text(text + 'kind = "round"\nradius = 3\ncenter = [1, 2.5]\n')
-    assert load_run(path).objective == Round(radius=3, center=(1.0, 2.5))
-    assert load_run(path, ["objective.kind=square", "objective.side=4"]).objective == Square(side=4)
-    assert 'add kind = "square" or "round" in [objective]' in said(tmp_path, text + "radius = 3\n")
-    assert "'radius'" in said(tmp_path, text + 'kind = "round"\nraduis = 3\n')
+    assert SHAPES.load(path).objective == Round(radius=3, center=(1.0, 2.5))
+    assert SHAPES.load(path, ["objective.kind=square", "objective.side=4"]).objective == Square(
+        side=4
+    )
+    assert 'add kind = "square" or "round" in [objective]' in said(
+        tmp_path, text + "radius = 3\n", load=SHAPES.load
+    )
+    assert "'radius'" in said(tmp_path, text + 'kind = "round"\nraduis = 3\n', load=SHAPES.load)
     assert "objective.side is not a field" in said(
-        tmp_path, text + 'kind = "round"\nradius = 3\nside = 3\n'
+        tmp_path, text + 'kind = "round"\nradius = 3\nside = 3\n', load=SHAPES.load
     )
     assert "objective.center must be" in said(
-        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = 3\n'
+        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = 3\n', load=SHAPES.load
     )
     assert "objective.center.1 is missing" in said(
-        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = [3]\n'
+        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = [3]\n', load=SHAPES.load
     )

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from lmwright.config.load import load_run, resolve_layers
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run, resolve_layers
 
 FILE = """
 recipe = "pretrain"

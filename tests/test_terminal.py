@@ -122,7 +122,7 @@ def test_a_model_card_holds_no_markup_of_names():
     from markdown_it import MarkdownIt
 
     from lmwright.formats.card import Facts, model_card
-    from lmwright.models.counts import find_model
+    from lmwright.formats.open import find_model
 
     name = f"n\n\n# Owned\n<script>x</script> `a`; rm -rf ~ [b](http://evil.example) & {EVIL}"
     facts = Facts(

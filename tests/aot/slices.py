@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from lmwright.config.load import load_run
+from lmwright.formats.open import load_run
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"

@@ -4,7 +4,7 @@ import pytest
 from slices import needs_libtpu, run_of
 
 from lmwright.cli.main import main
-from lmwright.config.load import load_run
+from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick

@@ -128,7 +128,7 @@ def test_too_long_pairs(tmp_path, tokenizer_dir):
 
 
 def test_pairs_and_other_rows_do_not_mix(tmp_path):
-    from lmwright.config.load import load_run
+    from lmwright.formats.open import load_run
 
     (tmp_path / "run.toml").write_text(
         'recipe = "quickstart"\nname = "x"\ndir = "x"\n[data]\ndir = "d"\n'

@@ -16,7 +16,7 @@ from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, padded_prompts
-from lmwright.formats.hf import to_hf
+from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
 

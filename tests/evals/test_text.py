@@ -8,7 +8,7 @@ from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.evals.text import evaluate_text
 from lmwright.formats import reference
-from lmwright.formats.hf import export_command
+from lmwright.formats.convert import export_command
 from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
 

@@ -19,9 +19,10 @@ from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats import reference
 from lmwright.formats.adapter_verbs import combine_command
-from lmwright.formats.hf import LoadedModel, export_hf, load_model
 from lmwright.formats.hf_read import model_from_config
-from lmwright.formats.origin import look_at
+from lmwright.formats.hf_write import export_hf
+from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.open import open_place
 from lmwright.formats.peft import merge_into, module_slots
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_folder import write_folder as write_peft
@@ -127,7 +128,7 @@ def make_model(folder):
 
 def make_gguf(folder):
     pytest.importorskip("gguf")
-    from lmwright.formats.hf import export_command
+    from lmwright.formats.convert import export_command
 
     model = make_model(folder)
     (folder / "gguf").mkdir()
@@ -179,7 +180,7 @@ def make_tokenizers(folder):
 
 def read_model(folder):
     path = next(folder.glob("*.gguf"), folder)
-    look_at(path)
+    assert open_place(path).model
     loaded = load_model(path)
     assert isinstance(loaded, LoadedModel)
     loaded.load()

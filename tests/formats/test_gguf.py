@@ -15,17 +15,13 @@ gguf = pytest.importorskip("gguf")
 from lmwright.core.param import map_params  # noqa: E402
 from lmwright.errors import UserError  # noqa: E402
 from lmwright.formats import reference  # noqa: E402
+from lmwright.formats.convert import export_command, import_command  # noqa: E402
 from lmwright.formats.gguf_names import metadata_of, pairs  # noqa: E402
 from lmwright.formats.gguf_read import open_gguf  # noqa: E402
 from lmwright.formats.gguf_rope import llama3_factors, llama3_rope  # noqa: E402
 from lmwright.formats.gguf_write import write_gguf  # noqa: E402
-from lmwright.formats.hf import (  # noqa: E402
-    HfTensors,
-    export_command,
-    import_command,
-    load_model,
-    to_hf,
-)
+from lmwright.formats.hf_layout import HfTensors, to_hf  # noqa: E402
+from lmwright.formats.load import load_model  # noqa: E402
 from lmwright.formats.proof import logits  # noqa: E402
 from lmwright.models.llama import Llama  # noqa: E402
 from lmwright.nn.rope_scaling import rotations  # noqa: E402

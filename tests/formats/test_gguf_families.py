@@ -13,8 +13,9 @@ from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
 from lmwright.formats.gguf_write import write_gguf
-from lmwright.formats.hf import HfTensors, load_model
+from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.load import load_model
 from lmwright.formats.proof import agreement, logits
 from lmwright.formats.reference import Reference
 

@@ -17,8 +17,11 @@ from lmwright.errors import UserError
 from lmwright.formats import hf_write as writer
 from lmwright.formats import reference
 from lmwright.formats.card import Facts
-from lmwright.formats.hf import export_hf, from_hf, import_hf, load_model, to_hf
-from lmwright.formats.hf_layout import slots
+from lmwright.formats.hf_layout import slots, to_hf
+from lmwright.formats.hf_read import import_hf
+from lmwright.formats.hf_stream import from_hf
+from lmwright.formats.hf_write import export_hf
+from lmwright.formats.load import load_model
 from lmwright.formats.safetensors import plan_shards
 from lmwright.models.llama import Llama
 

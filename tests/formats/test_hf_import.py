@@ -14,11 +14,12 @@ from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.errors import UserError
 from lmwright.evals.generate import Sampling, generate, generate_command
-from lmwright.formats.header import model_at
-from lmwright.formats.hf import import_command, import_hf, load_model, to_hf
-from lmwright.formats.origin import look_at
+from lmwright.formats.convert import import_command
+from lmwright.formats.hf_layout import to_hf
+from lmwright.formats.hf_read import import_hf
+from lmwright.formats.load import load_model
+from lmwright.formats.open import find_model, init_fields, open_place
 from lmwright.formats.proof import logits
-from lmwright.models.counts import find_model
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 
@@ -262,7 +263,7 @@ def test_neither_run_nor_model(tmp_path):
         ("HuggingFaceTB/SmolLM2", r"is not there.*from the hub, write hf://HuggingFaceTB/SmolLM2"),
         (str(tmp_path / "nowhere"), "is not there; give a run directory"),
     ):
-        for verb in (load_model, model_at, look_at):
+        for verb in (load_model, open_place):
             with pytest.raises(UserError, match=says):
                 verb(name)
     for name, says in (
@@ -277,9 +278,9 @@ def test_neither_run_nor_model(tmp_path):
         folder.mkdir()
         for name, text in ({"pytorch_model.bin": "x"} | named).items():
             (folder / name).write_text(text)
-        for verb in (load_model, look_at):
+        for verb in (load_model, init_fields):
             with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model\.bin\)"):
-                verb(folder)
+                verb(str(folder))
     (tmp_path / "run.toml").write_text("")
     with pytest.raises(UserError, match="lmwright export"):
         import_command(tmp_path, tmp_path / "out")

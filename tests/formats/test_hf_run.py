@@ -13,7 +13,9 @@ from lmwright.core.param import map_params
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
 from lmwright.evals.generate import generate_command
-from lmwright.formats.hf import export_command, import_hf, load_model
+from lmwright.formats.convert import export_command
+from lmwright.formats.hf_read import import_hf
+from lmwright.formats.load import load_model
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS

@@ -15,7 +15,7 @@ from fake_hub import SHA, FakeHub
 pytest.importorskip("huggingface_hub")
 
 from lmwright.core.param import map_params
-from lmwright.formats.hf import to_hf
+from lmwright.formats.hf_layout import to_hf
 from lmwright.models.llama import Llama
 
 MODEL = Llama(
@@ -27,7 +27,7 @@ TOKEN = "hf_verysecret"
 SCRIPT = """
 import sys
 import numpy as np
-from lmwright.formats.hf import load_model
+from lmwright.formats.load import load_model
 from lmwright.errors import UserError
 for name in sys.argv[1:]:
     try:
@@ -95,7 +95,7 @@ def test_a_gated_model_with_a_token(tmp_path):
 
 def test_params_fetches_the_config_alone(tmp_path):
     held, _ = files()
-    count = "from lmwright.models.counts import params_command as p; p(*__import__('sys').argv[1:])"
+    count = "import sys; from lmwright.formats.params import params_command as p; p(*sys.argv[1:])"
     with FakeHub("acme/tiny", held, "models") as hub:
         said, _ = ask(hub, tmp_path, "hf://acme/tiny", script=count)
         fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}

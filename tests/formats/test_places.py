@@ -14,8 +14,9 @@ from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import places
-from lmwright.formats.hf import export_command, export_hf, load_model
-from lmwright.formats.hf_write import new_folder
+from lmwright.formats.convert import export_command
+from lmwright.formats.hf_write import export_hf, new_folder
+from lmwright.formats.load import load_model
 from lmwright.models.llama import Llama
 
 MODEL = Llama(

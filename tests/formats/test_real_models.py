@@ -8,7 +8,8 @@ import pytest
 
 from lmwright.evals.generate import Sampling, generate
 from lmwright.evals.text import evaluate_text
-from lmwright.formats.hf import export_command, import_command, load_model
+from lmwright.formats.convert import export_command, import_command
+from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.verify import verify
 

@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 from lmwright.core.mesh import make_mesh
 from lmwright.core.param import map_params, walk
 from lmwright.core.sharding import AXES, weight_shardings
-from lmwright.formats.hf import from_hf, load_model, to_hf
-from lmwright.formats.hf_layout import slots, transposed
+from lmwright.formats.hf_layout import slots, to_hf, transposed
+from lmwright.formats.hf_stream import from_hf
+from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import plan_shards, write_shards
 from lmwright.models.llama import Llama
@@ -89,7 +90,7 @@ WIDE = Llama(
 CHILD = """
 import json, sys
 import jax, jax.numpy as jnp
-from lmwright.formats.hf import load_model
+from lmwright.formats.load import load_model
 from lmwright.core.weight import nbytes
 jnp.zeros(8).block_until_ready()
 def peak():  # of this process alone; getrusage's may be its parent's

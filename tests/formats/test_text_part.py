@@ -7,9 +7,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lmwright.errors import UserError
-from lmwright.formats.hf import import_command, load_model
+from lmwright.formats.convert import import_command
 from lmwright.formats.hf_read import model_from_config
-from lmwright.formats.origin import look_at
+from lmwright.formats.load import load_model
+from lmwright.formats.open import open_place
 
 TEXT = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -72,7 +73,7 @@ def test_the_text_is_taken_and_the_rest_is_counted(folder, tmp_path, capsys):
     assert {each["part"]: each["tensors"] for each in said} == {p: len(n) for p, n in sizes.items()}
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["architectures"] == ["Gemma3ForCausalLM"] and "vision_config" not in written
-    assert look_at(folder).model == load_model(tmp_path / "out").model
+    assert open_place(folder).model == load_model(tmp_path / "out").model
 
 
 def test_names_as_within_transformers(folder):

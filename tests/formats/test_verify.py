@@ -11,7 +11,7 @@ from lmwright.config.run import Tokenizer
 from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.formats import reference
-from lmwright.formats.hf import export_hf
+from lmwright.formats.hf_write import export_hf
 from lmwright.formats.verify import compare, verify, verify_command
 from lmwright.models.llama import Llama
 
@@ -83,7 +83,7 @@ def test_another_tokenizer_is_another_model(folders):
 
 def test_gguf_is_one_more_form(folders, tmp_path, monkeypatch):
     pytest.importorskip("gguf")
-    from lmwright.formats.hf import export_command
+    from lmwright.formats.convert import export_command
 
     monkeypatch.setattr(reference.importlib.util, "find_spec", lambda name: None)
     export_command(folders / "a", tmp_path / "a.gguf")

@@ -11,7 +11,8 @@ from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats import reference
-from lmwright.formats.hf import export_hf, load_model
+from lmwright.formats.hf_write import export_hf
+from lmwright.formats.load import load_model
 from lmwright.formats.vocab import vocab_command
 from lmwright.models.llama import Llama
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.config.load import load_run
 from lmwright.core.param import walk
+from lmwright.formats.open import load_run
 from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import parse_machine
 

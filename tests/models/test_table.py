@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmwright.models import KINDS
-from lmwright.models.hf.table import models_command, models_table
+from lmwright.presets.table import models_command, models_table
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,13 +9,14 @@ import pytest
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.param import map_params
+from lmwright.formats.hf_layout import to_hf
+from lmwright.formats.hf_stream import from_hf
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
-HF = pytest.importorskip("lmwright.formats.hf")
 
 BASE = dict(
     vocab_size=97, embed_dim=48, mlp_dim=80, num_layers=3, num_heads=6, num_kv_heads=2,
@@ -63,7 +64,7 @@ def reference(model, w):
     config = model.hf.config(model)
     cls = getattr(transformers, config["architectures"][0])
     theirs = cls(cls.config_class(**{k: v for k, v in config.items() if k != "architectures"}))
-    tensors = {k: torch.tensor(np.asarray(v)) for k, v in HF.to_hf(model, w).items()}
+    tensors = {k: torch.tensor(np.asarray(v)) for k, v in to_hf(model, w).items()}
     missing, unexpected = theirs.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert set(missing) <= ({"lm_head.weight"} if model.head == "tied" else set())
@@ -96,7 +97,7 @@ def test_logits_loss_and_gradients_equal_transformers(case):
     logits, value, grads = jax.jit(both)(w)
     np.testing.assert_allclose(logits, out.logits.detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
-    ours = HF.to_hf(model, grads)
+    ours = to_hf(model, grads)
     for name, parameter in theirs.named_parameters():
         grad = parameter.grad.numpy()
         scale = np.abs(grad).max()
@@ -118,5 +119,5 @@ def test_config_and_weights_come_back(case):
     w = random_weights(model)
     fields = model.hf.fields(model.hf.config(model), "config.json")
     assert Llama(**fields, embed_std=model.embed_std) == model
-    back = HF.from_hf(model, HF.to_hf(model, w))
+    back = from_hf(model, to_hf(model, w))
     jax.tree.map(np.testing.assert_array_equal, back, w)

@@ -11,7 +11,9 @@ import pytest
 from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
 from lmwright.core.compute import Compute
-from lmwright.formats.hf import export_hf, import_hf, to_hf
+from lmwright.formats.hf_layout import to_hf
+from lmwright.formats.hf_read import import_hf
+from lmwright.formats.hf_write import export_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.objectives.clm import Clm
 

@@ -1,6 +1,6 @@
 """Run files for the tests of plan, and a model small enough to trace."""
 
-from lmwright.config.load import load_run
+from lmwright.formats.open import load_run
 
 RUN = """
 name = "r"

@@ -8,7 +8,7 @@ import pytest
 from runs import run_of
 
 from lmwright.cli.main import main
-from lmwright.config.load import load_run
+from lmwright.formats.open import load_run
 from lmwright.planner import command, compare
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick

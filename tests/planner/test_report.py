@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lmwright.config.load import load_run
+from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.compiler.compile import Compiled

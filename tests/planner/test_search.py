@@ -6,8 +6,8 @@ import re
 import pytest
 from runs import run_of
 
-from lmwright.config.load import load_run
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.planner import command, search
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.command import Wanted, plan_command

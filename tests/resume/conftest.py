@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.config.load import dump_toml, load_run
+from lmwright.config.load import dump_toml
 from lmwright.config.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
+from lmwright.formats.open import load_run
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
@@ -82,7 +83,7 @@ def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess
     run_file.write_text(dump_toml(run))
     assert load_run(run_file, []) == run
     code = textwrap.dedent(before) + textwrap.dedent(f"""
-        from lmwright.config.load import load_run
+        from lmwright.formats.open import load_run
         from lmwright.train.command import train_command
         raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
     """)

@@ -18,9 +18,9 @@ import pytest
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.cli.main import main
-from lmwright.config.load import load_run
 from lmwright.errors import UserError
-from lmwright.formats.hf import load_model
+from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state
 from lmwright.train.budget import Budget

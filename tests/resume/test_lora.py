@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.config.load import load_run
 from lmwright.config.run import Checkpoint
 from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
@@ -181,7 +181,7 @@ def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     from transformers import AutoModelForCausalLM
 
     from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
-    from lmwright.formats.hf import export_command
+    from lmwright.formats.convert import export_command
 
     base = replace(small_run, dir=str(tmp_path / "base"), train=replace(small_run.train, steps=3))
     train(base, jax.devices()[:1])

@@ -10,8 +10,9 @@ import pytest
 
 from lmwright.core.param import Param, walk
 from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
-from lmwright.formats.hf import export_command, load_model
+from lmwright.formats.convert import export_command
 from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.load import load_model
 from lmwright.formats.peft import read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits

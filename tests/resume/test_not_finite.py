@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.checkpoint.store import Checkpoints, load_run_weights
+from lmwright.checkpoint.store import Checkpoints
 from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.core.finite import not_finite
 from lmwright.errors import UserError
+from lmwright.formats.run_dir import load_run_weights
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state

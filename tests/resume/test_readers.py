@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from lmwright.checkpoint.hashes import HASHES
-from lmwright.checkpoint.store import load_run_weights
 from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
+from lmwright.formats.run_dir import load_run_weights
 from lmwright.train import loop
 
 from .conftest import in_dir, losses

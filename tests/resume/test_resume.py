@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.config.load import dump_toml, load_run
+from lmwright.config.load import dump_toml
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.train.loop import train
 
 from .conftest import STEPS, in_dir, losses, train_in_process, typed
@@ -68,7 +69,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same(small_run, uninterrupted, tmp_pa
 
 
 def final_weights(run):
-    from lmwright.checkpoint.store import load_run_weights
+    from lmwright.formats.run_dir import load_run_weights
 
     _, w = load_run_weights(run.dir)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(w)]
@@ -104,7 +105,7 @@ TOLD_EARLY = """
 @pytest.mark.parametrize(
     "module, name",
     [
-        ("lmwright.config.load", "load_noted"),
+        ("lmwright.formats.open", "load_noted"),
         pytest.param("lmwright.train.loop", "restore_or_init", marks=pytest.mark.slow),
     ],
 )

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.checkpoint.store import load_run_weights
 from lmwright.config.run import Limits
+from lmwright.formats.run_dir import load_run_weights
 from lmwright.train import loop
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.command import stopped_line

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from lmwright.config.load import dump_toml, load_run
+from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.train.sweep import members, sweep_command
 
 from .conftest import environment, in_dir, losses

@@ -9,8 +9,9 @@ from sources import PACKAGE, name_of, parsed, python_files
 
 from lmwright.config.fields import all_sections, field_types
 from lmwright.core.sharding import AXES
+from lmwright.formats.open import RUN_FILES
 
-SECTIONS = list(dict.fromkeys(all_sections()))
+SECTIONS = list(dict.fromkeys(all_sections(RUN_FILES.kinds)))
 # Where a field may be said, checked or renamed, which is not yet to be read.
 NOT_READING = ("config", "presets/", "commands.py", "cli.py", "quickstart.py")
 # Read by `getattr` with each name of a list in turn.

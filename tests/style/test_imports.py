@@ -12,17 +12,17 @@ ORDER = [
     {"guard", "__init__"},
     {"errors"},
     {"hardware", "report"},
-    {"presets"},
     {"config"},
     {"core", "data"},
     {"nn", "optim"},
     {"kernels"},
     {"models"},
+    {"presets"},
     {"objectives"},
     {"program"},
-    {"planner"},
     {"checkpoint"},
     {"formats"},
+    {"planner"},
     {"evals", "quantize", "publish"},
     {"train"},
     {"cloud"},
@@ -33,12 +33,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # Imports inside functions that look upwards, with the reason.
 UPWARD = {
-    ("checkpoint", "train"): "a run directory is read into the state that its training saved",
-    ("config", "formats"): "a run may take its model from where its weights come from",
     ("formats", "train"): "the adapters of a run are merged into its base",
-    ("models", "formats"): "`params` also counts the model of a folder",
-    ("presets", "models"): "a preset makes its model when it is asked for",
-    ("presets", "nn"): "and the rope scaling in it",
     ("program", "formats"): "adapters begin on a base of any format",
 }
 

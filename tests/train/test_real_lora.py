@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tomli_w
 
-from lmwright.config.load import load_run
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
 from lmwright.evals.generate import Sampling, generate
 from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
-from lmwright.formats.hf import export_command, import_command, load_model
+from lmwright.formats.convert import export_command, import_command
+from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
 from lmwright.formats.proof import logits
 from lmwright.train.loop import train
 

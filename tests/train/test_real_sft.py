@@ -8,8 +8,8 @@ import jax
 import pytest
 import tomli_w
 
-from lmwright.config.load import load_run
 from lmwright.data.prepare import prepare
+from lmwright.formats.open import load_run
 from lmwright.train.loop import train
 
 pytestmark = pytest.mark.slow

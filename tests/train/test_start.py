@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tomli_w
 
-from lmwright.config.load import load_run
 from lmwright.config.run import (
     Checkpoint,
     Data,
@@ -26,8 +25,9 @@ from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
 from lmwright.evals.held_out import asked_prompts
-from lmwright.formats.hf import export_command
-from lmwright.formats.origin import look_at
+from lmwright.formats.convert import export_command
+from lmwright.formats.open import load_run, open_place
+from lmwright.formats.origin import host_weights
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
@@ -112,7 +112,7 @@ def test_the_first_state_holds_those_weights(place, base, tmp_path):
     Path(run.dir).mkdir()
     plan = resolve(run, jax.devices()[ONE])
     state = first_state(plan, open_store(run, plan))
-    wanted = look_at(base / place).weights()
+    wanted = host_weights(open_place(base / place))
     for (_, ours), (_, theirs) in zip(walk(state["weights"]), walk(wanted), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), theirs)
     assert int(state["step"]) == 0
@@ -120,7 +120,7 @@ def test_the_first_state_holds_those_weights(place, base, tmp_path):
     written = json.loads((tmp_path / "run/init.json").read_text())
     assert written["checkpoint"] == (1 if place.endswith("1") else None)
     if place != "hf":
-        newest = look_at(base / "run").weights()
+        newest = host_weights(open_place(base / "run"))
         same = np.array_equal(newest["embed"], wanted["embed"])
         assert same == (place == "run")
 
@@ -201,7 +201,7 @@ def test_rates_of_groups(base, tmp_path):
 
 def test_frozen_and_scaled_weights_move_so(base, tmp_path):
     file = tuned(base, tmp_path, base / "hf")
-    start, moved = look_at(base / "hf").weights(), {}
+    start, moved = host_weights(open_place(base / "hf")), {}
     for name, rates in (("plain", {}), ("groups", {"embed": 0.0, "layers.up": 0.5})):
         run = load_run(file, ["optim.weight_decay=0.0"])
         run = replace(
@@ -210,7 +210,7 @@ def test_frozen_and_scaled_weights_move_so(base, tmp_path):
         prepare(run.data, 32)
         run = replace(run, train=replace(run.train, steps=1, epochs=None))
         train(run, jax.devices()[ONE])
-        end = look_at(tmp_path / name).weights()
+        end = host_weights(open_place(tmp_path / name))
         moved[name] = {path: leaf - dict(walk(start))[path] for path, leaf in walk(end)}
     assert not moved["groups"]["embed"].any() and moved["plain"]["embed"].any()
     half, whole = moved["groups"]["layers.up"], moved["plain"]["layers.up"]

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ from lmwright.checkpoint.hashes import (
     refuse_unlisted,
 )
 from lmwright.checkpoint.saved import SavedStates, check_shapes
-from lmwright.config.run import Checkpoint, Mesh, Run
+from lmwright.config.run import Checkpoint
 from lmwright.core.param import Tree
 from lmwright.errors import UserError, first_line
 
-__all__ = ["Checkpoints", "check_shapes", "load_run_weights", "write_atomically"]
+__all__ = ["Checkpoints", "check_shapes", "write_atomically"]
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp|metrics\.jsonl\.tmp")
@@ -192,35 +192,3 @@ def remove_leftovers(folder: Path) -> None:
     for left in folder.iterdir():
         if LEFTOVER.fullmatch(left.name) and left.is_file():
             left.unlink(missing_ok=True)
-
-
-def load_run_weights(
-    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
-) -> tuple[Run, Tree]:
-    """The run of a directory and its weights at a step, or the newest intact ones (the moving
-    average where the run keeps one), on this process's first device; `adapter` names one of
-    several, and is merged into its base. The directory is only read, so a run may be training
-    there. Raises UserError where there are none."""
-    from lmwright.config.load import load_run
-    from lmwright.program.plan import resolve
-    from lmwright.program.state import abstract_state, eval_weights
-
-    folder = Path(run_dir)
-    if not (folder / "run.toml").exists():
-        raise UserError(f"{folder}: not a run directory (no run.toml); train one first")
-    run = load_run(folder / "run.toml", [])
-    alone = replace(run, mesh=Mesh())
-    plan = resolve(alone, jax.local_devices()[:1])
-    if run.lora is not None:
-        from lmwright.train.lora_restore import merged_weights
-
-        return run, merged_weights(plan, folder, adapter, step)
-    if adapter is not None:
-        raise UserError(f"{folder}: trained all its weights and has no adapters; drop {adapter!r}")
-    saved, abstract = SavedStates(folder), abstract_state(plan)
-    if step is not None:
-        return run, eval_weights(saved.restore_at(step, abstract)[0])
-    restored = saved.restore(abstract)
-    if restored is None:
-        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
-    return run, eval_weights(restored[0])

@@ -26,7 +26,7 @@ class InOrder(click.Group):
 
 
 def _load(path: str, overrides: Sequence[str]) -> Any:
-    from lmwright.config.load import load_noted
+    from lmwright.formats.open import load_noted
 
     run, notes = load_noted(path, overrides)
     for note in notes:
@@ -184,7 +184,8 @@ def config_show(run: str, overrides: Sequence[str]) -> None:
     \b
     Example:  lmwright config show run.toml model.preset=llama-15m
     """
-    from lmwright.config.load import resolve_layers, show
+    from lmwright.config.load import show
+    from lmwright.formats.open import resolve_layers
 
     click.echo(show(*resolve_layers(run, overrides)))
 
@@ -198,7 +199,7 @@ def config_schema() -> None:
     """
     import json
 
-    from lmwright.config.load import run_schema
+    from lmwright.formats.open import run_schema
 
     click.echo(json.dumps(run_schema(), indent=1))
 
@@ -226,7 +227,7 @@ def models() -> Any:
     \b
     Example:  lmwright models
     """
-    from lmwright.models.hf.table import models_command
+    from lmwright.presets.table import models_command
 
     return models_command()
 
@@ -245,7 +246,7 @@ def params(name: str, overrides: Sequence[str]) -> Any:
               lmwright params run.toml model.num_layers=8
               lmwright params hf://HuggingFaceTB/SmolLM2-135M
     """
-    from lmwright.models.counts import params_command
+    from lmwright.formats.params import params_command
 
     return params_command(name, list(overrides))
 

@@ -158,7 +158,7 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
     Example:  lmwright export quickstart/run my-model --dtype bf16 --overwrite
               lmwright export quickstart/run my-model.gguf --dtype q8_0
     """
-    from lmwright.formats.hf import export_command
+    from lmwright.formats.convert import export_command
 
     export_command(model, out, overwrite=overwrite, **given(**options))
 
@@ -183,7 +183,7 @@ def import_(
               lmwright import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
               lmwright import mistral long seq_len=131072 rope_theta=5e6
     """
-    from lmwright.formats.hf import import_command
+    from lmwright.formats.convert import import_command
 
     import_command(source, out, overrides, overwrite=overwrite, **given(dtype=dtype))
 

@@ -23,8 +23,8 @@ PROMPTS = ("def read_file(path):\n", "class Queue:\n", "Return the number of")
 
 def main(folder: str = "quickstart") -> int:
     """Runs every step that is not done yet; returns the exit code."""
-    from lmwright.config.load import load_run
     from lmwright.data.prepare import prepare_command
+    from lmwright.formats.open import load_run
     from lmwright.train.command import train_command
 
     console = Console(highlight=False)
@@ -50,7 +50,7 @@ def finish(run_file: Path, run_dir: str, console: Console, began: float) -> None
     """Sample, export, and what to try next."""
     from lmwright.evals.generate import generate_command
     from lmwright.evals.held_out import eval_command
-    from lmwright.formats.hf import export_command
+    from lmwright.formats.convert import export_command
 
     console.rule("[bold]4 of 5  eval and generate")
     eval_command(run_dir)

@@ -1,19 +1,20 @@
 """What the dataclasses of a run may hold, as a run file says it: plain tables and lists.
 
-TOML has no null, so a field that is set by default is unset by the word "none".
+TOML has no null, so a field that is set by default is unset by the word "none". `kinds` are the
+dataclasses of the sections that come in kinds.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from lmwright.config.run import Kind, Run
+from lmwright.config.run import Kind, Kinds, Run
 from lmwright.config.text import Keys
 
 UNSET = "none"
+NO_KINDS: Kinds = {}
 
 
 @cache
@@ -30,32 +31,32 @@ def default_of(field: Field) -> Any:
     return field.default
 
 
-def classes_in(annotation: Any) -> tuple[type, ...]:
-    """The dataclasses that an annotation allows, through unions, tuples and registries."""
+def classes_in(annotation: Any, kinds: Kinds = NO_KINDS) -> tuple[type, ...]:
+    """The dataclasses that an annotation allows, through unions, tuples and kinds."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         return (annotation,)
     if isinstance(annotation, Kind):
-        return tuple(import_module(annotation.module).KINDS.values())
+        return tuple(kinds[annotation.section].values())
     inner = [*get_args(annotation), *getattr(annotation, "__metadata__", ())]
-    return tuple(dict.fromkeys(cls for part in inner for cls in classes_in(part)))
+    return tuple(dict.fromkeys(cls for part in inner for cls in classes_in(part, kinds)))
 
 
-def class_for(annotation: Any, values: Any) -> type | None:
+def class_for(annotation: Any, values: Any, kinds: Kinds = NO_KINDS) -> type | None:
     """The one dataclass that holds these values, by their `kind` if there are several."""
-    classes = classes_in(annotation)
+    classes = classes_in(annotation, kinds)
     if len(classes) > 1:
         kind = values.get("kind") if isinstance(values, dict) else None
         classes = tuple(c for c in classes if c.__dataclass_fields__["kind"].default == kind)
     return classes[0] if len(classes) == 1 else None
 
 
-def annotation_at(values: dict[str, Any], keys: Keys) -> Any:
+def annotation_at(values: dict[str, Any], keys: Keys, kinds: Kinds = NO_KINDS) -> Any:
     """The annotation of the field at `keys`; None where no field leads there."""
     annotation: Any = Run
     inner: Any = values
     for key in keys:
         if isinstance(key, str):
-            cls = class_for(annotation, inner)
+            cls = class_for(annotation, inner, kinds)
             annotation = field_types(cls).get(key) if cls else None
             inner = inner.get(key) if isinstance(inner, dict) else None
         else:
@@ -63,24 +64,24 @@ def annotation_at(values: dict[str, Any], keys: Keys) -> Any:
     return annotation
 
 
-def names_in(values: dict[str, Any], keys: Keys) -> list[str]:
+def names_in(values: dict[str, Any], keys: Keys, kinds: Kinds = NO_KINDS) -> list[str]:
     """What may be said at `keys`: the fields of a table, the kinds of a `kind`."""
     if keys[-1:] == ("kind",):
-        classes = classes_in(annotation_at(values, keys[:-1]))
+        classes = classes_in(annotation_at(values, keys[:-1], kinds), kinds)
         return [c.__dataclass_fields__["kind"].default for c in classes]
     inner: Any = values
     for key in keys:
         inner = inner[key]
-    cls = class_for(annotation_at(values, keys), inner)
+    cls = class_for(annotation_at(values, keys, kinds), inner, kinds)
     return list(field_types(cls)) if cls else []
 
 
-def all_sections(annotation: Any = Run) -> Iterator[type]:
+def all_sections(kinds: Kinds, annotation: Any = Run) -> Iterator[type]:
     """Every dataclass that a run file can reach."""
-    for cls in classes_in(annotation):
+    for cls in classes_in(annotation, kinds):
         yield cls
         for inner in field_types(cls).values():
-            yield from all_sections(inner)
+            yield from all_sections(kinds, inner)
 
 
 def _can_be_unset(field: Field, annotation: Any) -> bool:
@@ -119,11 +120,11 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
     return value
 
 
-def with_unset(annotation: Any, values: Any) -> Any:
+def with_unset(annotation: Any, values: Any, kinds: Kinds = NO_KINDS) -> Any:
     """The same values, with None for the word "none" where a field can be unset."""
     if isinstance(values, list):
-        return [with_unset(annotation, v) for v in values]
-    cls = class_for(annotation, values)
+        return [with_unset(annotation, v, kinds) for v in values]
+    cls = class_for(annotation, values, kinds)
     if cls is None or not isinstance(values, dict):
         return values
     types = field_types(cls)
@@ -131,6 +132,6 @@ def with_unset(annotation: Any, values: Any) -> Any:
     return {
         key: None
         if value == UNSET and key in known and _can_be_unset(known[key], types[key])
-        else with_unset(types.get(key), value)
+        else with_unset(types.get(key), value, kinds)
         for key, value in values.items()
     }

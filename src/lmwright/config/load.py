@@ -7,7 +7,8 @@ anew, so that nothing of another optimizer or model lingers in it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,99 +16,186 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from lmwright import presets
 from lmwright.config.check import check_run
 from lmwright.config.errors import explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
 from lmwright.config.fit import fit_schedule
 from lmwright.config.merge import COMMAND_LINE, Merged, Provenance
-from lmwright.config.run import Run
+from lmwright.config.run import OFFERED, Kinds, Run
+from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, dotted, is_tables, leaves, parse_override, read_toml
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
-from lmwright.presets.dial import USUAL_SIZES, dial
-
-__all__ = [
-    "check_run",
-    "dump_toml",
-    "load_base",
-    "load_noted",
-    "load_run",
-    "resolve_layers",
-    "run_schema",
-    "show",
-]
-
 
 # Beside a run.toml, these tell a run directory from a folder with a user's run file.
 OF_RUN_DIRECTORY = ("env.json", "metrics.jsonl")
+DIALED = ("vocab_size", "seq_len")  # sizes of the model that `depth` takes into account
+
+Layer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Reads run files. What they may name stands in rooms above this one, so it is handed in."""
+
+    kinds: Kinds
+    presets: Mapping[str, Mapping[str, Callable[[], Any]]]
+    """By section, then by name."""
+    recipes: Mapping[str, Callable[[], Layer]]
+    dial: Callable[..., Layer]
+    """A part of a run from `depth` and the sizes of `DIALED`."""
+    origin: Callable[[str, Any], Mapping[tuple[str, ...], Layer]]
+    """{section: fields} that follow from train.init_from; its second argument is the run's dir."""
+
+    def load(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
+        """The run that a file (or a run directory) and overrides like `train.steps=10` describe.
+
+        Raises UserError naming file, line and field for anything that is not a valid run.
+        """
+        return self.resolve_layers(path, overrides)[0]
+
+    def load_noted(self, path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, list[str]]:
+        """The run as by `load`, and a line for each value of a recipe or preset that was fitted
+        to the run's length."""
+        run, _, notes = self._resolve(path, overrides)
+        return run, notes
+
+    def load_base(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
+        """The run of a file that describes several by its [sweep], which is left out."""
+        return self._resolve(path, overrides, "sweep")[0]
+
+    def resolve_layers(
+        self, path: str | Path, overrides: Sequence[str] = ()
+    ) -> tuple[Run, Provenance]:
+        """The run, and who said each of its leaves, by keys: `default`, `recipe NAME`,
+        `preset NAME`, `FILE:LINE` or `command line`."""
+        return self._resolve(path, overrides)[:2]
+
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of a run file, for editors."""
+        return schema_of(_adapter(_frozen(self.kinds)), list(self.recipes), self.presets)
+
+    def _resolve(
+        self, path: str | Path, overrides: Sequence[str], *left_out: str
+    ) -> tuple[Run, Provenance, list[str]]:
+        path = Path(path)
+        path = path / "run.toml" if path.is_dir() else path
+        said, lines = read_toml(path)
+        said = {key: value for key, value in said.items() if key not in left_out}
+        moved = _moved(path, said.get("dir"))
+        if "sweep" in said:
+            raise UserError(
+                f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep"
+            )
+        merged = Merged(path, lines)
+        # A new kind empties its section, so it comes before the fields that go with it.
+        parsed = sorted(map(parse_override, overrides), key=lambda item: item[0][-1] != "kind")
+        chosen = {keys: value for keys, value in parsed if self._names_layer(keys)}
+        recipe = chosen.get(("recipe",), said.pop("recipe", None))
+        if recipe is not None:
+            where = COMMAND_LINE if ("recipe",) in chosen else merged.where(("recipe",))
+            layer = to_plain(_named(recipe, self.recipes, "recipe", where)(), defaults="omit")
+            self._put_layer(merged, layer, f"recipe {recipe}", {})
+        depth = chosen.get(("depth",), said.pop("depth", None))
+        if depth is not None:
+            where = COMMAND_LINE if ("depth",) in chosen else merged.where(("depth",))
+            layer = self._dialed(depth, _sizes(said, parsed), where)
+            self._put_layer(merged, layer, f"depth {depth}", {})
+        self._put_layer(merged, said, None, chosen)
+        if moved is not None:
+            merged.merge({"dir": str(moved)}, "where it is now")
+        for keys, value in parsed:
+            if keys not in chosen:
+                merged.put(keys, value)
+        self._put_origin(merged)
+        notes = fit_schedule(merged)
+        run = self._validated(merged)
+        check_run(run)
+        return run, _provenance(run, merged.origin), notes
+
+    def _names_layer(self, keys: Keys) -> bool:
+        return keys in (("recipe",), ("depth",)) or (
+            keys[-1] == "preset" and len(keys) == 2 and keys[0] in self.presets
+        )
+
+    def _put_layer(
+        self, merged: Merged, layer: Layer, label: str | None, chosen: dict[Keys, Any]
+    ) -> None:
+        """Merges a recipe or a run file, after the presets that it or the command line names."""
+        for section, presets in self.presets.items():
+            table = layer.get(section)
+            keys: Keys = (section, "preset")
+            name = table.pop("preset", None) if isinstance(table, dict) else None
+            where = label or merged.where(keys)
+            if keys in chosen:
+                name, where = chosen[keys], COMMAND_LINE
+            if name is not None:
+                merged.drop(section)
+                preset = _named(name, presets, f"{section}.preset", where)
+                fields = to_plain(preset(), defaults="omit")
+                merged.merge({section: fields}, f"preset {name}")
+        merged.merge(layer, label)
+
+    def _dialed(self, depth: Any, sizes: Mapping[str, Any], where: str) -> Layer:
+        """What follows from `depth` and the sizes that are said beside it."""
+        if type(depth) is not int or depth < 1:
+            raise UserError(f"{where}: depth must be a number of layers from 1, not {depth!r}")
+        if "preset" in sizes:
+            raise UserError(f"{where}: depth and model.preset both choose the model; keep one")
+        return self.dial(depth, **{name: sizes[name] for name in DIALED if name in sizes})
+
+    def _put_origin(self, merged: Merged) -> None:
+        """Fills in the model, and the tokenizer, of what `train.init_from` names; what is said of
+        them counts first."""
+        train = merged.values.get("train")
+        path = train.get("init_from") if isinstance(train, dict) else None
+        model = merged.values.get("model", {})
+        if not isinstance(path, str) or path == UNSET:
+            return
+        if not isinstance(model, dict) or "kind" in model:
+            return
+        for section, fields in self.origin(path, merged.values.get("dir")).items():
+            inner = merged.values
+            for key in section:
+                inner = inner.get(key, {})
+            if section == ("model",) or not inner:
+                layer: Layer = {key: v for key, v in fields.items() if key not in inner}
+                for key in reversed(section):
+                    layer = {key: layer}
+                merged.merge(layer, f"train.init_from {path}")
+
+    def _validated(self, merged: Merged) -> Run:
+        values = with_unset(Run, merged.values, self.kinds)
+        try:
+            # JSON and not Python mode: strict about scalars, yet a list may become a tuple.
+            return _adapter(_frozen(self.kinds)).validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            names = lambda keys: self._names(values, keys)  # noqa: E731
+            raise explain(errors, values, merged.where, names) from error
+
+    def _names(self, values: Layer, keys: Keys) -> list[str]:
+        extra = ["recipe", "depth"] if not keys else []
+        if len(keys) == 1 and keys[0] in self.presets:
+            extra = ["preset"]
+        return extra + names_in(values, keys, self.kinds)
+
+
+Frozen = tuple[tuple[str, tuple[tuple[str, type], ...]], ...]
+
+
+def _frozen(kinds: Kinds) -> Frozen:
+    return tuple((section, tuple(classes.items())) for section, classes in kinds.items())
 
 
 @cache
-def _adapter() -> TypeAdapter:
-    """Built when the first run is validated, since the registries import jax."""
-    return TypeAdapter(Run)
-
-
-def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """The run that a file (or a run directory) and overrides like `train.steps=10` describe.
-
-    Raises UserError naming file, line and field for anything that is not a valid run.
-    """
-    return resolve_layers(path, overrides)[0]
-
-
-def load_noted(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, list[str]]:
-    """The run as by `load_run`, and a line for each value of a recipe or preset that was fitted
-    to the run's length."""
-    run, _, notes = _resolve(path, overrides)
-    return run, notes
-
-
-def load_base(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """The run of a file that describes several by its [sweep], which is left out."""
-    return _resolve(path, overrides, "sweep")[0]
-
-
-def resolve_layers(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, Provenance]:
-    """The run, and who said each of its leaves, by keys: `default`, `recipe NAME`,
-    `preset NAME`, `FILE:LINE` or `command line`."""
-    return _resolve(path, overrides)[:2]
-
-
-def _resolve(
-    path: str | Path, overrides: Sequence[str], *left_out: str
-) -> tuple[Run, Provenance, list[str]]:
-    path = Path(path)
-    path = path / "run.toml" if path.is_dir() else path
-    said, lines = read_toml(path)
-    said = {key: value for key, value in said.items() if key not in left_out}
-    moved = _moved(path, said.get("dir"))
-    if "sweep" in said:
-        raise UserError(f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep")
-    merged = Merged(path, lines)
-    # A new kind empties its section, so it comes before the fields that go with it.
-    parsed = sorted(map(parse_override, overrides), key=lambda item: item[0][-1] != "kind")
-    chosen = {keys: value for keys, value in parsed if _names_layer(keys)}
-    recipe = chosen.get(("recipe",), said.pop("recipe", None))
-    if recipe is not None:
-        where = COMMAND_LINE if ("recipe",) in chosen else merged.where(("recipe",))
-        _put_layer(merged, _recipe(recipe, where), f"recipe {recipe}", {})
-    depth = chosen.get(("depth",), said.pop("depth", None))
-    if depth is not None:
-        where = COMMAND_LINE if ("depth",) in chosen else merged.where(("depth",))
-        _put_layer(merged, _dial(depth, _sizes(said, parsed), where), f"depth {depth}", {})
-    _put_layer(merged, said, None, chosen)
-    if moved is not None:
-        merged.merge({"dir": str(moved)}, "where it is now")
-    for keys, value in parsed:
-        if keys not in chosen:
-            merged.put(keys, value)
-    _put_origin(merged)
-    notes = fit_schedule(merged)
-    run = _validated(merged)
-    check_run(run)
-    return run, _provenance(run, merged.origin), notes
+def _adapter(kinds: Frozen) -> TypeAdapter:
+    """Pydantic's view of a run, built when the first one is validated: the kinds import jax."""
+    token = OFFERED.set({section: dict(classes) for section, classes in kinds})
+    try:
+        return TypeAdapter(Run)
+    finally:
+        OFFERED.reset(token)
 
 
 def _moved(path: Path, written: Any) -> Path | None:
@@ -129,58 +217,6 @@ def same_folder(folder: Path, written: str) -> bool:
         return False
 
 
-def _names_layer(keys: Keys) -> bool:
-    return keys in (("recipe",), ("depth",)) or (
-        keys[-1] == "preset" and keys[:-1] in _preset_sections()
-    )
-
-
-def _preset_sections() -> list[Keys]:
-    return [(section,) for section in presets.SECTIONS]
-
-
-def _put_layer(
-    merged: Merged, layer: dict[str, Any], label: str | None, chosen: dict[Keys, Any]
-) -> None:
-    """Merges a recipe or a run file, after the presets that it or the command line names."""
-    for section in presets.SECTIONS:
-        table = layer.get(section)
-        keys: Keys = (section, "preset")
-        name = table.pop("preset", None) if isinstance(table, dict) else None
-        where = label or merged.where(keys)
-        if keys in chosen:
-            name, where = chosen[keys], COMMAND_LINE
-        if name is not None:
-            merged.drop(section)
-            merged.merge({section: _preset(section, name, where)}, f"preset {name}")
-    merged.merge(layer, label)
-
-
-def _put_origin(merged: Merged) -> None:
-    """Fills in the model, and the tokenizer, of what `train.init_from` names; what is said of
-    them counts first."""
-    train = merged.values.get("train")
-    path = train.get("init_from") if isinstance(train, dict) else None
-    model = merged.values.get("model", {})
-    if not isinstance(path, str) or path == UNSET or not isinstance(model, dict) or "kind" in model:
-        return
-    from lmwright.formats.origin import run_fields
-
-    for section, fields in run_fields(path, merged.values.get("dir")).items():
-        inner = merged.values
-        for key in section:
-            inner = inner.get(key, {})
-        if section == ("model",) or not inner:
-            layer: dict[str, Any] = {key: v for key, v in fields.items() if key not in inner}
-            for key in reversed(section):
-                layer = {key: layer}
-            merged.merge(layer, f"train.init_from {path}")
-
-
-def _recipe(name: Any, where: str) -> dict[str, Any]:
-    return to_plain(_named(name, presets.all_recipes(), "recipe", where)(), defaults="omit")
-
-
 def _sizes(said: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, Any]:
     """What the run says of its model itself; a vocabulary that is to be trained says its size."""
     trained = said.get("data", {}).get("tokenizer", {})
@@ -189,40 +225,11 @@ def _sizes(said: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, An
     return sizes | said.get("model", {}) | on_top
 
 
-def _dial(depth: Any, sizes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What follows from `depth` and the sizes that are said beside it."""
-    if type(depth) is not int or depth < 1:
-        raise UserError(f"{where}: depth must be a number of layers from 1, not {depth!r}")
-    if "preset" in sizes:
-        raise UserError(f"{where}: depth and model.preset both choose the model; keep one")
-    return dial(depth, *(sizes.get(name, size) for name, size in USUAL_SIZES.items()))
-
-
-def _preset(section: str, name: Any, where: str) -> dict[str, Any]:
-    found = _named(name, presets.of_section(section), f"{section}.preset", where)
-    return to_plain(found(), defaults="omit")
-
-
-def _named(name: Any, known: dict[str, Any], field: str, where: str) -> Any:
+def _named(name: Any, known: Mapping[str, Any], field: str, where: str) -> Any:
     if name not in known:
         cure = nearest(str(name), list(known), what="there are")
         raise UserError(f"{where}: {field}: there is no {name!r}; {cure}")
     return known[name]
-
-
-def _validated(merged: Merged) -> Run:
-    values = with_unset(Run, merged.values)
-    try:
-        # JSON and not Python mode: strict about scalars, yet a list may become a tuple.
-        return _adapter().validate_json(json.dumps(values), strict=True)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise explain(found, values, merged.where, lambda keys: _names(values, keys)) from error
-
-
-def _names(values: dict[str, Any], keys: Keys) -> list[str]:
-    extra = ["recipe", "depth"] if not keys else ["preset"] if keys in _preset_sections() else []
-    return extra + names_in(values, keys)
 
 
 def _provenance(run: Run, origin: Provenance) -> Provenance:
@@ -269,46 +276,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     return tomli_w.dumps({"v": redact_tree(value)}).removeprefix("v = ").strip()
-
-
-def run_schema() -> dict[str, Any]:
-    """JSON schema of a run file, for editors: nothing is required, since a recipe or a
-    preset may give it."""
-    schema = _adapter().json_schema()
-    for definition in [schema, *schema.get("$defs", {}).values()]:
-        _relax(definition)
-    names = list(presets.all_recipes())
-    recipe = {"enum": names, "description": "Starts from a whole run; all else changes it."}
-    depth = {"type": "integer", "minimum": 1, "description": "A model of so many layers."}
-    schema["properties"] = {"recipe": recipe, "depth": depth, **schema["properties"]}
-    for section in presets.SECTIONS:
-        names = list(presets.of_section(section))
-        about = {"enum": names, "description": f"Starts from a ready {section}."}
-        for definition in _definitions(schema, schema["properties"][section]):
-            definition["properties"] = {"preset": about, **definition["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _relax(definition: dict[str, Any]) -> None:
-    for name in definition.pop("required", ()):
-        about = definition["properties"][name]
-        text = f"{about.get('description', '')} Required, here or in a recipe or preset."
-        about["description"] = text.strip()
-    for about in definition.get("properties", {}).values():
-        # `kind` may come from elsewhere too, and without it several branches fit.
-        if "oneOf" in about:
-            about["anyOf"] = about.pop("oneOf")
-            about.pop("discriminator", None)
-        if {"type": "null"} in about.get("anyOf", ()):  # which TOML does not have
-            branches = [branch for branch in about["anyOf"] if branch != {"type": "null"}]
-            if about.get("default", UNSET) is None:
-                del about["default"]
-            if {"type": "string"} not in branches or "default" in about:
-                branches.append({"const": UNSET})
-            about["anyOf"] = branches
-
-
-def _definitions(schema: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]]:
-    refs = [about, *about.get("anyOf", ()), *about.get("allOf", ())]
-    names = [ref["$ref"].rsplit("/", 1)[-1] for ref in refs if "$ref" in ref]
-    return [schema["$defs"][name] for name in names]

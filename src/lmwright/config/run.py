@@ -1,14 +1,14 @@
 """Run: what the user said, as frozen dataclasses; nothing derived is ever written back.
 
-    run.toml --config.load--> Run --train.plan.resolve(topology)--> Plan
+    run.toml --config.load--> Run --program.plan.resolve(topology)--> Plan
 
-Sections that come in kinds (`model`, `objective`, `optim`) are chosen by their `kind` key
-from a registry that is imported only when a run is validated, so that this module stays
-free of jax. The string under a field is its help text.
+Sections that come in kinds (`model`, `objective`, `optim`, `lora`) are chosen by their `kind` key
+among those that whoever loads a run hands in. The string under a field is its help text.
 """
 
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Field
@@ -31,14 +31,21 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
 }
 
 
-class Kind:
-    """Marks a field as one of the registry `module.KINDS`, picked by its `kind` key."""
+Kinds = Mapping[str, Mapping[str, type]]
+"""Dataclasses of the sections that come in kinds: by section, then by `kind`."""
 
-    def __init__(self, module: str):
-        self.module = module
+OFFERED: ContextVar[Kinds] = ContextVar("OFFERED")
+"""The kinds for which pydantic's schema of a run is being made."""
+
+
+class Kind:
+    """Marks a section that comes in kinds, picked by its `kind` key."""
+
+    def __init__(self, section: str):
+        self.section = section
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
-        kinds = tuple(import_module(self.module).KINDS.values())
+        kinds = tuple(OFFERED.get()[self.section].values())
         union = kinds[0]
         if len(kinds) > 1:
             union = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
@@ -318,12 +325,12 @@ class Run:
     dir: str
     """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""
     seed: NonNegativeInt = 0
-    model: Annotated[Any, Kind("lmwright.models")]
-    objective: Annotated[Any, Kind("lmwright.objectives")]
-    optim: Annotated[Any, Kind("lmwright.optim")]
+    model: Annotated[Any, Kind("model")]
+    objective: Annotated[Any, Kind("objective")]
+    optim: Annotated[Any, Kind("optim")]
     data: Data
     train: Train
-    lora: Annotated[Any, Kind("lmwright.program.adapters")] | None = None
+    lora: Annotated[Any, Kind("lora")] | None = None
     """Trains adapters beside a frozen base; all weights are trained if unset."""
     mesh: Mesh = field(default_factory=Mesh)
     eval: Eval = field(default_factory=Eval)

@@ -28,7 +28,7 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, decode_compute
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
-from lmwright.formats.hf import load_model
+from lmwright.formats.load import load_model
 from lmwright.formats.tokenizer_files import prompt_prefix
 from lmwright.guard.terminal import visible
 

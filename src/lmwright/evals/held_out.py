@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmwright.checkpoint.store import load_run_weights
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
@@ -20,6 +19,8 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.formats.open import open_run
+from lmwright.formats.run_dir import load_run_weights
 from lmwright.guard.terminal import visible
 from lmwright.program.plan import Plan, resolve
 
@@ -131,9 +132,14 @@ def eval_command(
 
     Raises UserError where there is no run, no checkpoint, or nothing is held out.
     """
-    if not (Path(path) / "run.toml").exists() and Path(path).exists():
-        raise UserError(f"{path}: not a run directory, so nothing is held out; add --text FILE")
-    run, weights = load_run_weights(path, adapter=adapter)
+    try:
+        place = open_run(path)
+    except UserError:
+        if not Path(path).exists():
+            raise
+        text = f"{path}: not a run directory, so nothing is held out; add --text FILE"
+        raise UserError(text) from None
+    run, weights = load_run_weights(place.path, place.step, adapter=adapter)
     own = run.lora.adapters if run.lora is not None else ()
     folder = next((one.data for one in own if one.name == adapter and one.data), run.data.dir)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))

@@ -24,7 +24,7 @@ from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
-from lmwright.formats.hf import load_model
+from lmwright.formats.load import load_model
 from lmwright.objectives.clm import Clm
 
 CONTEXT = 1024

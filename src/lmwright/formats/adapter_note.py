@@ -8,7 +8,8 @@ import ml_dtypes
 
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
-from lmwright.formats.origin import look_at, weights_hash
+from lmwright.formats.open import open_place
+from lmwright.formats.origin import host_weights, weights_hash
 
 NOTE = "lmwright.json"
 EARLIER_NOTE = "podsmith.json"  # written before the project was renamed
@@ -19,7 +20,7 @@ def write_note(folder: Path, base_path: str, base_hash: str, storage: str) -> No
     """Beside an adapter that was trained on this base, kept as `storage`."""
     said = {"base": base_path, "base_hash": base_hash, "base_storage": storage}
     if base_path:
-        said[ROUNDED] = weights_hash(look_at(base_path).weights(), ml_dtypes.bfloat16)
+        said[ROUNDED] = weights_hash(host_weights(open_place(base_path)), ml_dtypes.bfloat16)
     (folder / NOTE).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 

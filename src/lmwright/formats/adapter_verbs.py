@@ -12,9 +12,11 @@ import numpy as np
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import refuse_other_base, write_note
 from lmwright.formats.combine import Combination, combine
-from lmwright.formats.hf import LoadedModel, export_loaded, load_model
+from lmwright.formats.convert import export_loaded
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import new_folder
+from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.open import open_run
 from lmwright.formats.origin import weights_hash
 from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
@@ -25,20 +27,17 @@ def export_adapter_command(
     run_dir: str | Path, out: str | Path, *, adapter: str | None = None
 ) -> None:
     """Writes an adapter of a run's newest checkpoint as a PEFT folder."""
-    from lmwright.config.load import load_run
     from lmwright.config.run import Mesh
     from lmwright.program.plan import resolve
     from lmwright.train.lora_restore import pick, trained
 
-    folder = Path(run_dir)
-    if not (folder / "run.toml").exists():
-        raise UserError(f"{folder}: not a run directory (no run.toml); train one first")
-    run = replace(load_run(folder / "run.toml", []), mesh=Mesh())
+    place = open_run(run_dir)
+    folder, run = place.path, replace(place.run, mesh=Mesh())
     if run.lora is None:
         raise UserError(f"{folder}: trained all its weights; write it with lmwright export")
     plan = resolve(run, jax.local_devices()[:1])
     chosen = pick(plan, adapter)
-    base, weights = trained(plan, folder)
+    base, weights = trained(plan, folder, place.step)
     found = to_peft(run.model, chosen, weights[chosen.name], base.path)
     with new_folder(Path(out)) as temporary:
         write_folder(temporary, found)

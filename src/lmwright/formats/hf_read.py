@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.config.section import validated
 from lmwright.core.param import Tree
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
@@ -22,7 +23,6 @@ from lmwright.models.text_part import (
     text_config,
     text_part_of,
 )
-from lmwright.models.validate import validated
 
 MAX_LAYERS = 10_000
 BOOLEANS = (

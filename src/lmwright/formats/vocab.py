@@ -21,10 +21,10 @@ from lmwright.core.param import count_params
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.hf import LoadedModel, load_model
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.hf_write import stored_dtype, write_hf
+from lmwright.formats.load import LoadedModel, load_model
 from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_tokens, sentence
 from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import described

@@ -1,21 +1,17 @@
 """The registry of model families: one line each."""
 
-from lmwright.models.dots1 import Dots1
-from lmwright.models.gemma import Gemma
-from lmwright.models.llama import Llama
-from lmwright.models.mixtral import Mixtral
-from lmwright.models.olmo2 import Olmo2
-from lmwright.models.olmoe import Olmoe
-from lmwright.models.phi3 import Phi3
-from lmwright.models.qwen3_moe import Qwen3Moe
+from lmwright.config.registry import Registry
 
-KINDS = {
-    "llama": Llama,
-    "gemma": Gemma,
-    "olmo2": Olmo2,
-    "phi3": Phi3,
-    "mixtral": Mixtral,
-    "qwen3-moe": Qwen3Moe,
-    "olmoe": Olmoe,
-    "dots1": Dots1,
-}
+KINDS = Registry(
+    __name__,
+    {
+        "llama": "llama.Llama",
+        "gemma": "gemma.Gemma",
+        "olmo2": "olmo2.Olmo2",
+        "phi3": "phi3.Phi3",
+        "mixtral": "mixtral.Mixtral",
+        "qwen3-moe": "qwen3_moe.Qwen3Moe",
+        "olmoe": "olmoe.Olmoe",
+        "dots1": "dots1.Dots1",
+    },
+)

@@ -1,14 +1,10 @@
 """Parameter counts by part, read off the arrows: no formula that could disagree with a model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lmwright.core.param import Param, count_params, walk
-from lmwright.errors import UserError
 from lmwright.models.reasoning import PREFIX
-from lmwright.models.validate import validated
 
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
 
@@ -122,69 +118,3 @@ def _shape(model: Any) -> str:
         f"({model.mlp}), {model.num_heads} query and {model.num_kv_heads} kv heads of "
         f"{model.head_dim}, vocab {model.vocab_size}"
     )
-
-
-def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
-    """The model of a preset, a run file, a run directory, a Hugging Face folder, a GGUF file or
-    a hub name, with `model.field=value` overrides; no weights are read. Raises UserError where
-    there is none of that name."""
-    path = Path(name)
-    of_a_run = path.suffix == ".toml" or (path / "run.toml").exists()
-    if not of_a_run and (path.exists() or path.suffix == ".gguf" or "://" in name):
-        from lmwright.formats.header import model_at
-
-        return with_overrides(model_at(name), overrides, "the model")
-    if of_a_run:
-        from lmwright.config.load import load_run
-
-        return load_run(path / "run.toml" if path.is_dir() else path, overrides).model
-    return _preset(name, overrides)
-
-
-def _preset(name: str, overrides: Sequence[str]) -> Any:
-    from lmwright import presets
-    from lmwright.config.errors import nearest
-
-    known = presets.of_section("model")
-    if name not in known:
-        cure = nearest(name, list(known), what="there are")
-        raise UserError(f"{name}: neither a preset nor a file or folder of a model; {cure}")
-    return with_overrides(known[name](), overrides, "a preset")
-
-
-def with_overrides(model: Any, overrides: Sequence[str], what: str) -> Any:
-    """A model with words like `model.rope_scaling.factor=4` on top; `model.` may be left out.
-    Raises UserError for a field that `what` does not have or a value that does not fit."""
-    from lmwright.config.errors import nearest
-    from lmwright.config.fields import field_types, to_plain, with_unset
-    from lmwright.config.text import parse_override
-
-    plain = to_plain(model)
-    parsed = [(*parse_override(text), text) for text in overrides]
-    for keys, value, text in sorted(parsed, key=lambda item: item[0][-1] != "kind"):
-        first, *inner = keys[1:] if keys[0] == "model" and keys[1:] else keys
-        names = list(field_types(type(model)))
-        if first not in names:
-            cure = nearest(str(first), names, what="the model's fields are")
-            raise UserError(f"{text}: {what} has no such field; {cure}")
-        if not inner:
-            plain[first] = value
-            continue
-        table = plain.get(first) if isinstance(plain.get(first), dict) else {}
-        if inner == ["kind"] and table.get("kind") != value:
-            table = {}  # another kind starts anew
-        plain[first] = _put(table, inner, value)
-    return validated(type(model), with_unset(type(model), plain), "model.")
-
-
-def _put(table: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:
-    """The table with one value put in, at any depth."""
-    key, *inner = keys
-    if inner:
-        value = _put(table.get(key) if isinstance(table.get(key), dict) else {}, inner, value)
-    return {**table, key: value}
-
-
-def params_command(name: str, overrides: Sequence[str] = ()) -> None:
-    """Prints the count of whatever `find_model` finds by that name, by part."""
-    print(params_report(name, find_model(name, overrides)))

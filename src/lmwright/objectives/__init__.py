@@ -1,8 +1,14 @@
 """The registry of objectives: one line each."""
 
-from lmwright.objectives.clm import Clm
-from lmwright.objectives.kto import Kto
-from lmwright.objectives.preference import Dpo, Orpo
-from lmwright.objectives.sft import Sft
+from lmwright.config.registry import Registry
 
-KINDS = {"clm": Clm, "sft": Sft, "dpo": Dpo, "orpo": Orpo, "kto": Kto}
+KINDS = Registry(
+    __name__,
+    {
+        "clm": "clm.Clm",
+        "sft": "sft.Sft",
+        "dpo": "preference.Dpo",
+        "orpo": "preference.Orpo",
+        "kto": "kto.Kto",
+    },
+)

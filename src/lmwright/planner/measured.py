@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.load import load_run
 from lmwright.config.run import Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.hardware.devices import GPUS
 from lmwright.hardware.slices import GENERATIONS, names_of
 from lmwright.planner.analytic.machine import Machine, parse_machine

@@ -14,12 +14,11 @@ from typing import Any
 import tomli_w
 
 from lmwright.config.fields import to_plain
-from lmwright.config.load import load_run
 from lmwright.config.run import Run
 from lmwright.config.text import parse_override
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
-from lmwright.models.counts import find_model
+from lmwright.formats.open import find_model, is_run, load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.program.plan import seq_len_of
@@ -37,7 +36,7 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
     chosen for it, as lines. Raises UserError where there is none of that name."""
     path = Path(name)
     lies_there = path.is_file() and path.suffix != ".gguf"
-    if path.suffix == ".toml" or lies_there or (path / "run.toml").exists():
+    if lies_there or is_run(path):
         return load_run(name, overrides), []
     try:
         model = find_model(name)

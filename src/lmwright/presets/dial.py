@@ -19,11 +19,9 @@ WIDTH_PER_LAYER = 64
 HEAD_DIM = 128
 TOKENS_PER_PARAM = 20
 WARMUP_SHARE = 0.02  # of the steps
-USUAL_SIZES = {"vocab_size": 50304, "seq_len": 2048}
-"""Of what the run's model is not said to have."""
 
 
-def dial(depth: int, vocab_size: int, seq_len: int) -> dict[str, Any]:
+def dial(depth: int, vocab_size: int = 50304, seq_len: int = 2048) -> dict[str, Any]:
     """A part of a run, as recipes are: a model of `depth` layers, its learning rate, batch and
     steps for rows of `seq_len` tokens."""
     width = -(-depth * WIDTH_PER_LAYER // HEAD_DIM) * HEAD_DIM

@@ -159,12 +159,13 @@ def load_base(plan: Plan) -> Base:
 
 
 def _read(plan: Plan, path: str) -> Tree:
-    from lmwright.formats.origin import look_at
+    from lmwright.formats.open import open_place
+    from lmwright.formats.origin import host_weights, refuse_unlike
 
     try:
-        origin = look_at(path)
-        origin.refuse_unlike(plan.spec)
-        return origin.weights()
+        place = open_place(path)
+        refuse_unlike(place, plan.spec)
+        return host_weights(place)
     except UserError as error:
         raise UserError(f"train.init_from: {error}") from error
 
@@ -193,17 +194,18 @@ def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Base) -> Tree:
     import ml_dtypes
 
     from lmwright.formats.adapter_note import refuse_other_base
-    from lmwright.formats.origin import look_at, weights_hash
+    from lmwright.formats.open import open_place
+    from lmwright.formats.origin import host_weights, weights_hash
     from lmwright.formats.peft import read_adapter
 
     def hashes() -> Iterator[str]:
         yield base.hash
         if base.path:
-            yield weights_hash(look_at(base.path).weights(), ml_dtypes.bfloat16)
+            yield weights_hash(host_weights(open_place(base.path)), ml_dtypes.bfloat16)
 
     folder = Path(adapter.init_from)
     refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
-    weights = (lambda: look_at(base.path).weights()) if base.path else None
+    weights = (lambda: host_weights(open_place(base.path))) if base.path else None
     return read_adapter(folder, model, adapter, weights)
 
 

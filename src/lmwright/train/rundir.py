@@ -19,11 +19,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.store import remove_leftovers, write_atomically
-from lmwright.config.load import dump_toml, load_run, same_folder
+from lmwright.config.load import dump_toml, same_folder
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
 from lmwright.program.plan import Plan
 from lmwright.train.environment import write_env

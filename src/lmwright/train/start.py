@@ -12,7 +12,8 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.origin import Origin, look_at
+from lmwright.formats.open import Place, open_place
+from lmwright.formats.origin import placed_weights, refuse_unlike
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.program.plan import Plan
 from lmwright.program.state import init_state, optimizer_of, state_shardings
@@ -27,7 +28,7 @@ def first_state(plan: Plan, store: TokenStore) -> Tree:
     if path is None:
         return init_state(plan)
     try:
-        origin = look_at(path)
+        origin = open_place(path)
         refuse_tokenizer(origin, store)
         state = state_from(plan, origin)
     except UserError as error:
@@ -44,12 +45,12 @@ def first_state(plan: Plan, store: TokenStore) -> Tree:
     return state
 
 
-def state_from(plan: Plan, origin: Origin) -> Tree:
+def state_from(plan: Plan, origin: Place) -> Tree:
     """The state before the first step around the origin's weights, on the plan's devices.
 
     Raises UserError where the plan's model has other weights.
     """
-    origin.refuse_unlike(plan.spec)
+    refuse_unlike(origin, plan.spec)
 
     def build(weights: Tree) -> Tree:
         state = {
@@ -60,11 +61,11 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
         return state if plan.run.train.ema_decay is None else {**state, "ema": weights}
 
     with jax.set_mesh(plan.mesh):
-        weights = origin.placed(plan.shardings)
+        weights = placed_weights(origin, plan.shardings)
         return jax.jit(build, out_shardings=state_shardings(plan), donate_argnums=0)(weights)
 
 
-def refuse_tokenizer(origin: Origin, store: TokenStore) -> None:
+def refuse_tokenizer(origin: Place, store: TokenStore) -> None:
     """UserError unless every token of the origin's tokenizer has the same id in the store's;
     the store's may have more."""
     if origin.tokenizer_dir is None:

@@ -22,10 +22,11 @@ from typing import Any
 
 import tomli_w
 
-from lmwright.config.load import dump_toml, load_base
+from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.errors import UserError
+from lmwright.formats.open import load_base
 from lmwright.train.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED, HANGUP, StopRequest
 
 EXIT_SOME_FAILED = 1

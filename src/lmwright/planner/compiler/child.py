@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from lmwright.config.load import load_run
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice, topology_request
 from lmwright.program import cache, executable
 from lmwright.program.plan import resolve

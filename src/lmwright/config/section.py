@@ -1,0 +1,66 @@
+"""One section by itself: made from fields that came from outside, or changed by words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lmwright.config.errors import MISSING, nearest
+from lmwright.config.fields import field_types, to_plain, with_unset
+from lmwright.config.text import parse_override
+from lmwright.errors import UserError
+
+
+def validated(kind: type, fields: dict[str, Any], where: str) -> Any:
+    """`kind(**fields)`. Raises UserError, after the words `where`, for the first that does not
+    fit its type or its bounds."""
+    try:
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in _without_tags(first["loc"], fields))
+        if first["type"] in MISSING:
+            raise UserError(f"{where}{name}: is missing; give it a value") from None
+        raise UserError(
+            f"{where}{name}: {first['input']!r} does not fit ({first['msg']}); correct it"
+        ) from None
+
+
+def _without_tags(place: tuple[Any, ...], fields: Any) -> list[Any]:
+    """A place in the fields as users write it: pydantic names the kind of a union, too."""
+    found = []
+    for part in place:
+        if isinstance(fields, dict) and part not in fields and fields.get("kind") == part:
+            continue
+        found.append(part)
+        fields = fields.get(part) if isinstance(fields, dict) else None
+    return found
+
+
+def with_overrides(model: Any, overrides: Sequence[str], what: str) -> Any:
+    """A model with words like `model.rope_scaling.factor=4` on top; `model.` may be left out.
+    Raises UserError for a field that `what` does not have or a value that does not fit."""
+    plain = to_plain(model)
+    parsed = [(*parse_override(text), text) for text in overrides]
+    for keys, value, text in sorted(parsed, key=lambda item: item[0][-1] != "kind"):
+        first, *inner = keys[1:] if keys[0] == "model" and keys[1:] else keys
+        names = list(field_types(type(model)))
+        if first not in names:
+            cure = nearest(str(first), names, what="the model's fields are")
+            raise UserError(f"{text}: {what} has no such field; {cure}")
+        if not inner:
+            plain[first] = value
+            continue
+        table = plain.get(first) if isinstance(plain.get(first), dict) else {}
+        if inner == ["kind"] and table.get("kind") != value:
+            table = {}  # another kind starts anew
+        plain[first] = _put(table, inner, value)
+    return validated(type(model), with_unset(type(model), plain), "model.")
+
+
+def _put(table: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:
+    """The table with one value put in, at any depth."""
+    key, *inner = keys
+    if inner:
+        value = _put(table.get(key) if isinstance(table.get(key), dict) else {}, inner, value)
+    return {**table, key: value}

@@ -1,0 +1,86 @@
+"""export and import: any model that lmwright reads, written as a Hugging Face folder or a GGUF
+file, with the proof that it is the same."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmwright.core.param import count_params
+from lmwright.errors import UserError
+from lmwright.formats.gguf_write import write_gguf
+from lmwright.formats.hf_write import MAX_SHARD_BYTES, stored_dtype, write_hf
+from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.open import is_run
+from lmwright.formats.proof import Proof
+
+
+def export_command(
+    path: str | Path,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int | None = None,
+    overwrite: bool = False,
+    adapter: str | None = None,
+) -> Proof:
+    """Writes the model at `path` as `out`, a Hugging Face folder or, where its name ends so, a
+    .gguf file, and prints the proof. Without a `dtype` the weights stay as they are stored.
+    `adapter` names one of a run's, which is merged into its base."""
+    loaded = load_model(path, adapter)
+    return export_loaded(
+        loaded, out, dtype=dtype, max_shard_bytes=max_shard_bytes, overwrite=overwrite
+    )
+
+
+def export_loaded(
+    loaded: LoadedModel,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """The same for a model that is loaded."""
+    loaded.check()
+    options = {
+        "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),
+        "facts": loaded.facts,
+        "prefix": loaded.prefix,
+        "overwrite": overwrite,
+        "source": loaded.source,
+    }
+    if Path(out).suffix == ".gguf":
+        write = write_gguf
+        if max_shard_bytes is not None:
+            raise UserError("max_shard_bytes: a GGUF file is one file; leave it out")
+    else:
+        write = write_hf
+        options["max_shard_bytes"] = MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes
+    proof = write(loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options)
+    _say(loaded, out, proof)
+    return proof
+
+
+def import_command(
+    path: str | Path,
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """Checks a Hugging Face folder or a GGUF file tensor by tensor and writes it as lmwright
+    keeps models: safetensors, the tokenizer, convert.json. `generate`, `eval` and `export` take
+    the result, as they take the original itself. `overrides` change fields of the model that no
+    weight depends on, such as `seq_len=32768`."""
+    if is_run(path):
+        raise UserError(f"{path}: is a run directory; write its model with lmwright export")
+    loaded = load_model(path).changed(overrides)
+    return export_loaded(loaded, out, dtype=dtype, overwrite=overwrite)
+
+
+def _say(loaded: LoadedModel, out: str | Path, proof: Proof) -> None:
+    print(f"{out}: {count_params(loaded.model.spec()):,} parameters in {proof.dtype}")
+    for line in proof.lines():
+        print(f"  {line}")
+    if loaded.tokenizer_dir is None:
+        print("  no tokenizer: none came with the model")

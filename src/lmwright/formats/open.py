@@ -1,0 +1,210 @@
+"""The one door: what lies at a path or under a name, decided here and nowhere else.
+
+    run file                                            --load_run----> Run
+    run directory, a checkpoint in it, Hugging Face
+    folder, GGUF file, PEFT folder, hf://owner/name     --open_place--> Place
+    any of these but a PEFT folder, or a preset         --find_model--> model, without weights
+
+A Place reads what it is asked for and nothing else; `formats.load` adds the weights. Run files
+are read here because `train.init_from` may name any place.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from lmwright import models, objectives, optim, presets
+from lmwright.config.errors import nearest
+from lmwright.config.fields import to_plain
+from lmwright.config.load import RunFiles
+from lmwright.config.run import Run
+from lmwright.config.section import with_overrides
+from lmwright.errors import UserError
+from lmwright.formats.hub import PREFIX, fetch, is_hub_name
+from lmwright.formats.places import usable
+from lmwright.formats.safetensors import PICKLES, refuse_pickles
+from lmwright.formats.tokenizer_files import has_tokenizer
+from lmwright.presets.dial import dial
+from lmwright.program import adapters
+
+RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
+ADAPTER_CONFIG = "adapter_config.json"
+HUB_LIKE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+MODEL_PLACES = "a run directory, a Hugging Face model folder, a .gguf file or hf://owner/name"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What lies at a path, read lazily."""
+
+    kind: Literal["run directory", "Hugging Face folder", "GGUF file", "adapter folder"]
+    path: Path
+    """Where it lies on this machine."""
+    step: int | None = None
+    """Of a run's checkpoint; None takes the newest."""
+    hub: str = ""
+    """`hf://owner/name@commit` that it was fetched from."""
+
+    @cached_property
+    def run(self) -> Run:
+        """The run of a run directory; no other place has one."""
+        return load_run(self.path / "run.toml")
+
+    @cached_property
+    def model(self) -> Any:
+        """The model, from its header alone. Raises UserError for an adapter, or for a model that
+        lmwright does not compute."""
+        from lmwright.formats.gguf_read import open_gguf
+        from lmwright.formats.hf_read import model_from_config, read_config
+
+        if self.kind == RUN:
+            return self.run.model
+        if self.kind == GGUF:
+            return open_gguf(self.path)[1]
+        if self.kind == HF:
+            return model_from_config(read_config(self.path), str(self.path / "config.json"))
+        raise UserError(
+            f"{self.path}: is an adapter, which has no model of its own; merge it into its base "
+            f"with lmwright adapters merge"
+        )
+
+    @cached_property
+    def tokenizer_dir(self) -> Path | None:
+        """The folder of the tokenizer that lies beside the weights, if one does."""
+        folder = self.path
+        if self.kind == RUN:
+            folder = self.path / "tokenizer"
+        elif self.kind == GGUF:
+            folder = self.path.parent
+        return folder if has_tokenizer(folder) else None
+
+
+def open_place(name: str | Path, *, header: bool = False) -> Place:
+    """What lies at a path or under a hub name, of which only config.json is fetched where no more
+    than the `header` is wanted. Raises UserError where nothing is that lmwright reads."""
+    if is_hub_name(name):
+        path, commit = fetch(str(name), only=["config.json"] if header else ())
+        return replace(_open_path(path), hub=commit)
+    if "://" in str(name):
+        raise UserError(f"{name}: is no place that models are read from; write {PREFIX}owner/name")
+    return _open_path(usable(os.path.expanduser(name)))
+
+
+def open_run(path: str | Path) -> Place:
+    """The run directory at a path, or around the checkpoint there. Raises UserError for anything
+    else."""
+    if (place := _run_at(usable(os.path.expanduser(path)))) is None:
+        raise UserError(f"{path}: not a run directory (no run.toml); train one first")
+    return place
+
+
+def _run_at(path: Path) -> Place | None:
+    folder, step = path, None
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        folder, step = path.parent.parent, int(path.name)
+    return Place(RUN, folder, step) if (folder / "run.toml").exists() else None
+
+
+def _open_path(path: Path) -> Place:
+    if (place := _run_at(path)) is not None:
+        return place
+    if path.suffix == ".gguf":
+        return Place(GGUF, path)
+    if (path / "config.json").exists():
+        return Place(HF, path)
+    if (path / ADAPTER_CONFIG).exists():
+        return Place(ADAPTER, path)
+    raise _nothing_at(path)
+
+
+def _nothing_at(path: Path) -> UserError:
+    """Why a place is none that is read, and what to do."""
+    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
+        return UserError(
+            f"{path}: is pickled, so opening it would run code, and is never read here; get the "
+            f"safetensors version, or convert it in a sandbox with transformers"
+        )
+    what = "is not there"
+    if path.is_dir():
+        refuse_pickles(path)
+        what = "holds neither run.toml nor config.json"
+    elif path.suffix == ".safetensors":
+        what = "is weights alone, without the config.json that says what they mean"
+    elif path.exists():
+        what = "is not a folder"
+    if what == "is not there" and HUB_LIKE.fullmatch(str(path)):
+        hub = f"for a model from the hub, write {PREFIX}{path}"
+        if "/" not in str(path):
+            hub = f"a model from the hub is named with its owner, as in {PREFIX}owner/{path}"
+        return UserError(f"{path}: {what}; {hub}; otherwise give {MODEL_PLACES}")
+    return UserError(f"{path}: {what}; give {MODEL_PLACES}")
+
+
+def is_run(name: str | Path) -> bool:
+    """Whether a name means a run: a run file, or a folder that holds one."""
+    path = Path(name)
+    return path.suffix == ".toml" or (path / "run.toml").exists()
+
+
+def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
+    """The model of a preset, a run file, a run directory, a Hugging Face folder, a GGUF file or
+    a hub name, with `model.field=value` overrides; no weights are read. Raises UserError where
+    there is none of that name."""
+    if is_run(name):
+        return load_run(name, overrides).model
+    if Path(name).exists() or name.endswith(".gguf") or "://" in name:
+        place = open_place(name, header=True)
+        if place.kind == RUN:  # named by a checkpoint in it
+            return load_run(place.path, overrides).model
+        return with_overrides(place.model, overrides, "the model")
+    known = presets.of_section("model")
+    if name not in known:
+        cure = nearest(name, list(known), what="there are")
+        raise UserError(f"{name}: neither a preset nor a file or folder of a model; {cure}")
+    return with_overrides(known[name](), overrides, "a preset")
+
+
+def init_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[str, Any]]:
+    """{section: fields} of a run that starts from `path`: its model and its tokenizer's path.
+
+    Where the path is gone, the run directory says what was there when the run began.
+    """
+    dumped = Path(run_dir) / "run.toml" if isinstance(run_dir, str) else None
+    if not Path(path).expanduser().exists() and dumped is not None and dumped.exists():
+        run = load_run(dumped)
+        model, tokenizer = run.model, run.data.tokenizer.path
+    else:
+        try:
+            place = open_place(path)
+            if place.kind == HF:  # before what is wrong with a config.json that nobody needs
+                refuse_pickles(place.path)
+            model, tokenizer = place.model, place.tokenizer_dir
+        except UserError as error:
+            raise UserError(f"train.init_from: {error}") from error
+    fields = {("model",): to_plain(model, defaults="omit")}
+    if tokenizer is not None:
+        fields["data", "tokenizer"] = {"path": str(tokenizer)}
+    return fields
+
+
+RUN_FILES = RunFiles(
+    kinds={
+        "model": models.KINDS,
+        "objective": objectives.KINDS,
+        "optim": optim.KINDS,
+        "lora": adapters.KINDS,
+    },
+    presets={section: presets.of_section(section) for section in presets.SECTIONS},
+    recipes=presets.all_recipes(),
+    dial=dial,
+    origin=init_fields,
+)
+load_run = RUN_FILES.load
+load_noted = RUN_FILES.load_noted
+load_base = RUN_FILES.load_base
+resolve_layers = RUN_FILES.resolve_layers
+run_schema = RUN_FILES.schema
