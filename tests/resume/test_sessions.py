@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Limits
 from lmwright.formats.run_dir import load_run_weights
 from lmwright.train import loop
@@ -84,6 +86,31 @@ def test_a_clock_that_is_set_back_changes_nothing(small_run, tmp_path, monkeypat
     assert loop.train(replace(run, train=small_run.train), one).step == small_run.train.steps
     spent = [entry["seconds"] for entry in read_ledger(tmp_path / LEDGER)]
     assert len(spent) == 2 and min(spent) > 0 and sum(spent) <= time.monotonic() - began
+
+
+def jump_in_saves(monkeypatch, jumps):
+    """The clock leaps two hours inside each of the first saves, as NTP may let it."""
+    real, ahead = time.time, []
+
+    def now():
+        inside = sys._getframe(1).f_code.co_name == "blocking_key_value_get"  # Orbax waits there
+        value = real() + 7200 * len(ahead)
+        if inside and len(ahead) < jumps:
+            ahead.append(value)
+        return value
+
+    monkeypatch.setattr(time, "time", now)
+    return ahead
+
+
+@pytest.mark.parametrize("jumps", [1, 3])
+def test_a_clock_that_jumps_forward_in_a_save(small_run, tmp_path, monkeypatch, jumps):
+    ahead = jump_in_saves(monkeypatch, jumps)
+    run = in_dir(small_run, tmp_path)
+    done = loop.train(run, jax.devices()[:1])
+    assert len(ahead) == jumps
+    assert (done.step, done.exit_code) == (run.train.steps, 0)
+    assert SavedStates(tmp_path).steps()[-1] == run.train.steps
 
 
 def test_a_damaged_ledger_still_counts(small_run, tmp_path, capsys):

@@ -12,11 +12,13 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -38,7 +40,16 @@ from lmwright.errors import UserError, first_line
 __all__ = ["Checkpoints", "check_shapes", "write_atomically"]
 
 UNFINISHED = ".orbax-checkpoint-tmp"
+MIN_TIMEOUT_S = 240  # Orbax's waits are longer
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp|metrics\.jsonl\.tmp")
+
+
+class _Save(NamedTuple):
+    step: int
+    state: Tree
+    meta: dict[str, Any]
+    began: float
+    """By `time.monotonic`."""
 
 
 @dataclass
@@ -48,6 +59,7 @@ class Checkpoints(SavedStates):
 
     policy: Checkpoint = field(default_factory=Checkpoint)
     warn: Callable[[str], None] = field(default=print, kw_only=True)
+    _last: "_Save | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +67,7 @@ class Checkpoints(SavedStates):
             return
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            for left in self.root.glob(f"*{UNFINISHED}*"):  # by a process killed in a save
-                shutil.rmtree(left)
+            self._remove_unfinished()  # by a process killed in a save
         except OSError as error:
             raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
                             f"choose another run directory with dir=") from error  # fmt: skip
@@ -93,10 +104,15 @@ class Checkpoints(SavedStates):
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise _save_error(self.root, error) from error
+            if not self._clock_jumped(error):
+                raise _save_error(self.root, error) from error
+            self._save_again()
+            self.wait()
 
     def save(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
-        """Starts saving; blocks only to copy the state off the device."""
+        """Starts saving; blocks until the save before is on disk and the state is copied off the
+        device."""
+        self.wait()
         meta = {**meta, "step": step, "version": VERSION}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         try:
@@ -104,6 +120,31 @@ class Checkpoints(SavedStates):
                 self._manager.save(step, args=args, force=True)
         except Exception as error:
             raise _save_error(self.root, error) from error
+        self._last = _Save(step, state, meta, time.monotonic())
+
+    def _clock_jumped(self, error: Exception) -> bool:
+        """Whether a save timed out though no such time went by: Orbax reads the wall clock. The
+        barriers of several processes do not."""
+        early = time.monotonic() - self._last.began < MIN_TIMEOUT_S if self._last else False
+        return isinstance(error, TimeoutError) and early and jax.process_count() == 1
+
+    def _save_again(self) -> None:
+        """Saves the last state once more, or, if the step after has taken its memory, does
+        without."""
+        last, self._last = self._last, None
+        manager = vars(self).pop("_manager")
+        with suppress(Exception):  # what failed may be told again
+            manager.close()
+        self._remove_unfinished()
+        if last and not any(leaf.is_deleted() for leaf in jax.tree.leaves(last.state)):
+            self.save(last.step, last.state, last.meta)
+            self._last = None  # once is enough
+        elif last:
+            self._tell(f"checkpoint {last.step} was not kept: the clock jumped while it was saved")
+
+    def _remove_unfinished(self) -> None:
+        for left in self.root.glob(f"*{UNFINISHED}*"):
+            shutil.rmtree(left)
 
     def _write_hashes(self) -> None:
         """Hashes the checkpoint that Orbax is about to commit (process 0)."""
