@@ -27,6 +27,8 @@ def test_the_older_form_is_the_same_model():
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types does not name the type of 26"),
         ({"hidden_activation": "gelu"}, "'gelu' is not supported"),
+        ({"rope_parameters": None, "rope_theta": None}, "rope_theta is null"),
+        ({"rope_parameters": None, "rope_local_base_freq": None}, "rope_local_base_freq is null"),
     ],
 )
 def test_what_is_not_computed_is_refused(change, says):

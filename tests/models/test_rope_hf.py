@@ -54,3 +54,28 @@ def test_odd_types_are_one_clear_error(said, says):
     config = SIZES | {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
     with pytest.raises(UserError, match=says):
         model_from_config(config | said, "config.json")
+
+
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Olmo2", "Olmoe"])
+def test_key_heads_that_a_config_leaves_out(family, null):
+    sizes = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+    sizes |= {"num_attention_heads": 16, "hidden_size": 64}
+    sizes |= {"num_key_value_heads": None} if null else {}
+    theirs = getattr(transformers, f"{family}Config")(**sizes)
+    config = theirs.to_dict() | {"architectures": [f"{family}ForCausalLM"]}
+    del config["num_key_value_heads"]
+    model = model_from_config(config | ({"num_key_value_heads": None} if null else {}), "c.json")
+    assert model.num_kv_heads == theirs.num_key_value_heads
+
+
+def test_key_heads_of_dots1():
+    sizes = SIZES | {"num_attention_heads": 64, "hidden_size": 256, "num_key_value_heads": None}
+    sizes |= {"n_routed_experts": 8, "num_experts_per_tok": 2}
+    theirs = transformers.Dots1Config(**sizes).to_dict()
+    del theirs["num_key_value_heads"]
+    config = theirs | {"architectures": ["Dots1ForCausalLM"]}
+    left_out = transformers.Dots1Config(**theirs).num_key_value_heads
+    assert model_from_config(config, "c.json").num_kv_heads == left_out == 32
+    config["num_key_value_heads"] = None
+    assert model_from_config(config, "c.json").num_kv_heads == 64

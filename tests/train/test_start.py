@@ -1,7 +1,9 @@
 """Runs that start from other weights: exactly those, with their model and tokenizer."""
 
 import json
+import re
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from lmwright.cli.main import main
 from lmwright.config.run import (
     Checkpoint,
     Data,
@@ -237,3 +240,24 @@ def test_prompts_of_a_chat(base, tmp_path):
     said = load_tokenizer(store.tokenizer_dir).decode(ids)
     assert said == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     assert asked_prompts(Eval(prompts=("a",)), store) == ["a"]
+
+
+def test_a_recipes_warm_up_is_fitted_to_epochs(base, tmp_path, capsys):
+    file = tuned(base, tmp_path, base / "hf")
+    said = tomllib.loads(file.read_text())
+    del said["optim"]
+    file.write_text(tomli_w.dumps(said | {"recipe": "pretrain"}))
+    wide = ["train.precision=fp32", "train.global_batch_size=8"]
+    assert main(["prepare", str(file), *wide]) == 0
+    capsys.readouterr()
+    assert main(["train", str(file), *wide]) == 0
+    out, err = capsys.readouterr()
+    note = re.search(r"warmup_steps: the 500 of recipe pretrain do not fit into the (\d+) steps of "
+                     r"train.epochs = 1.5; using (\d+)", err)  # fmt: skip
+    steps, warmup = map(int, note.groups())
+    assert f"done: {steps} steps" in out + err
+    trained = load_run(said["dir"])
+    assert (trained.train.steps, trained.optim.schedule.warmup_steps) == (steps, warmup)
+    assert warmup == max(steps // 10, 1)
+    assert main(["train", str(file), *wide, "optim.schedule.warmup_steps=500"]) == 2
+    assert "warmup_steps: 500 steps do not fit" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 Only such values: what the run file or the command line says is refused where it does not fit.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from lmwright.config.merge import Merged
@@ -13,31 +15,54 @@ SHARE = 10  # a fitted warm-up is a tenth of the run
 SCHEDULE: Keys = ("optim", "schedule")
 
 
-def fit_schedule(merged: Merged) -> list[str]:
-    """Shortens a given warm-up, then a given decay, to `train.steps`; a line for each."""
-    steps = _at(merged.values, ("train", "steps"))
+EpochRows = Callable[[str], int | None]
+"""Rows of an epoch of a folder of prepared data, or None where there is none."""
+
+
+def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
+    """Shortens a given warm-up, then a given decay, to the run's steps; a line for each. The steps
+    of `train.epochs` are counted by `epoch_rows`."""
+    steps, length = _length(merged.values, epoch_rows)
     schedule = _at(merged.values, SCHEDULE)
     if type(steps) is not int or steps < 1 or not isinstance(schedule, dict):
         return []
     warmup, decay = (schedule.get(f"{name}_steps", 0) for name in ("warmup", "decay"))
     if type(warmup) is not int or type(decay) is not int or warmup + decay <= steps:
         return []
-    lines = _put(merged, "warmup_steps", warmup, min(warmup, max(steps // SHARE, 1)), steps)
+    lines = _put(merged, "warmup_steps", warmup, min(warmup, max(steps // SHARE, 1)), length)
     left = max(steps - schedule.get("warmup_steps", 0), 0)
-    return lines + _put(merged, "decay_steps", decay, min(decay, left), steps)
+    return lines + _put(merged, "decay_steps", decay, min(decay, left), length)
 
 
-def _put(merged: Merged, name: str, value: int, fitted: int, steps: int) -> list[str]:
+def count_steps(epochs: float, epoch_rows: int, global_batch_size: int) -> int:
+    """Steps of so many epochs; the last step may reach into the next one."""
+    return math.ceil(epochs * epoch_rows / global_batch_size)
+
+
+def _length(values: Any, epoch_rows: EpochRows) -> tuple[Any, str]:
+    """The run's steps where they are known, and how the run file says them."""
+    steps = _at(values, ("train", "steps"))
+    if steps is not None:
+        return steps, f"train.steps = {steps}"
+    epochs = _at(values, ("train", "epochs"))
+    folder, size = _at(values, ("data", "dir")), _at(values, ("train", "global_batch_size"))
+    valid = isinstance(epochs, int | float) and isinstance(folder, str) and type(size) is int
+    rows = epoch_rows(folder) if valid else None
+    if not rows or size < 1:
+        return None, ""
+    steps = count_steps(epochs, rows, size)
+    return steps, f"the {steps} steps of train.epochs = {epochs:g}"
+
+
+def _put(merged: Merged, name: str, value: int, fitted: int, length: str) -> list[str]:
     keys: Keys = (*SCHEDULE, name)
     origin = merged.origin.get(keys, "")
     if fitted == value or not origin.startswith(GIVEN):
         return []
     _at(merged.values, SCHEDULE)[name] = fitted
-    merged.origin[keys] = f"{origin}, fitted to train.steps"
+    merged.origin[keys] = f"{origin}, fitted to the run's length"
     field = ".".join(map(str, keys))
-    return [
-        f"{field}: the {value} of {origin} do not fit into train.steps = {steps}; using {fitted}"
-    ]
+    return [f"{field}: the {value} of {origin} do not fit into {length}; using {fitted}"]
 
 
 def _at(values: Any, keys: Keys) -> Any:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from lmwright.config.check import check_run
 from lmwright.config.errors import explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
-from lmwright.config.fit import fit_schedule
+from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, Merged, Provenance
 from lmwright.config.run import OFFERED, Kinds, Run
 from lmwright.config.schema import schema_of
@@ -46,6 +46,7 @@ class RunFiles:
     """A part of a run from `depth` and the sizes of `DIALED`."""
     origin: Callable[[str, Any], Mapping[tuple[str, ...], Layer]]
     """{section: fields} that follow from train.init_from; its second argument is the run's dir."""
+    epoch_rows: EpochRows
 
     def load(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
         """The run that a file (or a run directory) and overrides like `train.steps=10` describe.
@@ -108,7 +109,7 @@ class RunFiles:
             if keys not in chosen:
                 merged.put(keys, value)
         self._put_origin(merged)
-        notes = fit_schedule(merged)
+        notes = fit_schedule(merged, self.epoch_rows)
         run = self._validated(merged)
         check_run(run)
         return run, _provenance(run, merged.origin), notes

@@ -30,6 +30,7 @@ from lmwright.formats.safetensors import PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.presets.dial import dial
 from lmwright.program import adapters
+from lmwright.program.length import epoch_rows
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -202,6 +203,7 @@ RUN_FILES = RunFiles(
     recipes=presets.all_recipes(),
     dial=dial,
     origin=init_fields,
+    epoch_rows=epoch_rows,
 )
 load_run = RUN_FILES.load
 load_noted = RUN_FILES.load_noted

@@ -18,7 +18,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import parse_override
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
-from lmwright.formats.open import find_model, is_run, load_run
+from lmwright.formats.open import find_model, is_run, load_noted, load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.program.plan import seq_len_of
@@ -37,7 +37,7 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
     path = Path(name)
     lies_there = path.is_file() and path.suffix != ".gguf"
     if lies_there or is_run(path):
-        return load_run(name, overrides), []
+        return load_noted(name, overrides)
     try:
         model = find_model(name)
     except UserError as error:

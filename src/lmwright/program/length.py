@@ -1,9 +1,9 @@
 """Length: how many steps the epochs of a run are, by the rows of its prepared data."""
 
-import math
 from dataclasses import replace
 
 from lmwright.config.check import check_run
+from lmwright.config.fit import count_steps
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
@@ -21,7 +21,15 @@ def with_steps(run: Run) -> Run:
             f"train.epochs: the steps of an epoch are counted in the prepared data, and {error} "
             "Or set train.steps."
         ) from None
-    steps = math.ceil(run.train.epochs * rows / run.train.global_batch_size)
+    steps = count_steps(run.train.epochs, rows, run.train.global_batch_size)
     run = replace(run, train=replace(run.train, steps=steps, epochs=None))
     check_run(run)
     return run
+
+
+def epoch_rows(folder: str) -> int | None:
+    """Rows of an epoch of the data prepared in a folder; None where there is none."""
+    try:
+        return TokenStore.open(folder).epoch_rows
+    except UserError:
+        return None

@@ -137,11 +137,14 @@ def _rope_by_reach(config: dict[str, Any], where: str) -> dict[str, Any]:
     said = config.get("rope_parameters") or {}
     context = {"max_position_embeddings": config.get("max_position_embeddings") or 131_072}
     whole = dict(said.get(TYPES["global"]) or {})
-    whole.setdefault("rope_theta", config.get("rope_theta") or 1_000_000.0)
+    whole.setdefault("rope_theta", config.get("rope_theta", 1_000_000.0))
     if config.get("rope_scaling"):
         whole |= config["rope_scaling"]
     local = dict(said.get(TYPES["local"]) or {})
-    local.setdefault("rope_theta", config.get("rope_local_base_freq") or 10_000.0)
+    local.setdefault("rope_theta", config.get("rope_local_base_freq", 10_000.0))
+    for rotation, name in ((whole, "rope_theta"), (local, "rope_local_base_freq")):
+        if rotation["rope_theta"] is None:  # transformers computes nothing with it
+            raise UserError(f"{where}: {name} is null; set it, or remove it for Gemma 3's own")
     found = rope_fields({**context, "rope_parameters": whole}, where)
     of_local = rope_fields({**context, "rope_parameters": local}, where)
     if of_local == found:

@@ -61,9 +61,10 @@ class _MoeHf:
     def fields(self, config: dict[str, Any], where: str) -> dict[str, Any]:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
         this family does not compute."""
-        width = {"num_key_value_heads": config.get("num_attention_heads")} | head_dim(config)
         said = {ALIASES.get(k, k): v for k, v in config.items() if v is not None}
-        said = width | self.defaults | said
+        said = self.defaults | head_dim(config) | said
+        if config.get("num_key_value_heads", ...) is None or "num_key_value_heads" not in said:
+            said["num_key_value_heads"] = config.get("num_attention_heads")
         said["sliding_window"] = config.get("sliding_window", self.defaults.get("sliding_window"))
         values = required(said, {}, COMMON | self.own_keys, where)
         experts = required(said, {}, self.keys, where)
@@ -241,6 +242,7 @@ class Dots1Hf(_MoeHf):
     defaults: ClassVar = {
         "moe_intermediate_size": 1408, "intermediate_size": 10_944, "n_group": 1, "topk_group": 1,
         "routed_scaling_factor": 1.0, "attention_bias": False, "sliding_window": 4096,
+        "num_key_value_heads": 32,
     }  # fmt: skip
 
     def own_config(self, model: Any) -> dict[str, Any]:
