@@ -66,7 +66,7 @@ class Source:
     rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"] = (
         "text"
     )
-    """What a row is: text, or an example to fine-tune on (docs/sft.md)."""
+    """What a row is: text, or an example to fine-tune on (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Where a row of examples calls its parts otherwise, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)

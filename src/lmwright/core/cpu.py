@@ -1,4 +1,6 @@
-"""Matmuls as XLA's CPU compiler likes them, and the options it needs; see docs/speed.md.
+"""Matmuls in the layouts that XLA's CPU compiler runs fast, and its options.
+
+See docs/internals/cpu-training.md.
 
 Its own choices cost a third of a train step: it computes a value again inside every loop
 that reads it, runs the transposed product of a weight gradient at half speed, and has no

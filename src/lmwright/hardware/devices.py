@@ -69,4 +69,4 @@ class Core:
 
 CORE = Core(flops=100e9, memory_bytes_per_s=8e9)
 """A core with AVX-512: so that 135M on two of them gives the 176 tokens a second of
-docs/speed.md. Machines differ by a factor of two and more."""
+docs/internals/cpu-training.md. Machines differ by a factor of two and more."""

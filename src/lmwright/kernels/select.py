@@ -12,7 +12,7 @@ from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent
 
-# docs/plan.md has what each of them brings
+# docs/internals/flagship.md says what each of them brings
 TPU_OPTIONS = {
     # a gathered weight is put together before its product, not in a loop of small products
     # that keeps a float32 sum of the whole result

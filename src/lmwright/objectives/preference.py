@@ -1,6 +1,6 @@
 """Preferences: of two answers to a prompt, the one that was chosen becomes the likelier.
 
-A row holds whole pairs, one after the other (docs/sft.md):
+A row holds whole pairs, one after the other (docs/conversations.md):
 
     segment   1 chosen | 2 rejected | 3 chosen | 4 rejected | padding
 

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next tokens of what an assistant says, and of nothing else.
 
-Which tokens these are is in the data (`loss_weight`, see docs/sft.md).
+Which tokens these are is in the data (`loss_weight`, see docs/conversations.md).
 """
 
 from dataclasses import dataclass, replace
