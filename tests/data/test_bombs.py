@@ -13,7 +13,8 @@ import zstandard
 
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import Row
-from lmwright.data.sources.files import Slice, find_files
+from lmwright.data.sources.file import Slice
+from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
 

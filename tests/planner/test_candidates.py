@@ -5,7 +5,8 @@ from runs import SMALL, run_of
 
 from lmwright.config.run import Mesh
 from lmwright.formats.open import load_run
-from lmwright.planner.analytic.candidates import TIE_SHARE, candidates, rank, with_kind
+from lmwright.planner.advice import TIE_SHARE
+from lmwright.planner.analytic.candidates import candidates, rank, with_kind
 from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import parse_machine
 

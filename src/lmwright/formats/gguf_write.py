@@ -33,8 +33,8 @@ from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.hf_write import checked_tokenizer, write_json
 from lmwright.formats.places import new_place, unfinished
 from lmwright.formats.proof import Proof, Source, accounting, proof_tokens, prove
+from lmwright.formats.tensor_hash import CONVERT, add_tensor
 from lmwright.formats.tokenizer_files import prompt_prefix
-from lmwright.formats.written import CONVERT, add_tensor
 
 TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 Q8_ROW = 32  # values of a row that share a scale

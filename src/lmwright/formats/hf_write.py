@@ -37,8 +37,8 @@ from lmwright.formats.safetensors import (
     plan_shards,
     write_shards,
 )
+from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
-from lmwright.formats.written import CONVERT
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

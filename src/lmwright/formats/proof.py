@@ -24,8 +24,8 @@ from lmwright.core.param import Tree, count_params
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import unused
 from lmwright.formats.reference import Reference, too_large, transformers_says
+from lmwright.formats.tensor_hash import add_tensor
 from lmwright.formats.text_tensors import NotTaken, TextTensors
-from lmwright.formats.written import add_tensor
 
 PROMPTS = (
     "Once upon a time, in a small village by the sea, there lived",

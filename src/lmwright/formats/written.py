@@ -1,33 +1,18 @@
 """What lmwright wrote is looked at again before it is written on: tensors against the hash in
 convert.json, since neither safetensors nor GGUF has checksums of its own."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
+from lmwright.formats.gguf_write import names_in_file
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.safetensors import TensorFiles
-
-CONVERT = "convert.json"
-
-
-def add_tensor(digest: xxhash.xxh3_128, name: str, array: np.ndarray) -> None:
-    """One tensor more, as convert.json counts them: name, dtype, shape and bytes."""
-    digest.update(f"{name} {array.dtype} {array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).view(np.uint8))
-
-
-def hash_tensors(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> str:
-    """xxh3 of tensors in the order of their names, one in memory at a time."""
-    digest = xxhash.xxh3_128()
-    for name in names:
-        add_tensor(digest, name, tensors[name])
-    return digest.hexdigest()
+from lmwright.formats.tensor_hash import CONVERT, hash_tensors
 
 
 def refuse_changed(model: Any, tensors: Mapping[str, np.ndarray], path: Path) -> None:
@@ -47,8 +32,6 @@ def refuse_changed(model: Any, tensors: Mapping[str, np.ndarray], path: Path) ->
             f"without knowing whether the weights are those that were written"
         ) from None
     if is_file:
-        from lmwright.formats.gguf_write import names_in_file
-
         names = names_in_file(model, tensors)
     else:
         names = [slot.name for slot in slots(model)]

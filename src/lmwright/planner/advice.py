@@ -1,14 +1,11 @@
-"""Advice: what bounds a step, and the change of the run that the analytic model gains most by.
+"""Advice: what bounds a step, and the change to the run that `advise` found for it.
 
 seconds by kind, by part --> "bound by arithmetic (74% of the step, most of it mlp); ..."
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from lmwright.planner.analytic.candidates import TIE_SHARE, Candidate, candidates
-from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import short_duration
 
 BOUNDS = {
@@ -22,6 +19,8 @@ BOUNDS = {
 }
 
 MEMORY = "memory"
+TIE_SHARE = 0.05
+"""Step times that differ by less are not told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,43 +96,3 @@ def bound_of(by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advi
         part=part,
         part_share=by_part.get(part, 0.0) / whole,
     )
-
-
-def advice(quick: Quick, by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
-    """What bounds a run that fits, and the fastest other way to run it on this machine."""
-    ways = candidates(quick.run, quick.machine)
-    return advised(bound_of(by_kind, by_part), quick, ways[0] if ways else None)
-
-
-def advised(found: Advice, quick: Quick, best: Candidate | None) -> Advice:
-    """With the best way to run it, where that is worth it."""
-    if best is None or not best.quick.fits:
-        return replace(found, overrides=())
-    gain = quick.step_s / best.quick.step_s
-    if gain < 1 + TIE_SHARE:
-        return replace(found, overrides=())
-    return replace(found, **_change(quick, best), gain=gain)
-
-
-def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
-    words, machine = best.overrides, best.quick.machine
-    if dict(best.quick.plan.mesh.shape) == dict(quick.plan.mesh.shape):
-        words = tuple(word for word in words if not word.startswith("mesh."))
-    return {
-        "overrides": words,
-        "changes_training": best.changes_training,
-        "on": None if machine.name == quick.machine.name else machine.name,
-        "step_s": best.quick.step_s,
-        "close": best.quick.is_close,
-    }
-
-
-def too_large(
-    parts: Mapping[str, float], limit_bytes: float, quick: Quick, best: Candidate | None
-) -> Advice:
-    """That a run does not fit, and the way that does, which may be on another machine."""
-    part, whole = max(parts, key=parts.get), sum(parts.values())
-    found = Advice(
-        bound=MEMORY, share=whole / limit_bytes, part=part, part_share=parts[part] / whole
-    )
-    return found if best is None else replace(found, **_change(quick, best))

@@ -11,7 +11,8 @@ from pathlib import Path
 from lmwright.config.run import Run
 from lmwright.errors import UserError, install
 from lmwright.hardware.slices import Slice, parse_slice
-from lmwright.planner.advice import advice, bound_of, too_large
+from lmwright.planner.advice import bound_of
+from lmwright.planner.advise import advise, too_large
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
@@ -208,7 +209,7 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     cost = _takes(run, machine, found.step_s, found.plan.tokens_per_step, wanted)
     lines = found.lines(cost)
     if found.fits:
-        last = advice(found, found.timing.by_kind, found.timing.by_part)
+        last = advise(found, found.timing.by_kind, found.timing.by_part)
     else:
         cure = cures(run, machine, wanted.hours)
         last = too_large(found.memory.parts(), found.limit_bytes, found, cure.best)
@@ -227,7 +228,7 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         parts = {name: sum(kinds.values()) for name, kinds in took.by_part.items()}
         last = bound_of(took.by_kind, parts)
         if quick is not None:
-            last = advice(quick, took.by_kind, parts)
+            last = advise(quick, took.by_kind, parts)
         return Answer([*report.lines(cost), "", last.text], report.to_json(cost, last), found.fits)
     lines, cost, last = report.lines(), None, None
     if quick is not None:

@@ -19,7 +19,7 @@ from lmwright.planner.compiler.hlo import Program, parse
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 from lmwright.planner.cost import Takes
 from lmwright.planner.own_machine import factor_of
-from lmwright.planner.units import duration, memory_size, short_duration
+from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
 
 if TYPE_CHECKING:
     from lmwright.planner.advice import Advice
@@ -181,12 +181,6 @@ def scaled(found: Estimate, factor: float) -> Estimate:
 
 def _scaled(seconds: dict[str, float], factor: float) -> dict[str, float]:
     return {name: factor * value for name, value in seconds.items()}
-
-
-def mesh_text(sizes: dict[str, int]) -> str:
-    """The axes that have several devices."""
-    text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
-    return text or "of one device"
 
 
 def write_plan(text: str, folder: Path) -> Path:

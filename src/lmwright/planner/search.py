@@ -14,7 +14,8 @@ from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
-from lmwright.planner.analytic.candidates import TIE_SHARE, Candidate, candidates
+from lmwright.planner.advice import TIE_SHARE
+from lmwright.planner.analytic.candidates import Candidate, candidates
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.compiler.compile import compile_for, require_libtpu
 from lmwright.planner.report import Report

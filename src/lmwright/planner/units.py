@@ -25,3 +25,9 @@ def short_duration(seconds: float) -> str:
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     return f"{seconds:.3g} s" if seconds >= SMALL else f"{1000 * seconds:.3g} ms"
+
+
+def mesh_text(sizes: dict[str, int]) -> str:
+    """The axes that have several devices."""
+    text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    return text or "of one device"

@@ -16,7 +16,8 @@ from lmwright.config.run import Data, Source
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.sources.columns import Bad, Row
-from lmwright.data.sources.files import Slice, find_files, source_names
+from lmwright.data.sources.file import Slice
+from lmwright.data.sources.files import find_files, source_names
 from lmwright.data.sources.read import read_rows
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import ChatEncoder

@@ -17,9 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import Bad, Row, from_mapping, wanted_columns
-from lmwright.data.sources.files import File, Slice, open_binary
-from lmwright.data.sources.read import DOCUMENT_BYTES, READ_BYTES, check_header, stream
+from lmwright.data.sources.columns import Bad, Row, check_header, from_mapping, wanted_columns
+from lmwright.data.sources.file import (
+    DOCUMENT_BYTES,
+    READ_BYTES,
+    File,
+    Slice,
+    open_binary,
+    stream,
+)
 from lmwright.errors import UserError
 
 BATCH_BYTES = 8 << 20

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmwright.config.run import Source
-from lmwright.data.sources.files import File
+from lmwright.data.sources.file import File
 from lmwright.data.text.chat import UnusableError, conversation, needed, optional
+from lmwright.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +101,15 @@ def names_of(names: Iterable[str]) -> str:
     """Names of columns for a message, a few of them."""
     shown = [repr(n) for n in names]
     return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "") or "nothing"
+
+
+def check_header(header: list[str], file: File, source: Source) -> list[str]:
+    """UserError unless every column that the source names is there."""
+    for key, columns in needed_columns(source).items():
+        for column in columns:
+            if column not in header:
+                raise UserError(
+                    f"{file.path} has no column {column!r}, only {names_of(header)}; "
+                    f"change data.sources.{key}."
+                )
+    return header

@@ -9,7 +9,7 @@ dataset. The cut depends on the files alone, never on the number of workers.
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
 from lmwright.data.json_text import parse_json
-from lmwright.errors import UserError, first_line, install
+from lmwright.data.sources.file import File, Slice, open_binary, open_filesystem
+from lmwright.errors import UserError, first_line
 from lmwright.guard.redact import was_redacted, without_secrets
 
 ENDINGS = {
@@ -40,7 +41,6 @@ PLAIN = tuple(
     """.split()
 )
 COMPRESSION = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
 STAMPS = (
     *("ETag", "etag", "blob_id", "md5Hash", "Content-MD5", "generation"),
     *("mtime", "LastModified", "Last-Modified", "created"),
@@ -52,35 +52,6 @@ NAME_BYTES = 200
 READ_BYTES = 1 << 22
 # Text is so many times larger than its compressed file, about.
 INFLATION = 4
-
-
-@dataclass(frozen=True)
-class File:
-    """One input file (or one shard of a streamed dataset)."""
-
-    path: str
-    """Local path or URL."""
-    name: str
-    """Path below the source; the beginning of document ids."""
-    format: str
-    """A key of ENDINGS, `arrow` or `hub`."""
-    compression: str | None
-    size: int | None
-    """Bytes, if known."""
-    stamp: str
-    """Changes when the content does."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A stretch of a file, or all of it."""
-
-    file: File
-    start: int = 0
-    """Byte (lines) or row group (parquet)."""
-    stop: int | None = None
-    first_row: int = 0
-    """Lines or rows of the file before the slice."""
 
 
 def source_names(sources: Sequence[Source]) -> list[str]:
@@ -180,17 +151,6 @@ def _remote(source: Source) -> list[File]:
     base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
     files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
     return [replace(f, path=fs.unstrip_protocol(f.path)) for f in files]
-
-
-def open_filesystem(url: str) -> tuple[Any, str]:
-    """fsspec filesystem of a URL and the path in it; UserError names what to install."""
-    protocol = url.split("://")[0]
-    try:
-        return fsspec.core.url_to_fs(url)
-    except ImportError as e:
-        raise UserError(f"data.sources: {url} needs a package: {CURE.get(protocol, e)}.") from None
-    except ValueError as e:
-        raise UserError(f"data.sources: {url}: {e}.") from None
 
 
 def _choose(
@@ -374,11 +334,3 @@ def _cut_row_groups(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
         rows += group.num_rows
         size += group.total_byte_size
     yield Slice(file, start, metadata.num_row_groups, first_row), size
-
-
-def open_binary(path: str) -> Any:
-    """File object of a local path or URL, for reading bytes."""
-    if "://" not in path:
-        return open(path, "rb")
-    fs, root = open_filesystem(path)
-    return fs.open(root, "rb")

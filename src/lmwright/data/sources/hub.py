@@ -10,7 +10,7 @@ from typing import Any
 
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import content_columns, needed_columns, wanted_columns
-from lmwright.data.sources.files import File
+from lmwright.data.sources.file import File
 from lmwright.errors import UserError, first_line, install
 
 

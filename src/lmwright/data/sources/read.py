@@ -16,20 +16,19 @@ from lmwright.config.run import Source
 from lmwright.data.sources.columns import (
     Bad,
     Row,
+    check_header,
     content_columns,
     from_mapping,
     names_of,
     needed_columns,
     wanted_columns,
 )
-from lmwright.data.sources.files import File, Slice, open_binary
+from lmwright.data.sources.file import DOCUMENT_BYTES, File, Slice, stream
 from lmwright.errors import UserError, first_line
 
-READ_BYTES = 1 << 20
 LINE_BYTES = 1 << 28
 CELL_CHARS = 1 << 26
 BLANK_LINES = 1 << 20
-DOCUMENT_BYTES = 1 << 30
 # A column that none of this many first rows has is a wrong name, not bad data.
 LOOK_ROWS = 1000
 
@@ -105,22 +104,6 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
     yield from ahead
     yield row
     yield from rows
-
-
-def stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """Blocks of a file's content, decompressed."""
-    with open_binary(file.path) as raw, contextlib.ExitStack() as stack:
-        stream = raw
-        if file.compression:
-            # Arrow's, since it refuses a stream that ends early; the zstandard package does not.
-            opened = stack.enter_context(pa.PythonFile(raw, mode="r"))
-            stream = stack.enter_context(pa.CompressedInputStream(opened, file.compression))
-        elif start:
-            raw.seek(start)
-        left = None if stop is None else stop - start
-        while block := stream.read(READ_BYTES if left is None else min(READ_BYTES, left)):
-            left = None if left is None else left - len(block)
-            yield block
 
 
 def _lines(piece: Slice) -> Iterator[bytes]:
@@ -296,15 +279,3 @@ def _table_row(cells: dict[str, str], number: int, file: File, source: Source) -
     except UnicodeEncodeError:
         return Bad(number, "invalid UTF-8")
     return from_mapping(cells, number, file, source)
-
-
-def check_header(header: list[str], file: File, source: Source) -> list[str]:
-    """UserError unless every column that the source names is there."""
-    for key, columns in needed_columns(source).items():
-        for column in columns:
-            if column not in header:
-                raise UserError(
-                    f"{file.path} has no column {column!r}, only {names_of(header)}; "
-                    f"change data.sources.{key}."
-                )
-    return header

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from lmwright.data.bad_examples import QUARANTINE
 from lmwright.data.manifest import Manifest
-from lmwright.data.sources.holdout import part_file
 from lmwright.data.stage import run_stage
-from lmwright.data.text.normalize import Part, TableWriter, hold_out
+from lmwright.data.text.holdout import hold_out
+from lmwright.data.text.parts import Part, TableWriter, part_file
 
 BUCKET_DOCS = 1 << 22
 

@@ -14,46 +14,27 @@ import shutil
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
-from lmwright.config.run import Data, Source
+from lmwright.config.run import Data
 from lmwright.data.bad_examples import QUARANTINE, REASONS_SHOWN, BadWriter, bad_file
 from lmwright.data.manifest import Manifest, save_array, write_atomic
 from lmwright.data.progress import Progress
 from lmwright.data.sources.columns import Bad, Row, content_columns, names_of, needed_columns
-from lmwright.data.sources.files import PART_BYTES, Slice, cut_parts, find_files, source_names
-from lmwright.data.sources.holdout import ensure_held_out, part_file
+from lmwright.data.sources.file import Slice
+from lmwright.data.sources.files import PART_BYTES, cut_parts, find_files, source_names
 from lmwright.data.sources.read import read_rows
 from lmwright.data.stage import finished_stage, run_stage
+from lmwright.data.text.dedup import drop_duplicates
+from lmwright.data.text.holdout import hold_out
+from lmwright.data.text.parts import Part, TableWriter, part_file
 from lmwright.errors import UserError
 from lmwright.guard.redact import has_secrets, redact_text, redact_tree, without_secrets
-
-NAMES = ("id", "text", "source", "meta", "split", "rows")
-SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
-GROUP_BYTES = 8 << 20
-GROUP_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one part reads, and how."""
-
-    number: int
-    name: str
-    """Name of the source."""
-    source: Source
-    slices: tuple[Slice, ...]
-    unicode: str
-    holdout_fraction: float
-    hashes: bool
-    """Also write the hash of each document."""
 
 
 def normalize(
@@ -69,8 +50,6 @@ def normalize(
     `missing`, `empty` and `duplicates` per source. Raises UserError for input that cannot be
     read, an empty corpus, a wrong column, more bad rows than allowed.
     """
-    from lmwright.data.text.dedup import drop_duplicates
-
     folder = Path(data.dir).absolute()
     parts = plan_parts(data, part_bytes)
     exact = data.normalize.dedup == "exact"
@@ -180,51 +159,6 @@ def _rows(part: Part) -> Iterator[tuple[Slice, Row | Bad]]:
             yield piece, row
 
 
-class TableWriter:
-    """Writes rows as parquet in bounded memory; no rows, no file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.rows: list[tuple[str, ...]] = []
-        self.size = 0
-        self.writer: pq.ParquetWriter | None = None
-
-    def write(self, row: tuple[str, ...], size: int) -> None:
-        """Adds one row of SCHEMA whose text has `size` bytes."""
-        self.rows.append(row)
-        self.size += size
-        if self.size >= GROUP_BYTES or len(self.rows) >= GROUP_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self.rows:
-            return
-        columns = [pa.array(c, pa.large_string()) for c in zip(*self.rows, strict=True)]
-        self.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
-        self.rows, self.size = [], 0
-
-    def write_table(self, table: pa.Table) -> None:
-        """Writes a row group."""
-        if self.writer is None:
-            self.writer = pq.ParquetWriter(
-                self.path,
-                SCHEMA,
-                compression="zstd",
-                use_dictionary=["source", "split", "rows"],
-                write_statistics=False,
-            )
-        self.writer.write_table(table)
-
-    def __enter__(self) -> "TableWriter":
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            self._flush()
-        if self.writer is not None:
-            self.writer.close()
-
-
 def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:
     place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
     file = redact_text(piece.file.path)
@@ -264,14 +198,6 @@ def _finish(
         write_atomic(place, (temp / QUARANTINE).read_bytes())
         raise UserError(str(e).replace(str(temp / QUARANTINE), str(place))) from None
     return {"parts": list(counts)} if parts[0].hashes else {}
-
-
-def hold_out(
-    parts: Sequence[Part], counts: Sequence[dict[str, Any]], folder: Path, temp: Path
-) -> None:
-    """Sees to it that every source that trains has held-out text, if any is asked for."""
-    training = [p.name if p.source.use == "train" and p.holdout_fraction else "" for p in parts]
-    ensure_held_out(training, counts, folder, temp, parts[0].holdout_fraction)
 
 
 def _check_columns(

@@ -15,18 +15,17 @@ from lmwright.config.fields import default_of
 from lmwright.config.run import Mesh, Run
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
+from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.quick import Quick
-from lmwright.planner.report import mesh_text
+from lmwright.planner.units import mesh_text
 from lmwright.program.plan import seq_len_of
 
 REMATS = ("none", "dots", "gate", "mlp", "block")
 SMALLER_STATE = {"adamw": ("adam8bit",)}
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save
 LEAST_CONTEXT_TOKENS = 2048  # of a row on one device
-TIE_SHARE = 0.05
-"""Step times that differ by less are not told apart."""
 
 
 @dataclass(frozen=True)

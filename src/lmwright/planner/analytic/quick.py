@@ -19,8 +19,7 @@ from lmwright.planner.analytic.memory import Memory, memory
 from lmwright.planner.analytic.step_time import Timing, timing
 from lmwright.planner.cost import Takes
 from lmwright.planner.own_machine import factor_of
-from lmwright.planner.report import mesh_text
-from lmwright.planner.units import duration, memory_size, short_duration
+from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
 from lmwright.program.plan import Plan
 
 if TYPE_CHECKING:

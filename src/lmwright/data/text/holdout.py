@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from lmwright.data.text.parts import Part, TableWriter, part_file
+
 CUT_FROM_CHARS = 1000
 LEAST_CHARS = 2000
 LEAST_SHARE = 0.1
@@ -48,9 +50,12 @@ def ensure_held_out(
                 _move(counts[i], name, 0, 1, size)
 
 
-def part_file(number: int) -> str:
-    """Name of a part's rows below the stage's folder."""
-    return f"part-{number:05d}.parquet"
+def hold_out(
+    parts: Sequence[Part], counts: Sequence[dict[str, Any]], folder: Path, temp: Path
+) -> None:
+    """Sees to it that every source that trains has held-out text, if any is asked for."""
+    training = [p.name if p.source.use == "train" and p.holdout_fraction else "" for p in parts]
+    ensure_held_out(training, counts, folder, temp, parts[0].holdout_fraction)
 
 
 def _entry(counts: Counts, split: str, name: str) -> Counts:
@@ -117,8 +122,6 @@ def _cut(path: Path, row: int, fraction: float) -> int | None:
 def _rewrite(source: Path, target: Path, held: Sequence[int], cut: int | None) -> int:
     """Writes the rows with some of them in eval, or the text of the one from `cut` on; bytes of
     what is held out."""
-    from lmwright.data.text.normalize import TableWriter
-
     size, row, wanted = 0, -1, set(held)
     with TableWriter(target) as writer:
         for table in _groups(source):

@@ -1,0 +1,79 @@
+"""One input file: what is known of it, and its bytes, decompressed in bounded memory."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from lmwright.errors import UserError, install
+
+CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
+READ_BYTES = 1 << 20
+DOCUMENT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class File:
+    """One input file (or one shard of a streamed dataset)."""
+
+    path: str
+    """Local path or URL."""
+    name: str
+    """Path below the source; the beginning of document ids."""
+    format: str
+    """A key of ENDINGS, `arrow` or `hub`."""
+    compression: str | None
+    size: int | None
+    """Bytes, if known."""
+    stamp: str
+    """Changes when the content does."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A stretch of a file, or all of it."""
+
+    file: File
+    start: int = 0
+    """Byte (lines) or row group (parquet)."""
+    stop: int | None = None
+    first_row: int = 0
+    """Lines or rows of the file before the slice."""
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """fsspec filesystem of a URL and the path in it; UserError names what to install."""
+    protocol = url.split("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as e:
+        raise UserError(f"data.sources: {url} needs a package: {CURE.get(protocol, e)}.") from None
+    except ValueError as e:
+        raise UserError(f"data.sources: {url}: {e}.") from None
+
+
+def open_binary(path: str) -> Any:
+    """File object of a local path or URL, for reading bytes."""
+    if "://" not in path:
+        return open(path, "rb")
+    fs, root = open_filesystem(path)
+    return fs.open(root, "rb")
+
+
+def stream(file: File, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Blocks of a file's content, decompressed."""
+    with open_binary(file.path) as raw, contextlib.ExitStack() as stack:
+        stream = raw
+        if file.compression:
+            # Arrow's, since it refuses a stream that ends early; the zstandard package does not.
+            opened = stack.enter_context(pa.PythonFile(raw, mode="r"))
+            stream = stack.enter_context(pa.CompressedInputStream(opened, file.compression))
+        elif start:
+            raw.seek(start)
+        left = None if stop is None else stop - start
+        while block := stream.read(READ_BYTES if left is None else min(READ_BYTES, left)):
+            left = None if left is None else left - len(block)
+            yield block

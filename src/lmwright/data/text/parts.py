@@ -1,0 +1,81 @@
+"""Parts: what one of them reads, and the parquet file of rows that it becomes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lmwright.config.run import Source
+from lmwright.data.sources.file import Slice
+
+NAMES = ("id", "text", "source", "meta", "split", "rows")
+SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
+GROUP_BYTES = 8 << 20
+GROUP_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part reads, and how."""
+
+    number: int
+    name: str
+    """Name of the source."""
+    source: Source
+    slices: tuple[Slice, ...]
+    unicode: str
+    holdout_fraction: float
+    hashes: bool
+    """Also write the hash of each document."""
+
+
+def part_file(number: int) -> str:
+    """Name of a part's rows below the stage's folder."""
+    return f"part-{number:05d}.parquet"
+
+
+class TableWriter:
+    """Writes rows as parquet in bounded memory; no rows, no file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: list[tuple[str, ...]] = []
+        self.size = 0
+        self.writer: pq.ParquetWriter | None = None
+
+    def write(self, row: tuple[str, ...], size: int) -> None:
+        """Adds one row of SCHEMA whose text has `size` bytes."""
+        self.rows.append(row)
+        self.size += size
+        if self.size >= GROUP_BYTES or len(self.rows) >= GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self.rows:
+            return
+        columns = [pa.array(c, pa.large_string()) for c in zip(*self.rows, strict=True)]
+        self.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+        self.rows, self.size = [], 0
+
+    def write_table(self, table: pa.Table) -> None:
+        """Writes a row group."""
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(
+                self.path,
+                SCHEMA,
+                compression="zstd",
+                use_dictionary=["source", "split", "rows"],
+                write_statistics=False,
+            )
+        self.writer.write_table(table)
+
+    def __enter__(self) -> "TableWriter":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self._flush()
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,49 @@
+"""Advise: the change to a run by which the analytic model gains most."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lmwright.planner.advice import MEMORY, TIE_SHARE, Advice, bound_of
+from lmwright.planner.analytic.candidates import Candidate, candidates
+from lmwright.planner.analytic.quick import Quick
+
+
+def advise(quick: Quick, by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
+    """What bounds a run that fits, and the fastest other way to run it on this machine."""
+    ways = candidates(quick.run, quick.machine)
+    return advised(bound_of(by_kind, by_part), quick, ways[0] if ways else None)
+
+
+def advised(found: Advice, quick: Quick, best: Candidate | None) -> Advice:
+    """With the best way to run it, where that is worth it."""
+    if best is None or not best.quick.fits:
+        return replace(found, overrides=())
+    gain = quick.step_s / best.quick.step_s
+    if gain < 1 + TIE_SHARE:
+        return replace(found, overrides=())
+    return replace(found, **_change(quick, best), gain=gain)
+
+
+def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
+    words, machine = best.overrides, best.quick.machine
+    if dict(best.quick.plan.mesh.shape) == dict(quick.plan.mesh.shape):
+        words = tuple(word for word in words if not word.startswith("mesh."))
+    return {
+        "overrides": words,
+        "changes_training": best.changes_training,
+        "on": None if machine.name == quick.machine.name else machine.name,
+        "step_s": best.quick.step_s,
+        "close": best.quick.is_close,
+    }
+
+
+def too_large(
+    parts: Mapping[str, float], limit_bytes: float, quick: Quick, best: Candidate | None
+) -> Advice:
+    """That a run does not fit, and the way that does, which may be on another machine."""
+    part, whole = max(parts, key=parts.get), sum(parts.values())
+    found = Advice(
+        bound=MEMORY, share=whole / limit_bytes, part=part, part_share=parts[part] / whole
+    )
+    return found if best is None else replace(found, **_change(quick, best))
