@@ -21,7 +21,8 @@ from lmwright.formats import reference
 from lmwright.formats.adapter_verbs import combine_command
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_write import export_hf
-from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_place
 from lmwright.formats.peft import merge_into, module_slots
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder

@@ -7,13 +7,14 @@ import pytest
 
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.batch import Batch
+from lmwright.formats.lora_restore import init_state
+from lmwright.formats.weights import load_base
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import LowRank
 from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
 from lmwright.program.step import make_step
 
 torch = pytest.importorskip("torch")
@@ -90,7 +91,8 @@ def test_fifty_steps_follow_peft(theirs, ours, tmp_path, record_property):
     )  # fmt: skip
     plan = resolve(run, jax.devices()[:1])
     with jax.set_mesh(plan.mesh):
-        step, state, losses = make_step(plan), init_state(plan), []
+        step, losses = make_step(plan), []
+        state = init_state(plan, load_base(plan))
         for rows in tokens:
             shape = (1, *rows.shape)
             batch = Batch(

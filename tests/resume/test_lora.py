@@ -15,11 +15,11 @@ from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.formats.weights import trained
 from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.train.loop import train
-from lmwright.train.lora_restore import trained
 
 from .conftest import losses
 

@@ -16,11 +16,11 @@ from lmwright.formats.load import load_model
 from lmwright.formats.peft import read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
+from lmwright.formats.weights import trained
 from lmwright.program.lora import bind, resolved, scaled
 from lmwright.program.lora_section import LowRank
 from lmwright.program.plan import resolve
 from lmwright.train.loop import train
-from lmwright.train.lora_restore import trained
 
 from .conftest import in_dir
 

@@ -14,7 +14,7 @@ from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.core.finite import not_finite
 from lmwright.errors import UserError
-from lmwright.formats.run_dir import load_run_weights
+from lmwright.formats.weights import load_run_weights
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state

@@ -20,7 +20,7 @@ from lmwright.checkpoint.hashes import HASHES
 from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
-from lmwright.formats.run_dir import load_run_weights
+from lmwright.formats.weights import load_run_weights
 from lmwright.train import loop
 
 from .conftest import in_dir, losses

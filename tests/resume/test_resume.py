@@ -69,7 +69,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same(small_run, uninterrupted, tmp_pa
 
 
 def final_weights(run):
-    from lmwright.formats.run_dir import load_run_weights
+    from lmwright.formats.weights import load_run_weights
 
     _, w = load_run_weights(run.dir)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(w)]

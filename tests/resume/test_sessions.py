@@ -13,7 +13,7 @@ import pytest
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Limits
-from lmwright.formats.run_dir import load_run_weights
+from lmwright.formats.weights import load_run_weights
 from lmwright.train import loop
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.command import stopped_line

@@ -30,7 +30,7 @@ from lmwright.errors import UserError
 from lmwright.evals.held_out import asked_prompts
 from lmwright.formats.convert import export_command
 from lmwright.formats.open import load_run, open_place
-from lmwright.formats.origin import host_weights
+from lmwright.formats.weights import host_weights
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS

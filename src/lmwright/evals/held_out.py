@@ -20,7 +20,7 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.formats.open import open_run
-from lmwright.formats.run_dir import load_run_weights
+from lmwright.formats.weights import load_run_weights
 from lmwright.guard.terminal import visible
 from lmwright.program.plan import Plan, resolve
 

@@ -8,19 +8,19 @@ import ml_dtypes
 
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
-from lmwright.formats.open import open_place
-from lmwright.formats.origin import host_weights, weights_hash
+from lmwright.formats.tensor_hash import weights_hash
+from lmwright.program.lora_state import Base
 
 NOTE = "lmwright.json"
 EARLIER_NOTE = "podsmith.json"  # written before the project was renamed
 ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
-def write_note(folder: Path, base_path: str, base_hash: str, storage: str) -> None:
+def write_note(folder: Path, base: Base, storage: str) -> None:
     """Beside an adapter that was trained on this base, kept as `storage`."""
-    said = {"base": base_path, "base_hash": base_hash, "base_storage": storage}
-    if base_path:
-        said[ROUNDED] = weights_hash(host_weights(open_place(base_path)), ml_dtypes.bfloat16)
+    said = {"base": base.path, "base_hash": base.hash, "base_storage": storage}
+    if base.read is not None:
+        said[ROUNDED] = weights_hash(base.read(), ml_dtypes.bfloat16)
     (folder / NOTE).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 

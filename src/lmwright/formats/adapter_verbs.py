@@ -15,12 +15,13 @@ from lmwright.formats.combine import Combination, combine
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import new_folder
-from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_run
-from lmwright.formats.origin import weights_hash
 from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
 from lmwright.formats.proof import Proof, Source
+from lmwright.formats.tensor_hash import weights_hash
 
 
 def export_adapter_command(
@@ -28,8 +29,9 @@ def export_adapter_command(
 ) -> None:
     """Writes an adapter of a run's newest checkpoint as a PEFT folder."""
     from lmwright.config.run import Mesh
+    from lmwright.formats.lora_restore import pick
+    from lmwright.formats.weights import trained
     from lmwright.program.plan import resolve
-    from lmwright.train.lora_restore import pick, trained
 
     place = open_run(run_dir)
     folder, run = place.path, replace(place.run, mesh=Mesh())
@@ -41,7 +43,7 @@ def export_adapter_command(
     found = to_peft(run.model, chosen, weights[chosen.name], base.path)
     with new_folder(Path(out)) as temporary:
         write_folder(temporary, found)
-        write_note(temporary, base.path, base.hash, run.lora.base)
+        write_note(temporary, base, run.lora.base)
     _say(out, found)
 
 

@@ -8,7 +8,8 @@ from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_write import MAX_SHARD_BYTES, stored_dtype, write_hf
-from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import is_run
 from lmwright.formats.proof import Proof
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from lmwright.core.param import count_params
 from lmwright.data.tokens.probe import PROBE
-from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import (
     TOLERANCE,
     Agreement,

@@ -24,7 +24,8 @@ from lmwright.errors import UserError
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.hf_write import stored_dtype, write_hf
-from lmwright.formats.load import LoadedModel, load_model
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_tokens, sentence
 from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import described

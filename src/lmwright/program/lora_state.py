@@ -7,21 +7,17 @@ The base is made again from where it came; a checkpoint holds its hash. The coun
 optimizer is the number of its own steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-import xxhash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lmwright.core.leaves import quantize
 from lmwright.core.param import Tree, init_weights, walk
 from lmwright.core.sharding import lenient_shardings, weight_shardings
-from lmwright.errors import UserError
 from lmwright.optim.build import build_optimizer, state_spec
 from lmwright.program.lora import (
     ResolvedAdapter,
@@ -47,6 +43,8 @@ class Base:
     path: str
     """Where they came from; empty for weights made from the run's seed."""
     hash: str
+    read: Callable[[], Tree] | None = None
+    """Reads them again as they lie there, in float32 on the host; None for a run's own."""
 
 
 def optimizer_of(adapter: ResolvedAdapter) -> optax.GradientTransformation:
@@ -133,80 +131,22 @@ def saved(state: Tree) -> Tree:
     return {name: tree for name, tree in state.items() if name != "base"}
 
 
-def load_base(plan: Plan) -> Base:
-    """The frozen weights, made or read, as the run keeps them. Raises UserError where they are
-    another model's."""
-    shardings = base_shardings(plan)
-    path = plan.run.train.init_from
-    if path is None:
-        with jax.set_mesh(plan.mesh):
-            make = jax.jit(
-                lambda: stored(plan.run, init_weights(plan.spec, jax.random.key(plan.run.seed))),
-                out_shardings=shardings,
-            )
-            return Base(make(), "", f"seed {plan.run.seed}")
-    weights = _read(plan, path)
-    from lmwright.formats.origin import add_to_hash
-
-    digest, kinds, leaves = xxhash.xxh3_128(), storages(plan.run), []
-    params, places = dict(walk(plan.spec)), dict(walk(shardings))
-    for name, array in walk(weights):
-        add_to_hash(digest, name, array)
-        keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
-        with jax.set_mesh(plan.mesh):
-            leaves.append((name, keep(array, params[name], kinds[name])))
-    return Base(nest(leaves), path, digest.hexdigest())
-
-
-def _read(plan: Plan, path: str) -> Tree:
-    from lmwright.formats.open import open_place
-    from lmwright.formats.origin import host_weights, refuse_unlike
-
-    try:
-        place = open_place(path)
-        refuse_unlike(place, plan.spec)
-        return host_weights(place)
-    except UserError as error:
-        raise UserError(f"train.init_from: {error}") from error
+def fresh_base(plan: Plan) -> Base:
+    """Frozen weights made from the run's seed, as the run keeps them."""
+    with jax.set_mesh(plan.mesh):
+        make = jax.jit(
+            lambda: stored(plan.run, init_weights(plan.spec, jax.random.key(plan.run.seed))),
+            out_shardings=base_shardings(plan),
+        )
+        return Base(make(), "", f"seed {plan.run.seed}")
 
 
 def init_state(plan: Plan, base: Base) -> Tree:
-    """A fresh state around the base; adapters that start from PEFT folders have read them."""
+    """A fresh state around the base."""
     shardings = saved(state_shardings(plan))
     with jax.set_mesh(plan.mesh):
         state = jax.jit(lambda w: fresh(plan, w), out_shardings=shardings)(base.weights)
-    for one in resolved(plan.run):
-        if one.init_from is not None:
-            try:
-                found = _read_adapter(plan.run.model, one, base)
-            except UserError as error:
-                of = f".adapters[{one.name!r}]" if plan.run.lora.adapters else ""
-                raise UserError(f"lora{of}.init_from: {error}") from error
-            found = jax.device_put(found, shardings["weights"][one.name])
-            state["weights"][one.name] = found
-            if "ema" in state:
-                state["ema"][one.name] = jax.tree.map(jnp.copy, found)
     return state | {"base": base.weights}
-
-
-def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Base) -> Tree:
-    """The factors of a PEFT folder, which must have been trained on this base."""
-    import ml_dtypes
-
-    from lmwright.formats.adapter_note import refuse_other_base
-    from lmwright.formats.open import open_place
-    from lmwright.formats.origin import host_weights, weights_hash
-    from lmwright.formats.peft import read_adapter
-
-    def hashes() -> Iterator[str]:
-        yield base.hash
-        if base.path:
-            yield weights_hash(host_weights(open_place(base.path)), ml_dtypes.bfloat16)
-
-    folder = Path(adapter.init_from)
-    refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
-    weights = (lambda: host_weights(open_place(base.path))) if base.path else None
-    return read_adapter(folder, model, adapter, weights)
 
 
 def bound(plan: Plan, state: Tree, name: str) -> Tree:

@@ -79,9 +79,9 @@ def state_shardings(plan: Plan) -> Tree:
 
 
 def init_state(plan: Plan) -> Tree:
-    """A fresh state, created in place on the plan's devices."""
+    """A fresh state made by chance, created in place on the plan's devices."""
     if plan.run.lora is not None:
-        return lora_state.init_state(plan, lora_state.load_base(plan))
+        return lora_state.init_state(plan, lora_state.fresh_base(plan))
     with jax.set_mesh(plan.mesh):
         return jax.jit(lambda: fresh_state(plan), out_shardings=state_shardings(plan))()
 

@@ -17,8 +17,10 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
+from lmwright.formats.lora_restore import counts_of, restore
+from lmwright.formats.weights import load_base
 from lmwright.program.lora import ResolvedAdapter, resolved
-from lmwright.program.lora_state import Base, bound, load_base, saved
+from lmwright.program.lora_state import Base, bound, saved
 from lmwright.program.lora_step import Lanes, Step, make_step
 from lmwright.program.plan import Plan
 from lmwright.program.state import abstract_batch
@@ -27,7 +29,6 @@ from lmwright.train.display import Display
 from lmwright.train.hosts import HostRows
 from lmwright.train.loop import Outcome, Session, open_store
 from lmwright.train.lora_feed import Feed
-from lmwright.train.lora_restore import counts_of, restore
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim, keep_tokenizer
 from lmwright.train.signals import StopRequest

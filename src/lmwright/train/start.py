@@ -13,8 +13,8 @@ from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.open import Place, open_place
-from lmwright.formats.origin import placed_weights, refuse_unlike
 from lmwright.formats.tokenizer_files import open_tokenizer
+from lmwright.formats.weights import placed_weights, refuse_unlike
 from lmwright.program.plan import Plan
 from lmwright.program.state import init_state, optimizer_of, state_shardings
 

@@ -4,18 +4,24 @@ A run may have gained adapters since the checkpoint (they start fresh) or lost s
 left out); the base must be the one they were trained on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
-from lmwright.program.lora import DEFAULT, ResolvedAdapter, merged, resolved
-from lmwright.program.lora_state import Base, abstract_state, init_state, load_base, saved
+from lmwright.formats.adapter_note import refuse_other_base
+from lmwright.formats.peft import read_adapter
+from lmwright.formats.tensor_hash import weights_hash
+from lmwright.program import lora_state
+from lmwright.program.lora import DEFAULT, ResolvedAdapter, resolved
+from lmwright.program.lora_state import Base, abstract_state, saved, state_shardings
 from lmwright.program.plan import Plan
 
 BY_ADAPTER = ("weights", "optimizer", "ema")
@@ -84,16 +90,6 @@ def counts_of(state: Tree) -> dict[str, int]:
     return {name: int(opt["count"]) for name, opt in state["optimizer"].items()}
 
 
-def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Base, Tree]:
-    """The base, and each adapter's weights (the moving average where there is one), newest or
-    of a step. Raises UserError where there is no checkpoint."""
-    base = load_base(plan)
-    state, meta = restore(plan, SavedStates(folder), base, step)
-    if not meta:
-        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
-    return base, state.get("ema", state["weights"])
-
-
 def pick(plan: Plan, name: str | None) -> ResolvedAdapter:
     """The adapter of a name, or the only one. Raises UserError where that is not clear."""
     adapters = {one.name: one for one in resolved(plan.run)}
@@ -106,11 +102,33 @@ def pick(plan: Plan, name: str | None) -> ResolvedAdapter:
     return adapters[name]
 
 
-def merged_weights(
-    plan: Plan, folder: Path, name: str | None = None, step: int | None = None
-) -> Tree:
-    """float32 weights of the model with one adapter in them."""
-    adapter = pick(plan, name)
-    base, weights = trained(plan, folder, step)
-    with jax.set_mesh(plan.mesh):
-        return jax.jit(lambda b, w: merged(adapter, b, w))(base.weights, weights[adapter.name])
+def init_state(plan: Plan, base: Base) -> Tree:
+    """A fresh state around the base; adapters that start from PEFT folders have read them."""
+    state = lora_state.init_state(plan, base)
+    shardings = saved(state_shardings(plan))
+    for adapter in resolved(plan.run):
+        if adapter.init_from is None:
+            continue
+        try:
+            weights = _read_adapter(plan.run.model, adapter, base)
+        except UserError as error:
+            of = f".adapters[{adapter.name!r}]" if plan.run.lora.adapters else ""
+            raise UserError(f"lora{of}.init_from: {error}") from error
+        weights = jax.device_put(weights, shardings["weights"][adapter.name])
+        state["weights"][adapter.name] = weights
+        if "ema" in state:
+            state["ema"][adapter.name] = jax.tree.map(jnp.copy, weights)
+    return state
+
+
+def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Base) -> Tree:
+    """The factors of a PEFT folder, which must have been trained on this base."""
+
+    def hashes() -> Iterator[str]:
+        yield base.hash
+        if base.read is not None:
+            yield weights_hash(base.read(), ml_dtypes.bfloat16)
+
+    folder = Path(adapter.init_from)
+    refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
+    return read_adapter(folder, model, adapter, base.read)

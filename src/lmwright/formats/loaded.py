@@ -1,0 +1,155 @@
+"""A model with its weights, ready to use; out of files here, out of run directories in `load`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import numpy as np
+
+from lmwright.config.section import with_overrides
+from lmwright.core.param import Tree, first_difference
+from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
+from lmwright.errors import UserError
+from lmwright.formats.card import Facts
+from lmwright.formats.gguf_read import open_gguf
+from lmwright.formats.gguf_tokenizer import tokenizer_of
+from lmwright.formats.hf_layout import HfTensors, slots
+from lmwright.formats.hf_read import open_tensors, read_config
+from lmwright.formats.hf_stream import check_tensors, from_hf
+from lmwright.formats.open import GGUF, Place
+from lmwright.formats.proof import Source
+from lmwright.formats.safetensors import refuse_pickles
+from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
+from lmwright.formats.written import refuse_changed
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to use, wherever it came from."""
+
+    model: Any
+    tensors: Mapping[str, np.ndarray]
+    """By Hugging Face name; read from the files when they are asked for."""
+    tokenizer_dir: Path | None
+    facts: Facts
+    path: Path
+    prefix: tuple[int, ...] | None = None
+    """Ids that began each document in training; None leaves it to the tokenizer's file."""
+    end_ids: tuple[int, ...] = ()
+    """Ids that end a text, beside the tokenizer's own."""
+    reference: Path | None = None
+    """What transformers can load as this very model."""
+    origin: Source | None = field(default=None, repr=False)
+    """What the files say, where `model` was changed since."""
+    kept: Any = field(default=None, repr=False)
+    """What must live as long as this does, such as a temporary folder."""
+
+    def load(self, *, dtype: Any = None, shardings: Tree | None = None) -> Tree:
+        """The weights, jax arrays: of a `dtype` or as they are stored, on the first device or
+        as `shardings` say (`weight_shardings(model.spec(), mesh)`)."""
+        if isinstance(self.tensors, HfTensors):
+            w = self.tensors.weights
+            if dtype is not None:
+                w = jax.tree.map(lambda leaf: leaf.astype(dtype), w)
+            return w if shardings is None else jax.device_put(w, shardings)
+        return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
+
+    def check(self) -> None:
+        """Raises UserError where the files are not what lmwright wrote there."""
+        refuse_changed((self.origin or self).model, self.tensors, self.path)
+
+    @cached_property
+    def weights(self) -> Tree:
+        """`load()`, once: in the dtype in which they are stored."""
+        return self.load()
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer. Raises UserError where the model came without one."""
+        if self.tokenizer_dir is None:
+            raise UserError(f"{self.path}: has no tokenizer; copy its tokenizer.json there")
+        return open_tokenizer(self.tokenizer_dir)
+
+    @property
+    def source(self) -> Source | None:
+        """What transformers can be asked about; None where it can read nothing."""
+        if self.origin is not None or self.reference is None:
+            return self.origin
+        return Source(self.reference, self.model, self.load)
+
+    def changed(self, overrides: Sequence[str]) -> "LoadedModel":
+        """With words such as `rope_scaling.factor=4` on top of the model's fields. Raises
+        UserError for a field that weights depend on."""
+        if not overrides:
+            return self
+        model = with_overrides(self.model, overrides, "the model")
+        have, want = ({slot.name: slot.shape for slot in slots(m)} for m in (self.model, model))
+        if found := first_difference(have, want):
+            name, there, here = found
+            raise UserError(
+                f"{' '.join(overrides)}: {name} is {there} in {self.path} and would be {here}; "
+                f"change only what no weight depends on (lmwright vocab changes vocabularies)"
+            )
+        return replace(self, model=model, origin=self.source)
+
+    @property
+    def prompt_prefix(self) -> tuple[int, ...]:
+        """Ids that begin every prompt."""
+        return prompt_prefix(self.tokenizer) if self.prefix is None else self.prefix
+
+
+def load_files(place: Place) -> LoadedModel:
+    """The model of a Hugging Face folder or a GGUF file; weights are read when they are asked
+    for. Raises UserError where files are missing, damaged or do not agree."""
+    return _open_gguf(place) if place.kind == GGUF else _open_folder(place)
+
+
+def _open_folder(place: Place) -> LoadedModel:
+    path = place.path
+    refuse_pickles(path)  # before what is wrong with a config.json that nobody needs
+    model = place.model
+    tensors = open_tensors(path, read_config(path))
+    check_tensors(slots(model), tensors, str(path))
+    return LoadedModel(
+        model,
+        tensors,
+        place.tokenizer_dir,
+        Facts(name=path.absolute().name, origin="Imported from a Hugging Face folder."),
+        path,
+        end_ids=_end_ids(path),
+        reference=path,
+    )
+
+
+def _open_gguf(place: Place) -> LoadedModel:
+    path = place.path
+    file, model, tensors = open_gguf(path)
+    check_tensors(slots(model), tensors, str(path))
+    tokenizer_dir, kept = place.tokenizer_dir, None  # what somebody put beside it has the say
+    if tokenizer_dir is None and (tokenizer := tokenizer_of(file.meta, str(path))) is not None:
+        kept = TemporaryDirectory(prefix="lmwright-")
+        tokenizer_dir = Path(kept.name)
+        save_tokenizer(tokenizer, tokenizer_dir)
+    ends = (file.meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return LoadedModel(
+        model,
+        tensors,
+        tokenizer_dir,
+        Facts(name=path.stem, origin="Imported from a GGUF file."),
+        path,
+        end_ids=tuple(int(each) for each in ends if each is not None),
+        reference=path,
+        kept=kept,
+    )
+
+
+def _end_ids(folder: Path) -> tuple[int, ...]:
+    """What generation_config.json (or config.json) says ends a text: one id or several."""
+    config = read_config(folder) | read_json(folder / "generation_config.json")
+    said = config.get("eos_token_id")
+    said = said if isinstance(said, list) else [said]
+    return tuple(each for each in said if isinstance(each, int))

@@ -1,0 +1,123 @@
+"""The weights at a place, for a run that starts from them or reads its own.
+
+Adapters lie beside a base, whose place may be the run directory of other adapters, and so on.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xxhash
+
+from lmwright.checkpoint.saved import SavedStates
+from lmwright.config.run import Mesh, Run
+from lmwright.core.leaves import quantize
+from lmwright.core.param import Tree, first_difference, walk
+from lmwright.errors import UserError
+from lmwright.formats.loaded import load_files
+from lmwright.formats.lora_restore import pick, restore
+from lmwright.formats.open import RUN, Place, open_place, open_run
+from lmwright.formats.tensor_hash import add_to_hash
+from lmwright.program.lora import merged, nest, storages
+from lmwright.program.lora_state import Base, base_shardings, fresh_base
+from lmwright.program.plan import Plan, resolve
+from lmwright.program.state import abstract_state, eval_weights
+
+
+def refuse_unlike(place: Place, spec: Tree) -> None:
+    """UserError unless the weights of a place have the names and shapes of `spec`."""
+    shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, place.model.spec()))
+    if difference := first_difference(*shapes):
+        name, want, have = difference
+        raise UserError(
+            f"{name} is {have} in {place.path} and {want} in this run's model; "
+            "leave [model] out, or change only what no weight depends on"
+        )
+
+
+def host_weights(place: Place) -> Tree:
+    """float32 host arrays. Raises UserError where they cannot be read."""
+    if place.kind == RUN:  # of which no tokenizer is wanted
+        _, w = load_run_weights(place.path, place.step)
+    else:
+        w = load_files(place).weights
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), w)
+
+
+def placed_weights(place: Place, shardings: Tree) -> Tree:
+    """float32 arrays on devices as `shardings` say; files are read tensor by tensor, so that no
+    host holds them all."""
+    if place.kind != RUN:
+        return load_files(place).load(dtype=jnp.float32, shardings=shardings)
+
+    def put(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+    return jax.tree.map(put, host_weights(place), shardings)
+
+
+def load_run_weights(
+    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
+) -> tuple[Run, Tree]:
+    """The run of a directory and its weights at a step, or the newest intact ones (the moving
+    average where the run keeps one), on this process's first device; `adapter` names one of
+    several, and is merged into its base. The directory is only read, so a run may be training
+    there. Raises UserError where there are none."""
+    folder = Path(run_dir)
+    run = open_run(folder).run
+    alone = replace(run, mesh=Mesh())
+    plan = resolve(alone, jax.local_devices()[:1])
+    if run.lora is not None:
+        return run, _merged_weights(plan, folder, adapter, step)
+    if adapter is not None:
+        raise UserError(f"{folder}: trained all its weights and has no adapters; drop {adapter!r}")
+    saved, abstract = SavedStates(folder), abstract_state(plan)
+    if step is not None:
+        return run, eval_weights(saved.restore_at(step, abstract)[0])
+    restored = saved.restore(abstract)
+    if restored is None:
+        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
+    return run, eval_weights(restored[0])
+
+
+def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Base, Tree]:
+    """The base, and each adapter's weights (the moving average where there is one), newest or
+    of a step. Raises UserError where there is no checkpoint."""
+    base = load_base(plan)
+    state, meta = restore(plan, SavedStates(folder), base, step)
+    if not meta:
+        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
+    return base, state.get("ema", state["weights"])
+
+
+def _merged_weights(plan: Plan, folder: Path, name: str | None, step: int | None) -> Tree:
+    """float32 weights of the model with one adapter in them."""
+    adapter = pick(plan, name)
+    base, weights = trained(plan, folder, step)
+    with jax.set_mesh(plan.mesh):
+        return jax.jit(lambda b, w: merged(adapter, b, w))(base.weights, weights[adapter.name])
+
+
+def load_base(plan: Plan) -> Base:
+    """The frozen weights, made or read, as the run keeps them. Raises UserError where they are
+    another model's."""
+    path = plan.run.train.init_from
+    if path is None:
+        return fresh_base(plan)
+    shardings = base_shardings(plan)  # refuses what does not divide before anything is read
+    try:
+        place = open_place(path)
+        refuse_unlike(place, plan.spec)
+        weights = host_weights(place)
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from error
+    digest, kinds, leaves = xxhash.xxh3_128(), storages(plan.run), []
+    params, places = dict(walk(plan.spec)), dict(walk(shardings))
+    for name, array in walk(weights):
+        add_to_hash(digest, name, array)
+        keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
+        with jax.set_mesh(plan.mesh):
+            leaves.append((name, keep(array, params[name], kinds[name])))
+    return Base(nest(leaves), path, digest.hexdigest(), lambda: host_weights(place))
