@@ -84,6 +84,7 @@ def adapter(base, folder, noise=0.1, **said):
 
 
 def merged(base, folder, out, capsys):
+    capsys.readouterr()  # the progress bars of whoever wrote base and folder
     code = main(["adapters", "merge", str(base), str(folder), str(out), "--dtype", "fp32"])
     said = capsys.readouterr()
     return code, said.out + said.err
