@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from jax.profiler import ProfileData
 
 from lmwright.cli.main import main
 from lmwright.planner import own_machine
-from lmwright.planner.compiler.profile import seconds_by_instruction
+from lmwright.planner.compiler.profile import newest_profile, seconds_by_instruction
 from lmwright.train.loop import train
 
 from .conftest import in_dir
@@ -20,12 +21,11 @@ from .conftest import in_dir
 
 @pytest.fixture(scope="module")
 def trained(small_run, tmp_path_factory):
-    """A run directory, trained on one CPU device; beside it, the profile that was made of it."""
+    """A run directory, trained on one CPU device; beside it, the profile that it kept."""
     run = in_dir(small_run, tmp_path_factory.mktemp("measured") / "run")
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    with jax.profiler.trace(str(Path(run.dir).with_name("profile")), profiler_options=options):
-        train(run, jax.devices()[:1])
+    kept = replace(run.metrics, profile_steps=(3, run.train.steps))
+    train(replace(run, metrics=kept), jax.devices()[:1])
+    Path(run.dir, "profile").rename(Path(run.dir).with_name("profile"))
     env = json.loads(Path(run.dir, "env.json").read_text())
     assert env["device_count"] == 8  # that tests simulate; users have one
     Path(run.dir, "env.json").write_text(json.dumps(env | {"device_count": 1}))
@@ -102,6 +102,18 @@ def test_a_profile_is_read_by_part(with_profile, capsys):
     assert parts.get("other", 0) < 0.5 * sum(parts.values())
     # instructions of one step, on the one or two threads that ran them
     assert 0 < sum(parts.values()) < 2 * max(times(with_profile))
+
+
+def test_a_profile_is_of_the_steps_that_were_asked_for(small_run, tmp_path, capsys):
+    run = replace(small_run, metrics=replace(small_run.metrics, profile_steps=(3, 4)))
+    train(in_dir(run, tmp_path / "run"), jax.devices()[:1])
+    data = ProfileData.from_file(str(newest_profile(tmp_path / "run")))
+    stats = (dict(e.stats) for p in data.planes for line in p.lines for e in line.events)
+    steps = {s["run_id"] for s in stats if "jit_train_step" in str(s.get("hlo_module"))}
+    assert len(steps) == 2
+    for steps, cure in (("[4, 3]", "ends before it begins"), ("[1, 9999]", "is behind the last")):
+        assert main(["train", f"{tmp_path}/run", f"metrics.profile_steps={steps}"]) == 2
+        assert cure in capsys.readouterr().err
 
 
 def test_a_profile_of_another_machine_is_said(with_profile, capsys):

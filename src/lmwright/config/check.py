@@ -26,6 +26,7 @@ def check_run(run: Run) -> None:
         _check_sources,
         _check_prices,
         _check_limits,
+        _check_profile,
     ):
         try:
             check(run)
@@ -217,3 +218,20 @@ def _check_limits(run: Run) -> None:
             raise UserError(
                 "limits.margin_minutes: has no effect without session_hours or total_hours"
             )
+
+
+def _check_profile(run: Run) -> None:
+    if run.metrics.profile_steps is None:
+        return
+    first, last = run.metrics.profile_steps
+    end = run.train.steps
+    if first > last:
+        raise UserError(
+            f"metrics.profile_steps: [{first}, {last}] ends before it begins; give the first step "
+            f"and the last, as in [10, 12]"
+        )
+    if end is not None and last > end:
+        raise UserError(
+            f"metrics.profile_steps: step {last} is behind the last of the run, {end}; give "
+            f"earlier steps"
+        )

@@ -305,6 +305,8 @@ class Metrics:
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     project: str = "lmwright"
     """Project name at wandb and trackio."""
+    profile_steps: tuple[PositiveInt, PositiveInt] | None = None
+    """First and last step of which a profile is kept in the run directory's `profile/`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from lmwright.train.display import Display
 from lmwright.train.finite import refuse_state, refuse_values
 from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
+from lmwright.train.profile import Profiler
 from lmwright.train.rundir import claim, keep_tokenizer
 from lmwright.train.signals import (
     EXIT_INTERRUPTED,
@@ -98,6 +99,7 @@ def train(
             budget=Budget.of(run, folder, start, state, began),
             metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
             display=stack.enter_context(Display(run, run.train.steps, start)),
+            profiler=stack.enter_context(Profiler(folder, run.metrics.profile_steps)),
             loader=stack.enter_context(make_loader(plan, store, start)),
         )
         return session.run()
@@ -180,6 +182,7 @@ class Session:
     budget: Budget
     metrics: MetricsWriter
     display: Display
+    profiler: Profiler
     loader: Loader
 
     @property
@@ -216,8 +219,10 @@ class Session:
         self.stop.starting = False
         done = self.start
         while done < self.steps:
+            self.profiler.before(done + 1, self.state)
             values = self._step(done)
             done += 1
+            self.profiler.after(done, values)
             if done % run.metrics.log_every_steps == 0 or done in (1, self.steps):
                 self._log(done, values)
             # Before the save: a run killed between the two evaluates this step again.

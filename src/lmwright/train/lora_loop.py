@@ -30,6 +30,7 @@ from lmwright.train.hosts import HostRows
 from lmwright.train.loop import Outcome, Session, open_store
 from lmwright.train.lora_feed import Feed
 from lmwright.train.metrics import MetricsWriter
+from lmwright.train.profile import Profiler
 from lmwright.train.rundir import claim, keep_tokenizer
 from lmwright.train.signals import StopRequest
 
@@ -75,6 +76,7 @@ def train_adapters(plan: Plan, began: float, stop: StopRequest) -> Outcome:
             budget=Budget.of(run, folder, start, state, began),
             metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
             display=stack.enter_context(Display(run, start + max(left, 0), start)),
+            profiler=stack.enter_context(Profiler(folder, run.metrics.profile_steps)),
             loader=None,
             base=base,
             adapters=adapters,

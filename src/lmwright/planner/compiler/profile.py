@@ -3,7 +3,7 @@
     RUN/profile/**/*.xplane.pb --jax.profiler--> seconds of each instruction of the train step
     the compiled step's text   --plan.parts----> part of each instruction
 
-`jax.profiler.trace("RUN/profile")` around training makes one. An instruction's seconds are its
+A run with `metrics.profile_steps` makes one. An instruction's seconds are its
 own, without those that ran inside of it; on a CPU some run beside each other, so that shares say
 more than seconds.
 """
