@@ -25,6 +25,7 @@ from lmwright.config.run import Run
 from lmwright.config.section import with_overrides
 from lmwright.errors import UserError
 from lmwright.formats.hub import PREFIX, fetch, is_hub_name
+from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.places import usable
 from lmwright.formats.safetensors import PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
@@ -33,7 +34,6 @@ from lmwright.program import adapters
 from lmwright.program.length import epoch_rows
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
-ADAPTER_CONFIG = "adapter_config.json"
 HUB_LIKE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 MODEL_PLACES = "a run directory, a Hugging Face model folder, a .gguf file or hf://owner/name"
 

@@ -1,0 +1,117 @@
+"""What lies at a path is decided once, whichever verb asks."""
+
+import json
+
+import jax
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Data, Run, Train
+from lmwright.core.param import init_weights
+from lmwright.errors import UserError
+from lmwright.formats.hf_write import export_hf
+from lmwright.formats.load import load_model
+from lmwright.formats.open import (
+    ADAPTER,
+    GGUF,
+    HF,
+    RUN,
+    RUN_FILES,
+    find_model,
+    init_fields,
+    open_place,
+    open_run,
+)
+from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+
+MODEL = Llama(
+    vocab_size=53, embed_dim=32, mlp_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+    seq_len=24,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """One of each: a run directory without checkpoints, a Hugging Face folder, an adapter."""
+    root = tmp_path_factory.mktemp("places")
+    run = Run(
+        name="x", dir=str(root / "run"), model=MODEL, objective=Clm(), data=Data(dir="data"),
+        optim=KINDS["adamw"](learning_rate=1e-3), train=Train(steps=2, global_batch_size=2),
+    )  # fmt: skip
+    (root / "run" / "checkpoints" / "7").mkdir(parents=True)
+    (root / "run" / "run.toml").write_text(dump_toml(run))
+    export_hf(MODEL, init_weights(MODEL.spec(), jax.random.key(0)), None, root / "hf")
+    (root / "adapter").mkdir()
+    (root / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    (root / "empty").mkdir()
+    return root
+
+
+@pytest.mark.parametrize(
+    "path, kind, step",
+    [
+        ("run", RUN, None),
+        ("run/checkpoints/7", RUN, 7),
+        ("hf", HF, None),
+        ("x.gguf", GGUF, None),
+        ("adapter", ADAPTER, None),
+    ],
+)
+def test_kinds_of_places(places, path, kind, step):
+    place = open_place(places / path)
+    assert (place.kind, place.step) == (kind, step)
+    assert place.path == places / ("run" if kind == RUN else path)
+
+
+def test_the_home_folder_is_known(places, monkeypatch):
+    monkeypatch.setenv("HOME", str(places))
+    assert open_place("~/hf").path == places / "hf"
+
+
+@pytest.mark.parametrize("path", ["run", "run/checkpoints/7", "hf"])
+def test_the_model_is_read_without_weights(places, path):
+    assert open_place(places / path).model == find_model(str(places / path)) == MODEL
+    assert init_fields(str(places / path))["model",]["embed_dim"] == 32
+
+
+def test_a_run_file_a_run_directory_and_a_preset(places):
+    assert find_model(str(places / "run" / "run.toml")) == MODEL
+    assert find_model(str(places / "run"), ["model.num_layers=3"]).num_layers == 3
+    assert find_model("llama-1m", ["num_layers=3"]).num_layers == 3
+    with pytest.raises(UserError, match=r"neither a preset nor .*did you mean 'llama-1m'"):
+        find_model("lama-1m")
+
+
+@pytest.mark.parametrize("ask", [load_model, lambda path: find_model(path), init_fields])
+def test_an_adapter_alone_is_no_model(places, ask):
+    with pytest.raises(UserError, match=r"is an adapter.*lmwright adapters merge"):
+        ask(str(places / "adapter"))
+
+
+@pytest.mark.parametrize("path", ["hf", "adapter", "empty", "nowhere"])
+def test_where_only_a_run_will_do(places, path):
+    with pytest.raises(UserError, match=r"not a run directory \(no run\.toml\)"):
+        open_run(places / path)
+
+
+def test_a_checkpoint_that_is_not_there(places, capsys):
+    assert main(["generate", str(places / "run" / "checkpoints" / "8"), "--prompt", "a"]) == 2
+    assert "there is no checkpoint 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/model", "https://example.com/model"])
+def test_no_other_urls(name):
+    for ask in (open_place, load_model, find_model):
+        with pytest.raises(UserError, match="no place that models are read from; write hf://"):
+            ask(name)
+
+
+def test_the_registries_name_every_kind():
+    """A registry imports its members one by one, by names that nothing else checks."""
+    for section, kinds in RUN_FILES.kinds.items():
+        for kind in kinds:
+            fields = kinds[kind].__dataclass_fields__
+            assert fields["kind"].default == kind, f"{section}.kind"
