@@ -1,0 +1,287 @@
+"""Curves of 20 steps, made through the command line alone, so that they outlive refactorings.
+
+    python tests/golden/curves.py make FILE [CASE ...]        writes those of the working tree
+    python tests/golden/curves.py against COMMIT [CASE ...]   compares bit for bit with a commit
+
+Every case is trained in one process of one CPU device, with XLA's flags of the tests.
+"""
+
+import argparse
+import importlib
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES = ("lmwright.cli.main", "lmwright.cli")  # the second is that of older commits
+KINDS = ("train", "eval")  # lines of metrics.jsonl that tell of learning
+# measured, never the same twice
+UNSTEADY = ("_s", "_per_step", "_bytes", "_gib", "time", "mfu", "wait_share", "per_s")
+DERIVED = ("ppl", "bits_per_byte", "rows", "tokens_seen")
+
+Curve = dict[str, list[float]]
+"""Values by step for each metric, as `train.loss` or `eval.loss`."""
+
+SIZES = {"vocab_size": 384, "embed_dim": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+         "head_dim": 12, "seq_len": 96}  # fmt: skip
+DENSE = SIZES | {"mlp_dim": 80}
+EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 40, "balance_loss": 0.01,
+           "z_loss": 0.001}  # fmt: skip
+MODELS = {
+    "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
+    "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
+    "olmo2": DENSE,
+    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
+    "mixtral": SIZES | {"experts": EXPERTS},
+    "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
+    "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
+    "dots1": DENSE | {"dense_layers": [0], "experts": EXPERTS | {
+        "score": "sigmoid", "num_groups": 2, "shared_dim": 40, "bias_rate": 0.001}},
+}  # fmt: skip
+
+ONE_LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
+THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
+    {"name": "first", "rank": 2, "rows": 2},
+    {"name": "second", "steps": 12, "learning_rate": 3e-3},
+    {"name": "third", "dropout": 0.1, "schedule": {"kind": "linear", "warmup_steps": 3}},
+]}  # fmt: skip
+
+CASES: dict[str, dict] = {
+    **{f"family {kind}": {"model": {"kind": kind, **sizes}} for kind, sizes in MODELS.items()},
+    "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
+    "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
+    "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
+    "objective kto": {"data": "rated", "objective": {"kind": "kto"}, "lora": ONE_LORA},
+    "lora one": {"lora": ONE_LORA},
+    "lora three": {"lora": THREE_LORAS},
+    "lora dora": {"lora": {"rank": 4, "variant": "dora", "scaling": "sqrt-rank", "base": "int4",
+                           "b_rate_ratio": 4.0}},
+    "lora three sft": {"data": "sft", "objective": {"kind": "sft"}, "lora": THREE_LORAS},
+    "step microbatches ema": {"train": {"num_microbatches": 2, "ema_decay": 0.9, "remat": "dots"}},
+    "step bf16 block": {"train": {"precision": "bf16", "remat": "block"}},
+    **{f"optim {kind}": {"optim": {"kind": kind}}
+       for kind in ("adam8bit", "adafactor", "lion", "muon")},
+}  # fmt: skip
+QUICK = ("objective sft", "objective dpo", "lora three")  # full, one adapter, several
+
+SUBJECTS = ["the red cat", "a small bird", "the old sailor", "my neighbor", "the tall tree"]
+VERBS = ["looks at", "sings of", "remembers", "forgets", "counts", "waits for"]
+OBJECTS = ["the sea", "nine stones", "a long road", "the morning", "some bread", "its shadow"]
+
+
+def sentence(dice: random.Random) -> str:
+    """A sentence by dice."""
+    return " ".join(dice.choice(words) for words in (SUBJECTS, VERBS, OBJECTS))
+
+
+def write_sources(folder: Path) -> None:
+    """Text and examples of each kind, always the same."""
+    dice = random.Random(7)
+    rows: dict[str, list[dict]] = {"text": [], "sft": [], "pairs": [], "rated": []}
+    for number in range(160):
+        ask, good, bad = f"What {sentence(dice)}?", sentence(dice), sentence(dice) + "."
+        rows["text"].append({"text": ". ".join(sentence(dice) for _ in range(1 + number % 9))})
+        rows["sft"].append({"prompt": ask, "completion": good})
+        rows["pairs"].append({"prompt": ask, "chosen": good, "rejected": bad})
+        rows["rated"].append({"prompt": ask, "completion": good, "label": number % 3 > 0})
+    for name, lines in rows.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+ROWS = {"text": "text", "sft": "prompt", "pairs": "preference", "rated": "rated"}
+
+
+def run_file(folder: Path, name: str, case: dict) -> Path:
+    """Writes the run file of a case; JSON's scalars, lists and strings are TOML's as well."""
+    data = case.get("data", "text")
+    optim = {"kind": "adamw", "learning_rate": 2e-3, "schedule": {"kind": "cosine",
+             "warmup_steps": 4}}  # fmt: skip
+    tokenizer = (
+        {"vocab_size": 384} if data == "text" else {"path": str(folder / "data-text" / "tokenizer")}
+    )
+    sections = {
+        "name": "curve", "dir": str(folder / "runs" / name.replace(" ", "-")), "seed": 5,
+        "model": case.get("model", {"kind": "llama", **MODELS["llama"]}),
+        "objective": case.get("objective", {"kind": "clm", "z_loss": 1e-4}),
+        "optim": optim | case.get("optim", {}),
+        "data": {
+            "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
+            "sources": [{"path": str(folder / f"{data}.jsonl"), "rows": ROWS[data]}],
+            "tokenizer": tokenizer, "chat": {"template": "none"},
+            "pack": {"method": "best-fit", "seq_len": 96},
+        },
+        "train": {"steps": 20, "global_batch_size": 6, "precision": "fp32"}
+        | case.get("train", {}),
+        "checkpoint": {"save_every_steps": 1000},
+        "metrics": {"log_every_steps": 1, "trackers": []},
+    }  # fmt: skip
+    if data == "text":
+        del sections["data"]["chat"]
+    if "lora" in case:
+        sections["lora"] = {"kind": "lora", **case["lora"]}
+    path = folder / f"{name.replace(' ', '-')}.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in sections.items()))
+    return path
+
+
+def toml(value: object) -> str:
+    """A value in TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def read_curve(path: Path) -> Curve:
+    """What metrics.jsonl says of learning: everything but times and memory."""
+    curve: Curve = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        place = ".".join(filter(None, (row.pop("kind"), row.pop("source", None))))
+        for name, value in row.items():
+            learned = place.startswith(KINDS) and not name.endswith(UNSTEADY)
+            if learned and isinstance(value, int | float) and name != "step":
+                curve.setdefault(f"{place}.{name}", []).append(value)
+    return curve
+
+
+def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
+    """Trains the cases with the lmwright that this process imports."""
+    for module in ENTRIES:
+        try:
+            main = importlib.import_module(module).main
+            break
+        except ModuleNotFoundError as error:
+            if not module.startswith(str(error.name)):
+                raise
+    write_sources(folder)
+    prepared: set[str] = set()
+    curves = {}
+    for name in names:
+        case, data = CASES[name], CASES[name].get("data", "text")
+        for kind in ("text", data):  # the tokenizer is that of the text
+            if kind not in prepared:
+                ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", {"data": kind})))
+                prepared.add(kind)
+        path = run_file(folder, name, case)
+        ran(main, "train", str(path))
+        curves[name] = read_curve(folder / "runs" / name.replace(" ", "-") / "metrics.jsonl")
+    return curves
+
+
+def ran(main, *words: str) -> None:
+    """Runs a command; its failure ends this process."""
+    if code := main(words):
+        sys.exit(f"lmwright {' '.join(words)}: exit code {code}")
+
+
+def train_apart(source: Path, names: Sequence[str], logs: Path | None = None) -> dict[str, Curve]:
+    """Trains the cases in a process of its own with the package that lies below `source`."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from quick_compile import FLAGS
+
+    with tempfile.TemporaryDirectory(prefix="curves-") as folder:
+        out = Path(folder, "curves.json")
+        environment = os.environ | {
+            "PYTHONPATH": str(source), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS,
+            "LMWRIGHT_SOURCE": str(source),
+        }  # fmt: skip
+        command = [sys.executable, __file__, "here", folder, str(out), *names]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{source}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return json.loads(out.read_text())
+
+
+def differences(old: dict[str, Curve], new: dict[str, Curve], rel: float = 0.0) -> list[str]:
+    """A line for each old metric of each case of `new` that is not within `rel`, with the first
+    value that is not. A rounding may turn single words of an accuracy: its `rel` is wider."""
+    lines = []
+    for case, curve in new.items():
+        for metric, before in old[case].items():
+            now, near = curve.get(metric, []), rel * (1000 if "accuracy" in metric else 1)
+            if len(before) != len(now):
+                lines.append(f"{case}: {metric} has {len(now)} values, {len(before)} before")
+                continue
+            for number, (a, b) in enumerate(zip(before, now, strict=True), 1):
+                if a != b and not math.isclose(a, b, rel_tol=near, abs_tol=near):
+                    lines.append(f"{case}: {metric}, value {number}: {a!r}, now {b!r}")
+                    break
+    return lines
+
+
+def compare_with(commit: str, names: Sequence[str]) -> list[str]:
+    """Trains the cases at another commit and here, and says where a bit differs."""
+    with tempfile.TemporaryDirectory(prefix="commit-") as folder:
+        tree = Path(folder, "tree")
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run(
+            [*git, "add", "--detach", str(tree), commit], check=True, capture_output=True
+        )
+        try:
+            old = train_apart(tree / "src", names)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+    return differences(old, train_apart(ROOT / "src", names))
+
+
+def write(path: Path, curves: dict[str, Curve]) -> None:
+    """One line a metric, with enough digits for a tolerance of 1e-5; what follows from others is
+    left out."""
+    short = {
+        case: {
+            metric: [float(f"{v:.7g}") for v in values]
+            for metric, values in curve.items()
+            if not metric.endswith(DERIVED)
+        }
+        for case, curve in curves.items()
+    }
+    text = ",\n".join(
+        f' "{case}": {{\n'
+        + ",\n".join(f'  "{metric}": {json.dumps(values)}' for metric, values in curve.items())
+        + "\n }"
+        for case, curve in short.items()
+    )
+    path.write_text("{\n" + text + "\n}\n")
+
+
+def main(words: Iterable[str] | None = None) -> int:
+    """The script's commands."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    here = verbs.add_parser("here")
+    here.add_argument("folder", type=Path)
+    here.add_argument("out", type=Path)
+    make = verbs.add_parser("make", help="write the curves of the working tree, or of --source")
+    make.add_argument("out", type=Path)
+    make.add_argument("--source", type=Path, default=ROOT / "src")
+    against = verbs.add_parser("against", help="compare bit for bit with another commit")
+    against.add_argument("commit")
+    for verb in (here, make, against):
+        verb.add_argument("cases", nargs="*", default=list(CASES))
+    args = parser.parse_args(words)
+    if args.verb == "here":
+        curves = train_here(args.folder, args.cases)
+        used = Path(sys.modules["lmwright"].__file__).resolve()
+        if not used.is_relative_to(Path(os.environ["LMWRIGHT_SOURCE"]).resolve()):
+            sys.exit(f"{used} was imported, not {os.environ['LMWRIGHT_SOURCE']}")
+        args.out.write_text(json.dumps(curves))
+    elif args.verb == "make":
+        write(args.out, train_apart(args.source, args.cases))
+    else:
+        lines = compare_with(args.commit, args.cases)
+        print("\n".join(lines) or f"{len(args.cases)} curves are equal bit for bit")
+        return bool(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
