@@ -249,7 +249,7 @@ def test_compiled_programs_are_kept_only_where_nobody_else_may_write(tmp_path, h
         assert taken == str(folder) and not done.stderr
         assert {p.stat().st_mode & 0o777 for p in (folder, folder.parent)} == {0o700}
     else:
-        assert taken == "None" and "compiled programs are not kept" in done.stderr
+        assert taken == "None" and "compiled programs are not cached" in done.stderr
 
 
 @pytest.mark.parametrize("there", [False, True])

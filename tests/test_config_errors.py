@@ -64,7 +64,7 @@ def said(tmp_path, text, *overrides, load=load_run):
         ("data.sources.4.path=x", ["data.sources is a list of 1"]),
         ("data.sources.path=x", ["as in data.sources.0"]),
         ("train.steps.x=3", ["train.steps is a value without fields"]),
-        ("data.0.x=3", ["data is no list"]),
+        ("data.0.x=3", ["data is not a list"]),
     ],
 )
 def test_a_bad_override_is_named(tmp_path, override, parts):

@@ -223,5 +223,5 @@ def test_names_that_are_no_folders(name, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "sub/x.arrow", "a\0"])
 def test_saved_datasets_name_files_of_their_folder_only(name, tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(UserError, match="it names what is not in its folder"):
+    with pytest.raises(UserError, match="it names files outside its folder"):
         find_files(Source(path=str(tmp_path)))

@@ -59,7 +59,7 @@ def test_a_system_prompt_goes_before_both():
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are the same"),
         ({"prompt": "q", "chosen": " ", "rejected": "a"}, "'chosen' is empty"),
         ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected'"),
-        ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "no text, message or list"),
+        ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "not text, a message or a list"),
     ],
 )
 def test_unusable(row, says):

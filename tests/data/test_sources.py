@@ -314,7 +314,7 @@ def test_a_cut_parquet_is_named(tmp_path, lost):
     path.write_bytes(write_parquet([f"{i}" for i in range(1000)])[:-lost])
     with pytest.raises(UserError, match=r"a\.parquet is truncated or damaged"):
         read(Source(path=str(path)))
-    with pytest.raises(UserError, match=r"a\.parquet is not a whole parquet file"):
+    with pytest.raises(UserError, match=r"a\.parquet is not a complete parquet file"):
         read(Source(path=str(path)), part_bytes=100)
 
 
@@ -345,9 +345,9 @@ def test_a_wrong_column_of_jsonl_is_found_early(tmp_path, monkeypatch):
         ("missing.txt", {}, "does not exist"),
         ("*.nothing", {}, "matches no file"),
         ("empty", {}, "matches no file"),
-        ("a.pdf", {}, r"unknown format \(.pdf\); known are .txt"),
+        ("a.pdf", {}, r"unknown format \(.pdf\); supported are .txt"),
         ("a.json", {}, "format = 'jsonl'"),
-        ("pdfs", {}, "holds only files of unknown format"),
+        ("pdfs", {}, "holds only files of an unknown format"),
         ("pdfs", {"format": "csv"}, "holds no csv file, only .pdf"),
         ("nope://x/a.txt", {}, "nope"),
     ],

@@ -270,7 +270,7 @@ def test_tiktoken_of_no_known_family_needs_a_sidecar(tmp_path):
     [
         ("missing.json", None, "does not exist"),
         ("a.pdf", b"x", "no known kind"),
-        ("tokenizer.json", b"{}", "not a tokenizer.json that can be read"),
+        ("tokenizer.json", b"{}", "not a readable tokenizer.json"),
         ("tokenizer.json", b"\xff", "not UTF-8"),
         ("a.model", b"\n\x03abc", "not a sentencepiece model"),
         ("a.tiktoken", b"IQ== 0\nIg==", r"a\.tiktoken:2 is not"),

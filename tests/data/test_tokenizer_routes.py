@@ -134,7 +134,7 @@ def unknown_split(spec):
         (swap_merges, "another order"),
         (other_pair, "another order|never reached"),
         (drop_merge, "another order|never reached"),
-        (unknown_split, "split into words"),
+        (unknown_split, "its pre-tokenizer"),
         (lambda s: s["pre_tokenizer"].update(add_prefix_space=True), "leading space"),
         (lambda s: s["model"].update(end_of_word_suffix="</w>"), "not a plain byte-level BPE"),
     ],

@@ -169,7 +169,7 @@ BAD = {
     "pickle only": (only_pickle, r"pickled weights \(pytorch_model.bin\)"),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors"),
     "lost shard": (lost_shard, "00001-of-00002.safetensors: missing"),
-    "index that lies": (index_that_lies, "does not agree"),
+    "index that lies": (index_that_lies, "disagrees"),
     "index that escapes": (index_that_escapes, "not an index"),
     "other architecture": (
         set_config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),

@@ -148,7 +148,7 @@ REFUSED = {
     'lora_alpha = "8" is not': {"lora_alpha": "8"},
     "alpha_pattern": {"alpha_pattern": {"q_proj": None}},
     "says use_dora = true": {"use_dora": True},
-    "no regular expression": {"rank_pattern": {"q_(": 4}},
+    "not a regular expression": {"rank_pattern": {"q_(": 4}},
     "a pattern of 4000 letters": {"rank_pattern": {"a" * 4000: 4}},
 }
 

@@ -176,7 +176,7 @@ def test_training_goes_on_from_factors_that_began_as_the_base(start, tmp_path):
     base = base_of(MODEL)
     weights = read_adapter(tmp_path, MODEL, adapter, lambda: base)
     close(bound_logits(adapter, weights, base), expected)
-    with pytest.raises(UserError, match=r"only together with its base"):
+    with pytest.raises(UserError, match=r"only be read together with its base"):
         read_adapter(tmp_path, MODEL, adapter)
 
 

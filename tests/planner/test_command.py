@@ -39,12 +39,12 @@ def test_what_does_not(plan, tmp_path, capsys):
     assert "DOES NOT FIT: " in out and "what would make it fit" in out
     assert "predicted" not in out
     # the speed is that of the same run on chips with more memory, but for the memory
-    speed = re.search(r"if it fitted, it would take (\S+) s a step, give or take \d+%; ", out)
+    speed = re.search(r"if it did fit, it would take (\S+) s a step, give or take \d+%; ", out)
     run = load_run(tmp_path / "run.toml")
     assert float(speed[1]) == pytest.approx(Quick.of(run, parse_machine("v5e-8")).step_s, rel=0.01)
     last = out.strip().splitlines()[-1]
     found = re.fullmatch(
-        r"bound by memory: it wants \S+ times what there is \(\d+% of that: .+\); to try: "
+        r"bound by memory: it needs \S+ times the available memory \(\d+% of that: .+\); to try: "
         r"(.+?)(?: \(trains differently\))?, which fits, (\S+) s a step by --quick(; close, .*)?",
         last,
     )  # fmt: skip

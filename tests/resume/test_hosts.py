@@ -185,7 +185,7 @@ def test_pod_on_a_machine_alone_says_what_it_is_for(small_run, tmp_path):
     done = typed(tmp_path, "train", "run.toml", "--pod")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "--pod: JAX finds the other processes on TPU pods" in line and "leave --pod out" in line
+    assert "--pod: JAX finds the other processes on TPU pods" in line and "leave out --pod" in line
 
 
 def test_rows_of_a_host(small_run):

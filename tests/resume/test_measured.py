@@ -197,7 +197,7 @@ def test_a_damaged_file_of_factors_is_no_factor(trained, capsys):
     "words, says",
     [
         (["nowhere"], "no such folder"),
-        (["RUN", "--search"], "--measured: does not go together with --search"),
+        (["RUN", "--search"], "--measured: cannot be combined with --search"),
         (["RUN", "--keep", "--forget"], "--keep and --forget"),
         (["RUN", "--on", "h100"], "gpu:h100x8"),
     ],

@@ -96,7 +96,7 @@ def test_an_earlier_run_saved_nan(trained_run, tmp_path, capsys):
     got = load_run_weights(run.dir)[1]
     assert "checkpoint 13 is not finite: weights/" in capsys.readouterr().err
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-    with pytest.raises(UserError, match=r"checkpoints/13: is not finite: weights/.*take another"):
+    with pytest.raises(UserError, match=r"checkpoints/13: is not finite: weights/.*choose another"):
         load_run_weights(run.dir, 13)
     more = replace(run, train=replace(run.train, steps=STEPS + 2))
     assert loop.train(more, jax.devices()[:1]).step == STEPS + 2

@@ -63,7 +63,7 @@ def test_told_to_stop_it_stops_what_it_runs(file, tmp_path):
         time.sleep(0.2)
     sweep.terminate()
     assert sweep.wait(120) == 42
-    assert "go on with: lmwright sweep" in sweep.stderr.read()
+    assert "continue with: lmwright sweep" in sweep.stderr.read()
     steps = losses(in_dir(load_run(metrics.parent), metrics.parent))
     assert (metrics.parent / "checkpoints" / str(max(steps))).is_dir()
     with open(metrics.parent / ".lock") as lock:  # nothing trains there any more

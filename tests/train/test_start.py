@@ -172,7 +172,7 @@ def test_another_tokenizer_is_refused(base, tmp_path):
         tokenizer=Tokenizer(vocab_size=280),
     )
     prepare(other, 32)
-    with pytest.raises(UserError, match=r"train.init_from: .* knows another tokenizer"):
+    with pytest.raises(UserError, match=r"train.init_from: .* uses another tokenizer"):
         steps = replace(run.train, steps=1, epochs=None)
         train(replace(run, data=other, train=steps), jax.devices()[ONE])
 
@@ -198,7 +198,7 @@ def test_rates_of_groups(base, tmp_path):
     both = groups(**{"layers.*": 0.5, "layers.*norm": 0.0})
     shares = rate_shares(replace(run.optim, groups=both), names)
     assert shares["layers.up"] == 0.5 and shares["layers.mlp_norm"] == 0 and "embed" not in shares
-    with pytest.raises(UserError, match=r"groups.0.weights: 'head' fits no weight; there are embe"):
+    with pytest.raises(UserError, match=r"groups.0.weights: 'head' matches no weight; the weights are embe"):
         rate_shares(replace(run.optim, groups=groups(head=1.0)), names)
 
 

@@ -75,8 +75,8 @@ class SavedStates:
             return found
         else:
             raise UserError(
-                f"{self.root}: the run retires its checkpoints faster than they can be read; give "
-                f"it a larger checkpoint.keep_last"
+                f"{self.root}: the run deletes its checkpoints faster than they can be read; give "
+                "it a larger checkpoint.keep_last"
             )
         if error := self._none_left(problems):
             raise error
@@ -92,7 +92,7 @@ class SavedStates:
         except Unusable as error:
             steps = self.steps()
             if step in steps:
-                raise UserError(f"{self.root / str(step)}: {error}; take another") from error
+                raise UserError(f"{self.root / str(step)}: {error}; choose another") from error
             there = ", ".join(map(str, steps)) or "none"
             raise UserError(
                 f"{self.root}: there is no checkpoint {step}; there are: {there}"
@@ -120,7 +120,8 @@ class SavedStates:
             if vouched and _unchanged(folder, before):
                 raise UserError(
                     f"{folder}: its files are what was saved, but they cannot be loaded "
-                    f"({first_line(error):.200}); see that memory and disk suffice and run again"
+                    f"({first_line(error):.200}); check that there is enough memory and disk "
+                    "space and run again"
                 ) from error
             problem = f"is damaged: it cannot be read ({first_line(error):.200})"
         if problem is None and not _unchanged(folder, before):

@@ -208,8 +208,8 @@ def _hash(folder: Path) -> None:
 
 def _save_error(root: Path, error: Exception) -> UserError:
     return UserError(
-        f"{root}: the checkpoint could not be written ({first_line(error):.200}); "
-        f"free some space or fix the folder's permissions and run again to continue"
+        f"{root}: the checkpoint could not be written ({first_line(error):.200}); free some space "
+        "or correct the folder's permissions and run again to continue"
     )
 
 

@@ -15,18 +15,18 @@ METHODS = (
 
 @click.group()
 def adapters() -> None:
-    """Take LoRA adapters out, put them together, merge them."""
+    """Export, merge and combine LoRA adapters."""
 
 
 @adapters.command("export")
 @click.argument("run_dir")
 @click.argument("out")
-@click.option("--adapter", help="Which one, where the run has several.")
+@click.option("--adapter", help="Adapter to use if the run has several.")
 def adapters_export(run_dir: str, out: str, **options: Any) -> None:
     """Write a run's adapter as a PEFT folder OUT.
 
-    Of the newest checkpoint in RUN_DIR. The model with the adapter merged in is written by
-    lmwright export.
+    The adapter comes from the newest checkpoint in RUN_DIR. To write the model with the adapter
+    merged in, use lmwright export.
 
     \b
     Example:  lmwright adapters export runs/lora my-adapter
@@ -40,12 +40,12 @@ def adapters_export(run_dir: str, out: str, **options: Any) -> None:
 @click.argument("base")
 @click.argument("adapter")
 @click.argument("out")
-@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Data type of the weights.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def adapters_merge(base: str, adapter: str, out: str, overwrite: bool, **options: Any) -> None:
     """Write the model BASE with the PEFT folder ADAPTER merged into it.
 
-    BASE is whatever lmwright export takes.
+    BASE is any model that lmwright export accepts.
 
     \b
     Example:  lmwright adapters merge models/smollm my-adapter merged --dtype bf16
@@ -58,14 +58,18 @@ def adapters_merge(base: str, adapter: str, out: str, overwrite: bool, **options
 @adapters.command("combine")
 @click.argument("out")
 @click.argument("folders", nargs=-1, required=True, metavar="ADAPTER...")
-@click.option("--weight", "weights", type=float, multiple=True, help="One for each, in order.")
-@click.option("--method", type=click.Choice(METHODS), help="svd if not given.")
-@click.option("--density", type=click.FloatRange(0, 1), help="Share that ties and dare keep.")
-@click.option("--rank", type=click.IntRange(min=1), help="Of an svd.")
-@click.option("--sign", type=click.Choice(["total", "frequency"]), help="How ties votes.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of what dare drops.")
+@click.option(
+    "--weight", "weights", type=float, multiple=True, help="Weight of each adapter, in order."
+)
+@click.option("--method", type=click.Choice(METHODS), help="How to combine; default: svd.")
+@click.option(
+    "--density", type=click.FloatRange(0, 1), help="Fraction of values that ties and dare keep."
+)
+@click.option("--rank", type=click.IntRange(min=1), help="Rank of an svd result.")
+@click.option("--sign", type=click.Choice(["total", "frequency"]), help="How ties elects signs.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed for what dare drops.")
 def adapters_combine(out: str, folders: Sequence[str], **options: Any) -> None:
-    """Make one PEFT folder OUT of several for the same base.
+    """Combine several PEFT folders for the same base into one folder OUT.
 
     \b
     Example:  lmwright adapters combine both one two --method ties --density 0.5

@@ -39,8 +39,8 @@ def _load(path: str, overrides: Sequence[str]) -> Any:
 def lmwright() -> None:
     """Prepare data, plan, train and ship language models: TPU, GPU or laptop.
 
-    RUN is a run file (TOML) or a run directory; words like train.steps=500 change single
-    fields of it.
+    RUN is a run file (TOML) or a run directory; overrides such as train.steps=500 change
+    single fields.
 
     \b
     Start here:  lmwright quickstart
@@ -71,12 +71,12 @@ def quickstart(folder: str) -> Any:
     "stages",
     multiple=True,
     type=click.Choice(["normalize", "tokenizer", "tokenize", "pack", "shuffle"]),
-    help="Only this stage; may be given again. All stages otherwise.",
+    help="Run only this stage; may be repeated. Default: all stages.",
 )
 def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
     """Turn text into packed rows of tokens.
 
-    Stages that are finished and unchanged are not done again; a killed one goes on.
+    Finished stages whose inputs have not changed are skipped; a killed one continues.
 
     \b
     Example:  lmwright prepare run.toml data.workers=2
@@ -89,7 +89,7 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
 
 @lmwright.group(cls=InOrder)
 def data() -> None:
-    """Look at prepared data and check it."""
+    """Show prepared data and verify it."""
 
 
 @data.command("verify")
@@ -108,14 +108,16 @@ def data_verify(folder: str) -> Any:
 @data.command("show")
 @RUN
 @OVERRIDES
-@click.option("-n", "--count", type=click.IntRange(min=1), default=3, help="Rows to show.")
-@click.option("--start", type=click.IntRange(min=0), default=0, help="First row, from 0.")
-@click.option("--sources", is_flag=True, help="Examples of each source, before prepare.")
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), default=3, help="Number of rows to show."
+)
+@click.option("--start", type=click.IntRange(min=0), default=0, help="First row, counted from 0.")
+@click.option("--sources", is_flag=True, help="Show examples of each source, before prepare.")
 def data_show(run: str, overrides: Sequence[str], count: int, start: int, sources: bool) -> Any:
     """Print rows as training sees them, as text.
 
-    In the order of training, document by document. What is learned is in color, or between
-    {+ and +} where the output is no terminal.
+    Rows come in training order, document by document. Learned tokens are in color, or between
+    {+ and +} if the output is not a terminal.
 
     \b
     Example:  lmwright data show quickstart/run.toml -n 3
@@ -138,7 +140,7 @@ def tokenizer() -> None:
 def tokenizer_train(run: str, overrides: Sequence[str]) -> Any:
     """Train the tokenizer of RUN on its own sources.
 
-    These are the first two stages of prepare.
+    This runs the first two stages of prepare.
 
     \b
     Example:  lmwright tokenizer train run.toml data.tokenizer.vocab_size=16384
@@ -177,7 +179,7 @@ def config() -> None:
 @RUN
 @OVERRIDES
 def config_show(run: str, overrides: Sequence[str]) -> None:
-    """Print the whole run, and where each value came from.
+    """Print the whole run and the origin of each value.
 
     The output is itself a run file.
 
@@ -257,7 +259,7 @@ def params(name: str, overrides: Sequence[str]) -> Any:
 @click.option(
     "--on",
     metavar="MACHINE",
-    help="v4-32, 2xv5e-256, gpu:h200x8, cpu, kaggle; any compares the common ones.",
+    help="v4-32, 2xv5e-256, gpu:h200x8, cpu, kaggle; `any` compares common machines.",
 )
 @click.option(
     "--quick",
@@ -268,33 +270,33 @@ def params(name: str, overrides: Sequence[str]) -> Any:
 @click.option(
     "--finalists",
     type=click.IntRange(min=1),
-    help="Ways found by --search that the compiler checks.  [default: 4]",
+    help="Number of configurations that --search compiles.  [default: 4]",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(min=0),
-    help="Also say how far a session of so many hours gets.  [default: limits.session_hours]",
+    help="Also show how far a session of this length gets.  [default: limits.session_hours]",
 )
 @click.option(
     "--price",
     type=click.FloatRange(min=0),
-    help="USD per chip-hour, of every machine.  [default: plan.prices, then the list]",
+    help="USD per chip-hour, for every machine.  [default: plan.prices, then list prices]",
 )
 @click.option("--measured", is_flag=True, help="Compare the run directory RUN with its prediction.")
 @click.option(
-    "--keep", is_flag=True, help="With --measured: correct later predictions for its machine."
+    "--keep", is_flag=True, help="With --measured: correct later predictions for this machine."
 )
-@click.option("--forget", is_flag=True, help="With --measured: no longer correct them.")
+@click.option("--forget", is_flag=True, help="With --measured: stop correcting them.")
 @click.option("--json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
 def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     """Predict memory, speed and cost on hardware you don't have.
 
     For TPU slices, the TPU's own compiler compiles the train step here; this needs the extra
-    tpu, but no TPU, account or network. GPUs, CPUs and --quick are estimated analytically.
+    tpu, but no TPU, account or network. GPUs, CPUs and --quick use an analytic estimate.
 
     RUN may also be a preset, a Hugging Face folder or a GGUF file: then recipe pretrain, the
-    model's own row length and the most rows that fit are taken, and the answer says so.
+    model's own row length and the largest batch that fits are assumed, and the answer says so.
 
     \b
     Exit code: 0 the run fits, 1 it does not, 2 wrong input, 3 this host has too little memory
@@ -316,7 +318,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
 @lmwright.command()
 @RUN
 @OVERRIDES
-@click.option("--pod", is_flag=True, help="One of several hosts; JAX finds the others.")
+@click.option("--pod", is_flag=True, help="This is one of several hosts; JAX finds the others.")
 def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     """Train a model, or resume an interrupted run.
 
@@ -338,12 +340,12 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
 @lmwright.command()
 @RUN
 @OVERRIDES
-@click.option("--dry-run", is_flag=True, help="Only say which runs there are.")
+@click.option("--dry-run", is_flag=True, help="Only list the runs.")
 def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
-    """Train a small grid of runs, and compare them in one report.
+    """Train a small grid of runs and compare them in one report.
 
-    The run file's [sweep.grid] and [[sweep.cases]] say what differs. Run again, it
-    continues where it stopped.
+    The run file's [sweep.grid] and [[sweep.cases]] define the runs. Run it again to continue
+    where it stopped.
 
     \b
     Example:  lmwright sweep run.toml --dry-run
@@ -359,9 +361,9 @@ for verb in (*model_commands.VERBS, adapter_commands.adapters):
 
 @lmwright.command()
 @click.argument("run_dirs", nargs=-1, required=True)
-@click.option("-o", "--out", help="HTML file; in the run directory if not given.")
+@click.option("-o", "--out", help="HTML file; default: report.html in the run directory.")
 def report(run_dirs: Sequence[str], out: str | None) -> None:
-    """Write report.html of one run, or of several side by side.
+    """Write report.html for one run or several side by side.
 
     \b
     Example:  lmwright report quickstart/run

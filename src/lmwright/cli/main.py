@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(usage_message(error))
     except (click.Abort, KeyboardInterrupt):
-        print("\nlmwright: interrupted; run the same command again to go on", file=sys.stderr)
+        print("\nlmwright: interrupted; run the same command again to continue", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -111,7 +111,7 @@ def set_environment() -> None:
     """Sets what must be there before jax is imported."""
     for name, value in ENVIRONMENT.items():
         if name == COMPILED and name not in os.environ and (found := make_private(Path(value))):
-            print(f"lmwright: compiled programs are not kept: {found}", file=sys.stderr)
+            print(f"lmwright: compiled programs are not cached: {found}", file=sys.stderr)
             continue  # JAX would run what it finds there
         os.environ.setdefault(name, value)
     if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):

@@ -33,7 +33,7 @@ def computed(command: Any) -> Any:
     precision = click.option(
         "--precision",
         type=click.Choice(["fp32", "bf16"]),
-        help="Of activations and products; default: the fastest here, or the run's.",
+        help="Precision of activations and matmuls; default: the fastest here, or the run's.",
     )
     kernels = click.option(
         "--kernels",
@@ -50,7 +50,7 @@ def computed(command: Any) -> Any:
     type=click.IntRange(min=1),
     help="Rows per held-out source at most, spread evenly over it; default: all.",
 )
-@click.option("--text", metavar="FILE", help="Evaluate on this text file instead.")
+@click.option("--text", metavar="FILE", help="Evaluate on this text file instead of held-out data.")
 @click.option(
     "--context",
     type=click.IntRange(min=2),
@@ -62,9 +62,11 @@ def computed(command: Any) -> Any:
     help="Tokens between windows of --text; default: --context, without overlap.",
 )
 @click.option(
-    "--max-chars", type=click.IntRange(min=1), help="Beginning of --text; default: all of it."
+    "--max-chars",
+    type=click.IntRange(min=1),
+    help="Evaluate only the beginning of --text; default: all.",
 )
-@click.option("--adapter", help="Which one, where a run trained several.")
+@click.option("--adapter", help="Adapter to use if the run has several.")
 @computed
 def evaluate(
     model: str,
@@ -103,7 +105,7 @@ def evaluate(
 
 @click.command()
 @click.argument("model", metavar="MODEL")
-@click.option("--prompt", "prompts", multiple=True, required=True, help="May be given again.")
+@click.option("--prompt", "prompts", multiple=True, required=True, help="Prompt; may be repeated.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), help="Tokens to add at most; default: 128."
 )
@@ -120,9 +122,9 @@ def evaluate(
     type=click.FloatRange(min=0, max=1, min_open=True),
     help="Sample from the most likely tokens with this total probability; default: 1.",
 )
-@click.option("--stop", multiple=True, help="String that ends a text; may be given again.")
-@click.option("--adapter", help="Which one, where a run trained several.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the sampling; default: 0.")
+@click.option("--stop", multiple=True, help="String that ends a text; may be repeated.")
+@click.option("--adapter", help="Adapter to use if the run has several.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the sampling; default: 0.")
 @computed
 def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
     """Continue prompts with a trained model.
@@ -143,10 +145,10 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.option(
     "--dtype",
     type=Dtype(["bf16", "fp16", "fp32", "q8_0"]),
-    help="Of the written weights; as they are if not given. q8_0 is for GGUF.",
+    help="Data type of the written weights; default: unchanged. q8_0 is for GGUF.",
 )
-@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Size of one file at most.")
-@click.option("--adapter", help="Which one, where a run trained several.")
+@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Maximum size of one file.")
+@click.option("--adapter", help="Adapter to use if the run has several.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
     """Write a model as a Hugging Face folder or a .gguf file OUT.
@@ -167,16 +169,18 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 @click.argument("source")
 @click.argument("out")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
-@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the written weights.")
+@click.option(
+    "--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Data type of the written weights."
+)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def import_(
     source: str, out: str, overrides: Sequence[str], overwrite: bool, dtype: str | None
 ) -> None:
     """Read a Hugging Face or GGUF model and write it to OUT.
 
-    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked;
-    what is missing or left over is an error. Fields that no weight depends on may be changed on
-    the way, for rows longer than those of the model's training, say.
+    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked; a
+    missing or unexpected one is an error. Overrides change fields that no weight depends on, for
+    example to allow longer rows.
 
     \b
     Example:  lmwright import downloads/SmolLM2-135M smollm
@@ -191,13 +195,17 @@ def import_(
 @click.command()
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="Of logits, over the largest.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    help="Allowed difference of logits, relative to the largest.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
-    """Say whether two models are the same (exit code 0) or not (1).
+    """Compare two models: exit code 0 if they are the same, 1 if not.
 
-    A and B are run directories, Hugging Face folders, .gguf files or hf://owner/name. Compared
-    are tensors by name, logits on fixed prompts, and the tokenizers.
+    A and B are run directories, Hugging Face folders, .gguf files or hf://owner/name. The
+    comparison covers tensors by name, logits on fixed prompts, and the tokenizers.
 
     \b
     Example:  lmwright verify quickstart/run my-model
@@ -211,20 +219,28 @@ def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.argument("out")
-@click.option("--add", "tokens", multiple=True, metavar="TOKEN", help="May be given again.")
-@click.option("--add-file", metavar="FILE", help="A token a line.")
-@click.option("--add-from", metavar="TOKENIZER", help="What this tokenizer has beyond the model's.")
-@click.option("--max-new", type=click.IntRange(min=1), help="Of --add-from, the first so many.")
-@click.option("--special", is_flag=True, help="The tokens of --add and --add-file are markup.")
-@click.option("--size", type=click.IntRange(min=1), help="Rows of the embedding.")
+@click.option(
+    "--add", "tokens", multiple=True, metavar="TOKEN", help="Token to add; may be repeated."
+)
+@click.option("--add-file", metavar="FILE", help="File with one token per line.")
+@click.option(
+    "--add-from", metavar="TOKENIZER", help="Tokenizer whose additional tokens are added."
+)
+@click.option(
+    "--max-new", type=click.IntRange(min=1), help="Add at most this many tokens of --add-from."
+)
+@click.option(
+    "--special", is_flag=True, help="Make the tokens of --add and --add-file special tokens."
+)
+@click.option("--size", type=click.IntRange(min=1), help="Number of embedding rows.")
 @click.option("--multiple", type=click.IntRange(min=1), help="Round the rows up to a multiple.")
-@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Of the weights.")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Data type of the weights.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) -> None:
     """Resize a model's vocabulary, or add tokens.
 
-    A new token begins as the mean of the tokens that it was before; the rows of the others stay
-    as they are, and OUT holds a tokenizer that knows it.
+    A new token starts as the mean of the tokens that it was split into; the other rows do not
+    change, and OUT has a tokenizer with the new tokens.
 
     \b
     Example:  lmwright vocab my-model padded --multiple 128

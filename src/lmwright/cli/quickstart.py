@@ -40,7 +40,7 @@ def main(folder: str = "quickstart") -> int:
     console.rule("[bold]3 of 5  train")
     code = train_command(run)
     if code:
-        console.print("Run [bold]make quickstart[/] again to go on from here.")
+        console.print("Run [bold]make quickstart[/] again to continue from here.")
         return code
     finish(run_file, run.dir, console, began)
     return 0

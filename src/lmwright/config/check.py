@@ -53,7 +53,7 @@ def _check_length(run: Run) -> None:
         raise UserError("train.steps: missing; say how many steps, or passes in train.epochs")
     if steps is not None and epochs is not None:
         raise UserError(
-            f"train.epochs: {epochs:g} and train.steps = {steps} both say how long; keep one"
+            f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; keep one"
         )
 
 
@@ -104,8 +104,8 @@ def _check_checkpoint(run: Run) -> None:
     if kept and kept % saved:
         raise UserError(
             f"checkpoint.keep_every_steps: {kept} is not a multiple of "
-            f"checkpoint.save_every_steps = {saved}, so that no such step is saved; "
-            f"use a multiple of {saved}"
+            f"checkpoint.save_every_steps = {saved}, so those steps are never saved; use a "
+            f"multiple of {saved}"
         )
 
 
@@ -113,8 +113,8 @@ def _check_tokenizer(run: Run) -> None:
     said = run.data.tokenizer
     if said.path is None and run.train.init_from is not None and run.data.sources:
         raise UserError(
-            "data.tokenizer.path: the weights of train.init_from know one tokenizer, and it was "
-            "not found there; name it"
+            "data.tokenizer.path: the weights of train.init_from were trained with a tokenizer "
+            "that was not found there; set it here"
         )
     if said.path is None:
         size = getattr(run.model, "vocab_size", None)
@@ -125,8 +125,8 @@ def _check_tokenizer(run: Run) -> None:
             )
         if len(set(said.special_tokens)) < max(1, len(said.special_tokens)):
             raise UserError(
-                "data.tokenizer.special_tokens: at least one is needed, and none twice; the "
-                "first ends a document"
+                "data.tokenizer.special_tokens: needs at least one token and no duplicates; the "
+                "first one ends a document"
             )
         return
     for name in ("train", "vocab_size", "special_tokens", "sample_bytes"):
@@ -146,7 +146,9 @@ def _check_sources(run: Run) -> None:
         where = f"data.sources.{place}"
         name = source.name
         if name is not None and (name in names or not name):
-            raise UserError(f"{where}.name: {name!r} is taken or empty; sources need own names")
+            raise UserError(
+                f"{where}.name: {name!r} is empty or used twice; give each source its own name"
+            )
         names.add(name or "")
         if source.weight is not None and source.use == "eval":
             raise UserError(
@@ -182,7 +184,7 @@ def _check_rows(source: Source, where: str) -> None:
                 )
         return
     if source.format == "txt":
-        raise UserError(f'{where}.rows: "{source.rows}" needs columns, and txt has none')
+        raise UserError(f'{where}.rows: "{source.rows}" needs columns, which txt does not have')
     if source.text_column != default_of(Source.__dataclass_fields__["text_column"]):
         raise UserError(
             f'{where}.text_column: has no effect on rows = "{source.rows}"; use {where}.columns'
@@ -191,7 +193,9 @@ def _check_rows(source: Source, where: str) -> None:
     for name in source.columns:
         if name not in known:
             cure = nearest(name, known, what="there are")
-            raise UserError(f'{where}.columns.{name}: rows = "{source.rows}" has no such; {cure}')
+            raise UserError(
+                f'{where}.columns.{name}: rows = "{source.rows}" has no such column; {cure}'
+            )
     if source.roles and source.rows == "alpaca":
         raise UserError(f'{where}.roles: has no effect on rows = "alpaca"; remove it')
 
@@ -201,7 +205,7 @@ def _check_prices(run: Run) -> None:
     for kind in run.plan.prices:
         if kind not in known:
             cure = nearest(kind, known, what="there are")
-            raise UserError(f"plan.prices.{kind}: no chip is called so; {cure}")
+            raise UserError(f"plan.prices.{kind}: there is no such chip; {cure}")
 
 
 def _check_limits(run: Run) -> None:

@@ -70,8 +70,8 @@ class Merged:
             )
         elif isinstance(key, int):
             raise UserError(
-                f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is no list that is given "
-                f"already; write it whole in the run file"
+                f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is not a list in the run file; "
+                "write the whole list there"
             )
 
     def _merge(

@@ -13,10 +13,10 @@ def parse_json(path: Path) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
     if "\\ud" in text.lower():  # a pair is fine, a half of one is no text
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError("it holds half of a surrogate pair") from None
+            raise ValueError("contains half of a surrogate pair") from None
     return value

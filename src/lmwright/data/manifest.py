@@ -78,14 +78,14 @@ def _check_whole(body: Any) -> None:
     kinds = dict.fromkeys(PARTS, dict) | {"stage": str}
     for name, kind in kinds.items():
         if not isinstance(body[name], kind):
-            raise ValueError(f"{name} is not what it should be")
+            raise ValueError(f"{name} has an unexpected value")
     for name, entry in body["files"].items():
         outside = name.startswith("/") or ".." in name.split("/") or "\0" in name
         if outside or not isinstance(entry["xxh3_128"], str) or type(entry["bytes"]) is not int:
             raise ValueError(f"files: {name!r} has no size and hash, or is outside")
     # manifests of earlier versions have no hash of themselves
     if SELF in body and body[SELF] != digest(dump_json({name: body[name] for name in PARTS})):
-        raise ValueError("its hash is another")
+        raise ValueError("its hash differs")
 
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:

@@ -123,13 +123,13 @@ def with_template(data: Data) -> Data:
         turns = ChatTemplate(source, tokenizer, data.chat.date).turns({"messages": hello})
     except UnusableError as e:
         raise UserError(
-            f"data.chat.template: {data.chat.template} fails on a question and an answer ({e}); "
-            "correct it or choose another"
+            f"data.chat.template: {data.chat.template} fails on a plain question and answer "
+            f"({e}); correct it or choose another"
         ) from None
     if not turns.turns:
         raise UserError(
-            f"data.chat.template: {data.chat.template} writes no answer of the assistant; "
-            "correct it or choose another"
+            f"data.chat.template: {data.chat.template} writes no assistant turn; correct it or "
+            "choose another"
         )
     if data.chat.template == "none":
         return data

@@ -195,8 +195,8 @@ def _run_parts(
         pool.shutdown()
     except BrokenProcessPool:
         raise UserError(
-            f"{folder}: a worker process died, most likely for want of memory; "
-            "run again with a smaller data.workers (finished parts are kept)."
+            f"{folder}: a worker process died, most likely out of memory; run again with a "
+            "smaller data.workers (finished parts are kept)."
         ) from None
     finally:
         lifeline.close()
@@ -255,7 +255,7 @@ def _write_manifest(
     files: dict[str, Any] = {}
     for i, marker in enumerate(markers):
         if marker is None or files.keys() & marker["files"].keys():
-            raise RuntimeError(f"{folder}: part {i} lost its files or wrote another part's")
+            raise RuntimeError(f"{folder}: part {i} lost its files or wrote those of another part")
         files |= marker["files"]
     counts = [m["counts"] for m in markers]
     if finish:
@@ -325,7 +325,7 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{folder}: another process is preparing this folder; wait for it or end it."
+                f"{folder}: another process is preparing this folder; wait for it or stop it."
             ) from None
         yield
 
@@ -349,8 +349,8 @@ def _folder_errors(folder: Path) -> Iterator[None]:
     except OSError as e:
         if e.errno in NO_SPACE:
             raise UserError(
-                f"{folder}: no space left on this disk ({e.strerror}); free some and run again "
-                "(finished parts are kept), or choose another data.dir."
+                f"{folder}: no space left on this disk ({e.strerror}); free some space and run "
+                "again (finished parts are kept), or choose another data.dir."
             ) from None
         if e.errno not in NOT_ALLOWED:
             raise

@@ -143,7 +143,7 @@ def _row(
         # documents are separated by the id that ends them
         first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
         if first is None:
-            raise UserError(f"{where}: is empty and the tokenizer has no token to begin with")
+            raise UserError(f"{where}: is empty, and the tokenizer has no token to start from")
         ids = [first]
     if max(ids) >= model.vocab_size or min(ids) < 0:
         raise UserError(
@@ -282,7 +282,7 @@ def generate_command(
     single one as it is written, several one after the other when they are done."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     if not prompts:
-        raise UserError("prompt: none given; add --prompt TEXT")
+        raise UserError("prompt: missing; add --prompt TEXT")
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
     how = decode_compute(model, w, max_new_tokens, precision, kernels)

@@ -137,7 +137,7 @@ def eval_command(
     except UserError:
         if not Path(path).exists():
             raise
-        text = f"{path}: not a run directory, so nothing is held out; add --text FILE"
+        text = f"{path}: not a run directory, so it has no held-out data; add --text FILE"
         raise UserError(text) from None
     run, weights = load_run_weights(place.path, place.step, adapter=adapter)
     own = run.lora.adapters if run.lora is not None else ()

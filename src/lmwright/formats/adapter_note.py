@@ -41,6 +41,6 @@ def refuse_other_base(adapter: Path, base: str | Path, hashes: Iterable[str], cu
         return
     if not any(found in known for found in hashes):
         raise UserError(
-            f"{adapter}: was trained on {said.get('base')}, and the weights of {base} are others; "
-            f"{cure}, or remove {note} to go on all the same"
+            f"{adapter}: was trained on {said.get('base')}, and the weights of {base} differ; "
+            f"{cure}, or remove {note} to continue anyway"
         )

@@ -36,7 +36,7 @@ def export_adapter_command(
     place = open_run(run_dir)
     folder, run = place.path, replace(place.run, mesh=Mesh())
     if run.lora is None:
-        raise UserError(f"{folder}: trained all its weights; write it with lmwright export")
+        raise UserError(f"{folder}: trained all weights; use lmwright export instead")
     plan = resolve(run, jax.local_devices()[:1])
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)

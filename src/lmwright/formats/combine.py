@@ -77,7 +77,7 @@ def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
     for adapter in adapters:
         for name, weight in adapter.whole.items():
             if not np.array_equal(found.setdefault(name, weight), weight):
-                raise UserError(f"the adapters are kept with different {name}; their bases differ")
+                raise UserError(f"the adapters have different {name}; their bases differ")
     return found
 
 
@@ -85,20 +85,22 @@ def _check(adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combin
     if how.method not in METHODS:
         raise UserError(f"method: {how.method!r} is not one of {', '.join(METHODS)}")
     if len(adapters) != len(weights) or not adapters:
-        raise UserError(f"weights: {len(weights)} for {len(adapters)} adapters; give one to each")
+        raise UserError(
+            f"weights: {len(weights)} for {len(adapters)} adapters; give one per adapter"
+        )
     if not 0 <= how.density <= 1 or (how.density == 0 and how.method.startswith("dare")):
-        raise UserError(f"density: {how.density} is not a share of values to keep, up to 1")
+        raise UserError(f"density: {how.density} is not a fraction between 0 and 1")
     if how.density != 1 and not how.method.startswith(SPARSE):
-        raise UserError(f"density: has no effect on {how.method!r}; drop it")
+        raise UserError(f"density: has no effect on {how.method!r}; remove it")
     if how.rank is not None and not how.method.endswith("svd"):
-        raise UserError(f"rank: has no effect on {how.method!r}; drop it or use an svd")
+        raise UserError(f"rank: has no effect on {how.method!r}; remove it or use an svd")
     if starts := sorted({adapter.start for adapter in adapters if adapter.start}):
         raise UserError(
             f"adapters that began as {' or '.join(starts)} add up only together with their base; "
             f"save them again with PEFT's path_initial_model_for_weight_conversion, or merge each"
         )
     if any(m.magnitude is not None for adapter in adapters for m in adapter.modules.values()):
-        raise UserError("adapters of DoRA do not add up; merge each into the base instead")
+        raise UserError("DoRA adapters cannot be added; merge each into the base instead")
     bases = {adapter.config.get("base_model_name_or_path") for adapter in adapters}
     if len(bases) > 1:
         raise UserError(f"the adapters are for several bases: {', '.join(map(str, bases))}")

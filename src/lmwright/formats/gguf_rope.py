@@ -93,7 +93,7 @@ def _factor(said: Mapping[str, Any], where: str) -> float:
 def _number(said: Mapping[str, Any], key: str, default: float, where: str) -> float:
     value = decimal(said.get(key, default))
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        raise UserError(f"{where}: rope.{key} = {value!r} is no number; download it again")
+        raise UserError(f"{where}: rope.{key} = {value!r} is not a number; download it again")
     return float(value)
 
 

@@ -83,7 +83,7 @@ def read_adapter(
     found = read_folder(folder)
     known = module_slots(model)
     if strange := [name for name in found.modules if name not in known]:
-        raise UserError(f"{folder}: the model has no {some(strange)}; it is for another base")
+        raise UserError(f"{folder}: the model has no {some(strange)}; it belongs to another base")
     found = _on_base(found, model, base, str(folder))
     paths = {known[name].path for name in found.modules}
     if extra := sorted(paths - adapter.by_path.keys()):
@@ -116,8 +116,8 @@ def _on_base(
         return found
     if base is None:
         raise UserError(
-            f"{where}: says only together with its base what it computes, and the base of this "
-            f"run has no files; set train.init_from"
+            f"{where}: can only be read together with its base, and the base of this run has no "
+            "files; set train.init_from"
         )
     known, leaves = module_slots(model), dict(walk(base()))
     weight_of = lambda name: known[name].to_layout(leaves[known[name].path])  # noqa: E731
@@ -136,13 +136,13 @@ def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant:
     if (theirs.a.shape[1], theirs.b.shape[0]) != (fan_in, fan_out):
         raise UserError(
             f"{folder}: {name} is {theirs.a.shape[1]} -> {theirs.b.shape[0]} there and {fan_in} "
-            f"-> {fan_out} in the model; it is for another base"
+            f"-> {fan_out} in the model; it belongs to another base"
         )
     if theirs.rank > module.rank:
         raise UserError(f"{folder}: {name} has rank {theirs.rank}; set lora.rank to at least that")
     if (theirs.magnitude is not None) != (variant == "dora"):
         kind = "dora" if theirs.magnitude is not None else "lora"
-        raise UserError(f'{folder}: {name} is of the other variant; set lora.variant = "{kind}"')
+        raise UserError(f'{folder}: {name} is the other variant; set lora.variant = "{kind}"')
 
 
 def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: PeftModule) -> None:
@@ -166,7 +166,7 @@ def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> tuple[Any,
     model = _untied(leaves, model, found)
     known = module_slots(model)
     if strange := [name for name in found.modules if name not in known]:
-        raise UserError(f"{where}: the model has no {some(strange)}; it is for another base")
+        raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")
     found = as_plain(found, lambda name: known[name].to_layout(leaves[known[name].path]))
     for name, module in found.modules.items():
         slot = known[name]
@@ -176,7 +176,7 @@ def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> tuple[Any,
         if theirs.shape != delta.shape:
             raise UserError(
                 f"{where}: {name} changes a matrix {list(delta.shape)}, the model's is "
-                f"{list(theirs.shape)}; it is for another base"
+                f"{list(theirs.shape)}; it belongs to another base"
             )
         merged = theirs + delta
         if module.magnitude is not None:

@@ -71,8 +71,8 @@ def read_config(path: Path) -> dict[str, Any]:
     for name in sorted(config.keys() - PLAIN.keys() - HARMLESS):
         if config[name]:
             raise UserError(
-                f"{path}: {name} = {_short(config[name])} is not known here; remove that line if "
-                f"it does not change what the adapter computes"
+                f"{path}: {name} = {_short(config[name])} is unknown; remove that line if it does "
+                "not change what the adapter computes"
             )
     _check_types(config, path)
     start_of(config, str(path))
@@ -143,13 +143,14 @@ def patterned(
     for pattern, _ in patterns:
         if len(pattern) > LONGEST:
             raise UserError(
-                f"{where}: a pattern of {len(pattern)} letters is no module's; export it again"
+                f"{where}: a pattern of {len(pattern)} letters is too long for module names; "
+                "export it again"
             )
         try:
             re.compile(rf"(.*\.)?({pattern})$")
         except (re.error, RecursionError, OverflowError) as error:
             raise UserError(
-                f"{where}: {_short(pattern)} is no regular expression ({error}); export it again"
+                f"{where}: {_short(pattern)} is not a regular expression ({error}); export it again"
             ) from None
     firsts = _matched([pattern for pattern, _ in patterns], names, where)
     return {n: patterns[i][1] for n, i in zip(names, firsts, strict=True) if i is not None}

@@ -112,7 +112,7 @@ def _tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], set[str]]:
                 array = file.get_tensor(key)
                 if array.dtype.name not in FLOATS or kind in parts.get(module, {}):
                     raise UserError(
-                        f"{path}: {key} is {array.dtype}, or there twice; save it again"
+                        f"{path}: {key} is {array.dtype}, or occurs twice; save it again"
                     )
                 parts.setdefault(module, {})[kind] = array.astype(np.float32)
                 tables |= {module} if "lora_embedding" in key else set()
@@ -135,7 +135,7 @@ def _check(part: Mapping[str, np.ndarray], name: str, path: Path, dora: bool) ->
             f"{str(dora).lower()}; save it again"
         )
     if magnitude is not None and magnitude.size != len(b):
-        raise UserError(f"{path}: the magnitude of {name} is of another size; save it again")
+        raise UserError(f"{path}: the magnitude of {name} has another size; save it again")
 
 
 def _split(key: str, path: Path) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def _split(key: str, path: Path) -> tuple[str, str]:
             module = key.removesuffix(f".{ending}").removeprefix(PREFIX)
             if kind != "whole" or module.rpartition(".")[2] in VOCABULARY:
                 return module, kind
-    raise UserError(f"{path}: {key} is no factor of LoRA; only plain LoRA and DoRA are read")
+    raise UserError(f"{path}: {key} is not a LoRA factor; only plain LoRA and DoRA are supported")
 
 
 def _ranks_and_scales(

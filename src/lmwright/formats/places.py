@@ -27,9 +27,9 @@ def usable(path: str | os.PathLike) -> Path:
     try:
         longest = max((len(part.encode()) for part in path.parts), default=0)
     except UnicodeEncodeError:
-        raise UserError(f"{text!a:.99}: is no text, so it cannot be a path; correct it") from None
+        raise UserError(f"{text!a:.99}: is not text, so it cannot be a path; correct it") from None
     if "\0" in text:
-        raise UserError(f"{text!a:.99}: has a NUL in it, so it cannot be a path; correct it")
+        raise UserError(f"{text!a:.99}: contains a NUL, so it cannot be a path; correct it")
     if longest > 255:
         raise UserError(f"{text[:60]}...: a name of {longest} bytes is too long; shorten it")
     return path

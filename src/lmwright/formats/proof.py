@@ -158,7 +158,7 @@ def compare_tensors(
         add_tensor(digest, name, read)
         del read, array, bits
     if extra := set(found) - names:
-        raise RuntimeError(f"{sorted(extra)[0]}: is in the result, but in no source")
+        raise RuntimeError(f"{sorted(extra)[0]}: is in the result but not in the source")
     return digest.hexdigest()
 
 

@@ -61,8 +61,8 @@ class TensorFiles(Mapping[str, np.ndarray]):
         ] + sorted(set(self._file_of) - set(listed))
         if wrong:
             raise UserError(
-                f"{self.folder / INDEX}: does not agree with the shards about {some(wrong)}; "
-                f"download the folder again"
+                f"{self.folder / INDEX}: disagrees with the shards about {some(wrong)}; download "
+                "the folder again"
             )
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -120,7 +120,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         listed = parse_json(folder / INDEX)["weight_map"]
         # a path that leaves the folder would read whatever lies there
         if any(Path(file).name != file or "\0" in file for file in listed.values()):
-            raise ValueError("a shard's name is no name of a file in the folder")
+            raise ValueError("a shard's name is not a file name in the folder")
         return dict(listed)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(

@@ -37,8 +37,8 @@ class TextTensors(Mapping[str, np.ndarray]):
             alone = name if inner is None else inner[0] + inner[1]
             if alone in self._name_of:
                 raise UserError(
-                    f"{where}: {name} and {self._name_of[alone]} are one tensor of the text "
-                    f"model; download the folder again"
+                    f"{where}: {name} and {self._name_of[alone]} map to the same tensor of the "
+                    "text model; download the folder again"
                 )
             self._name_of[alone] = name
         self.not_taken = tuple(NotTaken(what, len(n), sum(n)) for what, n in apart.items())

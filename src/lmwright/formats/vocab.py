@@ -104,16 +104,16 @@ def vocab_command(
     """Writes the model at `path` with another vocabulary to the folder `out`, and prints what
     was done. Raises UserError where nothing is asked for or it does not fit."""
     if max_new is not None and add_from is None:
-        raise UserError("--max-new: is for --add-from; name a tokenizer")
+        raise UserError("--max-new: needs --add-from TOKENIZER")
     if "" in tokens:
-        raise UserError("--add: a token of no letters is none; give its text")
+        raise UserError("--add: a token cannot be empty; give its text")
     loaded = load_model(path)
     loaded.check()
     wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):
         raise UserError("vocab: nothing to do; give --add, --add-from, --size or --multiple")
     if special and not wanted:
-        raise UserError("--special: is about tokens of --add and --add-file; there are none")
+        raise UserError("--special: applies to tokens of --add and --add-file; give one of them")
     old = loaded.tokenizer if loaded.tokenizer_dir or wanted or add_from else None
     new = old
     if add_from:
@@ -148,7 +148,7 @@ def _lines(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
     if not (found := [line for line in text.splitlines() if line.strip()]):
-        raise UserError(f"{path}: holds no tokens; write one a line")
+        raise UserError(f"{path}: holds no tokens; write one per line")
     return found
 
 

@@ -72,7 +72,7 @@ def load_run_weights(
     if run.lora is not None:
         return run, _merged_weights(plan, folder, adapter, step)
     if adapter is not None:
-        raise UserError(f"{folder}: trained all its weights and has no adapters; drop {adapter!r}")
+        raise UserError(f"{folder}: trained all weights and has no adapters; remove {adapter!r}")
     saved, abstract = SavedStates(folder), abstract_state(plan)
     if step is not None:
         return run, eval_weights(saved.restore_at(step, abstract)[0])

@@ -28,8 +28,8 @@ def refuse_changed(model: Any, tensors: Mapping[str, np.ndarray], path: Path) ->
         expected = said["accounting"]["xxh3"] if "lmwright" in said else None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{note}: cannot be read ({error!r:.200}); export again, or remove it to go on "
-            f"without knowing whether the weights are those that were written"
+            f"{note}: cannot be read ({error!r:.200}); export again, or remove it to continue "
+            "without checking the weights"
         ) from None
     if is_file:
         names = names_in_file(model, tensors)
@@ -37,6 +37,6 @@ def refuse_changed(model: Any, tensors: Mapping[str, np.ndarray], path: Path) ->
         names = [slot.name for slot in slots(model)]
     if expected is not None and hash_tensors(tensors, names) != expected:
         raise UserError(
-            f"{path}: its weights are not those that {note.name} says were written; export or "
-            f"copy it again, or remove that file if you changed them"
+            f"{path}: its weights differ from those recorded in {note.name}; export or copy it "
+            "again, or remove that file if you changed them"
         )

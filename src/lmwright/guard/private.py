@@ -68,7 +68,7 @@ def read_private(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
-            raise ValueError(f"{path} has other names or is no file")
+            raise ValueError(f"{path} has several hard links or is not a file")
         if about.st_uid != os.getuid() or about.st_mode & OTHERS:
-            raise ValueError(f"others may write {path}")
+            raise ValueError(f"other users may write to {path}")
         return file.read()

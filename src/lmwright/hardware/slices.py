@@ -135,8 +135,8 @@ def _shape(text: str, said: str, family: Generation) -> tuple[int, ...]:
     if len(shape) != sides or min(shape, default=0) < 1:
         example = "x".join(map(str, list(family.layouts.values())[1]))
         raise UserError(
-            f"--on {text}: the shape of a {family.device_kind} slice has {sides} sides; "
-            f"write it as {example}"
+            f"--on {text}: a {family.device_kind} slice has {sides} dimensions; write it as "
+            f"{example}"
         )
     _refuse_shape(text, shape, family)
     return shape

@@ -170,8 +170,8 @@ def check_decoder(model: Any) -> None:
         )
     if model.rotary_dim % 2:
         raise UserError(
-            f"model.head_dim: {model.head_dim} leaves {model.rotary_dim} dims to rotate, which "
-            f"is odd; rotary positions need pairs"
+            f"model.head_dim: {model.head_dim} rotates {model.rotary_dim} dims, which is odd; "
+            "choose an even number"
         )
     pairs = model.rotary_dim // 2
     if isinstance(model.rope_scaling, LongRope):
@@ -179,8 +179,8 @@ def check_decoder(model: Any) -> None:
             count = len(getattr(model.rope_scaling, name))
             if count != pairs:
                 raise UserError(
-                    f"model.rope_scaling.{name}: has {count} numbers, a head has {pairs} pairs; "
-                    f"give one for each"
+                    f"model.rope_scaling.{name}: has {count} numbers for the {pairs} pairs of a "
+                    "head; give one per pair"
                 )
     _ = model.kinds
 

@@ -63,8 +63,7 @@ def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         raise UserError(
-            f"{where}: {architecture_of(config)} without a text_config; take config.json from "
-            f"the source again"
+            f"{where}: {architecture_of(config)} without a text_config; download config.json again"
         )
     outer = ("quantization_config", "tie_word_embeddings")
     said = {name: config[name] for name in outer if name in config}

@@ -43,7 +43,5 @@ def reference_of(w: Tree, kind: str) -> Tree:
     """The base, adapters off, that objective `kind` compares with. Raises UserError for weights
     without adapters."""
     if not has_adapters(w):
-        raise UserError(
-            f'objective.kind: "{kind}" compares with the base, adapters off; add a [lora] section'
-        )
+        raise UserError(f'objective.kind: "{kind}" compares with the base; add a [lora] section')
     return lax.stop_gradient(without_adapters(w))

@@ -98,8 +98,8 @@ def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
         fitting = fnmatch.filter(paths, group.weights)
         if not fitting:
             raise UserError(
-                f"optim.groups.{number}.weights: {group.weights!r} fits no weight; there are "
-                f"{', '.join(sorted(paths))}"
+                f"optim.groups.{number}.weights: {group.weights!r} matches no weight; the weights "
+                f"are {', '.join(sorted(paths))}"
             )
         found |= dict.fromkeys(fitting, group.rate)
     return found

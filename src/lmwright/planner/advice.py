@@ -57,7 +57,7 @@ class Advice:
         """One sentence."""
         if self.bound == MEMORY:
             what = (
-                f"bound by memory: it wants {self.share:.2f} times what there is "
+                f"bound by memory: it needs {self.share:.2f} times the available memory "
                 f"({self.part_share:.0%} of that: {self.part})"
             )
         else:

@@ -75,7 +75,9 @@ def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
     if wanted.measured:
         return _measured(name, overrides, wanted)
     if wanted.keep or wanted.forget:
-        raise UserError(f"--{'keep' if wanted.keep else 'forget'}: goes with --measured; add it")
+        raise UserError(
+            f"--{'keep' if wanted.keep else 'forget'}: only works with --measured; add it"
+        )
     if wanted.on is None:
         raise UserError("--on: missing; name a machine, as in --on v4-32, or --on any")
     run, notes = subject(name, overrides, wanted.on)
@@ -89,11 +91,11 @@ def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
 
     if wanted.search or (wanted.keep and wanted.forget):
         other = "--search" if wanted.search else "--keep and --forget"
-        raise UserError(f"--measured: does not go together with {other}; drop one")
+        raise UserError(f"--measured: cannot be combined with {other}; remove one")
     if wanted.forget:
         machine = parse_machine(wanted.on or machine_of_run(read_run(name))).name
         there = own_machine.forget(machine)
-        print(f"{machine}: {'removed' if there else 'nothing was kept'}")
+        print(f"{machine}: {'removed' if there else 'nothing was stored'}")
         return 0
     found = Comparison.of(name, wanted.on, tuple(overrides), wanted.quick)
     if wanted.keep:
@@ -119,7 +121,7 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     that do not go together.
     """
     if wanted.finalists is not None and (wanted.quick or not wanted.search):
-        raise UserError("--finalists: only a --search without --quick has any; drop it")
+        raise UserError("--finalists: only applies to --search without --quick; remove it")
     alias = known_as(wanted.on)
     if alias is not None:
         own = wanted.hours is None and run.limits.session_hours is None
@@ -144,7 +146,7 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
     if wanted.finalists is not None and machine.platform != "tpu":
-        raise UserError(f"--finalists: there is no compiler for {machine.name} here; drop it")
+        raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
     compiles = machine.platform == "tpu" and not wanted.quick
     if compiles and not has_libtpu():
         if run.lora is not None:
@@ -174,7 +176,7 @@ def _any(run: Run, wanted: Wanted) -> Answer:
     from lmwright.planner.compare import compare, compare_json, compare_lines
 
     if wanted.search:
-        raise UserError("--on any: each machine is searched already; drop --search")
+        raise UserError("--on any: already searches each machine; remove --search")
     choices = compare(run, hours=wanted.hours, price=wanted.price)
     lines, best = compare_lines(run, choices), choices[0]
     if best.fits:

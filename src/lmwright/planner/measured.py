@@ -73,7 +73,7 @@ def measured(record: RunRecord) -> Measured:
     """Raises UserError where no step was timed."""
     speed, tokens = record.train.get("tokens_per_s"), record.plan.get("tokens_per_step")
     if speed is None or not tokens or not any(v > 0 for v in speed.values):
-        raise UserError(f"{record.dir}: no step was timed; train it for some steps more")
+        raise UserError(f"{record.dir}: no step was timed; train a few more steps")
     starts = {speed.steps[0], *record.resumes}
     timed = [(s, tokens / v) for s, v in zip(speed.steps, speed.values, strict=True) if v > 0]
     settled = [pair for pair in timed if not _follows_start(pair[0], speed.steps, starts)] or timed
@@ -128,7 +128,7 @@ def machine_of_run(record: RunRecord) -> str:
     does not say."""
     env = record.env
     kind, count = str(env.get("device_kind", "")), env.get("device_count")
-    refusal = UserError(f"{record.dir}/env.json: does not say which machine that was; add --on")
+    refusal = UserError(f"{record.dir}/env.json: does not name the machine; add --on")
     if not isinstance(count, int) or count < 1:
         raise refusal
     platform = env.get("device_platform")

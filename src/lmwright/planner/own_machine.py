@@ -32,7 +32,7 @@ class Factor:
     def __post_init__(self) -> None:
         for value in (self.quick, self.compiler):
             if value is not None and not (0 < value < math.inf):
-                raise ValueError(f"{value} is no factor")
+                raise ValueError(f"{value} is not a factor")
 
     def note(self, machine: str, value: float) -> str:
         """That it is used, and how not to."""

@@ -130,8 +130,8 @@ class Search:
         ranked = self.ranked()
         best = ranked[0]
         lines = [
-            f"{self.run.name} on {self.machine.name}: {len(ranked)} ways to run it, "
-            f"{self.run.train.global_batch_size} rows a step in all of them",
+            f"{self.run.name} on {self.machine.name}: {len(ranked)} configurations, "
+            f"{self.run.train.global_batch_size} rows a step each",
             "",
             f"{'':>3} {'step s':>7} {'GiB':>6}  {'by':<8}  mesh, remat, microbatches",
         ]

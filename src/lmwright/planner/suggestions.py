@@ -51,16 +51,16 @@ def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
     ways = [c for c in every if c.overrides not in found]
     best = ways[0] if ways else None
     if best is not None and best.quick.fits:
-        lines.append("  the fastest way that fits this machine:")
+        lines.append("  the fastest configuration that fits this machine:")
         lines.append("  " + _line(best))
         return Cures(lines, fastest or best)
     if best is not None and not found:
         parts = best.quick.memory.parts()
         largest = max(parts, key=parts.get)
         lines.append(
-            f"  on {machine.name} nothing does: the smallest way, {best.label}, still is "
-            f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, takes "
-            f"{parts[largest] / GIB:,.2f} GiB"
+            f"  on {machine.name} nothing does: even the smallest configuration, {best.label}, is "
+            f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, "
+            f"takes {parts[largest] / GIB:,.2f} GiB"
         )
     if found:
         return Cures(lines, fastest or next(iter(found.values())))

@@ -72,12 +72,12 @@ def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
     listed = lora.adapters or (Adapter(name=DEFAULT, init_from=lora.init_from),)
     if lora.adapters and lora.init_from is not None:
         raise UserError(
-            "lora.init_from: has no effect beside lora.adapters; say it for each of them"
+            "lora.init_from: has no effect beside lora.adapters; set it for each adapter"
         )
     names = [adapter.name for adapter in listed]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"lora.adapters: two are called {twice!r}; give each its own name")
+        raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
     rows = _rows(run, listed)
     return tuple(_resolved(run, one, rows[one.name]) for one in listed)
 
@@ -90,7 +90,7 @@ def _rows(run: Run, listed: tuple[Adapter, ...]) -> dict[str, int]:
     share = left // len(open_names) if open_names else 0
     if left < 0 or left - share * len(open_names) or (open_names and not share):
         raise UserError(
-            f"{ROWS}: {size} rows of train.global_batch_size cannot be shared out ({left} are "
+            f"{ROWS}: {size} rows of train.global_batch_size cannot be distributed ({left} are "
             f"left for {len(open_names)} adapters without rows of their own); make them add up"
         )
     return {name: share if rows is None else rows for name, rows in said.items()}

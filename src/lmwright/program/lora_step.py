@@ -61,7 +61,7 @@ class Lanes:
             return cls((0,), active[0].rows // num)
         if plan.mesh.shape["stage"] > 1:
             raise UserError(
-                "mesh.stage: several adapters at once are not cut into stages; use mesh.fsdp"
+                "mesh.stage: several adapters at once cannot be split into stages; use mesh.fsdp"
             )
         rows = math.gcd(*(one.rows // num // ways for one in active)) * ways
         lanes = [i for i, one in enumerate(active) for _ in range(one.rows // num // rows)]

@@ -197,10 +197,10 @@ def _add(entry: dict[str, Any], record: RunRecord) -> None:
 def _number(value: Any) -> float:
     if isinstance(value, str):
         if value not in NON_FINITE:
-            raise ValueError(f"{value!r} is no number")
+            raise ValueError(f"{value!r} is not a number")
         return NON_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 

@@ -149,7 +149,7 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); move it away") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); move it elsewhere") from error
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -162,7 +162,7 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
         hours = sum(entry["seconds"] for entry in kept) / 3600
         warn(
             f"{path}: is damaged; {len(kept)} sessions of {hours:.2g} hours are counted, and the "
-            f"file as it was is now {aside.name}"
+            f"old file is now {aside.name}"
         )
     return kept
 

@@ -62,8 +62,8 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
         reason = str(error).strip().splitlines()[0]
         if not given and isinstance(error, ValueError):  # no cluster that JAX knows
             raise UserError(
-                f"--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and "
-                f"this is none of them; leave --pod out to train on this machine alone, or set "
+                "--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and "
+                "this is none of these; leave out --pod to train on this machine alone, or set "
                 f"{ADDRESS}, {COUNT} and {INDEX} in every process"
             ) from error
         raise UserError(

@@ -134,8 +134,8 @@ def _check_kind(run: Run, store: TokenStore) -> None:
         rows = {"pairs of answers": "preference", "rated answers": "rated"}
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(
-            f"{run.data.dir}: holds {store.holds}, which is not what objective.kind = "
-            f"{run.objective.kind!r} learns from; choose {known}{other}"
+            f"{run.data.dir}: holds {store.holds}, which objective.kind = {run.objective.kind!r} "
+            f"cannot train on; choose {known}{other}"
         )
 
 

@@ -216,7 +216,7 @@ class AdapterSession(Session):
         watch.see(loss, one.patience)
         if watch.stopped and self.counts[one.name] < one.steps:
             self.metrics.event("adapter stopped", step=step, adapter=one.name, best_loss=watch.best)
-            self.display.note(f"{one.name}: stopped, its held-out loss no longer falls")
+            self.display.note(f"{one.name}: stopped: its held-out loss no longer falls")
 
     def _tokens_seen(self, step: int) -> float:
         seen = sum(one.rows * self.counts[one.name] for one in self.adapters)

@@ -116,7 +116,7 @@ class MetricsWriter:
         The file is forced to disk, so that lines up to a saved checkpoint outlive a power cut.
         """
         if kind in ("train", "eval", "sample"):
-            raise ValueError(f"{kind!r} is no event; use log, log_eval or log_samples")
+            raise ValueError(f"{kind!r} is not an event; use log, log_eval or log_samples")
         self._write(step, kind, fields)
         if self._file is not None:
             try:
@@ -159,8 +159,8 @@ class MetricsWriter:
                 tracker.log(int(step), values)
             except Exception as error:  # a lost connection must not end a training run
                 warnings.warn(
-                    f"tracker {name} failed at step {step} and is left out from here on; "
-                    f"{METRICS_FILE} has everything: {error}",
+                    f"tracker {name} failed at step {step} and is no longer used; {METRICS_FILE} "
+                    f"has everything: {error}",
                     stacklevel=3,
                 )
                 del self._trackers[name]

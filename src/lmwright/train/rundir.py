@@ -82,7 +82,7 @@ def _take(run: Run, plan: Plan, folder: Path, lock: int) -> None:
     if jax.process_count() > 1:
         ready = multihost_utils.broadcast_one_to_all(np.bool_(refused is None))
         if not ready and refused is None:
-            refused = UserError(f"dir: {folder} was refused by process 0, which says why")
+            refused = UserError(f"dir: {folder} was refused by process 0; see its message")
     if refused is not None:
         raise refused
 

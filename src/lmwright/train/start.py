@@ -77,7 +77,7 @@ def refuse_tokenizer(origin: Place, store: TokenStore) -> None:
     if _ids(theirs).items() <= _ids(ours).items() and _probe(theirs) == _probe(ours):
         return
     raise UserError(
-        f"{origin.path} knows another tokenizer than the data in {store.place.name('tokenizer')}; "
+        f"{origin.path} uses another tokenizer than the data in {store.place.name('tokenizer')}; "
         f"set data.tokenizer.path = {str(origin.tokenizer_dir)!r} and prepare again"
     )
 

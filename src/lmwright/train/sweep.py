@@ -62,7 +62,7 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
     found: dict[str, Member] = {}
     for label, fields in _combinations(path, table):
         if label in found:
-            raise UserError(f"{path}: sweep: two runs are called {label!r}; name them apart")
+            raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
         words = [f"{key}={_literal(value)}" for key, value in fields.items()]
         own = [f"name={base.name}-{label}", f"dir={Path(base.dir) / label}"]
         found[label] = Member(label, load_base(path, [*overrides, *words, *own]))
@@ -122,7 +122,7 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
             print(f"\n{member.label} ({number} of {len(found)})", flush=True)
             code = children.exit_code or _train(member, children)
             if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
-                print(f"sweep: stopped; go on with: lmwright sweep {path}", file=sys.stderr)
+                print(f"sweep: stopped; continue with: lmwright sweep {path}", file=sys.stderr)
                 return code
             if code:
                 failed.append(member.label)

@@ -113,8 +113,8 @@ def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str,
     except Exception as error:
         _close(opened)
         raise UserError(
-            f"metrics.trackers: {name} did not start: {error}; set it up as its own manual says, "
-            f"or take it out of the list"
+            f"metrics.trackers: {name} did not start: {error}; set it up as its documentation "
+            "says, or remove it from the list"
         ) from error
     return opened
 
@@ -129,8 +129,8 @@ def _import(name: str) -> Any:
         return __import__(name)
     except ImportError as error:
         raise UserError(
-            f"metrics.trackers: {name} is not installed; {install(name)}, "
-            "or take it out of the list"
+            f"metrics.trackers: {name} is not installed; {install(name)}, or remove it from the "
+            "list"
         ) from error
 
 

@@ -211,8 +211,8 @@ class _Stream:
             table = np.load(file.path.removesuffix(".tokens.bin") + ".docs.npy", mmap_mode="r")
             if not len(table) or table[-1, 0] != file.tokens:
                 raise UserError(
-                    f"{file.path} and its .docs.npy do not fit together; remove the folder "
-                    "of the tokenize stage and prepare again."
+                    f"{file.path} and its .docs.npy do not match; remove the folder of the "
+                    "tokenize stage and prepare again."
                 )
             # only documents that touch the shard
             lo = np.searchsorted(table[:, 0], shard.start - file.start, side="right")

@@ -108,7 +108,7 @@ class UnmappedPlace(LocalPlace):
             for a, b in zip(first.tolist(), (last + 1).tolist(), strict=True):
                 f.seek(int(rows[a]) * width)
                 if f.readinto(raw[a * width : b * width]) != (b - a) * width:
-                    raise UserError(f"{self.name(file)} was cut while it was read.")
+                    raise UserError(f"{self.name(file)} was truncated while it was read.")
         return out
 
 
@@ -166,7 +166,9 @@ class RemotePlace:
         found = self.fs.cat_ranges(paths, starts.tolist(), ends.tolist(), on_error="raise")
         raw = b"".join(found)
         if len(raw) != len(rows) * width:
-            raise UserError(f"{self.name(file)} is shorter than its manifest says; copy it again.")
+            raise UserError(
+                f"{self.name(file)} is shorter than its manifest records; copy it again."
+            )
         return np.frombuffer(raw, f"V{width}")
 
     def _path(self, file: str) -> str:

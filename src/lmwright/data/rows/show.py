@@ -38,7 +38,9 @@ def show_command(
     """Prints rows start..start+count-1 of the first epoch, in the order of training."""
     store = TokenStore.open(data_dir)
     if start >= store.epoch_rows:
-        raise UserError(f"{data_dir}: has {store.epoch_rows} rows; --start {start} is past them")
+        raise UserError(
+            f"{data_dir}: has {store.epoch_rows} rows; --start {start} is beyond the last one"
+        )
     tokenizer = load_tokenizer(store.tokenizer_dir)
     console = console or _console()
     stop = min(start + count, store.epoch_rows)

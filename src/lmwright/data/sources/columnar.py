@@ -112,7 +112,7 @@ def _slices(batches: Iterator[pa.RecordBatch], file: File) -> Iterator[pa.Record
         sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows))
         if batch.num_rows and sizes.max() > DOCUMENT_BYTES:
             raise UserError(
-                f"{file.path}: a row is longer than {DOCUMENT_BYTES >> 30} GiB; cut it up."
+                f"{file.path}: a row is longer than {DOCUMENT_BYTES >> 30} GiB; split it."
             )
         ends = np.cumsum(sizes)
         at = 0

@@ -50,7 +50,9 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as e:
-        raise UserError(f"data.sources: {url} needs a package: {CURE.get(protocol, e)}.") from None
+        raise UserError(
+            f"data.sources: {url} needs another package: {CURE.get(protocol, e)}."
+        ) from None
     except ValueError as e:
         raise UserError(f"data.sources: {url}: {e}.") from None
 

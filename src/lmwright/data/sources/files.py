@@ -72,7 +72,7 @@ def source_names(sources: Sequence[Source]) -> list[str]:
         if name in names:
             raise UserError(
                 f"data.sources[{i}] is called {name!r} like data.sources[{names.index(name)}]; "
-                "give one of them another name."
+                "rename one of them."
             )
         names.append(name)
     return names
@@ -198,9 +198,9 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
     lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
     hint = f" ({lists})" if ".json" in endings else ""
     raise UserError(
-        f"data.sources: {source.path} {'is' if single else 'holds only files'} of unknown format "
-        f"({shown}); known are {known}, each also .gz and .zst; say data.sources.format, such as "
-        f"'txt' for plain text{hint}."
+        f"data.sources: {source.path} {'is' if single else 'holds only files'} of an unknown "
+        f"format ({shown}); supported are {known}, each also .gz and .zst; set "
+        f"data.sources.format, such as 'txt' for plain text{hint}."
     )
 
 
@@ -261,7 +261,7 @@ def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
     try:
         names = [of(entry) for entry in parse_json(path)[key]]
         if any(not n or n != Path(n).name or "\0" in n for n in names):
-            raise ValueError("it names what is not in its folder")
+            raise ValueError("it names files outside its folder")
         return names
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(
@@ -324,7 +324,7 @@ def _cut_row_groups(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
         with open_binary(file.path) as f:
             metadata = pq.ParquetFile(f).metadata
     except (pa.ArrowException, OSError) as e:
-        raise UserError(f"{file.path} is not a whole parquet file: {first_line(e)}.") from None
+        raise UserError(f"{file.path} is not a complete parquet file: {first_line(e)}.") from None
     start = first_row = rows = size = 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)

@@ -76,8 +76,8 @@ def _reading(file: File) -> Iterator[None]:
     except (OSError, EOFError, pa.ArrowException) as e:
         kind = {"gzip": ".gz", "zstd": ".zst"}.get(file.compression or "", file.format)
         raise UserError(
-            f"{file.path} is truncated or damaged ({first_line(e)}); replace this "
-            f"{kind} file by a whole one or take it out of data.sources."
+            f"{file.path} is truncated or damaged ({first_line(e)}); replace this {kind} file or "
+            "remove it from data.sources."
         ) from None
     except Exception as e:
         if "://" not in file.path:
@@ -166,11 +166,11 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
         found = json.loads(b"".join(raw).removeprefix(b"\xef\xbb\xbf").decode())
     except (ValueError, RecursionError) as e:
         raise UserError(
-            f"{file.path} is not valid JSON ({e}); if it has one object a line, say "
+            f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
             "data.sources.format = 'jsonl'."
         ) from None
     if not isinstance(found, list):
-        raise UserError(f"{file.path} holds no JSON list; give its rows as a list or as .jsonl.")
+        raise UserError(f"{file.path} is not a JSON list; write its rows as a list or as .jsonl.")
     for number, row in enumerate(found, 1):
         yield _whole_characters(from_mapping(row, number, file, source))
 
@@ -256,7 +256,7 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
             if "field larger" in str(e):  # what follows it would be read as something else
                 raise UserError(
                     f"{file.path}:{number}: a cell is longer than {CELL_CHARS >> 20} million "
-                    "characters; its quote is never closed, perhaps."
+                    "characters; is a quote never closed?"
                 ) from None
             if header is None:
                 raise UserError(f"{file.path}: its first line is not {file.format}: {e}.") from None

@@ -133,7 +133,7 @@ def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, 
     value = [value] if isinstance(value, Mapping) else value
     spoken = isinstance(value, list) and all(isinstance(m, Mapping) for m in value)
     if isinstance(value, list) and value and not spoken:
-        raise UnusableError(f"{column!r} is no text, message or list of messages")
+        raise UnusableError(f"{column!r} is not text, a message or a list of messages")
     keys = ("from", "value") if spoken and value and "from" in value[0] else ("role", "content")
     return _messages(value, dict(zip(keys, keys, strict=True)), column, source)
 
@@ -143,14 +143,14 @@ def _messages(
 ) -> list[dict[str, Any]]:
     value = _parsed(value, where)
     if not isinstance(value, list) or not value:
-        raise UnusableError(f"{where!r} is no list of messages")
+        raise UnusableError(f"{where!r} is not a list of messages")
     role_key, content_key = (columns[n] for n in _keys(columns))
     known = dict.fromkeys(ROLES) | SHAREGPT_ROLES if role_key == "from" else dict.fromkeys(ROLES)
     known = {name: role or name for name, role in known.items()} | source.roles
     messages = []
     for number, message in enumerate(value, 1):
         if not isinstance(message, Mapping):
-            raise UnusableError(f"message {number} is no object")
+            raise UnusableError(f"message {number} is not an object")
         role = message.get(role_key)
         if not isinstance(role, str) or role not in known:
             shown = repr(role) if isinstance(role, str) else "absent"
@@ -188,7 +188,7 @@ def _calls(value: Any, number: int) -> list[Any]:
     where = f"message {number}: 'tool_calls'"
     calls = _parsed(value, "tool_calls") if isinstance(value, str) else value
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise UnusableError(f"{where} is no list of calls")
+        raise UnusableError(f"{where} is not a list of calls")
     for call in calls:
         function = call.get("function")
         if not isinstance((function if isinstance(function, Mapping) else call).get("name"), str):

@@ -35,7 +35,7 @@ TOO_MUCH = (
     f"the chat template takes more than {CPU_SECONDS} s of computing, or {MEMORY_BYTES >> 30} GiB, "
     "for one conversation"
 )
-TOO_DEEP = "it nests too deep"
+TOO_DEEP = "it is nested too deeply"
 MODULE = "lmwright.data.text.chat_child"
 HEAD = struct.Struct("<Q")
 
@@ -106,13 +106,13 @@ class Child:
                 )
             except OSError as e:
                 raise UserError(
-                    f"data.chat.template: no process can be started to render it ({e.strerror}); "
-                    "end other processes and run the same command again"
+                    "data.chat.template: no process could be started to render it "
+                    f"({e.strerror}); end other processes and run the same command again"
                 ) from None
             if _receive(self._process.stdout) is None:
                 self.close()
                 raise UserError(
-                    "data.chat.template: the process that renders it ends at once; see what "
+                    "data.chat.template: the process that renders it exits at once; see what "
                     f"`{' '.join(command)}` says"
                 )
         return self._process

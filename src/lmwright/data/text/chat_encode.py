@@ -117,7 +117,7 @@ class ChatEncoder:
         kept = slice(size - T, None) if self.chat.too_long == "cut-left" else slice(0, T)
         learned = example.learned[kept]
         if not learned[1:].any():
-            raise UnusableError(f"nothing to learn is left of its {size} tokens when it is cut")
+            raise UnusableError(f"none of its {size} tokens would be learned after truncation")
         # bytes are not known token by token
         share = int(learned.sum()) / max(1, int(example.learned.sum()))
         size = round(example.text_bytes * share)

@@ -66,7 +66,7 @@ class Renderer:
         except MemoryError:
             raise
         except RecursionError:
-            raise UnusableError("the chat template refuses it: it calls itself too deep") from None
+            raise UnusableError("the chat template refuses it: it recurses too deeply") from None
         except Exception as e:  # templates raise what they like
             raise UnusableError(f"the chat template refuses it: {_why(e)}") from None
 
@@ -88,7 +88,7 @@ def _compiled(source: str, date: str | None, *, marks: bool) -> Callable[..., st
     except MemoryError:
         raise
     except RecursionError:
-        raise NoTemplateError("it nests too deep") from None
+        raise NoTemplateError("it is nested too deeply") from None
     except Exception as e:  # Jinja's own errors, and Python's of the code that it writes
         raise NoTemplateError(first_line(e)[:200]) from None
 

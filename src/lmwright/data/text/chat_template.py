@@ -83,8 +83,7 @@ class ChatTemplate:
             self._strikes += 1
             if self._strikes >= MAX_STRIKES:
                 raise UserError(
-                    f"data.chat.template: {e}, and not for the first time; correct it or choose "
-                    "another"
+                    f"data.chat.template: {e}, repeatedly; correct it or choose another"
                 ) from None
             raise UnusableError(str(e)) from None
 
@@ -99,8 +98,8 @@ def template_source(chat: Chat, tokenizer: TextTokenizer) -> str:
         for role in ("bos_token", "eos_token"):
             if role in source and getattr(tokenizer, role.removesuffix("_token")) is None:
                 raise UserError(
-                    f"data.chat.template: {chat.template} needs the tokenizer's {role}, and it "
-                    "has none; name it in tokenizer_config.json or choose another template"
+                    f"data.chat.template: {chat.template} needs the tokenizer's {role}, which is "
+                    "not set; add it to tokenizer_config.json or choose another template"
                 )
         return source
     if chat.template == "tokenizer":

@@ -69,7 +69,9 @@ class TurnFinder:
         at = 0
         for one, limit in zip(words, limits, strict=True):
             if one.start < at or limit < one.stop:
-                raise UnusableError("the chat template mixes the assistant's turns")
+                raise UnusableError(
+                    "the assistant's turns cannot be told apart in the chat template's text"
+                )
             begin = one.start if one.whole else self._begin(text, at, one.start)
             at = one.stop
             if not one.whole:
@@ -182,10 +184,12 @@ class TurnFinder:
             spans.append((len(plain), len(plain) + len(inside)))
             plain += inside + after
         if plain != text:
-            raise UnusableError("the chat template nests or uses its generation blocks")
+            raise UnusableError("the chat template's generation blocks do not add up to its text")
         earlier = sum(m["role"] == "assistant" for m in messages[:first])
         if earlier and len(spans) != sum(m["role"] == "assistant" for m in messages):
-            raise UnusableError("the chat template's generation blocks are not its turns")
+            raise UnusableError(
+                "the chat template's generation blocks do not match the assistant's turns"
+            )
         return [span for span in spans[earlier:] if span[0] < span[1]]
 
     def _refuse_misplaced(

@@ -195,7 +195,7 @@ def split_pattern(spec: dict[str, Any]) -> str:
         regex = split["pattern"].get("Regex")
         if regex and split.get("behavior") == "Isolated" and not split.get("invert"):
             return regex
-    raise CannotConvertError(f"its split into words ({', '.join(map(str, kinds))}) is not known")
+    raise CannotConvertError(f"its pre-tokenizer ({', '.join(map(str, kinds))}) is not known")
 
 
 def bpe_ranks(spec: dict[str, Any], *, prove: bool) -> dict[bytes, int]:
@@ -240,10 +240,10 @@ def _prove(ranks: dict[bytes, int], model: dict[str, Any], byte_of: dict[str, in
         pair = _last_pair(token, ranks)
         if pair is None:
             if not model.get("ignore_merges"):
-                raise CannotConvertError(f"its token {token!r} is never reached by merging")
+                raise CannotConvertError(f"its token {token!r} cannot be reached by merging")
             continue
         if pair not in place or place[pair] < last:
-            raise CannotConvertError(f"its merges make {token!r} in another order")
+            raise CannotConvertError(f"its merges build {token!r} in another order")
         last = place[pair]
 
 

@@ -165,12 +165,12 @@ def _facts(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
     facts = {k: tokenizer.facts[k] for k in ("vocab_size", "eos_id", "bos_id")}
     if facts["eos_id"] is None:
         raise UserError(
-            'The tokenizer says no token that ends a document; add "eos_token" to the '
+            'The tokenizer does not define which token ends a document; add "eos_token" to the '
             "tokenizer_config.json beside data.tokenizer.path."
         )
     if settings.prepend == "bos" and facts["bos_id"] is None:
         raise UserError(
-            "data.tokenize.prepend='bos': the tokenizer has no such token; add \"bos_token\" to "
+            "data.tokenize.prepend='bos': the tokenizer has no bos token; add \"bos_token\" to "
             "the tokenizer_config.json beside data.tokenizer.path, or set it to 'none'."
         )
     return facts | {

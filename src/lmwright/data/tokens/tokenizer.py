@@ -190,7 +190,7 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
         if backend.token_to_id(token) is not None:
             raise UserError(
                 f"tokenizer.special_tokens: {token!r} is also an ordinary token of this text; "
-                f"choose a string that text does not hold, such as '<|{token.strip('<|>')}|>'."
+                f"choose a string that does not occur in text, such as '<|{token.strip('<|>')}|>'."
             )
     backend.add_special_tokens(
         [tokenizers.AddedToken(t, special=True, normalized=False) for t in spec.special_tokens]
@@ -282,7 +282,7 @@ def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
         try:
             return jinja.read_text("utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{jinja} is not UTF-8; take it from the source again.") from None
+            raise UserError(f"{jinja} is not UTF-8; download it again.") from None
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [each for each in template if isinstance(each, dict)]
@@ -301,7 +301,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8; it should be a tokenizer.json.") from None
     except Exception as e:  # the library raises bare Exception
-        raise UserError(f"{path} is not a tokenizer.json that can be read: {e}.") from None
+        raise UserError(f"{path} is not a readable tokenizer.json: {e}.") from None
 
 
 def guarded(make: Callable[..., Any], *args: Any) -> Any:
@@ -312,7 +312,7 @@ def guarded(make: Callable[..., Any], *args: Any) -> Any:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the library gives up on it ({error!s:.200})") from None
+        raise ValueError(f"the library cannot read it ({error!s:.200})") from None
 
 
 # Tokens that play a role by custom when nothing says so, the more telling first.

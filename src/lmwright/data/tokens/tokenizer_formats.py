@@ -132,7 +132,7 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
             return load_tokenizer(path.parent)
         backend = read_backend(path)
         return TextTokenizer(backend, **find_roles(backend))
-    raise UserError(f"tokenizer.path: {path} is of no known kind; give {ACCEPTED}.")
+    raise UserError(f"tokenizer.path: {path} is not a known kind of tokenizer; give {ACCEPTED}.")
 
 
 def _import_folder(folder: Path) -> TextTokenizer:
@@ -184,7 +184,7 @@ def import_tiktoken(path: Path) -> TextTokenizer:
     family = _sidecar(path, ranks) or FAMILIES.get(len(ranks))
     if family is None:
         raise UserError(
-            f"{path} has {len(ranks)} ranks, which is no known family; write {path.name}.json "
+            f"{path} has {len(ranks)} ranks, not those of a known family; write {path.name}.json "
             'beside it: {"pattern": "...", "special_tokens": {"<|end|>": '
             f'{max(ranks.values()) + 1}}}, "eos_token": "<|end|>"}}.'
         )
@@ -241,10 +241,10 @@ def read_ranks(path: Path) -> dict[bytes, int]:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
             except (ValueError, binascii.Error):
-                raise UserError(f"{path}:{number} is not `base64 rank`; is it cut?") from None
+                raise UserError(f"{path}:{number} is not `base64 rank`; is it truncated?") from None
     missing = [b for b in range(256) if bytes([b]) not in ranks]
     if missing:
-        raise UserError(f"{path} lacks {len(missing)} of the 256 single bytes; is it cut?")
+        raise UserError(f"{path} lacks {len(missing)} of the 256 single bytes; is it truncated?")
     return ranks
 
 

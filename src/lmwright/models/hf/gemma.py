@@ -44,7 +44,9 @@ class GemmaHf:
         """The architecture that expresses `model`. Raises UserError where none does."""
         newer = model.qk_norm == "head"
         if model.mlp not in GATED_ACT:
-            raise UserError(f"model.mlp: {model.mlp!r} is in no Gemma of Hugging Face; change it")
+            raise UserError(
+                f"model.mlp: {model.mlp!r} does not exist in Hugging Face's Gemma; change it"
+            )
         if model.local_rope_theta is not None and not newer:
             raise UserError(
                 'model.local_rope_theta: Gemma 2 has one theta; unset it, or set qk_norm = "head" '
@@ -85,8 +87,8 @@ class GemmaHf:
         defaults = SHARED_DEFAULTS | DEFAULTS[architecture]
         if newer and config.get("attn_logit_softcapping"):
             raise UserError(
-                f"{where}: attn_logit_softcapping is set, which transformers leaves out of "
-                f"Gemma 3 without a word; set it to null"
+                f"{where}: attn_logit_softcapping is set, which transformers silently ignores in "
+                "Gemma 3; set it to null"
             )
         values = required(config, defaults, FIELDS, where)
         caps = {ours: config.get(theirs, defaults.get(theirs)) for ours, theirs in CAPS.items()}

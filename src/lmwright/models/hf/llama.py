@@ -132,7 +132,7 @@ def required(
     values = said_or_usual(config, defaults)
     missing = [theirs for theirs in names.values() if values.get(theirs) is None]
     if missing:
-        raise UserError(f"{where}: lacks {', '.join(missing)}; add them as the model has them")
+        raise UserError(f"{where}: lacks {', '.join(missing)}; add them with the model's values")
     return {ours: values[theirs] for ours, theirs in names.items()}
 
 

@@ -252,7 +252,7 @@ class Dots1Hf(_MoeHf):
         _insist(model, self.architecture, score="sigmoid", capacity_factor=None)
         if model.dense_layers != tuple(range(first)):
             raise UserError(
-                f"model.dense_layers: {self.architecture} has plain layers only at its beginning, "
+                f"model.dense_layers: {self.architecture} has dense layers only at the beginning, "
                 f"not {list(model.dense_layers)}; change it to export"
             )
         if experts.bias_rate is None or (experts.shared_dim or 1) % experts.mlp_dim:

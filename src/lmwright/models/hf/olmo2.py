@@ -29,7 +29,9 @@ class Olmo2Hf:
     def config(self, model: Any) -> dict[str, Any]:
         """config.json of a model, tokenizer ids left out. Raises UserError where there is none."""
         if model.mlp not in GATED_ACT:
-            raise UserError(f"model.mlp: {model.mlp!r} is in no OLMo 2 of Hugging Face; change it")
+            raise UserError(
+                f"model.mlp: {model.mlp!r} does not exist in Hugging Face's OLMo 2; change it"
+            )
         config = {theirs: getattr(model, ours) for ours, theirs in FIELDS.items()}
         config |= rope_config(model.rope_theta, model.rope_scaling, model.seq_len)
         config |= {

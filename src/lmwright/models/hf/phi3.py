@@ -33,8 +33,8 @@ class Phi3Hf:
         kind = model.rope_scaling.kind if model.rope_scaling else "longrope"
         if kind != "longrope":
             raise UserError(
-                f"model.rope_scaling: {kind!r} is in no Phi-3 of Hugging Face, only longrope; "
-                f"change it to export"
+                f"model.rope_scaling: {kind!r} does not exist in Hugging Face's Phi-3, only "
+                "longrope; change it to export"
             )
         config = {theirs: getattr(model, ours) for ours, theirs in FIELDS.items()}
         rope = rope_config(

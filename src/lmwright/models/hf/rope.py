@@ -30,7 +30,7 @@ def rope_fields(config: dict[str, Any], where: str, partial: bool = False) -> di
     `partial` also `rotary_fraction`. Raises UserError for what is not computed."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(said, dict):
-        raise UserError(f"{where}: rope_scaling is not an object; take it from the source again")
+        raise UserError(f"{where}: rope_scaling is not an object; download it again")
     said = dict(said)
     theta = said.get("rope_theta") or config.get("rope_theta") or 10_000.0
     part = said.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0

@@ -191,14 +191,14 @@ def _gpu(text: str, word: str) -> Machine:
         close = difflib.get_close_matches(name, GPUS, n=1, cutoff=0.6)
         cure = f"did you mean gpu:{close[0]}x{count}? " if close else ""
         raise UserError(
-            f"--on {text}: no known GPU is called {name}; {cure}there are {_gpus(int(count))}"
+            f"--on {text}: there is no GPU {name}; {cure}the GPUs are {_gpus(int(count))}"
         )
     gpu, count = GPUS[name], int(match[2] or 1)
     nodes = max(1, math.ceil(count / gpu.per_node))
     if count < 1 or count % nodes or (nodes > 1 and count % gpu.per_node):
         raise UserError(
-            f"--on {text}: {count} GPUs are no whole nodes of {gpu.per_node}; "
-            f"nearest: gpu:{name}x{max(1, round(count / gpu.per_node)) * gpu.per_node}"
+            f"--on {text}: {count} GPUs do not fill nodes of {gpu.per_node}; nearest: "
+            f"gpu:{name}x{max(1, round(count / gpu.per_node)) * gpu.per_node}"
         )
     peak = PEAKS[gpu.device_kind]
     return Machine(

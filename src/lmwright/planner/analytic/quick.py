@@ -164,7 +164,7 @@ class Quick:
 
     def would_take(self, takes: Takes) -> list[str]:
         """The speed of a run that does not fit, if it did."""
-        return [f"if it fitted, it would take {self._speed()}", *takes.lines()[:2]]
+        return [f"if it did fit, it would take {self._speed()}", *takes.lines()[:2]]
 
     def verdict(self) -> str:
         """Whether it fits, and how sure that is."""

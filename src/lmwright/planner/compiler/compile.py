@@ -140,8 +140,8 @@ def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
 
 def _no_memory(name: str) -> HostMemoryError:
     return HostMemoryError(
-        f"{name}: this host ran out of memory while compiling (it says nothing of the slice); "
-        f"close other programs, use a host with more memory, or ask with --quick"
+        f"{name}: this host ran out of memory while compiling (this says nothing about the "
+        "slice); close other programs, use a host with more memory, or ask with --quick"
     )
 
 
