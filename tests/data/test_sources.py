@@ -303,7 +303,7 @@ def test_a_cut_archive_is_named(tmp_path, format_, packer, lost):
     texts = [f"{i * 7919 % 1000}" * 9 for i in range(500)]
     path.write_bytes(PACKERS[packer](WRITERS[format_](texts))[:-lost])
     with pytest.raises(
-        UserError, match=rf"a\.{format_}\{packer} is truncated or damaged.*whole one"
+        UserError, match=rf"a\.{format_}\{packer} is truncated or damaged.*replace this"
     ):
         read(Source(path=str(path)))
 

@@ -269,7 +269,7 @@ def test_tiktoken_of_no_known_family_needs_a_sidecar(tmp_path):
     "name, content, message",
     [
         ("missing.json", None, "does not exist"),
-        ("a.pdf", b"x", "no known kind"),
+        ("a.pdf", b"x", "not a known kind"),
         ("tokenizer.json", b"{}", "not a readable tokenizer.json"),
         ("tokenizer.json", b"\xff", "not UTF-8"),
         ("a.model", b"\n\x03abc", "not a sentencepiece model"),

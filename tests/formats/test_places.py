@@ -118,7 +118,7 @@ def test_a_killed_command_is_cleaned_up_after(out, model, tmp_path):
         ("a\0b", "contains a NUL"),
         ("x" * 300, "too long"),
         ("x" * 200, "180 bytes"),
-        ("\ud800", "no text"),
+        ("\ud800", "not text"),
     ],
 )
 def test_names_that_no_file_has(name, says, model, tmp_path, capsys):

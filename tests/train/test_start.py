@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
     with pytest.raises(UserError, match=r"train.init_from: layers.down is \(2, 24, 16\) in"):
         train(run, jax.devices()[ONE])
     other = tuned(base, tmp_path, base / "hf", data={"dir": str(tmp_path / "other")})
-    with pytest.raises(UserError, match=r"data.tokenizer.path: .*name it"):
+    with pytest.raises(UserError, match=r"data.tokenizer.path: .*set it"):
         load_run(other, ["data.tokenizer.vocab_size=270"])
 
 

@@ -1,1 +1,1 @@
-"""Run files: what a run may say, how it is read, checked and written back."""
+"""Run files: their fields, how they are loaded, checked and written back."""

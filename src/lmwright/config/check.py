@@ -1,4 +1,4 @@
-"""What several sections of a run must agree on; single fields are checked by their types."""
+"""Checks across several sections of a run; the types check single fields."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from lmwright.hardware.prices import PRICES
 
 
 def check_run(run: Run) -> None:
-    """Raises UserError for a run whose sections contradict each other, or that sets what has
-    no effect; it says what each section has wrong."""
+    """Raises UserError for a run whose sections contradict each other or that sets a field without
+    effect. The error lists every problem found."""
     lines = []
     for check in (
         _check_places,

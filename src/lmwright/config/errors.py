@@ -1,4 +1,4 @@
-"""Pydantic's findings as the one sentence that a user needs: where, what, and the cure."""
+"""Pydantic's errors as the sentence that a user needs: place, cause and cure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -62,14 +62,14 @@ Errors = Sequence[dict[str, Any]]
 
 
 def nearest(word: str, names: Sequence[str], *, what: str) -> str:
-    """The cure for a misspelt word: the nearest name, or all of them."""
+    """Suggestion for a misspelled word: the nearest name, or all names."""
     found = _near(word, names)
     return f"did you mean {found[0]!r}?" if found else f"{what}: {', '.join(names)}"
 
 
 def _near(word: str, names: Sequence[str]) -> list[str]:
-    """The name that was probably meant, if any: one that differs by a letter or two, else a longer
-    one that has the whole word in it, as `ema_decay` for `ema`, else the most similar one."""
+    """Name that was probably meant, if any: one that differs by a letter or two, else a longer one
+    that contains the whole word, as `ema_decay` for `ema`, else the most similar one."""
     close = get_close_matches(word, names, n=1, cutoff=0.8)
     longer = [name for name in names if len(word) > 2 and word in name.split("_")]
     return (close or longer or get_close_matches(word, names, n=1, cutoff=0.6))[:1]
@@ -81,7 +81,7 @@ def explain(
     where: Callable[[Keys], str],
     fields: Callable[[Keys], Sequence[str]],
 ) -> UserError:
-    """All findings as one error, a line each, the one that helps most first.
+    """All errors as one UserError, a line each, the most helpful one first.
 
     `where(keys)` says who gave a value, `fields(keys)` what a section may hold.
     """
@@ -97,7 +97,7 @@ def explain(
 
 
 def join(lines: Sequence[str]) -> UserError:
-    """One error that says one or several findings."""
+    """A UserError of one line, or of several with their number."""
     if len(lines) == 1:
         return UserError(lines[0])
     return UserError("\n  ".join((f"{len(lines)} errors in the run:", *lines)))
@@ -106,7 +106,7 @@ def join(lines: Sequence[str]) -> UserError:
 def _without_echoes(
     by_path: dict[Keys, list[dict[str, Any]]], fields: Callable[[Keys], Sequence[str]]
 ) -> dict[Keys, list[dict[str, Any]]]:
-    """The findings without missing fields that are there under a misspelt name."""
+    """Errors without the missing fields that are present under a misspelled name."""
     meant = {
         (*keys[:-1], name)
         for keys, found in by_path.items()
@@ -144,7 +144,7 @@ def _rank(errors: Errors) -> int:
 
 
 def _keys(error: dict[str, Any], values: Any) -> Keys:
-    """The path in the user's words: without the tags that pydantic adds for unions."""
+    """Path of an error in the run file, without the tags that pydantic adds for unions."""
     loc = error["loc"]
     keys: Keys = ()
     for place, key in enumerate(loc):

@@ -1,4 +1,4 @@
-"""What the dataclasses of a run may hold, as a run file says it: plain tables and lists.
+"""Fields of a run: the dataclasses and the plain tables and lists that a run file may hold.
 
 TOML has no null, so a field that is set by default is unset by the word "none". `kinds` are the
 dataclasses of the sections that come in kinds.
@@ -42,7 +42,7 @@ def classes_in(annotation: Any, kinds: Kinds = NO_KINDS) -> tuple[type, ...]:
 
 
 def class_for(annotation: Any, values: Any, kinds: Kinds = NO_KINDS) -> type | None:
-    """The one dataclass that holds these values, by their `kind` if there are several."""
+    """Dataclass that holds these values, chosen by their `kind` if there are several."""
     classes = classes_in(annotation, kinds)
     if len(classes) > 1:
         kind = values.get("kind") if isinstance(values, dict) else None
@@ -51,7 +51,7 @@ def class_for(annotation: Any, values: Any, kinds: Kinds = NO_KINDS) -> type | N
 
 
 def annotation_at(values: dict[str, Any], keys: Keys, kinds: Kinds = NO_KINDS) -> Any:
-    """The annotation of the field at `keys`; None where no field leads there."""
+    """Annotation of the field at `keys`; None if no field is there."""
     annotation: Any = Run
     inner: Any = values
     for key in keys:
@@ -65,7 +65,7 @@ def annotation_at(values: dict[str, Any], keys: Keys, kinds: Kinds = NO_KINDS) -
 
 
 def names_in(values: dict[str, Any], keys: Keys, kinds: Kinds = NO_KINDS) -> list[str]:
-    """What may be said at `keys`: the fields of a table, the kinds of a `kind`."""
+    """Names allowed at `keys`: the fields of a table, or the kinds of a `kind`."""
     if keys[-1:] == ("kind",):
         classes = classes_in(annotation_at(values, keys[:-1], kinds), kinds)
         return [c.__dataclass_fields__["kind"].default for c in classes]
@@ -85,8 +85,8 @@ def all_sections(kinds: Kinds, annotation: Any = Run) -> Iterator[type]:
 
 
 def _can_be_unset(field: Field, annotation: Any) -> bool:
-    """Whether the word "none" unsets a field; where it is unset by default, a preset may have
-    set it, and then the word must not be a text."""
+    """True if the word "none" unsets a field. A field that is unset by default may have been set by
+    a preset; then the word must not be a valid text for it."""
     branches, default = _branches(annotation), default_of(field)
     if NoneType not in branches or default is MISSING:
         return False
@@ -121,7 +121,7 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
 
 
 def with_unset(annotation: Any, values: Any, kinds: Kinds = NO_KINDS) -> Any:
-    """The same values, with None for the word "none" where a field can be unset."""
+    """Values with None in place of the word "none" where a field can be unset."""
     if isinstance(values, list):
         return [with_unset(annotation, v, kinds) for v in values]
     cls = class_for(annotation, values, kinds)

@@ -1,4 +1,4 @@
-"""Fit: what a recipe, a preset or the dial gave to a longer run, shortened for a short one.
+"""Fit: warm-up and decay of a recipe or preset, shortened for a short run.
 
 Only such values: what the run file or the command line says is refused where it does not fit.
 """
@@ -20,8 +20,8 @@ EpochRows = Callable[[str], int | None]
 
 
 def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
-    """Shortens a given warm-up, then a given decay, to the run's steps; a line for each. The steps
-    of `train.epochs` are counted by `epoch_rows`."""
+    """Shortens a warm-up, then a decay, to the steps of the run; returns a line for each.
+    `epoch_rows` counts the steps of `train.epochs`."""
     steps, length = _length(merged.values, epoch_rows)
     schedule = _at(merged.values, SCHEDULE)
     if type(steps) is not int or steps < 1 or not isinstance(schedule, dict):
@@ -35,12 +35,12 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
 
 
 def count_steps(epochs: float, epoch_rows: int, global_batch_size: int) -> int:
-    """Steps of so many epochs; the last step may reach into the next one."""
+    """Number of steps in `epochs`; the last step may reach into the next epoch."""
     return math.ceil(epochs * epoch_rows / global_batch_size)
 
 
 def _length(values: Any, epoch_rows: EpochRows) -> tuple[Any, str]:
-    """The run's steps where they are known, and how the run file says them."""
+    """Steps of the run if known, and the text of the setting that gives them."""
     steps = _at(values, ("train", "steps"))
     if steps is not None:
         return steps, f"train.steps = {steps}"

@@ -36,7 +36,8 @@ Layer = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Reads run files. What they may name stands in rooms above this one, so it is handed in."""
+    """Reads run files. The registries of models and presets belong to higher rooms, so they are
+    passed in."""
 
     kinds: Kinds
     presets: Mapping[str, Mapping[str, Callable[[], Any]]]
@@ -49,27 +50,28 @@ class RunFiles:
     epoch_rows: EpochRows
 
     def load(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
-        """The run that a file (or a run directory) and overrides like `train.steps=10` describe.
+        """Loads the run that a file (or a run directory) and overrides like `train.steps=10`
+        describe.
 
         Raises UserError naming file, line and field for anything that is not a valid run.
         """
         return self.resolve_layers(path, overrides)[0]
 
     def load_noted(self, path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, list[str]]:
-        """The run as by `load`, and a line for each value of a recipe or preset that was fitted
-        to the run's length."""
+        """Loads a run as `load` does; also returns a line for each value of a recipe or preset that
+        was fitted to the length of the run."""
         run, _, notes = self._resolve(path, overrides)
         return run, notes
 
     def load_base(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
-        """The run of a file that describes several by its [sweep], which is left out."""
+        """Loads a run file without its [sweep], which describes several runs."""
         return self._resolve(path, overrides, "sweep")[0]
 
     def resolve_layers(
         self, path: str | Path, overrides: Sequence[str] = ()
     ) -> tuple[Run, Provenance]:
-        """The run, and who said each of its leaves, by keys: `default`, `recipe NAME`,
-        `preset NAME`, `FILE:LINE` or `command line`."""
+        """Loads a run with the origin of each leaf by keys: `default`, `recipe NAME`, `preset
+        NAME`, `FILE:LINE` or `command line`."""
         return self._resolve(path, overrides)[:2]
 
     def schema(self) -> dict[str, Any]:
@@ -138,7 +140,7 @@ class RunFiles:
         merged.merge(layer, label)
 
     def _dialed(self, depth: Any, sizes: Mapping[str, Any], where: str) -> Layer:
-        """What follows from `depth` and the sizes that are said beside it."""
+        """Settings that follow from `depth` and the sizes set beside it."""
         if type(depth) is not int or depth < 1:
             raise UserError(f"{where}: depth must be a number of layers from 1, not {depth!r}")
         if "preset" in sizes:
@@ -146,8 +148,8 @@ class RunFiles:
         return self.dial(depth, **{name: sizes[name] for name in DIALED if name in sizes})
 
     def _put_origin(self, merged: Merged) -> None:
-        """Fills in the model, and the tokenizer, of what `train.init_from` names; what is said of
-        them counts first."""
+        """Fills in the model and tokenizer that `train.init_from` names; explicit settings take
+        precedence."""
         train = merged.values.get("train")
         path = train.get("init_from") if isinstance(train, dict) else None
         model = merged.values.get("model", {})
@@ -191,7 +193,8 @@ def _frozen(kinds: Kinds) -> Frozen:
 
 @cache
 def _adapter(kinds: Frozen) -> TypeAdapter:
-    """Pydantic's view of a run, built when the first one is validated: the kinds import jax."""
+    """Pydantic adapter for a run, built when the first run is validated, because the kinds import
+    jax."""
     token = OFFERED.set({section: dict(classes) for section, classes in kinds})
     try:
         return TypeAdapter(Run)
@@ -200,8 +203,8 @@ def _adapter(kinds: Frozen) -> TypeAdapter:
 
 
 def _moved(path: Path, written: Any) -> Path | None:
-    """The run directory that a run file lies in, where it was moved or copied since the file was
-    written; None for any other run file."""
+    """Run directory that contains a run file, if it was moved or copied since the file was written;
+    None for any other run file."""
     folder = path.parent
     if path.name != "run.toml" or not isinstance(written, str):
         return None
@@ -211,7 +214,7 @@ def _moved(path: Path, written: Any) -> Path | None:
 
 
 def same_folder(folder: Path, written: str) -> bool:
-    """Whether a `dir` that was written down, perhaps elsewhere or long ago, is this folder."""
+    """True if a `dir` that was written down, perhaps elsewhere or long ago, is this folder."""
     try:
         return folder.samefile(written)
     except (OSError, ValueError):
@@ -219,7 +222,8 @@ def same_folder(folder: Path, written: str) -> bool:
 
 
 def _sizes(said: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, Any]:
-    """What the run says of its model itself; a vocabulary that is to be trained says its size."""
+    """Model fields that the run sets itself; a tokenizer that is to be trained gives the vocabulary
+    size."""
     trained = said.get("data", {}).get("tokenizer", {})
     sizes = {name: trained[name] for name in ("vocab_size",) if name in trained}
     on_top = {keys[-1]: value for keys, value in parsed if keys[:-1] == ("model",)}
@@ -238,13 +242,13 @@ def _provenance(run: Run, origin: Provenance) -> Provenance:
 
 
 def dump_toml(run: Run) -> str:
-    """The whole run as a run file; loading it gives an equal run, but for the credentials of
-    URLs, which are not written down."""
+    """Whole run as a run file. Loading it gives an equal run, except for the credentials of URLs,
+    which are not written."""
     return tomli_w.dumps(redact_tree(to_plain(run)))
 
 
 def show(run: Run, provenance: Provenance) -> str:
-    """The whole run as a run file, each value followed by who said it."""
+    """Whole run as a run file with the origin of each value."""
     blocks: list[list[tuple[str, str]]] = []
     _blocks(to_plain(run), (), provenance, blocks)
     width = min(max(len(text) for block in blocks for text, note in block if note), 60)
@@ -257,7 +261,7 @@ def show(run: Run, provenance: Provenance) -> str:
 def _blocks(
     table: dict[str, Any], keys: Keys, provenance: Provenance, blocks: list[list[tuple[str, str]]]
 ) -> None:
-    """Appends one block a table, its scalars first as TOML wants them."""
+    """Appends one block per table, with its scalars first as TOML requires."""
     inner = {k: v for k, v in table.items() if isinstance(v, dict) or is_tables(v)}
     names = tuple(key for key in keys if isinstance(key, str))
     header = f"[[{dotted(names)}]]" if keys and isinstance(keys[-1], int) else f"[{dotted(names)}]"

@@ -1,4 +1,4 @@
-"""Layers of plain values put on top of each other, remembering who said what."""
+"""Layers of plain values merged in order, with the origin of each value."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -12,7 +12,7 @@ COMMAND_LINE = "command line"
 
 
 class Merged:
-    """Values of several layers; `origin` names the layer of each leaf."""
+    """Merged values of several layers; `origin` names the layer of each leaf."""
 
     def __init__(self, path: Path, lines: dict[Keys, int]):
         self.path = path
@@ -21,7 +21,7 @@ class Merged:
         self.origin: Provenance = {}
 
     def where(self, keys: Keys) -> str:
-        """Who is to be told about a value or a table: a layer, or a line of the file."""
+        """Layer, or line of the file, that an error about a value or table should name."""
         for end in range(len(keys), 0, -1):
             if keys[:end] in self.origin:  # itself, or the list that it is an element of
                 return self.origin[keys[:end]]
@@ -32,16 +32,16 @@ class Merged:
         return f"{self.path}:{line}" if line else str(self.path)
 
     def merge(self, layer: dict[str, Any], label: str | None) -> None:
-        """Puts a layer on top; without a label it is the run file itself."""
+        """Merges a layer on top; a layer without a label is the run file itself."""
         self._merge(self.values, layer, (), label)
 
     def drop(self, section: str) -> None:
-        """Takes a whole section out."""
+        """Removes a whole section."""
         self.values.pop(section, None)
         self._forget((section,))
 
     def put(self, keys: Keys, value: Any) -> None:
-        """Puts one override on top; a number in `keys` picks an element of a list."""
+        """Applies one override; a number in `keys` selects an element of a list."""
         inner: Any = self.values
         for place, key in enumerate(keys[:-1]):
             self._check_step(inner, keys[:place], key)

@@ -1,4 +1,4 @@
-"""Registries: the dataclasses of a section by their `kind`, each imported when it is asked for."""
+"""Registries: the dataclasses of a section by `kind`, each imported on demand."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Run: what the user said, as frozen dataclasses; nothing derived is ever written back.
+"""Run: the user's settings as frozen dataclasses; nothing derived is ever written back.
 
     run.toml --config.load--> Run --program.plan.resolve(topology)--> Plan
 
@@ -39,7 +39,7 @@ OFFERED: ContextVar[Kinds] = ContextVar("OFFERED")
 
 
 class Kind:
-    """Marks a section that comes in kinds, picked by its `kind` key."""
+    """Marker for a section whose dataclass is chosen by its `kind` key."""
 
     def __init__(self, section: str):
         self.section = section
@@ -54,7 +54,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where text comes from, and which columns hold what."""
+    """Source of text: its location, and the columns that hold what is needed."""
 
     __pydantic_config__ = STRICT
     path: str
@@ -141,7 +141,7 @@ class Tokenize:
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Examples to fine-tune on: how they are written, and what of them is learned."""
+    """Fine-tuning examples: how conversations are rendered, and which tokens are learned."""
 
     __pydantic_config__ = STRICT
     template: str = "tokenizer"
@@ -173,7 +173,7 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffle:
-    """Stage 4: the order in which rows are trained on."""
+    """Stage 4: the order in which training uses the rows."""
 
     __pydantic_config__ = STRICT
     order: Literal["virtual", "written", "none"] = "virtual"
@@ -188,7 +188,7 @@ class Shuffle:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """From any text to the batches of a run."""
+    """Data of a run, from any text to batches."""
 
     __pydantic_config__ = STRICT
     dir: str
@@ -210,7 +210,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices along each mesh axis; one axis may take what is left."""
+    """Number of devices along each mesh axis; one axis may take the rest."""
 
     __pydantic_config__ = STRICT
     data: PositiveInt | Literal["rest"] = 1
@@ -273,7 +273,7 @@ class Eval:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When to save and what to keep."""
+    """When checkpoints are saved and which are kept."""
 
     __pydantic_config__ = STRICT
     save_every_steps: PositiveInt = 100
@@ -285,7 +285,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Machine time: a session that ends, and a total that is spent."""
+    """Machine time: hours of one session and of all sessions together."""
 
     __pydantic_config__ = STRICT
     session_hours: Annotated[float, Field(gt=0)] | None = None
@@ -298,7 +298,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What is measured and where it goes; `metrics.jsonl` is always written."""
+    """Metrics and trackers; `metrics.jsonl` is always written."""
 
     __pydantic_config__ = STRICT
     log_every_steps: PositiveInt = 10
@@ -311,7 +311,7 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Planning:
-    """What `lmwright plan` reckons with; training reads none of it."""
+    """Settings of `lmwright plan`; training reads none of them."""
 
     __pydantic_config__ = STRICT
     prices: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
@@ -320,7 +320,7 @@ class Planning:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run, complete; dumped with every checkpoint."""
+    """One complete run, stored with every checkpoint."""
 
     __pydantic_config__ = STRICT
     name: str

@@ -1,4 +1,4 @@
-"""One section by itself: made from fields that came from outside, or changed by words."""
+"""A single section: built from outside fields, or changed by overrides."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from lmwright.errors import UserError
 
 
 def validated(kind: type, fields: dict[str, Any], where: str) -> Any:
-    """`kind(**fields)`. Raises UserError, after the words `where`, for the first that does not
-    fit its type or its bounds."""
+    """Builds `kind(**fields)`. Raises UserError, prefixed with `where`, for the first field of a
+    wrong type or out of bounds."""
     try:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
@@ -27,7 +27,7 @@ def validated(kind: type, fields: dict[str, Any], where: str) -> Any:
 
 
 def _without_tags(place: tuple[Any, ...], fields: Any) -> list[Any]:
-    """A place in the fields as users write it: pydantic names the kind of a union, too."""
+    """Path of an error as users write it, without the union tags of pydantic."""
     found = []
     for part in place:
         if isinstance(fields, dict) and part not in fields and fields.get("kind") == part:
@@ -38,8 +38,8 @@ def _without_tags(place: tuple[Any, ...], fields: Any) -> list[Any]:
 
 
 def with_overrides(model: Any, overrides: Sequence[str], what: str) -> Any:
-    """A model with words like `model.rope_scaling.factor=4` on top; `model.` may be left out.
-    Raises UserError for a field that `what` does not have or a value that does not fit."""
+    """Model with overrides like `model.rope_scaling.factor=4` applied; `model.` may be left out.
+    Raises UserError for a field that `what` does not have or an invalid value."""
     plain = to_plain(model)
     parsed = [(*parse_override(text), text) for text in overrides]
     for keys, value, text in sorted(parsed, key=lambda item: item[0][-1] != "kind"):

@@ -56,7 +56,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
 
 
 def _refuse_data(path: Path) -> None:
-    """UserError for a file of text or tokens in the run file's place."""
+    """Raises UserError for a file of text or tokens given in place of a run file."""
     try:
         with path.open("rb") as file:
             head = file.read(1 << 12)
@@ -85,7 +85,7 @@ def _syntax_error(path: Path, text: str, message: str) -> UserError:
 
 
 def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """(keys, value) of everything below that is neither a table nor a list of tables."""
+    """Yields (keys, value) of everything that is neither a table nor a list of tables."""
     if isinstance(values, dict):
         for key, value in values.items():
             yield from leaves(value, (*keys, key))
@@ -97,12 +97,12 @@ def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 
 
 def is_tables(value: Any) -> bool:
-    """Whether it is a list of tables, whose elements have fields of their own."""
+    """True for a list of tables, whose elements have fields of their own."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
 def line_of(lines: dict[Keys, int], keys: Keys) -> int | None:
-    """Line of a value, or of the nearest table around it."""
+    """Line of a value, or of the nearest enclosing table."""
     for end in range(len(keys), 0, -1):
         if keys[:end] in lines:
             return lines[keys[:end]]
@@ -110,7 +110,7 @@ def line_of(lines: dict[Keys, int], keys: Keys) -> int | None:
 
 
 def _lines(text: str) -> Iterator[tuple[Keys, int]]:
-    """(keys, line) of every header and every leaf of a text that is known to parse."""
+    """Yields (keys, line) of every header and leaf of a text that is known to parse."""
     header: Keys = ()
     counts: dict[Keys, int] = {}  # elements of each array of tables so far
     statement, start = "", 1
@@ -131,7 +131,7 @@ def _lines(text: str) -> Iterator[tuple[Keys, int]]:
 
 
 def _enter(values: dict[str, Any], counts: dict[Keys, int], *, array: bool) -> Keys:
-    """Keys of the table that a header opens, with the index of each array on the way."""
+    """Keys of the table that a header opens, with the index of each array in its path."""
     names: list[str] = []
     inner: Any = values
     while inner and inner != [{}]:
@@ -151,7 +151,7 @@ def _inside(keys: Keys, counts: dict[Keys, int]) -> Keys:
 
 
 def parse_override(text: str) -> tuple[Keys, Any]:
-    """`a.b=c` as keys and value; c is TOML, and text where it is a bare word."""
+    """Keys and value of an override `a.b=c`; c is TOML, or a string if it is a bare word."""
     name, equals, said = text.partition("=")
     name, said = name.strip(), said.strip()
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", name):

@@ -1,5 +1,5 @@
-"""Rows and examples that cannot be used: put aside by the parts of a stage, and gathered at its
-end."""
+"""Rows and examples that cannot be used: each part of a stage sets its own aside, and the end of
+the stage gathers them."""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ REASONS_SHOWN = 3
 
 
 def bad_file(number: int) -> str:
-    """File of the bad examples of a part, in the stage's folder."""
+    """Path of a part's bad examples in the folder of the stage."""
     return f"bad/part-{number:05d}.jsonl"
 
 
 class BadWriter:
-    """Writes what cannot be used as JSON lines; none, no file."""
+    """Writes bad examples as JSON lines; no file if there are none."""
 
     def __init__(self, path: Path):
         self.path, self.file = path, None

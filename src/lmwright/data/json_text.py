@@ -1,4 +1,4 @@
-"""JSON files of foreign origin: whatever is wrong with one is an OSError or a ValueError."""
+"""JSON files of foreign origin: every problem is an OSError or a ValueError."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def parse_json(path: Path) -> Any:
-    """The value in a UTF-8 JSON file. Raises OSError where it cannot be read, ValueError with the
-    reason where it is no JSON, is nested too deeply, or holds half of a surrogate pair, which no
-    file name and no terminal takes."""
+    """Value of a UTF-8 JSON file. Raises OSError if it cannot be read, and ValueError with the
+    reason if it is not JSON, is nested too deeply, or holds half of a surrogate pair, which no file
+    name and no terminal accepts."""
     text = path.read_text("utf-8")
     try:
         value = json.loads(text)

@@ -45,7 +45,8 @@ class Manifest:
         return total(self.counts, key)
 
     def check_sizes(self) -> None:
-        """UserError naming the first file that is missing or not as long as it was."""
+        """Raises UserError naming the first file that is missing or has another size than
+        recorded."""
         for name, entry in self.files.items():
             path = Path(self.folder) / name
             have = path.stat().st_size if path.exists() else None
@@ -74,7 +75,8 @@ def parse_manifest(raw: bytes, folder: str) -> Manifest:
 
 
 def _check_whole(body: Any) -> None:
-    """ValueError unless a manifest has its parts, of their types, as they were written."""
+    """Raises ValueError unless a manifest has all its parts, of their types, as they were
+    written."""
     kinds = dict.fromkeys(PARTS, dict) | {"stage": str}
     for name, kind in kinds.items():
         if not isinstance(body[name], kind):
@@ -103,7 +105,8 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
 
 
 def check_size(path: str, wanted: int, have: int | None) -> None:
-    """UserError naming the file, if its size is not the wanted one (None: it is not there)."""
+    """Raises UserError naming the file if its size is not the expected one (None: the file is
+    missing)."""
     if have == wanted:
         return
     state = "is missing" if have is None else f"has {have:,} bytes instead of {wanted:,}"
@@ -111,7 +114,8 @@ def check_size(path: str, wanted: int, have: int | None) -> None:
 
 
 def altered(path: str, what: str) -> UserError:
-    """For a file of its right size with other bytes in it; `what` says how that was seen."""
+    """UserError for a file of the right size with other bytes in it; `what` says how this was
+    detected."""
     return UserError(
         f"{path} was altered: {what}; delete this file and run `lmwright prepare` again, or copy "
         "it again."
@@ -128,7 +132,7 @@ def total(counts: Any, key: str) -> float:
 
 
 def add_counts(a: Any, b: Any) -> Any:
-    """Counts of two parts together: numbers add, dicts merge, lists go one after the other.
+    """Sum of the counts of two parts: numbers add, dicts merge, lists are concatenated.
 
     Of numbers under a key that begins with `max_` the larger one stays.
     """
@@ -168,13 +172,13 @@ def file_pieces(path: str | os.PathLike) -> Iterator[bytes]:
 
 
 def dump_json(body: Any) -> bytes:
-    """The one JSON spelling used for files that are compared byte by byte; numpy scalars too."""
+    """Canonical JSON for files that are compared byte by byte; accepts numpy scalars."""
     text = json.dumps(body, indent=1, sort_keys=True, default=lambda number: number.item())
     return (text + "\n").encode()
 
 
 def write_atomic(path: Path, raw: bytes) -> None:
-    """Writes a small file so that it is there complete or not at all, also after power loss."""
+    """Writes a small file atomically: it is complete or absent, also after a power loss."""
     temp = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temp, "wb") as f:
         f.write(raw)
@@ -185,14 +189,15 @@ def write_atomic(path: Path, raw: bytes) -> None:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """A .npy file; a full disk is an OSError with its errno, which numpy's own writing lacks."""
+    """Writes a .npy file; a full disk is an OSError with its errno, which numpy's own writer
+    lacks."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     path.write_bytes(buffer.getbuffer())
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a writer killed inside `write_atomic` left in a folder."""
+    """Removes the temporary files that a writer killed inside `write_atomic` left in a folder."""
     for path in folder.glob(".*.json.*"):
         path.unlink()
 

@@ -1,4 +1,4 @@
-"""Prepare: all stages from any text to rows that training reads, each usable alone.
+"""Prepare: all stages from any text to training rows; each can be run alone.
 
     sources --normalize--> text --tokenizer--> tokenizer.json
                            text --tokenize--> ids --pack--> rows --shuffle--> their order
@@ -23,13 +23,13 @@ STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
 
 @dataclass(frozen=True)
 class Summary:
-    """What each stage has made, by name."""
+    """Results of the stages, by name."""
 
     dir: str
     stages: dict[str, Manifest]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record for each split and source: counts of every stage that was run."""
+        """One record per split and source: counts of every stage that was run."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for stage in ("normalize", "tokenize", "pack"):
             if stage in self.stages:
@@ -50,7 +50,7 @@ class Summary:
         return stage.counts["input"] if stage else {}
 
     def warnings(self) -> list[str]:
-        """What one should know before training, a sentence each."""
+        """Sentences that a user should read before training."""
         from lmwright.data.rows import lengths
 
         stage = self.stages.get("tokenize")
@@ -66,7 +66,7 @@ def prepare(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Runs the named stages in their order, all of them if none is named.
+    """Runs the named stages in their order, or all of them.
 
     model_vocab_size: a trained tokenizer that says no size gets this one, and none may be larger.
     seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
@@ -96,12 +96,13 @@ def prepare(
 
 
 def has_chats(data: Data) -> bool:
-    """Whether any source holds examples to fine-tune on."""
+    """True if any source holds fine-tuning examples."""
     return any(source.rows != "text" for source in data.sources)
 
 
 def with_template(data: Data) -> Data:
-    """The same data with its chat template in the tokenizer's place, tried out.
+    """Data section with the source of its chat template in place of the template's name, after
+    trying it out.
 
     Raises UserError, before any stage is run, where the template is not there, is no template
     or fails on the simplest conversation.
@@ -200,7 +201,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
 
 
 def notes(run: Run, summary: Summary) -> Iterator[str]:
-    """What a user should know before training on what was prepared."""
+    """Things a user should know before training on the prepared data."""
     from lmwright.data.tokens.vocabulary import unused_note
 
     if tokenizer := summary.stages.get("tokenizer"):
@@ -218,7 +219,7 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
 
 
 def print_summary(summary: Summary, console: Any) -> None:
-    """A table of splits and sources, then what was left out and where everything lies."""
+    """Prints a table of splits and sources, what was left out and where everything is."""
     from rich.table import Table
     from rich.text import Text
 

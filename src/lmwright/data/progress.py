@@ -1,4 +1,4 @@
-"""Progress of a stage: a live bar on a terminal, now and then a plain line elsewhere."""
+"""Progress of a stage: a live bar on a terminal, an occasional plain line elsewhere."""
 
 import sys
 import time
@@ -11,16 +11,16 @@ PLAIN_EVERY_S = 10.0
 
 
 class Progress(Protocol):
-    """What a stage reports while it runs."""
+    """Display of the progress of a stage."""
 
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
-        """A stage of `parts` parts begins, `done` of which were there already."""
+        """Begins a stage of `parts` parts, of which `done` exist already."""
 
     def advance(self, counts: Mapping[str, Any]) -> None:
-        """One more part is finished; `counts` are what its work returned."""
+        """Records a finished part; `counts` are what its work returned."""
 
     def finish(self) -> None:
-        """The stage has ended, well or not."""
+        """Ends the stage, whether it succeeded or not."""
 
 
 class SilentProgress:
@@ -34,7 +34,7 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """A line at the start, at most one every ten seconds, and one at the end."""
+    """Plain lines: one at the start, at most one every ten seconds, one at the end."""
 
     def __init__(self, stream: TextIO | None = None):
         self.stream = stream
@@ -68,7 +68,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar with parts, rate and remaining time (rich)."""
+    """Bar with parts, rate and remaining time (rich)."""
 
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
         from rich import progress as bars
@@ -98,7 +98,7 @@ class LiveProgress:
 
 
 class Noted:
-    """Another display, and whether any stage had something to do."""
+    """Another display that also records whether any stage had work to do."""
 
     def __init__(self, shown: Progress):
         self.shown, self.begun = shown, False

@@ -64,7 +64,7 @@ def run_stage(
     unit: str = "tokens",
     private: bool = False,
 ) -> Manifest:
-    """Makes `folder` hold the output of every part, or finds that it already does.
+    """Makes `folder` hold the output of every part, or returns at once if it already does.
 
     work: a module-level function (processes are spawned) called as `work(part, tmp_dir)`;
         writes its files below tmp_dir under the names they will have below `folder` (no two
@@ -105,7 +105,7 @@ def finished_stage(
     fingerprint: Mapping[str, Any],
     inputs: Mapping[str, Manifest] | None = None,
 ) -> Manifest | None:
-    """Manifest of the stage that `run_stage` would find finished, else None; nothing is run."""
+    """Manifest of the stage if `run_stage` would find it finished, else None; runs nothing."""
     return _finished(Path(folder).absolute(), _wanted(name, parts, fingerprint, inputs))
 
 
@@ -118,7 +118,7 @@ def _wanted(
 
 
 def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
-    """Manifest of the stage if it is the wanted one, complete, every file of its size."""
+    """Manifest of the stage if it is the requested one, complete, with every file of its size."""
     if _read_json(folder / STATE) != wanted or not (folder / MANIFEST).exists():
         return None
     try:
@@ -130,7 +130,7 @@ def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
 
 
 def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
-    """Makes the folder ready to begin or go on in; False if the stage is finished already."""
+    """Prepares the folder to start or resume a stage; False if the stage is finished already."""
     state = folder / STATE
     remove_leftovers(folder)
     present = [p for p in folder.iterdir() if p.name != ".lock"]
@@ -153,7 +153,7 @@ def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Empties a stage; a kill in between leaves it resumable, so stage.json goes last."""
+    """Empties a stage; stage.json goes last, so that a kill in between leaves it resumable."""
     (folder / MANIFEST).unlink(missing_ok=True)
     if (folder / "parts").exists():
         shutil.rmtree(folder / "parts")
@@ -282,7 +282,7 @@ def _marker(folder: Path, index: int) -> Path:
 
 
 def _read_marker(folder: Path, index: int) -> dict[str, Any] | None:
-    """Marker of a part whose files are all there with their sizes, else None."""
+    """Marker of a part if all its files exist with their sizes, else None."""
     marker = _read_json(_marker(folder, index))
     try:
         files = marker["files"].items()
@@ -332,7 +332,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _umask(mask: int) -> Iterator[None]:
-    """Takes rights from files that are made here and in the processes started here."""
+    """Removes permissions from files made here and in the processes started here."""
     before = os.umask(0o077)  # it can only be read by setting it
     os.umask(before | mask)
     try:
@@ -343,7 +343,7 @@ def _umask(mask: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _folder_errors(folder: Path) -> Iterator[None]:
-    """Turns what a disk may refuse into a UserError that names the folder."""
+    """Turns errors of the disk into a UserError that names the folder."""
     try:
         yield
     except OSError as e:

@@ -1,4 +1,4 @@
-"""How a model is evaluated where no run says so: the platform's kernels and fastest precision."""
+"""Compute settings of evaluation outside of a run: the platform's kernels and fastest precision."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,7 +21,7 @@ READ_BYTES_S = 15e9
 
 
 def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> Compute:
-    """The choices for whole rows on one device of this machine.
+    """Compute settings for whole rows on one device of this machine.
 
     None is the fastest precision: bf16 on TPUs, GPUs and CPUs that multiply it in hardware.
     Raises UserError for a precision that there is not.
@@ -38,7 +38,7 @@ def decode_compute(
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> Compute:
-    """The choices for `new_tokens` tokens one after the other on one device of this machine.
+    """Compute settings for decoding `new_tokens` tokens on one device of this machine.
 
     None is the fastest precision: bf16 on TPUs and GPUs, fp32 on CPUs, which have no fast product
     of a matrix and a vector in bf16. Raises UserError as `row_compute`.
@@ -60,7 +60,7 @@ def _compute(precision: str, kernels: Kernels) -> Compute:
 
 
 def compute_text(how: Compute) -> str:
-    """Such as "fp32, cpu kernels"."""
+    """Text for compute settings, such as "fp32, cpu kernels"."""
     platform = jax.local_devices()[0].platform
     on = "" if platform in how.kernels else f" on {platform}"
     return f"{how.precision}, {how.kernels} kernels{on}"

@@ -57,7 +57,7 @@ class Generation:
 
 @dataclass
 class _Row:
-    """One prompt under way."""
+    """One prompt that is being continued."""
 
     number: int
     ids: list[int]
@@ -67,7 +67,7 @@ class _Row:
     finish: str | None = None
 
     def push(self, token: int, end_ids: frozenset[int], full: str) -> str:
-        """Takes one token; returns the text that became certain."""
+        """Appends one token; returns the text that has become final."""
         if token in end_ids:
             self.finish = "end"
             return self.stream.finish()
@@ -94,7 +94,7 @@ def generate(
     end_ids: Sequence[int] = (),
     batch_rows: int = BATCH_ROWS,
 ) -> list[Generation]:
-    """Continues each prompt (text, or ids taken as they are).
+    """Continues each prompt, given as text or as ids.
 
     `prefix` goes before each text; None takes what the tokenizer's file says. `end_ids` end a
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
@@ -203,8 +203,8 @@ def _take(
 
 
 def bucket(size: int) -> int:
-    """The next power of two from 16 to 128, then the next multiple of 128: few shapes, so few
-    compilations."""
+    """Length rounded up to a power of two from 16 to 128, then to a multiple of 128: few shapes, so
+    few compilations."""
     if size > 128:
         return -(-size // 128) * 128
     return max(16, 1 << (size - 1).bit_length())
@@ -232,7 +232,7 @@ def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
 def _prefill(
     model: Any, how: Compute, length: int, w: Tree, tokens: Array, valid: Array
 ) -> tuple[Array, Tree]:
-    """Logits [B, V] after the prompts [B, T], and their cache of `length`."""
+    """Logits [B, V] after the prompts [B, T], and their kv cache of `length`."""
     cache = model.new_cache(tokens.shape[0], length, how)
     hidden, cache = model.extend(w, tokens, valid, cache, how, first=True)
     return model.logits(w, hidden[:, -1:])[:, 0], cache
@@ -278,8 +278,8 @@ def generate_command(
     kernels: Kernels = "platform",
     adapter: str | None = None,
 ) -> list[Generation]:
-    """Continues prompts with the model of a run directory or HF folder and prints them: a
-    single one as it is written, several one after the other when they are done."""
+    """Continues prompts with the model of a run directory or HF folder and prints them: a single
+    one as it is generated, several after all are done."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     if not prompts:
         raise UserError("prompt: missing; add --prompt TEXT")
@@ -316,12 +316,12 @@ def _print_piece(_row: int, text: str) -> None:
 
 
 def _print(text: str) -> None:
-    """As it is into a file or pipe; on a terminal no model may write control characters."""
+    """Prints text unchanged to a file or pipe; on a terminal, control characters are escaped."""
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def _print_speed(found: list[Generation], seconds: float, how: Compute) -> None:
-    """To stderr, so that stdout is the text alone."""
+    """Prints the speed to stderr, so that stdout has only the text."""
     count = sum(len(one.tokens) for one in found)
     why = ", ".join(sorted({one.finish for one in found}))
     print(

@@ -1,4 +1,4 @@
-"""HeldOut: what a run evaluates on while it trains, compiled once."""
+"""HeldOut: the evaluation of a run while it trains, compiled once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ class HeldOut:
         )
 
     def losses(self, weights: Tree) -> list[SourceLoss]:
-        """One entry a source; empty where nothing is held out."""
+        """One SourceLoss per source; empty if nothing is held out."""
         return [self._loss(weights, source) for source in self._store.eval_sources]
 
     def _loss(self, weights: Tree, source: str) -> SourceLoss:
@@ -64,7 +64,7 @@ class HeldOut:
         )
 
     def samples(self, weights: Tree) -> list[dict[str, Any]]:
-        """The run's prompts, each continued greedily."""
+        """Greedy continuation of each of the run's prompts."""
         run = self._plan.run
         if not run.eval.prompts or jax.process_count() > 1:
             return []
@@ -127,8 +127,8 @@ def eval_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
-    """Prints the held-out loss of a run directory's newest checkpoint, or of one of its adapters
-    on that adapter's own data, in the run's precision if none is given; returns 0.
+    """Prints the held-out loss of a run directory's newest checkpoint, or of one of its adapters on
+    that adapter's own data, by default in the run's precision; returns 0.
 
     Raises UserError where there is no run, no checkpoint, or nothing is held out.
     """
@@ -161,7 +161,7 @@ def eval_command(
 
 
 def loss_table(losses: list[SourceLoss]) -> Table:
-    """Losses per source, for the terminal."""
+    """Table of losses per source for the terminal."""
     table = Table(box=None, pad_edge=False)
     columns = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
     by_rows = any(loss.rows_text for loss in losses)

@@ -38,7 +38,7 @@ class SourceLoss:
 
     @property
     def rows_text(self) -> str:
-        """Such as "128 of 352 rows"; empty without rows."""
+        """Text such as "128 of 352 rows"; empty without rows."""
         if not self.of_rows:
             return ""
         return f"{self.rows:,} of {self.of_rows:,} rows"
@@ -70,7 +70,7 @@ def evaluate_rows(
     batches: Iterable[Rows],
     place: Callable[[Batch], Batch] = lambda batch: batch,
 ) -> SourceLoss:
-    """The loss over batches of packed rows; `place` puts a batch on the devices."""
+    """Loss over batches of packed rows; `place` puts a batch on the devices."""
     nll = correct = tokens = 0.0
     text_bytes = 0.0
     for rows in batches:

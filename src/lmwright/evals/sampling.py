@@ -19,7 +19,7 @@ Method = Literal["greedy", "sampled", "filtered"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How text is continued."""
+    """Settings of text generation."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -52,7 +52,7 @@ class Sampling:
 
     @property
     def method(self) -> Method:
-        """Which program serves these settings."""
+        """Name of the program that serves these settings."""
         if self.temperature == 0:
             return "greedy"
         return "sampled" if self.top_k is None and self.top_p is None else "filtered"
@@ -77,7 +77,7 @@ def filtered(logits: Array, temperature: Array, top_k: Array, top_p: Array) -> A
 def choose(
     logits: Array, keys: Array, method: Method, temperature: Array, top_k: Array, top_p: Array
 ) -> Array:
-    """Next tokens int32 [B] for float32 logits [B, V]; row i draws with keys[i] alone."""
+    """Next tokens int32 [B] for float32 logits [B, V]; row i samples with keys[i] alone."""
     if method == "greedy":
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if method == "sampled":

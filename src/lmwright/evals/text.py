@@ -42,7 +42,8 @@ def evaluate_text(
     how: Compute | None = None,
     source: str = "text",
 ) -> SourceLoss:
-    """Loss over the ids of one text, each but the first predicted once; `text_bytes` is 0.
+    """Loss over the ids of one text, in which each token but the first is predicted once;
+    `text_bytes` is 0.
 
     `context` and `stride` are in tokens; a stride below the context makes windows overlap.
     Raises UserError where they do not fit the model or the text.
@@ -83,7 +84,7 @@ def _batches(
 
 
 def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first token predicted, stop) of each window."""
+    """(start, first predicted token, stop) of each window."""
     seen = 1
     for start in range(0, count - 1, stride):
         stop = min(start + context + 1, count)
@@ -103,8 +104,8 @@ def eval_text_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
-    """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a
-    text file, taken as one document; returns 0. Raises UserError where something is missing."""
+    """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
+    file as one document; returns 0. Raises UserError if something is missing."""
     from lmwright.evals.held_out import loss_table
 
     try:

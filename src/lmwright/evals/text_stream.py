@@ -10,7 +10,8 @@ CONTEXT = 6  # prompt tokens before the text; decoders treat the very first toke
 
 
 class TextStream:
-    """Text of tokens that continue `prompt_ids`; `text` is what has been given out."""
+    """Text of the tokens that continue `prompt_ids`; `text` is the part that was already
+    emitted."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class TextStream:
         return self._give(self._new_text(final=False), final=False)
 
     def finish(self) -> str:
-        """What was held back, at the end of generation."""
+        """Text that was held back, released at the end of generation."""
         if self.stopped:
             return ""
         return self._give(self._new_text(final=True), final=True)
@@ -72,7 +73,7 @@ class TextStream:
 
 
 def _shared_length(a: str, b: str) -> int:
-    """Length of the common beginning: all of `a`, unless it ends in half a character."""
+    """Length of the common prefix: all of `a`, unless it ends inside a character."""
     if b.startswith(a):
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b))

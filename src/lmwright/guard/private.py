@@ -55,8 +55,8 @@ def _root_problem(root: Path) -> str | None:
 
 
 def read_private(path: Path) -> bytes:
-    """What a file in such a folder holds. Raises FileNotFoundError, and ValueError where another
-    user may have written it: a link, a second name for a file from elsewhere, loose permissions."""
+    """Content of a file in such a folder. Raises FileNotFoundError, or ValueError if another user
+    may have written it: a link, a second name for a file from elsewhere, loose permissions."""
     if found := problem(path.parent):
         raise ValueError(found)
     try:

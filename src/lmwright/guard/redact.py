@@ -1,4 +1,4 @@
-"""Takes credentials out of what is written down or printed, in one place for the whole package.
+"""Removes credentials from everything that is stored or printed, in one place for the package.
 
     https://me:pw@host/x.jsonl?version=3&X-Amz-Signature=ab12
     redact_text      https://***@host/x.jsonl?version=3&***     messages, run files, trackers
@@ -38,7 +38,8 @@ _KEY_VALUE = re.compile(
 
 
 def redact(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables without those named like a secret; URLs in the rest are cleaned."""
+    """Environment variables without those whose name marks a secret; URLs in the rest are
+    redacted."""
     return {
         name: redact_text(value)
         for name, value in variables.items()
@@ -47,17 +48,17 @@ def redact(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_text(text: str) -> str:
-    """A text in whose URLs user, password, signature and tokens are `***`."""
+    """Text with `***` for user, password, signature and tokens in its URLs."""
     return _clean(text, f"{MARK}@", MARK)
 
 
 def without_secrets(text: str) -> str:
-    """A text whose URLs have no user info, signature or token; others are as they were."""
+    """Text whose URLs have no user info, signature or token; other URLs are unchanged."""
     return _clean(text, "", "")
 
 
 def redact_tree(tree: Any, clean: Callable[[str], str] = redact_text) -> Any:
-    """`clean` on every string of nested dicts and lists; other leaves are untouched."""
+    """Nested dicts and lists with `clean` applied to every string; other leaves are unchanged."""
     if isinstance(tree, Mapping):
         return {key: redact_tree(value, clean) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -66,12 +67,12 @@ def redact_tree(tree: Any, clean: Callable[[str], str] = redact_text) -> Any:
 
 
 def has_secrets(text: str) -> bool:
-    """Whether a URL in the text gives credentials away."""
+    """True if a URL in the text contains credentials."""
     return without_secrets(text) != text
 
 
 def was_redacted(url: str) -> bool:
-    """Whether credentials were taken out of a URL, which cannot be read without them."""
+    """True if credentials were removed from a URL, so that it cannot be read without them."""
     return f"://{MARK}@" in url or re.search(r"[?&#]\*\*\*($|&)", url) is not None
 
 
@@ -83,7 +84,7 @@ def _clean(text: str, user: str, mark: str) -> str:
 
 
 def _clean_query(query: str, mark: str) -> str:
-    """What follows the path of a URL, from its `?` or `#`."""
+    """Query and fragment of a URL (from its `?` or `#`) without secrets."""
     parts = re.split(r"([?&;#])", query)[1:]
     pairs = list(zip(parts[::2], parts[1::2], strict=True))
     names = {_name(part) for _, part in pairs}

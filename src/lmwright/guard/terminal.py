@@ -1,4 +1,4 @@
-r"""Text of strangers on a terminal: control characters as escapes, so that none is obeyed.
+r"""Untrusted text on a terminal: control characters are shown as escapes and never obeyed.
 
 A row of data, a source's name or a model's answer may hold ESC, which moves the cursor, renames
 the window or hides what is above it; `visible` writes it as \x1b.
@@ -12,7 +12,7 @@ _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def visible(text: object, *, lines: bool = True) -> str:
-    """A text with its control characters spelled out, newlines and tabs too without `lines`."""
+    """Text with its control characters escaped; without `lines`, newlines and tabs too."""
     shown = _CONTROL.sub(_escaped, str(text))
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 

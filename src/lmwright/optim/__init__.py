@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules; this module stays free of jax.
+"""Optimizers and learning-rate schedules; this module does not import jax.
 
     optim section --build_optimizer(optim, spec, steps)--> optax.GradientTransformation
                   --make_schedule(optim, steps)----------> step -> learning rate

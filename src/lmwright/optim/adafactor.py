@@ -17,7 +17,7 @@ from lmwright.optim.rule import Slot, Slots, like, slot
 
 
 def slots(optim: Adafactor, param: Param) -> dict[str, Slot]:
-    """Row and column means of a matrix, the full second moment of anything else."""
+    """Row and column means of a matrix; the full second moment of any other weight."""
     if not param.is_matrix:
         return {"nu": like(param)}
     b, i = len(param.batch), len(param.inputs)
@@ -30,7 +30,7 @@ def slots(optim: Adafactor, param: Param) -> dict[str, Slot]:
 def direction(
     optim: Adafactor, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """The gradient over its root mean square, clipped and, if relative, scaled by the weight."""
+    """Gradient over its root mean square, clipped and, if relative, scaled by the weight."""
     new = t**-optim.decay_exponent  # share of this step's squares
     square = g * g
     if param.is_matrix:
@@ -49,7 +49,7 @@ def direction(
 def _factored(
     optim: Adafactor, param: Param, square: Array, slots: Slots, new: Array
 ) -> tuple[tuple[Array, Array], dict[str, Array]]:
-    """Two arrays whose product, broadcast, is the second moment; and the new slots."""
+    """Two arrays whose broadcast product is the second moment, and the new slots."""
     b, i, n = len(param.batch), len(param.inputs), len(param.shape)
     ins, outs = tuple(range(b, b + i)), tuple(range(b + i, n))
     row = (1 - new) * slots["row"] + new * (square.mean(outs) + optim.eps)

@@ -22,7 +22,7 @@ LEAST_SPLIT, MOST = 1024, 2048  # elements; the paper's block has 2048
 
 
 def block_size(size: int) -> int:
-    """Elements of a block on an axis of `size`: all of them up to 2048.
+    """Number of elements of a block on an axis of `size`: all of them up to 2048.
 
     Of a longer axis a divisor, where one is in range: the one that leaves the highest power
     of two as number of blocks, so that blocks end where shards of the axis do.
@@ -34,7 +34,8 @@ def block_size(size: int) -> int:
 
 
 def slots(optim: Adam8bit, param: Param) -> dict[str, Slot]:
-    """Codes of the weight's shape and scales of its blocks; float32 moments if no matrix."""
+    """Codes of the shape of the weight and scales of its blocks; float32 moments unless the weight
+    is a matrix."""
     if not param.is_matrix:
         return adamw.slots(optim, param)
     size = param.shape[-1]
@@ -51,7 +52,7 @@ def slots(optim: Adam8bit, param: Param) -> dict[str, Slot]:
 def direction(
     optim: Adam8bit, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """AdamW's step from moments that are decoded, and encoded again after it."""
+    """AdamW's step from decoded moments, which are encoded again afterwards."""
     if not param.is_matrix:
         return adamw.direction(optim, param, g, w, slots, t)
     moments = {name: decode(slots[f"{name}_codes"], slots[f"{name}_scale"]) for name in _CODES}
@@ -94,7 +95,7 @@ def decode(codes: Array, scale: Array) -> Array:
 
 
 def _split(x: Array) -> Array:
-    """[..., n] to [..., blocks, b], zeros added where b does not divide n."""
+    """Array [..., n] as [..., blocks, b], padded with zeros if b does not divide n."""
     size = x.shape[-1]
     block = block_size(size)
     if size % block:
@@ -103,5 +104,5 @@ def _split(x: Array) -> Array:
 
 
 def _join(blocks: Array, size: int) -> Array:
-    """[..., blocks, b] to [..., n], padding cut off."""
+    """Array [..., blocks, b] as [..., n], without the padding."""
     return blocks.reshape(*blocks.shape[:-2], -1)[..., :size]

@@ -9,14 +9,14 @@ from lmwright.optim.rule import Slot, Slots, like, unbias
 
 
 def slots(optim: AdamW, param: Param) -> dict[str, Slot]:
-    """First and second moment, float32, of the weight's shape."""
+    """First and second moments, float32, of the shape of the weight."""
     return {"mu": like(param), "nu": like(param)}
 
 
 def direction(
     optim: AdamW | Adam8bit | Muon, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """The bias-corrected mean over the root of the mean square."""
+    """Bias-corrected mean over the root of the bias-corrected mean square."""
     mu = optim.beta1 * slots["mu"] + (1 - optim.beta1) * g
     nu = optim.beta2 * slots["nu"] + (1 - optim.beta2) * g * g
     # scalars first: the two divisions happen once, not for each weight

@@ -1,4 +1,4 @@
-"""From the `optim` section and the weights' arrows to an optax optimizer.
+"""Builds an optax optimizer from the `optim` section and the arrows of the weights.
 
     grads --clip--> g --rule of each weight--> d --> -rate * (d + weight_decay * w)
                             |                                    (matrices only)
@@ -38,7 +38,7 @@ __all__ = ["build_optimizer", "clip", "gradient_norm", "make_schedule", "state_s
 
 
 def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.GradientTransformation":
-    """The optimizer of weights declared by `spec`; clipping is left to `clip`.
+    """Optimizer of the weights that `spec` declares; clipping is left to `clip`.
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
     `optax.apply_updates`, and the new state. Raises UserError from the schedule.
@@ -80,7 +80,8 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
 
 
 def gradient_norm(grads: Tree, spec: Tree) -> Array:
-    """Global norm of the gradients of the loss, float32; those that only count are left out."""
+    """Global norm of the gradients of the loss, float32; gradients that only carry counts are left
+    out."""
     import optax
 
     params = dict(walk(spec))
@@ -88,7 +89,7 @@ def gradient_norm(grads: Tree, spec: Tree) -> Array:
 
 
 def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
-    """What the rate of each weight that `optim.groups` name is multiplied by, by its dotted path.
+    """Learning-rate factor of each weight that `optim.groups` names, by its dotted path.
 
     Raises UserError for a pattern that fits no weight.
     """
@@ -106,7 +107,7 @@ def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
 
 
 def state_spec(optim: Optim, spec: Tree) -> Tree:
-    """A Param for each array of the state, in the state's own structure: axes for sharding."""
+    """Param of each array of the state, in the state's own structure: its axes for sharding."""
     return jax.tree.map(lambda s: s.param, state_slots(optim, spec), is_leaf=_is_slot)
 
 
@@ -124,7 +125,7 @@ def _is_slot(leaf: Any) -> bool:
 
 
 def state_slots(optim: Optim, spec: Tree) -> Tree:
-    """The state's structure with a Slot in place of each array."""
+    """Structure of the state with a Slot in place of each array."""
     rule = RULES[optim.kind]
     kept = [
         (name, path, slot)
@@ -136,12 +137,12 @@ def state_slots(optim: Optim, spec: Tree) -> Tree:
 
 
 def _state(count: Any, kept: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
-    """(slot, weight's path, leaf) triples to {"count": ..., slot: tree}."""
+    """Nested state {"count": ..., slot: tree} from (slot, path of the weight, leaf) triples."""
     return {"count": count, **_nest((f"{name}.{path}", leaf) for name, path, leaf in kept)}
 
 
 def _by_weight(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
-    """{weight's path: {slot: array}}."""
+    """Slots of each weight: {path of the weight: {slot: array}}."""
     slots: dict[str, dict[str, Array]] = {}
     for name, tree in state.items():
         if name != "count":
@@ -151,7 +152,7 @@ def _by_weight(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
 
 
 def _nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """(dotted path, leaf) pairs to a nested dict."""
+    """Nested dict from (dotted path, leaf) pairs."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves:
         *above, name = path.split(".")

@@ -1,4 +1,4 @@
-"""What a run file may say about the optimizer and its learning rate; no jax here.
+"""Fields of the optimizer and learning-rate sections of a run file; does not import jax.
 
     [optim]                        [optim.schedule]
     kind = "adamw"                 kind = "cosine"
@@ -21,7 +21,7 @@ UnitFraction = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """Warm-up, then the same rate to the end."""
+    """Warm-up, then a constant rate to the end."""
 
     __pydantic_config__ = STRICT
     kind: Literal["constant"] = "constant"
@@ -31,7 +31,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """Warm-up, then a straight line down to the floor at the last step."""
+    """Warm-up, then a linear decay to the floor at the last step."""
 
     __pydantic_config__ = STRICT
     kind: Literal["linear"] = "linear"
@@ -71,7 +71,7 @@ class Wsd:
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSqrt:
-    """Warm-up, then the rate falls with the square root of the step; it has no end."""
+    """Warm-up, then a rate that falls with the square root of the step, without an end."""
 
     __pydantic_config__ = STRICT
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
@@ -87,7 +87,7 @@ Schedule = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Weights that learn at another rate."""
+    """Weights that learn at a different rate."""
 
     __pydantic_config__ = STRICT
     weights: str
@@ -98,7 +98,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Fields that every optimizer has; pydantic finds no docstrings of inherited fields."""
+    """Fields that every optimizer has; pydantic does not find docstrings of inherited fields."""
 
     learning_rate: Annotated[Positive, Field(description="Highest rate; the schedule scales it.")]
     schedule: Annotated[Schedule, Field(description="Rate over the steps of the run.")] = field(

@@ -16,8 +16,8 @@ def slots(optim: Lion, param: Param) -> dict[str, Slot]:
 def direction(
     optim: Lion, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """-1, 0 or 1 for each weight: sign(beta1 * mu + (1 - beta1) * g) of the momentum before
-    this step, written with the momentum after it, so that the old one is not kept beside."""
+    """Direction -1, 0 or 1 of each weight: sign(beta1 * mu + (1 - beta1) * g) with the momentum
+    before this step, computed from the momentum after it so that the old one need not be kept."""
     mu = optim.beta2 * slots["mu"] + (1 - optim.beta2) * g
     ratio = optim.beta1 / optim.beta2
     return jnp.sign(ratio * mu + (1 - ratio) * g), {"mu": mu}

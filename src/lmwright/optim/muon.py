@@ -1,4 +1,4 @@
-"""Muon (https://kellerjordan.github.io/posts/muon/): momentum made orthogonal.
+"""Muon (https://kellerjordan.github.io/posts/muon/): orthogonalized momentum.
 
     momentum [batch, in, out] --Newton-Schulz--> close to U V^T, where momentum = U S V^T
 
@@ -21,19 +21,19 @@ _DTYPES = {"bf16": jnp.bfloat16, "fp32": jnp.float32}
 
 
 def is_hidden(param: Param) -> bool:
-    """Whether a weight is a matrix between hidden states, by its arrow."""
+    """True if a weight is a matrix between hidden states, by its arrow."""
     return param.is_matrix and "vocab" not in param.axes
 
 
 def slots(optim: Muon, param: Param) -> dict[str, Slot]:
-    """Momentum; what is not a hidden matrix has AdamW's two moments."""
+    """Momentum; weights that are not hidden matrices have AdamW's two moments."""
     return {"mu": like(param)} if is_hidden(param) else adamw.slots(optim, param)
 
 
 def direction(
     optim: Muon, param: Param, g: Array, w: Array, slots: Slots, t: Array
 ) -> tuple[Array, dict[str, Array]]:
-    """The orthogonalized momentum, scaled by the shape of the matrix."""
+    """Orthogonalized momentum, scaled by the shape of the matrix."""
     if not is_hidden(param):
         step, kept = adamw.direction(optim, param, g, w, slots, t)
         return optim.adamw_rate_ratio * step, kept
@@ -51,7 +51,7 @@ def direction(
 
 
 def orthogonalize(x: Array, steps: int, dtype: jnp.dtype) -> Array:
-    """Singular values of [batch, m, n] moved to about one, float32 in and out.
+    """Matrices [batch, m, n] with their singular values moved close to one; float32 in and out.
 
     `dtype` is that of the products' operands; coefficients and sums are float32.
     Matrices go one after the other: the temporaries of one, not of the stack, exist at once.

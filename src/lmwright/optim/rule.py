@@ -1,4 +1,4 @@
-"""Rule: how one weight is optimized; each kind of optimizer is a module of two functions.
+"""Rule: the update of one weight; each kind of optimizer is a module of two functions.
 
     slots(optim, param)                                what it remembers of one weight
     direction(optim, param, g, w, slots, t)            where to go, and what to remember
@@ -30,7 +30,7 @@ class Slot:
 
 
 class Rule(Protocol):
-    """What the module of an optimizer offers."""
+    """Interface of the module of an optimizer."""
 
     def slots(self, optim: Optim, param: Param) -> dict[str, Slot]: ...
 
@@ -40,17 +40,18 @@ class Rule(Protocol):
 
 
 def slot(axes: tuple[str, ...], shape: tuple[int, ...], dtype: str = "float32") -> Slot:
-    """A slot whose axes shard as the weight's axes of the same names do."""
+    """Slot whose axes are sharded like the axes of the weight with the same names."""
     return Slot(Param(" ".join(axes), shape, fill=0.0), dtype)
 
 
 def like(param: Param, dtype: str = "float32") -> Slot:
-    """A slot with the weight's own axes and shape."""
+    """Slot with the axes and shape of the weight."""
     return slot(param.axes, param.shape, dtype)
 
 
 def unbias(beta: float, t: Array) -> Array:
-    """1 - beta**t without cancellation: the share of a mean that t updates have filled."""
+    """Bias correction 1 - beta**t without cancellation: the part of a mean that t updates have
+    filled."""
     if beta == 0:
         return jnp.ones_like(t)
     return -jnp.expm1(t * math.log(beta))

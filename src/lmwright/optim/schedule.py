@@ -25,7 +25,7 @@ _FALLS = {
 
 
 def make_schedule(optim: Optim, total_steps: int) -> Rate:
-    """The function from step (int32 scalar or array) to learning rate (float32, same shape).
+    """Function from step (int32 scalar or array) to learning rate (float32, same shape).
 
     Raises UserError where the steps of the schedule do not fit into `total_steps`.
     """
@@ -43,7 +43,7 @@ def make_schedule(optim: Optim, total_steps: int) -> Rate:
 
 
 def _tail(kind: Constant | Linear | Cosine | Wsd | InverseSqrt, total_steps: int) -> Rate:
-    """What follows the warm-up, as a share of the highest rate."""
+    """Schedule after the warm-up, as a fraction of the highest rate."""
     match kind:
         case Constant():
             return jnp.ones_like
@@ -56,7 +56,7 @@ def _tail(kind: Constant | Linear | Cosine | Wsd | InverseSqrt, total_steps: int
 
 
 def _fall(kind: Linear | Cosine | Wsd, shape: str, fall_steps: int, total_steps: int) -> Rate:
-    """From one to the floor over the last `fall_steps` of the run."""
+    """Decay from one to the floor over the last `fall_steps` of the run."""
     start = total_steps - fall_steps
     if fall_steps <= 0 or start < kind.warmup_steps:
         rest = f" and decay_steps {kind.decay_steps}" if isinstance(kind, Wsd) else ""

@@ -1,4 +1,4 @@
-"""Curves as the page's script takes them: JSON lists, thinned where there are too many points."""
+"""Curves for the page's script: JSON lists, thinned if they have too many points."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ Curve = dict[str, list[Any]]
 
 
 def points_per_curve(num_runs: int) -> int:
-    """At most so many points of a curve are drawn, so that many runs still make one small page."""
+    """Maximum number of points of a drawn curve, so that many runs still make one small page."""
     return max(min(POINTS, POINTS_OF_ALL_RUNS // num_runs), 100)
 
 
@@ -43,8 +43,8 @@ def curve(series: Series, limit: int) -> Curve:
 
 
 def thin(values: list[float], limit: int) -> list[int]:
-    """Indices to draw, at most `limit` of them (3 or more): all, or the first, the last, and
-    both extremes of each stretch between, so that no spike is lost.
+    """Indices to draw, at most `limit` (3 or more): all of them, or the first, the last and both
+    extremes of each interval between, so that no spike is lost.
 
     In a stretch with gaps (values that are not finite) the lower extreme makes room for one.
     """
@@ -67,7 +67,7 @@ def thin(values: list[float], limit: int) -> list[int]:
 
 
 def clock_of(record: RunRecord) -> Curve:
-    """Steps with the tokens seen and the hours run until then; no tokens if never logged.
+    """Steps with the tokens seen and the hours run until then; no tokens if they were never logged.
 
     The page draws straight lines between these points.
     """

@@ -31,7 +31,8 @@ ALWAYS_DIFFERENT = ("name", "dir")
 
 
 def report_command(dirs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Writes the report and says where; in the run's directory, or here if of several runs."""
+    """Writes the report and prints its path: in the run directory, or in the current folder for
+    several runs."""
     if out is None:
         out = Path(dirs[0]) / REPORT_FILE if len(dirs) == 1 else Path(REPORT_FILE)
     path = write_report(dirs, out)
@@ -40,7 +41,7 @@ def report_command(dirs: Sequence[str | Path], out: str | Path | None = None) ->
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
-    """Writes `out`, whole or not at all, from the files of the run directories.
+    """Writes `out` atomically from the files of the run directories.
 
     Runs keep their order, which gives them their colors. Raises UserError for a folder that
     is no run, for damaged files (naming file and line) and for an unwritable `out`.
@@ -106,7 +107,7 @@ def render(records: Sequence[RunRecord]) -> str:
 
 
 def unique_labels(records: Sequence[RunRecord]) -> list[str]:
-    """The runs' names; with the folder where two runs have the same."""
+    """Names of the runs, with the folder where two runs have the same name."""
     names = [record.name for record in records]
     return [
         name if names.count(name) == 1 else f"{name} ({record.dir})"
@@ -115,7 +116,7 @@ def unique_labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def side_by_side(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each key of any column: key, text of each column or None, differs or not."""
+    """One row per key of any column: key, text of each column or None, and whether they differ."""
     keys = dict.fromkeys(key for column in columns for key in column)
     rows = []
     for key in keys:
@@ -125,7 +126,7 @@ def side_by_side(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows in which configurations differ, name and folder aside."""
+    """Rows in which the configurations differ, ignoring name and folder."""
     return [
         row
         for row in side_by_side(configs)
@@ -134,7 +135,7 @@ def differences(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mark_none(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results differ nearly always; marking them would say nothing."""
+    """Rows without marks: results nearly always differ, so marking them would say nothing."""
     return [{**row, "differs": False} for row in rows]
 
 
@@ -156,7 +157,7 @@ def _subtitle(records: Sequence[RunRecord]) -> str:
 
 
 def _samples(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Prompts in order; under each, every run's newest text and the ones before it."""
+    """Prompts in order, each with the newest text of every run and the earlier ones below it."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for record, label in zip(records, labels, strict=True):
         by_prompt: dict[str, list[Sample]] = {}
@@ -169,7 +170,7 @@ def _samples(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[s
 
 
 def _events(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """What happened, without the saves, which come in hundreds and are summed up above."""
+    """Events of the runs without the hundreds of saves, which are summed up above."""
     rows = []
     for record, label in zip(records, labels, strict=True):
         for event in record.events:
@@ -198,7 +199,7 @@ def _all_series(record: RunRecord) -> list[Any]:
 
 @cache
 def _packed_plotly() -> str:
-    """plotly.js as base64 of gzip, for a script that unpacks it."""
+    """plotly.js, gzipped, as base64, for a script that unpacks it."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

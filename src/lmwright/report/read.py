@@ -26,7 +26,8 @@ class Series:
     values: list[float] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        """Appends a point; a step measured again (a finished run, started once more) counts new."""
+        """Appends a point; a step that is measured again (a finished run started once more)
+        replaces the old one."""
         if self.steps and step < self.steps[-1]:
             raise ValueError(f"step {step} comes after step {self.steps[-1]}")
         if self.steps and step == self.steps[-1]:
@@ -47,7 +48,7 @@ class Sample:
 
 @dataclass
 class RunRecord:
-    """Everything the files of one run directory say."""
+    """Content of the files of one run directory."""
 
     dir: Path
     name: str
@@ -69,12 +70,13 @@ class RunRecord:
 
     @property
     def resumes(self) -> list[int]:
-        """Steps at which the run was taken up again."""
+        """Steps at which the run was resumed."""
         return [event["step"] for event in self.events if event["kind"] == "resume"]
 
 
 def read_run(run_dir: str | Path) -> RunRecord:
-    """Reads a run directory; UserError names the file and line of what is missing or damaged."""
+    """Reads a run directory. Raises UserError naming the file and line that is missing or
+    damaged."""
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such folder; give the directory of a run")
@@ -205,7 +207,7 @@ def _number(value: Any) -> float:
 
 
 class _Clock:
-    """Hours of running: a resume starts the clock again where its last line had stopped it."""
+    """Hours of running time: a resume continues the clock from the last line before it."""
 
     def __init__(self, hours: Series):
         self._hours = hours

@@ -1,4 +1,4 @@
-"""The figures a report opens with: what came out, at what cost, on what machine."""
+"""Summary figures at the top of a report: results, cost and machine."""
 
 import math
 
@@ -10,7 +10,7 @@ Rows = dict[str, str]
 
 
 def summarize(record: RunRecord) -> Rows:
-    """Label to text, in the order they are shown; what was not measured is left out."""
+    """Labels and texts in display order; figures that were not measured are left out."""
     return {
         label: text
         for part in (_outcome(record), _size(record), _cost(record), _machine(record))
@@ -20,7 +20,7 @@ def summarize(record: RunRecord) -> Rows:
 
 
 def headline(record: RunRecord) -> list[tuple[str, str, str]]:
-    """The few (label, value, note) that matter most, for the tiles of a single run."""
+    """The most important (label, value, note) triples, for the tiles of a single run."""
     tiles = []
     for source, curves in list(record.evals.items())[:2]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
@@ -146,7 +146,7 @@ def _loss(value: float) -> str:
 
 
 def short(number: float) -> str:
-    """Three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
+    """Number with three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit:
             return f"{number / limit:.3g}{unit}"

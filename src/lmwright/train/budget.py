@@ -69,7 +69,7 @@ class Budget:
 
     @classmethod
     def of(cls, run: Run, folder: Path, start: int, state: Tree, began: float) -> "Budget":
-        """The budget of a run's session that goes on at step `start` with a state."""
+        """Budget of a session that continues a run at step `start` with a state."""
         size = nbytes(state)
         return cls(run.limits, folder, start, checkpoint_bytes=size, began=began)
 
@@ -90,7 +90,7 @@ class Budget:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Time inside belongs to no step."""
+        """Context in which time belongs to no step."""
         start = self._clock()
         try:
             yield
@@ -98,7 +98,7 @@ class Budget:
             self._other_s += self._clock() - start
 
     def stepped(self, step: int) -> None:
-        """A step is done."""
+        """Records that a step is done."""
         now = self._clock()
         self._steps_s.append(max(now - self._last - self._other_s, 0.0))
         self._last, self._other_s = now, 0.0
@@ -107,13 +107,13 @@ class Budget:
             self._write()
 
     def saved(self, seconds: float) -> None:
-        """A save took so long, all told."""
+        """Records the total seconds of a save."""
         self._save_s = seconds
         self._entry["save_s"] = round(seconds, 3)
 
     def over(self, beside_s: float = 0.0) -> int | None:
-        """The exit code if there is no time for one more step, `beside_s` seconds that go with
-        it, and a save; None if there is."""
+        """Exit code if there is no time left for one more step, `beside_s` seconds that go with it,
+        and a save; otherwise None."""
         next_s = self.step_s + beside_s
         if self._limits.total_hours is not None:
             limit = self._limits.total_hours * 3600 - self._limits.margin_minutes * 60
@@ -124,7 +124,7 @@ class Budget:
         return None
 
     def close(self, end: str) -> None:
-        """Writes how the session ended."""
+        """Records how the session ended."""
         self._entry["end"] = end
         self._write()
 
@@ -139,7 +139,7 @@ class Budget:
 
 
 def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """The sessions that a run had; each entry has `seconds`, from 0.
+    """Sessions of a run so far; each entry has `seconds`, from 0.
 
     A damaged ledger must not keep a run from continuing: what can be read of it counts, `warn` is
     told, and the file as it was is kept beside it. Raises UserError where it cannot be opened.
@@ -168,7 +168,7 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
 
 
 def _repaired(entry: Any) -> dict[str, Any] | None:
-    """A session without what cannot be right; None for what is no session."""
+    """Session entry without impossible values; None for an entry that is not a session."""
     if not isinstance(entry, dict):
         return None
     kept = {

@@ -1,4 +1,4 @@
-"""Command: `lmwright train`, and what it says at the end of a session."""
+"""Command `lmwright train` and its messages at the end of a session."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopReque
 
 
 def stopped_line(run: Run, outcome: Outcome) -> str:
-    """Why a session stopped before the end of its run, and what to do."""
+    """Message about why a session stopped before the end of its run, and what to do."""
     why = {
         EXIT_SESSION_OVER: f"limits.session_hours = {run.limits.session_hours or 0:g} are over: ",
         EXIT_TIME_SPENT: f"limits.total_hours = {run.limits.total_hours or 0:g} are spent: ",
@@ -29,7 +29,7 @@ def stopped_line(run: Run, outcome: Outcome) -> str:
 
 
 def compared_lines(run: Run, outcome: Outcome) -> list[str]:
-    """Held-out losses before the first step and now, source by source, where both are known."""
+    """Held-out losses before the first step and now, by source, where both are known."""
     if run.eval.first != "start":
         return []
     evals = read_run(run.dir).evals
@@ -46,8 +46,9 @@ def compared_lines(run: Run, outcome: Outcome) -> list[str]:
 
 
 def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = None) -> int:
-    """Trains, then says where things are and what to do next; returns the exit code. With
-    `pod`, or the variables of `train.hosts`, together with others; `stop` as in `train`."""
+    """Trains, then prints where the results are and what to do next; returns the exit code. With
+    `pod`, or the variables of `train.hosts`, together with other processes; `stop` as in
+    `train`."""
     console = Console(highlight=False)
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     join(pod=pod)

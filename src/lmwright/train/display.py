@@ -1,4 +1,4 @@
-"""Display: what a person sees while a run trains.
+"""Display: the progress that a person sees while a run trains.
 
 On a terminal a panel is redrawn in place at most twice a second; anywhere else (a log file,
 a pipe) one plain line is printed each time values are given.
@@ -104,8 +104,8 @@ class Display:
             self._drawn = now
 
     def evaluated(self, step: int, losses: Mapping[str, tuple[float, str]]) -> None:
-        """Prints held-out losses, one for each source, and keeps them in the panel: the loss, and
-        what it was taken over, such as "128 of 352 rows"."""
+        """Prints held-out losses, one per source, and keeps them in the panel, with the rows they
+        cover, such as "128 of 352 rows"."""
         self._held_out = (step, dict(losses))
         self.note(f"step {step}: held-out loss  {self._held_out_text()}")
 
@@ -119,7 +119,7 @@ class Display:
             self._print(text)
 
     def eta_s(self) -> float | None:
-        """Seconds left at the speed of late; None before any step was timed."""
+        """Remaining seconds at the recent speed; None before any step was timed."""
         if not self._marks:
             return None
         then, step = self._marks[0]
@@ -149,7 +149,7 @@ class Display:
         return "" if eta_s is None else f"  ETA {duration(eta_s)}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Name and value of everything known now, most wanted first."""
+        """Name and value of everything known now, most important first."""
         return [
             (label, text(self._values[name]))
             for name, label, text in FORMATS
@@ -183,7 +183,7 @@ class Display:
         return Panel(Group(*rows), title=Text(self._name), title_align="left", border_style="dim")
 
     def _grid(self, facts: list[tuple[str, str]]) -> Table:
-        """Name over value, as many columns as the terminal holds."""
+        """Names above values, in as many columns as the terminal holds."""
         if self._smooth_loss is not None and facts[0][0] == "loss":
             facts = [facts[0], ("smoothed", f"{self._smooth_loss:.4f}"), *facts[1:]]
         columns = max(1, min(len(facts), (self._console.width - 4) // 13))
@@ -213,7 +213,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float], width: int) -> str:
-    """The values as block characters, at most `width`, each the mean of its share; NaN is blank."""
+    """Values as block characters, at most `width`, each the mean of its group; NaN is blank."""
     values = list(values)
     width = min(width, len(values))
     edges = [len(values) * i // width for i in range(width + 1)]

@@ -1,4 +1,5 @@
-"""env.json: on what a run ran: versions, commit, devices, the variables that change speed.
+"""env.json: the machine and software of a run: versions, commit, devices, variables that change
+speed.
 
 No host name, no user, no path of the home folder, nothing named like a secret. A run that
 is resumed on another machine keeps the environments it had before under `earlier`.
@@ -87,7 +88,7 @@ def _chosen(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """Commit of the source tree that lmwright runs from; None when it was installed."""
+    """Commit of the source tree that lmwright runs from; None for an installed package."""
     package = Path(lmwright.__file__).parent
     root = package.parent.parent
     # An installed copy may lie inside the repository of somebody else's project.

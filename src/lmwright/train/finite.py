@@ -1,4 +1,4 @@
-"""The end of a run whose numbers are no longer finite: nothing of it is saved.
+"""End of a run whose numbers are no longer finite, without saving its state.
 
 An update can overflow where loss and gradient were finite, so the state is asked itself. That is
 one pass over it on the devices, before a save, which waits for the step anyway.
@@ -37,7 +37,7 @@ def refuse_state(run: Run, checkpoints: Checkpoints, step: int, state: Tree) -> 
 
 
 def diverged(run: Run, checkpoints: Checkpoints, what: str) -> UserError:
-    """The error that ends such a run; names the newest checkpoint, which is finite: it was asked
+    """Error that ends such a run; it names the newest checkpoint, which was checked to be finite
     when it was saved or restored."""
     checkpoints.wait()
     steps = checkpoints.steps()

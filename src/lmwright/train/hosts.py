@@ -22,7 +22,7 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 
 
 def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> None:
-    """Connects to the run's other processes, where there are any; before any use of devices.
+    """Connects to the run's other processes, if there are any, before any use of devices.
 
     Raises UserError where the variables are incomplete or the others are not found.
     """
@@ -83,7 +83,7 @@ def _count(variables: Mapping[str, str], name: str) -> int:
 
 @dataclass(frozen=True)
 class HostRows:
-    """The rows of a microbatch that this process's devices hold, as (start, stop) stretches.
+    """Rows of a microbatch on this process's devices, as (start, stop) ranges.
 
     Rows of a microbatch are taken at stride A from the batch: row j of microbatch a is row
     j A + a of the batch, whatever the number of processes.
@@ -96,7 +96,7 @@ class HostRows:
 
     @classmethod
     def of(cls, plan: Plan, num_rows: int | None = None) -> "HostRows":
-        """For microbatches of the run's size, or of `num_rows`."""
+        """HostRows for microbatches of the size of the run, or of `num_rows`."""
         train = plan.run.train
         rows = num_rows or train.global_batch_size // train.num_microbatches
         indices = batch_sharding(plan.mesh).addressable_devices_indices_map((rows, plan.seq_len))
@@ -110,7 +110,7 @@ class HostRows:
 
     @property
     def of_batch(self) -> list[tuple[int, int]]:
-        """The same as rows of the whole batch."""
+        """Ranges in rows of the whole batch."""
         num = self.num_microbatches
         return [(start * num, stop * num) for start, stop in self.stretches]
 

@@ -1,4 +1,4 @@
-"""Log: what libraries write about a failure goes to a file in the run directory.
+"""Log: library output about a failure goes to a file in the run directory.
 
 Orbax logs the tracebacks of all its threads when a save fails or is interrupted; the terminal gets
 the one sentence that the run ends with.
@@ -16,20 +16,20 @@ LOG_FILE = "log.txt"
 
 
 class _ToFile(logging.FileHandler):
-    """Without a word where the file cannot be written: the disk may be what is full."""
+    """File handler that stays silent if the file cannot be written: the disk may be full."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Does nothing."""
 
     def close(self) -> None:
-        """Loses what no longer fits."""
+        """Closes the file and drops what no longer fits on the disk."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
 def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
-    """Sends errors of Orbax and of threads to `log.txt` of a run directory; there is none before
+    """Sends errors of Orbax and of threads to `log.txt` of a run directory; the file appears with
     the first error."""
     name = f"log-{process_index}.txt" if process_index else LOG_FILE
     handler = _ToFile(folder / name, delay=True, encoding="utf-8")

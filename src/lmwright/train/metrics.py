@@ -1,4 +1,4 @@
-"""metrics.jsonl: everything a run measured, one JSON object a line; the source of truth.
+"""metrics.jsonl: everything a run measured, one JSON object per line; the source of truth.
 
     kind        fields beside step and time
     train       loss, grad_norm, learning_rate, tokens_per_s, ... (see throughput.py)
@@ -92,7 +92,7 @@ class MetricsWriter:
         of_rows: int = 0,
     ) -> None:
         """Logs a held-out result: loss in nats per token over `tokens` tokens of one source, in
-        `rows` of the `of_rows` rows that it has.
+        `rows` of its `of_rows` rows.
 
         `bits_per_byte` is None where the source's byte count is not known.
         """
@@ -111,7 +111,7 @@ class MetricsWriter:
             self._write(step, "sample", {"prompt": sample["prompt"], "text": sample["text"]})
 
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
-        """Logs something that happened, for example `event("checkpoint", step=k, seconds=s)`.
+        """Logs an event, for example `event("checkpoint", step=k, seconds=s)`.
 
         The file is forced to disk, so that lines up to a saved checkpoint outlive a power cut.
         """

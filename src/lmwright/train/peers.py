@@ -1,4 +1,4 @@
-"""Peers: what a process says when another one of its run never comes, or is lost.
+"""Peers: messages for a process of the run that never comes, or is lost.
 
 JAX ends the survivors of a lost process by abort(), in a thread of its own, after some hundred
 lines of stack. Here these lines go to a log file, and the abort becomes one sentence and an exit
@@ -32,7 +32,7 @@ SAID_OF_LOST = re.compile(
 
 
 class Waiting:
-    """Says now and then that the others have not come, and ends the process when they do not;
+    """Reports now and then that the others have not come, and ends the process if they never do; a
     context manager around joining them."""
 
     def __init__(self, others: str, where: str):
@@ -105,7 +105,7 @@ class Watch:
 
 
 def lost_peers(said: str, count: int | None = None) -> str:
-    """Who was lost, by what JAX's coordination service says."""
+    """Processes that were lost, according to JAX's coordination service."""
     of = f" of {count}" if count else ""
     silent = re.search(r"stopped sending heartbeats\):\s*((?:\S*?\d+\s*\n)+)", said)
     if silent:
@@ -119,8 +119,8 @@ def lost_peers(said: str, count: int | None = None) -> str:
 
 
 def expect_abort(error: BaseException) -> None:
-    """Waits for JAX to notice what an error tells: that a process was lost. Returns where it is
-    another error, or where nothing follows."""
+    """Waits for JAX to notice the lost process that an error reports. Returns if it is another
+    error, or if nothing follows."""
     found: Any = error
     while found is not None:
         if SAID_OF_LOST.search(str(found)):

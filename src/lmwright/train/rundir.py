@@ -43,8 +43,8 @@ LONGEST_SHOWN = 60
 
 @contextmanager
 def claim(run: Run, plan: Plan) -> Iterator[Path]:
-    """The run's directory, locked and described. Raises UserError if it belongs to another
-    run, is in use, or cannot be written."""
+    """The run's directory, locked and described. Raises UserError if it belongs to another run, is
+    in use, or cannot be written."""
     folder = Path(run.dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def claim(run: Run, plan: Plan) -> Iterator[Path]:
 
 
 def _take(run: Run, plan: Plan, folder: Path, lock: int) -> None:
-    """Locks and describes the directory on process 0; the others go on when it has, or are
+    """Locks and describes the directory on process 0; the others continue after that, or are
     refused with it."""
     refused = None
     try:
@@ -88,7 +88,7 @@ def _take(run: Run, plan: Plan, folder: Path, lock: int) -> None:
 
 
 def _note_move(run: Run, folder: Path) -> None:
-    """Says so where the directory was moved or copied since it was last trained."""
+    """Reports that the directory was moved or copied since it was last trained."""
     file = folder / "run.toml"
     written = read_toml(file)[0].get("dir") if file.exists() else None
     if isinstance(written, str) and not same_folder(folder, written):
@@ -131,7 +131,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
 
 
 def _shown(said: dict[str, Any], path: str) -> str:
-    """A value for a message, as a run file has it."""
+    """Value for a message, as a run file has it."""
     value: Any = said
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -159,7 +159,7 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def _in_both(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Leaves the adapters that both runs have: others may come and go."""
+    """Keeps only the adapters that both runs have: others may be added or removed."""
     each = [said["lora"]["adapters"] if said["lora"] else None for said in (before, now)]
     if all(isinstance(found, dict) for found in each):
         for found, other in (each, each[::-1]):
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 def keep_tokenizer(folder: Path, store: TokenStore) -> None:
-    """A copy of the data's tokenizer, so that the directory can be moved and used alone."""
+    """Copies the data's tokenizer, so that the directory can be moved and used alone."""
     kept = folder / "tokenizer"
     if jax.process_index() != 0 or kept.exists():
         return

@@ -21,7 +21,7 @@ HANGUP = getattr(signal, "SIGHUP", None)
 
 
 class StoppedBeforeFirstStep(SystemExit):
-    """Asked to stop before there was anything to save."""
+    """A stop was requested before there was anything to save."""
 
 
 class StopRequest:
@@ -72,13 +72,14 @@ class StopRequest:
             raise StoppedBeforeFirstStep(self.exit_code)
 
     def _leave_terminal(self) -> None:
-        """Output to a terminal that is gone would be an error, and the save would not be made."""
+        """Silences output to a terminal that is gone, whose errors would prevent the save."""
         for fd in self._terminals:
             if not os.isatty(fd):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
     def asked(self, step: int) -> bool:
-        """Whether to stop after this step; with several hosts, all agree on the step."""
+        """True if the loop should stop after this step; with several hosts, all agree on the
+        step."""
         import jax
 
         if jax.process_count() == 1:

@@ -47,7 +47,7 @@ class Member:
 
 
 def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
-    """The runs that a file's [sweep] describes, each validated.
+    """Runs that a file's [sweep] describes, each validated.
 
     Raises UserError where there is none, or where one of them is not a valid run.
     """
@@ -70,7 +70,7 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
 
 
 def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(label, fields that it sets) of each run."""
+    """Label and fields of each run."""
     known = {"grid", "cases"}
     if not isinstance(table, dict) or not table or set(table) - known:
         raise UserError(f"{path}: sweep must hold [sweep.grid], [[sweep.cases]] or both")
@@ -102,7 +102,7 @@ def _label(fields: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Fit for a folder's name."""
+    """Text that is suitable as the name of a folder."""
     return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")
 
 
@@ -111,7 +111,7 @@ def _literal(value: Any) -> str:
 
 
 def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
-    """Trains every member, prints how they compare, writes the report; the exit code."""
+    """Trains every member, prints a comparison and writes the report; returns the exit code."""
     found = members(path, overrides)
     _print_members(found)
     if dry_run:
@@ -152,8 +152,8 @@ def _train(member: Member, children: "Children") -> int:
 
 
 class Children(StopRequest):
-    """Runs children one after another and passes signals on to the one that runs, which saves and
-    ends. Ctrl-C is not passed on: the terminal tells the child itself."""
+    """Runs child processes one after another and forwards signals to the current one, which saves
+    and ends. Ctrl-C is not forwarded: the terminal sends it to the child itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Children(StopRequest):
             self._child.send_signal(number)
 
     def run(self, words: Sequence[str]) -> int:
-        """The exit code of a command; EXIT_PREEMPTED where a signal came before it was done."""
+        """Exit code of a command; EXIT_PREEMPTED if a signal came before it was done."""
         self._child = subprocess.Popen(words)
         if self.exit_code:  # came while it was started
             self._child.terminate()

@@ -1,4 +1,4 @@
-"""StepTimer: how fast a run is, from the host's clock.
+"""StepTimer: the speed of a run, by the clock of the host.
 
     | waiting |  step  | waiting |  step  |  paused: eval, checkpoint  | waiting | step | ...
     '---- one step ----'---- one step ----'      (no step's time)      '--- one step ---'
@@ -45,7 +45,7 @@ class StepTimer:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time inside is part of the step, and counted as waiting for input."""
+        """Context in which time counts as part of the step, and as waiting for input."""
         start = self._clock()
         try:
             yield
@@ -54,7 +54,7 @@ class StepTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside belongs to no step: evaluation, checkpoints, samples."""
+        """Context in which time belongs to no step: evaluation, checkpoints, samples."""
         start = self._clock()
         try:
             yield
@@ -93,7 +93,7 @@ class StepTimer:
 
 
 def peak_flops(devices: Sequence[jax.Device]) -> float | None:
-    """Peak bf16 FLOP/s of the devices together; None if one has no known peak."""
+    """Peak bf16 FLOP/s of all devices together; None if one has no known peak."""
     peaks = [peak_of(device.device_kind) for device in devices]
     if any(peak is None for peak in peaks):
         return None
@@ -101,7 +101,7 @@ def peak_flops(devices: Sequence[jax.Device]) -> float | None:
 
 
 def memory_bytes(devices: Sequence[jax.Device]) -> int:
-    """Most memory ever in use on one of this process's devices.
+    """Peak memory on one of this process's devices.
 
     Where a device does not count (CPU): memory of this process now, so that a peak between
     two readings goes unseen.

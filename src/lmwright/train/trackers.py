@@ -25,7 +25,7 @@ ID_FILE = "tracker.json"
 
 
 class Tracker(Protocol):
-    """Where values go besides metrics.jsonl."""
+    """Destination of metrics besides metrics.jsonl."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Takes the values of one step."""
@@ -80,7 +80,8 @@ class Wandb:
 
 
 class Trackio:
-    """A run of trackio (extra `trackio`), kept on this machine unless its variables say else."""
+    """Run of trackio (extra `trackio`), stored on this machine unless its variables say
+    otherwise."""
 
     def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
         self._trackio = _import("trackio")
@@ -135,7 +136,7 @@ def _import(name: str) -> Any:
 
 
 def _tracker_id(run_dir: Path, resume_step: int | None) -> str:
-    """The run's name at a tracker: kept in the run directory, new when the run starts over."""
+    """ID of the run at a tracker: stored in the run directory, new when the run starts over."""
     path = run_dir / ID_FILE
     if resume_step is not None and path.exists():
         with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one is made anew

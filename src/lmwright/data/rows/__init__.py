@@ -1,1 +1,1 @@
-"""Rows: ids packed, ordered, and read in training."""
+"""Rows: tokens packed into rows, ordered, and read in training."""

@@ -1,4 +1,4 @@
-"""How long examples are, so that rows can be made long enough for them."""
+"""Lengths of examples, to choose rows that are long enough for them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -15,13 +15,13 @@ STEP = 64
 
 
 def bucket(tokens: int) -> str:
-    """A length as the key of a histogram: rounded up, by 3 % at most."""
+    """Histogram key of a length: the length rounded up by at most 3 %."""
     step = 1 << max(0, tokens.bit_length() - 6)
     return str(-(-tokens // step) * step)
 
 
 def long_enough(histogram: Mapping[str, int]) -> int:
-    """Tokens of the shortest row, in STEPs, that holds KEPT of the examples."""
+    """Length of the shortest row, in STEPs, that holds KEPT of the examples."""
     sizes = sorted(int(size) for size in histogram)
     kept = accumulate(histogram[str(size)] for size in sizes)
     wanted = KEPT * sum(histogram.values())
@@ -30,7 +30,7 @@ def long_enough(histogram: Mapping[str, int]) -> int:
 
 
 def cure(histogram: Mapping[str, int]) -> str:
-    """What keeps most of the examples, as part of a sentence."""
+    """Suggestion of a row length that keeps most of the examples, as part of a sentence."""
     return (
         f"data.pack.seq_len = {long_enough(histogram)} (and model.seq_len no shorter) keeps "
         f"{KEPT:.0%} of them"
@@ -48,7 +48,7 @@ def histogram_of(counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def warnings(tokenized: Manifest) -> list[str]:
-    """A sentence for each source that lost more than LOST of its examples to short rows."""
+    """One sentence for each source that lost more than LOST of its examples to short rows."""
     found = []
     sources = tokenized.counts["sources"]
     for name in dict.fromkeys(name for split in sources.values() for name in split):

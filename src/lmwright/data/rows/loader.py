@@ -22,7 +22,7 @@ KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Loader:
-    """Batches of one host; a context manager that ends its threads.
+    """Batches of one host, prepared ahead by threads; a context manager that ends them.
 
     stretches: (start, stop) of the rows of each batch that are read here; all if unset.
     num_microbatches: shapes arrays [A, B, T] instead of [B, T].
@@ -61,7 +61,7 @@ class Loader:
         self._watch = HashWatch(store, *host) if host and store.verify == "sizes" else None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, any time.
+        """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, in any order.
 
         UserError naming the file once one of the store is found to be altered.
         """
@@ -75,7 +75,7 @@ class Loader:
         return arrays
 
     def close(self) -> None:
-        """Ends the threads; batches that nobody asked for are dropped."""
+        """Ends the threads and drops batches that were prepared but not used."""
         if self._watch:
             self._watch.close()
         self._pool.shutdown(cancel_futures=True)
@@ -108,7 +108,8 @@ class Loader:
 
 
 def _keep_freed_memory() -> None:
-    """Teaches glibc to keep what batches free; else each one's pages are faulted in anew.
+    """Makes glibc keep the memory that batches free; otherwise the pages of each one are faulted in
+    anew.
 
     A freed mapping of up to 32 MiB raises its limits for good (mallopt(3), dynamic mmap
     threshold); that more than doubles the loader's speed. Other allocators ignore it.

@@ -32,7 +32,7 @@ MASK = (1 << 64) - 1
 
 
 class Order:
-    """The order of training over sources of `rows_per_source` rows.
+    """Training order over sources of `rows_per_source` rows.
 
     weights: relative shares, None for a source that keeps its own size.
     kind: "shuffled", or "sequential": source after source, each in its own order.
@@ -97,7 +97,7 @@ class Order:
         return out[0], out[1]
 
     def drawn(self, row: int) -> tuple[int, ...]:
-        """How many of an epoch's first `row` rows come from each source; exact, monotone."""
+        """Number of rows of each source among the first `row` rows of an epoch; exact, monotone."""
         m, quotas = self.epoch_rows, self.quotas
         # draw k of a source that has q an epoch falls at time (k + 1/2) m / q
         early = max(0, row - len(quotas))
@@ -140,7 +140,7 @@ class Order:
 
 
 def permute(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Place under the permutation of range(size) that belongs to the key, elementwise.
+    """Position under the permutation of range(size) that belongs to the key, elementwise.
 
     places, sizes: int64 [n], 0 <= places < sizes. keys: uint64 [n]. Returns int64 [n].
     """
@@ -177,7 +177,7 @@ def _keys(seed: int, sources: np.ndarray, passes: np.ndarray) -> np.ndarray:
 
 
 def _shuffled(size: int, seed: int, epoch: int, number: int) -> np.ndarray:
-    """A permutation of range(size) from raw Philox bits."""
+    """Permutation of range(size) from raw Philox bits."""
     key = np.array([seed & MASK, epoch], np.uint64)
     counter = np.array([0, 0, 0, number], np.uint64)
     bits = np.random.Philox(key=key, counter=counter)
@@ -185,7 +185,7 @@ def _shuffled(size: int, seed: int, epoch: int, number: int) -> np.ndarray:
 
 
 def _quotas(sizes: Sequence[int], weights: Sequence[float | None]) -> tuple[int, ...]:
-    """Rows of each source in an epoch; weighted ones share by largest remainder."""
+    """Number of rows of each source in an epoch; weighted sources share by largest remainder."""
     quotas = list(sizes)
     shared = [i for i, w in enumerate(weights) if w is not None]
     rows = sum(sizes[i] for i in shared)

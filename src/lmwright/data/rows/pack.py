@@ -41,7 +41,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Shard:
-    """One part: the rows made from tokens (chunk) or documents that begin in start..stop-1."""
+    """One part: the rows made from the tokens (chunk) or documents in start..stop-1."""
 
     split: str
     source: str
@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a source's stream from token `start` on."""
+    """Part of the stream of a source, from token `start` on."""
 
     start: int
     tokens: np.ndarray
@@ -139,7 +139,7 @@ def pack_tokens(
 
 
 def refuse_splitting(pack: Pack) -> None:
-    """UserError unless examples stay whole and apart."""
+    """Raises UserError unless examples stay whole and separate."""
     if pack.method != "best-fit":
         raise UserError(
             f'data.pack.method: "{pack.method}" cuts examples wherever a row ends; set "best-fit"'
@@ -154,7 +154,7 @@ def refuse_splitting(pack: Pack) -> None:
 def plan_shards(
     tokenized: Manifest, method: str, seq_len: int, shard_tokens: int
 ) -> tuple[Shard, ...]:
-    """Cuts every source's stream into shards; depends on sizes only."""
+    """Splits the stream of every source into shards; depends on sizes only."""
     dtype = np.dtype(tokenized.facts["dtype"])
     streams: dict[tuple[str, str], list[TokenFile]] = {}
     for name in sorted(n for n in tokenized.files if n.endswith(".tokens.bin")):
@@ -179,7 +179,7 @@ def plan_shards(
 
 
 def pack_shard(shard: Shard, tmp_dir: Path) -> dict[str, Any]:
-    """Work of one part: writes the shard's file, returns its counts."""
+    """Work of one part: writes the shard's file and returns its counts."""
     stream = _Stream(shard)
     windows = _chunk(stream, shard) if shard.method == "chunk" else _best_fit(stream, shard)
     path = tmp_dir / shard.split / shard.source / f"shard-{shard.number:05d}.bin"
@@ -225,7 +225,7 @@ class _Stream:
         self.starts, self.ends, self.text_bytes = map(np.concatenate, (starts, ends, sizes))
 
     def read(self, start: int, stop: int) -> Window:
-        """Tokens start..stop-1; views of the files where they lie in one."""
+        """Tokens start..stop-1; a view if they lie in a single file."""
         marks = self._read(start, stop, ".learned.bin", np.uint8) if self.masked else None
         return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), marks)
 
@@ -239,7 +239,7 @@ class _Stream:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def share(self, docs: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Utf-8 bytes that tokens start..stop-1 of documents stand for, int64.
+        """Number of UTF-8 bytes that tokens start..stop-1 of documents stand for, int64.
 
         Rounded down at every place in the same way, so that pieces sum to the whole.
         """
@@ -253,7 +253,7 @@ class _Stream:
 
 
 def _chunk(stream: _Stream, shard: Shard) -> Iterator[tuple[Window, Pieces]]:
-    """Pieces are what document ends and row ends leave of the stream."""
+    """Pieces of the stream between document ends and row ends."""
     T = shard.seq_len
     step = max(1, BLOCK_TOKENS // T) * T
     for first in range(shard.start, shard.stop, step):
@@ -289,7 +289,8 @@ def _best_fit(stream: _Stream, shard: Shard) -> Iterator[tuple[Window, Pieces]]:
 
 
 def _best_fit_pieces(stream: _Stream, docs: np.ndarray, T: int) -> Pieces:
-    """Cuts what is longer than T, gives each piece its row, rows in order of first piece."""
+    """Splits documents longer than T and assigns each piece a row; rows are ordered by their first
+    piece."""
     size = stream.ends[docs] - stream.starts[docs]
     count = -(-size // T)
     doc = np.repeat(docs, count)
@@ -336,7 +337,7 @@ def best_fit_rows(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]:
-    """Records of the pieces' rows, a bounded block at a time."""
+    """Records of the rows of the pieces, a bounded block at a time."""
     T = shard.seq_len
     rows = int(pieces.row[-1]) + 1
     step = max(1, BLOCK_TOKENS // T)

@@ -1,4 +1,4 @@
-"""Record: one packed row on disk, and the arrays of a batch that follow from it.
+"""Record: one packed row on disk, and the batch arrays derived from it.
 
     tokens [T] | starts: a bit for each token that begins a segment | length | text_bytes
               [| learned: a bit for each token that is to be predicted]
@@ -78,8 +78,8 @@ def unpack_rows(
 def predicted_tokens(
     batch: dict[str, np.ndarray], *, pairs: bool = False, rated: bool = False
 ) -> np.ndarray:
-    """bool [B, T]: tokens whose loss is measured. Of pairs (segments by turns) that is the chosen
-    answer's, of rated answers the liked ones'."""
+    """Mask bool [B, T] of the tokens whose loss is measured. Of pairs (alternating segments) these
+    are the chosen answer's, of rated answers the liked ones'."""
     predicted = (batch["loss_weight"] > 0) & (batch["positions"] > 0)
     if pairs:
         predicted &= batch["segment_ids"] % 2 == 1

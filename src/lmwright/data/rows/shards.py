@@ -29,22 +29,22 @@ HASH_THREADS = 8
 
 
 class Place(Protocol):
-    """A folder of files, local or not."""
+    """Folder of files, local or remote."""
 
     readers: int
     """Threads worth having: one computes, more wait for a network together."""
 
     def name(self, file: str) -> str:
-        """How the file is called in messages."""
+        """Name of a file in messages."""
 
     def manifest(self, stage: str) -> Manifest:
         """Manifest of a stage's folder."""
 
     def size(self, file: str) -> int | None:
-        """Bytes; None if the file is not there."""
+        """Size of a file in bytes; None if the file is missing."""
 
     def hash(self, file: str) -> str:
-        """xxh3_128, hex."""
+        """xxh3_128 of a file, hex."""
 
     def pieces(self, file: str) -> Iterator[bytes]:
         """Bytes of a file, a few MiB at a time."""
@@ -97,7 +97,7 @@ class LocalPlace:
 
 
 class UnmappedPlace(LocalPlace):
-    """Like LocalPlace for a long job: no file's pages ever count as this process's memory."""
+    """LocalPlace for a long job: pages of the files never count as this process's memory."""
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
         width = dtype.itemsize
@@ -182,7 +182,7 @@ def _ranges(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def open_place(path: str) -> Place:
-    """The folder at a local path or at a URL that fsspec knows."""
+    """Place for a local path or a URL that fsspec knows."""
     if "://" not in path:
         return LocalPlace(path)
     if path.startswith("file://"):
@@ -194,7 +194,7 @@ def open_place(path: str) -> Place:
 
 
 class Shards:
-    """The rows of several files, one file after the other.
+    """Rows of several files, one file after the other.
 
     max_id: the greatest token id that was written; a row with a greater one is damaged.
     """
@@ -215,7 +215,7 @@ class Shards:
         self.rows = int(self.ends[-1]) if len(self.ends) else 0
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Records at row numbers int64 [B], in that order. UserError for rows that cannot be."""
+        """Records at row numbers int64 [B], in that order. Raises UserError for damaged rows."""
         # ascending reads suit disks, and make ranges for remote files
         order = np.argsort(rows, kind="stable")
         rows = rows[order]
@@ -231,7 +231,7 @@ class Shards:
         return out.view(self.dtype)
 
     def _refuse_damage(self, file: str, records: np.ndarray) -> None:
-        """UserError for ids and lengths that were never written: they would train as NaN."""
+        """Raises UserError for ids and lengths that were never written: they would train as NaN."""
         if (worst := records["tokens"].max()) > self.max_id:
             what = f"it holds the token id {worst}, and the greatest written was {self.max_id}"
             raise altered(self.place.name(file), what)
@@ -241,7 +241,7 @@ class Shards:
 
 
 def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: bool) -> None:
-    """UserError naming the first of a stage's files that is missing, cut or altered."""
+    """Raises UserError naming the first file of a stage that is missing, truncated or altered."""
 
     def check(file: str) -> None:
         entry, path = manifest.files[file], f"{manifest.stage}/{file}"

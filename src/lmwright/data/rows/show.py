@@ -1,4 +1,4 @@
-"""Rows as text, for a person to look at before anything is trained on them.
+"""Rows as text, for inspection before training.
 
 What is learned is in color; where the output is no terminal it stands {+between these+}.
 """
@@ -60,8 +60,8 @@ def show_command(
 
 
 def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], bool]]:
-    """Token ids of each document, or piece of one, in a packed row, which are learned, and
-    whether it is marked as liked; without the padding."""
+    """Token ids of each document, or piece of one, in a packed row, which of them are learned, and
+    whether the answer was liked; without the padding."""
     row = unpack_rows(record[None], rated=True)  # [1, T]
     segments = row["segment_ids"][0]
     for segment in range(1, int(segments.max()) + 1):
@@ -122,7 +122,7 @@ def _examples(source: Source, data_dir: str) -> Iterator[Row | Bad]:
 def in_color(
     tokenizer: TextTokenizer, ids: Sequence[int], learned: Sequence[bool], *, marks: bool
 ) -> Text:
-    """The text of ids [tokens], the learned ones in color, or within {+ +} with `marks`."""
+    """Text of ids [tokens] with the learned ones in color, or within {+ +} with `marks`."""
     text, at, before = Text(), 0, ""
     for is_learned, group in itertools.groupby(learned):
         at += len(list(group))

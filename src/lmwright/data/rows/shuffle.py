@@ -1,4 +1,4 @@
-"""Shuffle: the order of training, named in a manifest or written out row by row.
+"""Shuffle: the training order, described in a manifest or written out row by row.
 
     virtual   only the manifest: rows are looked up in the packed shards, by seed
     written   epoch-00000/shard-00000.bin ...: the same rows in the same order, to be read
@@ -96,14 +96,14 @@ def shuffle_rows(
 
 
 def order_of(facts: Mapping[str, Any]) -> Order:
-    """The order that a shuffle stage's facts describe."""
+    """Order that the facts of a shuffle stage describe."""
     kind = "sequential" if facts["order"] == "none" else "shuffled"
     names = ("rows_per_source", "weights", "seed", "block_rows")
     return Order(**{n: facts[n] for n in names}, kind=kind)
 
 
 def train_shards(place: Any, packed: Manifest) -> Shards:
-    """All train rows, source after source in the order of their names."""
+    """All training rows, one source after another in the order of their names."""
     facts = packed.facts
     dtype = row_dtype(facts["seq_len"], facts["dtype"], facts.get("masked", False))
     names = [
@@ -116,13 +116,13 @@ def train_shards(place: Any, packed: Manifest) -> Shards:
 
 
 def source_files(packed: Manifest, split: str, source: str) -> list[str]:
-    """Shards of one source in their order."""
+    """Shards of one source, in order."""
     prefix = f"{split}/{source}/shard-"
     return sorted(n for n in packed.files if n.startswith(prefix))
 
 
 def flat_rows(order: Order, start: int, stop: int) -> np.ndarray:
-    """Numbers in `train_shards` of global rows start..stop-1; int64 [stop - start]."""
+    """Positions in `train_shards` of global rows start..stop-1; int64 [stop - start]."""
     sources, rows = order.rows(start, stop)
     return rows + order.first_rows[sources]
 
@@ -134,7 +134,7 @@ def _opened(data_dir: str, _pack_hash: str) -> Shards:
 
 
 def write_stretch(stretch: Stretch, tmp_dir: Path) -> dict[str, Any]:
-    """Work of one part: gathers a buffer at a time, writes it straight."""
+    """Work of one part: gathers rows a buffer at a time and writes them sequentially."""
     shards = _opened(stretch.data_dir, stretch.pack_hash)
     order = order_of(stretch.facts)
     path = tmp_dir / f"epoch-{stretch.epoch:05d}" / f"shard-{stretch.number:05d}.bin"

@@ -29,7 +29,7 @@ Verify = Literal["sizes", "hashes"]
 
 
 class TokenStore:
-    """Rows for training, in order, and rows for evaluation, by source."""
+    """Training rows in order, and evaluation rows by source."""
 
     def __init__(self, place: Place, packed: Manifest, shuffled: Manifest, verify: Verify):
         self.place, self.packed, self.shuffled, self.verify = place, packed, shuffled, verify
@@ -56,7 +56,7 @@ class TokenStore:
 
     @property
     def holds(self) -> str:
-        """What a document is: a text to learn, one of a pair of answers, or a rated one."""
+        """Kind of the documents: text, pairs of answers, or rated answers."""
         return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
 
     @classmethod
@@ -90,8 +90,8 @@ class TokenStore:
 
     @functools.cached_property
     def tokenizer_dir(self) -> str:
-        """Local folder of the store's tokenizer; fetched to a temporary one from a URL. Its files
-        are small, so they are compared with their hashes."""
+        """Local folder of the store's tokenizer, fetched from a URL if necessary. The files are
+        small, so they are compared with their hashes."""
         if self.place.size(f"tokenizer/{MANIFEST}") is not None:
             made = self.place.manifest("tokenizer")
             check_files(self.place, made, sorted(made.files), hashes=True)
@@ -99,7 +99,7 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """Names the rows and their order: equal stores give equal batches at every step.
+        """Fingerprint of the rows and their order: equal stores give equal batches at every step.
 
         Written and virtual epochs of one order are the same data.
         """
@@ -115,7 +115,8 @@ class TokenStore:
         seq_len: int | None = None,
         global_batch_size: int | None = None,
     ) -> None:
-        """UserError if the store does not suit a run: only what is given is compared."""
+        """Raises UserError if the store does not suit a run; compares only the arguments that are
+        given."""
         where = self.place.name("pack")
         if tokenizer_fingerprint not in (None, self.tokenizer_fingerprint):
             raise UserError(
@@ -152,14 +153,14 @@ class TokenStore:
         return unpack_rows(self.records(start, stop), self.attention, rated=self.rated)
 
     def eval_rows(self, source: str) -> int:
-        """Rows of a source that are kept for evaluation."""
+        """Number of rows of a source that are held out for evaluation."""
         return self._eval[source].rows
 
     def eval_batch(
         self, source: str, start: int, stop: int, size: int | None = None
     ) -> dict[str, np.ndarray]:
         """Arrays of a source's eval rows start..stop-1, with `text_bytes` int64 [rows]: bytes of
-        the tokens that are predicted.
+        the predicted tokens.
 
         Rows past the source's end, and up to `size` rows, are all padding with 0 bytes.
         """
@@ -196,8 +197,7 @@ class TokenStore:
         return TokenBytes(load_tokenizer(self.tokenizer_dir))
 
     def files(self) -> list[tuple[str, str]]:
-        """Every file that rows are read from in the first pass, below the store's folder, and
-        its xxh3_128 (hex)."""
+        """Path below the folder and xxh3_128 (hex) of every file that the first pass reads."""
         split = "eval/" if self._written.rows else ""
         found = [(f"shuffle/{n}", e) for n, e in sorted(self.shuffled.files.items())]
         packed = sorted(self.packed.files.items())
@@ -225,13 +225,13 @@ class TokenStore:
 
 
 def spread(count: int, most: int | None) -> np.ndarray:
-    """Numbers of at most `most` of `count` rows, the same distance from each other."""
+    """Evenly spaced numbers of at most `most` of `count` rows."""
     chosen = min(count, most or count)
     return (2 * np.arange(chosen) + 1) * count // max(2 * chosen, 1)
 
 
 def _check_agreement(place: Place, manifest: Manifest) -> None:
-    """UserError unless what a manifest says of its rows is what the stage was asked for."""
+    """Raises UserError unless a manifest describes the rows that the stage was asked for."""
     asked = manifest.fingerprint.get("fingerprint", {})
     for name, value in manifest.facts.items():
         if name in asked and asked[name] != value:
@@ -251,7 +251,7 @@ class Verified:
 
 
 def verify_store(path: str | os.PathLike) -> list[Verified]:
-    """Hashes every file of every finished stage below a `data.dir`, local or a URL.
+    """Hashes every file of every finished stage below a `data.dir`, local or remote.
 
     Raises UserError naming the first file that is missing, cut or altered.
     """
@@ -270,6 +270,6 @@ def verify_store(path: str | os.PathLike) -> list[Verified]:
 
 
 def verify_command(path: str) -> None:
-    """Prints one line a stage; `lmwright data verify`."""
+    """Prints one line per stage (`lmwright data verify`)."""
     for v in verify_store(path):
         print(f"{v.stage:<10} {v.files:>6} files {v.size_bytes:>16,} bytes  as in its manifest")

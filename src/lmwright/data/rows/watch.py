@@ -1,4 +1,4 @@
-"""Watch: compares a store's files with their hashes while training reads them.
+"""Watch: verifies the hashes of a store's files while training reads them.
 
     train ---- step ---- step ---- step ----> stops with the name of the file
     watch  file ok   file ok   file ALTERED --^
@@ -36,12 +36,12 @@ class HashWatch:
         self._thread.start()
 
     def check(self) -> None:
-        """UserError naming the file, once one has been found that is not what was written."""
+        """Raises UserError naming a file that was found altered."""
         if self._found is not None:
             raise self._found
 
     def close(self) -> None:
-        """Ends the thread; files that were not reached stay unchecked."""
+        """Ends the thread; remaining files stay unchecked."""
         self._stop.set()
         self._thread.join()
 
@@ -57,7 +57,7 @@ class HashWatch:
                 return
 
     def _hash(self, file: str) -> str | None:
-        """xxh3_128, hex; None if asked to stop."""
+        """xxh3_128 of a file, hex; None if asked to stop."""
         h = xxhash.xxh3_128()
         begun = time.monotonic()
         for piece in self.place.pieces(file):

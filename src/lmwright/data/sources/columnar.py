@@ -56,7 +56,7 @@ _BROKEN = object()
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Python values; strings whose bytes are not UTF-8 as _BROKEN."""
+    """Python values of a column; strings that are not valid UTF-8 become _BROKEN."""
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
@@ -92,7 +92,7 @@ def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
 
 
 def _chunks(group: Any, names: list[str]) -> list[Any]:
-    """Metadata of the columns below the wanted ones."""
+    """Metadata of the columns below the requested ones."""
     found = (group.column(i) for i in range(group.num_columns))
     return [c for c in found if c.path_in_schema.split(".")[0] in names]
 
@@ -107,7 +107,7 @@ def _batch_rows(group: Any, chunks: list[Any]) -> int:
 
 
 def _slices(batches: Iterator[pa.RecordBatch], file: File) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches whose values hold about BATCH_BYTES, or one row."""
+    """Batches with the same rows, each with about BATCH_BYTES of values, or one row."""
     for batch in batches:
         sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows))
         if batch.num_rows and sizes.max() > DOCUMENT_BYTES:
@@ -124,7 +124,7 @@ def _slices(batches: Iterator[pa.RecordBatch], file: File) -> Iterator[pa.Record
 
 
 def row_sizes(column: pa.Array) -> np.ndarray:
-    """Bytes that the values of each row hold once they are Python's; float64 [rows]."""
+    """Bytes of the Python values of each row; float64 [rows]."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = row_sizes(column.dictionary)
@@ -148,7 +148,7 @@ def row_sizes(column: pa.Array) -> np.ndarray:
 
 
 def _unpacked(file: File, into: Any) -> Any:
-    """The temporary file `into` with the file's content, at its start."""
+    """Temporary file `into`, filled with the file's content and rewound."""
     for block in stream(file):
         with _temporary_space(file):
             into.write(block)
@@ -179,7 +179,8 @@ def _arrow(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
 
 
 def _validate(column: pa.Array) -> None:
-    """ArrowInvalid for offsets that point outside, which Arrow would follow into other memory."""
+    """Raises ArrowInvalid for offsets outside the data, which Arrow would follow into other
+    memory."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as e:
@@ -188,7 +189,7 @@ def _validate(column: pa.Array) -> None:
 
 
 def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:
-    """The columns to be read. UserError unless those that the source names are there."""
+    """Columns to read. Raises UserError unless those that the source names exist."""
     check_header(schema.names, file, source)
     names = wanted_columns(source, schema.names)
     if source.rows != "text":

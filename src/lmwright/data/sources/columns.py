@@ -1,4 +1,4 @@
-"""Columns: one row of a table or object to a document, by what its source says it holds.
+"""Columns: turns one row of a table or object into a document, as its source describes.
 
 {"text": ...}                      rows = "text"      --> Row.text is the text
 {"instruction", "input", ...} etc. another kind       --> Row.text is a conversation, as JSON
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """One row that cannot be used, and why."""
+    """One row that cannot be used, with the reason."""
 
     number: int
     reason: str
@@ -48,12 +48,12 @@ def needed_columns(source: Source) -> dict[str, list[str]]:
 
 
 def content_columns(source: Source) -> list[str]:
-    """Columns without which a row has nothing to learn from."""
+    """Columns without which a row has nothing to learn."""
     return [source.text_column] if source.rows == "text" else needed(source)
 
 
 def wanted_columns(source: Source, there: Iterable[str]) -> list[str]:
-    """Columns to be read out of those that are there, each once."""
+    """Columns to read out of those that exist, each once."""
     required = [name for names in needed_columns(source).values() for name in names]
     extra = [] if source.rows == "text" else optional(source)
     there = set(there)
@@ -90,7 +90,7 @@ def _meta(meta: Mapping[str, Any]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Name of the type of a JSON value, for messages."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
     if value is None:
         return "null"
@@ -98,13 +98,13 @@ def kind_of(value: Any) -> str:
 
 
 def names_of(names: Iterable[str]) -> str:
-    """Names of columns for a message, a few of them."""
+    """A few column names, for a message."""
     shown = [repr(n) for n in names]
     return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "") or "nothing"
 
 
 def check_header(header: list[str], file: File, source: Source) -> list[str]:
-    """UserError unless every column that the source names is there."""
+    """Raises UserError unless every column that the source names exists."""
     for key, columns in needed_columns(source).items():
         for column in columns:
             if column not in header:

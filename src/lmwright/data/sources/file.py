@@ -1,4 +1,4 @@
-"""One input file: what is known of it, and its bytes, decompressed in bounded memory."""
+"""One input file: its metadata, and its bytes, decompressed in bounded memory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class File:
 
 @dataclass(frozen=True)
 class Slice:
-    """A stretch of a file, or all of it."""
+    """Part of a file, or all of it."""
 
     file: File
     start: int = 0
@@ -45,7 +45,7 @@ class Slice:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """fsspec filesystem of a URL and the path in it; UserError names what to install."""
+    """fsspec filesystem of a URL and the path in it. Raises UserError naming a missing package."""
     protocol = url.split("://")[0]
     try:
         return fsspec.core.url_to_fs(url)
@@ -58,7 +58,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 def open_binary(path: str) -> Any:
-    """File object of a local path or URL, for reading bytes."""
+    """Binary file object of a local path or URL."""
     if "://" not in path:
         return open(path, "rb")
     fs, root = open_filesystem(path)

@@ -1,4 +1,4 @@
-"""Sources: which files a source means, and how they are cut into parts of similar size.
+"""Sources: the files of a source, split into parts of similar size.
 
     path --find_files--> File, File, ... --cut_parts--> (Slice, Slice), (Slice,), ...
 
@@ -55,7 +55,8 @@ INFLATION = 4
 
 
 def source_names(sources: Sequence[Source]) -> list[str]:
-    """Name of each source: as said, or the last part of its path. UserError if two are equal."""
+    """Name of each source: as set, or the last part of its path. Raises UserError if two are
+    equal."""
     names: list[str] = []
     for i, source in enumerate(sources):
         last = re.sub(r"[*?\[].*$", "", source.path.rstrip("/")).rstrip("/").rsplit("/", 1)[-1]
@@ -79,7 +80,7 @@ def source_names(sources: Sequence[Source]) -> list[str]:
 
 
 def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list[File]:
-    """Files of a source in a fixed order; nothing below the folder `exclude` is taken.
+    """Files of a source in a fixed order, without those below the folder `exclude`.
 
     Raises UserError for a path that is missing or empty, and for an unknown kind of file.
     """
@@ -121,7 +122,7 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
 
 
 def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
-    """Files below a folder, sorted; hidden ones and caches left out, links to folders too."""
+    """Files below a folder, sorted, without hidden files, caches and links to folders."""
     for here, folders, files in os.walk(folder):
         if exclude and Path(here).absolute() == exclude:
             folders.clear()
@@ -162,7 +163,7 @@ def _choose(
     matched: bool = False,
     fs: Any = None,
 ) -> list[File]:
-    """Files of the wanted format; a path that was named or matched must be readable."""
+    """Files of the requested format; a path that was named or matched must be readable."""
     files, others = [], []
     for path in paths:
         ending, compression = split_ending(path)
@@ -205,7 +206,7 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
 
 
 def _one_split(source: Source, files: list[File]) -> list[File]:
-    """Of train-*.parquet and test-*.parquet side by side, those of the source's split."""
+    """Files of the source's split, where train-*.parquet and test-*.parquet lie side by side."""
     splits = [SPLIT_NAME.match(f.name.rsplit("/", 1)[-1]) for f in files]
     if not all(splits) or len(found := {m[1] for m in splits if m}) < 2:
         return files
@@ -219,7 +220,7 @@ def _one_split(source: Source, files: list[File]) -> list[File]:
 
 
 def split_ending(path: str) -> tuple[str, str | None]:
-    """Lower-case ending without compression, and the compression."""
+    """Lower-case ending of a path without compression, and the compression."""
     stem, ending = os.path.splitext(path.lower().split("?")[0])
     compression = COMPRESSION.get(ending)
     return (os.path.splitext(stem)[1] if compression else ending), compression
@@ -257,7 +258,8 @@ def _saved_to_disk(root: Path, source: Source) -> list[File]:
 
 
 def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
-    """Names of files or folders beside a JSON file that lists them; UserError for any other."""
+    """Names of files or folders that a JSON file beside them lists. Raises UserError for any other
+    name."""
     try:
         names = [of(entry) for entry in parse_json(path)[key]]
         if any(not n or n != Path(n).name or "\0" in n for n in names):
@@ -272,7 +274,7 @@ def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
 def cut_parts(
     files: Sequence[File], source: Source, part_bytes: int = PART_BYTES
 ) -> list[tuple[Slice, ...]]:
-    """Slices of about `part_bytes` of text each: large files are cut, small ones put together.
+    """Slices of about `part_bytes` of text each: large files are split, small ones grouped.
 
     Compressed and csv files are never cut: where a row begins is known only from the start.
     """
@@ -302,7 +304,7 @@ def _cut_file(file: File, source: Source, part_bytes: int) -> Iterator[tuple[Sli
 
 
 def _cut_lines(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
-    """Cuts after the first line end past each multiple of `part_bytes`; counts lines."""
+    """Splits after the first line end past each multiple of `part_bytes`; counts lines."""
     start = first_row = lines = at = 0
     with open(file.path, "rb") as f:
         while block := f.read(min(READ_BYTES, part_bytes)):  # so at most one cut in a block

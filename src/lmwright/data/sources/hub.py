@@ -15,7 +15,7 @@ from lmwright.errors import UserError, first_line, install
 
 
 def find_shards(source: Source) -> list[File]:
-    """One File a shard of `hf://datasets/owner/name[@revision]`.
+    """One File per shard of `hf://datasets/owner/name[@revision]`.
 
     Raises UserError if the package is absent or the hub has no such dataset, subset or split.
     """
@@ -48,7 +48,7 @@ def find_shards(source: Source) -> list[File]:
 
 
 def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
-    """Records of one shard that `find_shards` named."""
+    """Records of one shard returned by `find_shards`."""
     path, _, place = file.path.partition("#")
     index, shards = map(int, place.split("/"))
     repo, _, sha = path.removeprefix("hf://datasets/").partition("@")

@@ -1,4 +1,4 @@
-"""Rows: documents and bad rows out of a slice of a file, streamed in bounded memory.
+"""Rows: documents and bad rows from a slice of a file, streamed in bounded memory.
 
     bytes --gz, zst--> lines, cells, batches --data.columns--> Row(number, text, id, meta) | Bad
 
@@ -34,7 +34,7 @@ LOOK_ROWS = 1000
 
 
 def read_rows(piece: Slice, source: Source) -> Iterator[Row | Bad]:
-    """Every row of a slice in its order.
+    """Yields every row of a slice in order.
 
     Raises UserError naming the file if it is missing, cut or damaged, or lacks the column.
     """
@@ -66,7 +66,7 @@ def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
 
 @contextlib.contextmanager
 def _reading(file: File) -> Iterator[None]:
-    """Errors of a file as a sentence; whoever consumes the rows raises past this."""
+    """Turns errors of a file into a UserError; errors of whoever consumes the rows pass through."""
     try:
         yield
     except (UserError, MemoryError, GeneratorExit):
@@ -86,7 +86,7 @@ def _reading(file: File) -> Iterator[None]:
 
 
 def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:
-    """Passes rows on; UserError if none of the first ones has the text column."""
+    """Passes rows on; raises UserError if none of the first ones has the text column."""
     ahead: list[Bad] = []
     for row in rows:
         if not (isinstance(row, Bad) and row.missing):
@@ -153,7 +153,7 @@ def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
 
 
 def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
-    """The elements of one JSON list; the file is held whole."""
+    """Elements of one JSON list; the file is held in memory as a whole."""
     raw, size = [], 0
     for block in stream(file):
         raw.append(block)
@@ -176,7 +176,7 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
 
 
 def _whole_characters(row: Row | Bad) -> Row | Bad:
-    """\\ud83d alone is valid JSON but no character."""
+    """Refuses half of a surrogate pair: \ud83d alone is valid JSON but not a character."""
     if isinstance(row, Row):
         try:
             f"{row.text}{row.id}".encode()
@@ -237,7 +237,7 @@ def _check_size(size: int, file: File) -> None:
 
 
 def _table(file: File, source: Source) -> Iterator[Row | Bad]:
-    """csv as in RFC 4180; tsv without quotes, as IANA registered it."""
+    """Rows of csv as in RFC 4180, or of tsv without quotes, as IANA registered it."""
     # Surrogates mark bytes that are not UTF-8, to be found cell by cell.
     lines = (line.decode("utf-8", "surrogateescape") for line in _lines(Slice(file)))
     if file.format == "csv":

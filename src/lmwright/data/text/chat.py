@@ -1,4 +1,4 @@
-"""Chat: rows of every usual form of fine-tuning data to one form of conversation.
+"""Chat: rows of every usual fine-tuning format, converted to one form of conversation.
 
     alpaca    instruction, input, output [, system]
     prompt    prompt, completion [, system]: texts, or lists of messages
@@ -36,18 +36,18 @@ SHAREGPT_ROLES = {
 
 
 def needed(source: Source) -> list[str]:
-    """Columns that a source of examples must have."""
+    """Required columns of a source of examples."""
     return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][0]]
 
 
 def optional(source: Source) -> list[str]:
-    """Columns that a source of examples may have."""
+    """Optional columns of a source of examples."""
     return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][1]]
 
 
 def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """The conversation of a row. Raises UnusableError for a part that is missing, of another
-    type or empty, for a role that is not known, and where the assistant says nothing."""
+    """Conversation of a row. Raises UnusableError for a part that is missing, of another type or
+    empty, for an unknown role, and if the assistant says nothing."""
     columns = {
         name: source.columns.get(name, name) for part in ROW_PARTS[source.rows] for name in part
     }
@@ -123,7 +123,7 @@ def _rated(found: dict[str, Any], columns: dict[str, str], source: Source) -> di
 
 
 def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
-    """A text, a message or a list of them as messages, whatever their keys are called."""
+    """Messages from a text, a message or a list of messages, whatever their keys are called."""
     if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
         return [{"role": role, "content": _text(value, column)}]
     try:
@@ -184,7 +184,7 @@ def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:
 
 
 def _calls(value: Any, number: int) -> list[Any]:
-    """Calls of tools, each of which names one."""
+    """Tool calls, each of which has a name."""
     where = f"message {number}: 'tool_calls'"
     calls = _parsed(value, "tool_calls") if isinstance(value, str) else value
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -197,7 +197,8 @@ def _calls(value: Any, number: int) -> list[Any]:
 
 
 def _complete(made: dict[str, Any]) -> dict[str, Any]:
-    """The same without what follows the assistant's last turn, which nothing is learned from."""
+    """Conversation without what follows the assistant's last turn, because nothing is learned from
+    it."""
     messages = made["messages"]
     spoken = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     if not spoken or spoken[-1] < made.get("first", 0):
@@ -219,7 +220,7 @@ def _text(value: Any, column: str, *, empty: str = "refused") -> str:
 
 
 def _parsed(value: Any, column: str) -> Any:
-    """Lists may be written as JSON in a cell."""
+    """Value of a cell, parsed if it is a list written as JSON."""
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -231,5 +232,5 @@ def _parsed(value: Any, column: str) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """What is said in a conversation (JSON), for what is only interested in words."""
+    """Text of all messages of a conversation (JSON), for code that only needs the words."""
     return "\n".join(message["content"] for message in json.loads(text)["messages"])

@@ -1,4 +1,4 @@
-"""A process of its own for chat templates, with a limit on its time and memory.
+"""Separate process for chat templates, with limits on its time and memory.
 
     this process --{"op", "template", ...}--> child --{"text", "turns"} or {"error"}-->
                    (a length, then JSON, both ways)
@@ -41,7 +41,7 @@ HEAD = struct.Struct("<Q")
 
 
 class LimitError(Exception):
-    """A template took more than the limits allow; the text says so."""
+    """A template exceeded the limits; the text says which."""
 
 
 class Child:
@@ -54,7 +54,8 @@ class Child:
         self._lock = threading.Lock()
 
     def ask(self, template: str, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a question about a template, which is JSON of a Renderer's arguments.
+        """Answer to a question about a template; the question is JSON of the arguments of a
+        Renderer.
 
         Raises UnusableError, NoTemplateError, or LimitError where it took too much.
         """
@@ -145,7 +146,7 @@ def _send(pipe: BinaryIO, body: dict[str, Any]) -> None:
 
 
 def _receive(pipe: BinaryIO) -> dict[str, Any] | None:
-    """None at the end."""
+    """Next message of a pipe; None at the end."""
     head = pipe.read(HEAD.size)
     if len(head) < HEAD.size:
         return None

@@ -39,8 +39,8 @@ class Example:
 
     @property
     def marks(self) -> np.ndarray:
-        """uint8 of each token: LEARNED if it is, BEGINS where another conversation begins. The
-        first token of a rated one, which nothing predicts, is LIKED or not marked."""
+        """Mark uint8 of each token: LEARNED if it is learned, BEGINS where another conversation
+        begins. The first token of a rated one, which nothing predicts, is LIKED or not marked."""
         marks = self.learned.astype(np.uint8) * LEARNED
         if self.second is not None:
             marks[self.second] |= BEGINS
@@ -68,13 +68,13 @@ class ChatEncoder:
         self._forged = re.compile("|".join(filter(None, patterns)) or "(?!)")
 
     def encode(self, conversation: dict[str, Any]) -> Example | None:
-        """None for an example that is too long and dropped. Raises UnusableError for one that
-        the template refuses, that spells a special token, or that has nothing to learn. A
-        preference becomes one example of two conversations, which a row holds together."""
+        """Example for a conversation; None if it is too long and dropped. Raises UnusableError if
+        the template refuses it, if it spells a special token, or if it has nothing to learn. A
+        preference becomes one example of two conversations, which share a row."""
         return self.encode_sized(conversation)[0]
 
     def encode_sized(self, conversation: dict[str, Any]) -> tuple[Example | None, int]:
-        """The same, and how many tokens a row needs for the whole of it."""
+        """Example as `encode` returns it, and the row length that the whole conversation needs."""
         if "rejected" not in conversation:
             whole = self._whole(conversation)
             return self._fit(whole, self.seq_len), len(whole.ids)
@@ -87,7 +87,7 @@ class ChatEncoder:
         return None if None in pair else _joined(*pair), size
 
     def _whole(self, conversation: dict[str, Any]) -> Example:
-        """Of any length."""
+        """Example for a conversation of any length."""
         if self.chat.special_text == "refuse":
             self._refuse_special(conversation)
         turns = self.template.turns(conversation)
@@ -141,7 +141,7 @@ class ChatEncoder:
 
 
 def _to_the_end(text: str, spans: Sequence[Span]) -> Sequence[Span]:
-    """The spans with the blanks behind the last turn, which the model has to write too before it
+    """Spans including the blanks after the last turn, which the model has to write too before it
     may end the text."""
     start, stop = spans[-1]
     return spans if text[stop:].strip() else [*spans[:-1], (start, len(text))]
@@ -168,7 +168,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def overlaps(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Which tokens share a letter with a span; bool [tokens].
+    """Mask bool [tokens] of the tokens that share a character with a span.
 
     offsets: int [tokens, 2], letters start..stop-1 of each token. A token without letters
     counts where it lies inside a span.

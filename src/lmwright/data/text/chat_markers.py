@@ -1,4 +1,4 @@
-r"""What a chat template writes around turns, to find texts that forge it.
+r"""Markers that a chat template writes around turns, to find texts that forge them.
 
     <|im_end|>\n<|im_start|>assistant\n     between two texts: <|im_end|>, <|im_start|>
     \n\n### Response:\n                     a line without a tag: "### Response:" at a line's start
@@ -22,7 +22,7 @@ ROLES = ("system", "user", "assistant", "user", "assistant")
 
 
 def marker_pattern(template: ChatTemplate) -> str:
-    """A regular expression for what ends or begins a turn; "" where nothing does."""
+    """Regular expression for the markers that end or begin a turn; "" if there are none."""
     tags: set[str] = set()
     lines: set[str] = set()
     for first, last in ((1, 5), (0, 3), (1, 3)):
@@ -37,8 +37,9 @@ def marker_pattern(template: ChatTemplate) -> str:
 
 
 def _pieces(template: ChatTemplate, numbers: Sequence[int]) -> Iterator[tuple[str, bool]]:
-    """What stands before, between and behind the texts of a conversation, and whether it is
-    between two; of what is before the first, the last line, and behind the last, the first."""
+    """Text before, between and after the messages of a conversation, each with whether it is
+    between two. Of the text before the first message only the last line, of that after the last
+    only the first."""
     messages = [{"role": ROLES[i], "content": WORDS[i]} for i in numbers]
     try:
         text = template.render({"messages": messages})
@@ -53,7 +54,7 @@ def _pieces(template: ChatTemplate, numbers: Sequence[int]) -> Iterator[tuple[st
 
 
 def _lines(piece: str) -> Iterator[tuple[str, str]]:
-    """The lines without thoughts and blanks, and a pattern for what each stands behind."""
+    """Lines without thoughts and blanks, and a pattern for what precedes each."""
     for number, line in enumerate(THOUGHT.sub("", piece).split("\n")):
         before = "(?m:^)[ \\t]*" if number else r"(?<!\S)" if line[:1].isspace() else ""
         if line.strip():

@@ -1,4 +1,4 @@
-"""One chat template, compiled and rendered as transformers does, without any limit.
+"""One chat template, compiled and rendered as transformers does, without any limits.
 
 Templates come from strangers: `chat_child.py` runs this module in a process of its own, so it
 imports little beyond the standard library and, when a template is compiled, Jinja.
@@ -28,7 +28,7 @@ class NoTemplateError(Exception):
 
 
 class Renderer:
-    """A template with the special tokens that it may name; `date` is what `strftime_now` tells.
+    """Template with the special tokens that it may use; `date` is the result of `strftime_now`.
 
     Raises NoTemplateError for a source that is not Jinja.
     """
@@ -49,8 +49,8 @@ class Renderer:
         prompt: bool = False,
         marks: bool = False,
     ) -> str:
-        """The messages as text; with `prompt` it ends where the assistant would begin, with
-        `marks` BEGIN and END stand around what a generation block holds.
+        """Messages as text. With `prompt` it ends where the assistant would begin; with `marks`,
+        BEGIN and END enclose the content of each generation block.
 
         Raises UnusableError where the template refuses them.
         """
@@ -72,7 +72,7 @@ class Renderer:
 
 
 def _compiled(source: str, date: str | None, *, marks: bool) -> Callable[..., str]:
-    """The template in the environment that transformers gives it."""
+    """Template compiled in the environment that transformers provides."""
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

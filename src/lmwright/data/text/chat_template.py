@@ -28,15 +28,15 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Turns:
-    """A rendered conversation: `turns` are spans of letters, one for each turn of the assistant
-    that may be learned, in order."""
+    """Rendered conversation: `turns` are character spans, one for each turn of the assistant that
+    may be learned, in order."""
 
     text: str
     turns: tuple[Span, ...]
 
 
 class ChatTemplate:
-    """A template and the special tokens that it may name.
+    """Template with the special tokens that it may use.
 
     `source` is Jinja; it runs in a sandbox, in a process of its own. `date` is what
     `strftime_now` tells. Raises UserError for a source that is not Jinja.
@@ -60,14 +60,14 @@ class ChatTemplate:
             raise UserError(f"data.chat.template: {e}; correct it or choose another") from None
 
     def render(self, conversation: dict[str, Any], *, prompt: bool = False) -> str:
-        """The text; with `prompt` it ends where the assistant would begin.
+        """Text of a conversation; with `prompt` it ends where the assistant would begin.
 
         Raises UnusableError where the template refuses the conversation.
         """
         return self._ask("text", conversation, prompt=prompt)["text"]
 
     def turns(self, conversation: dict[str, Any]) -> Turns:
-        """The text and the assistant's turns from `first` on.
+        """Text of a conversation and the assistant's turns from `first` on.
 
         Raises UnusableError where the template refuses the conversation, leaves out its tools,
         a call or a result, or where a turn cannot be told from the rest.
@@ -89,7 +89,7 @@ class ChatTemplate:
 
 
 def template_source(chat: Chat, tokenizer: TextTokenizer) -> str:
-    """Jinja source of the template that a run asks for. Raises UserError where it is not there."""
+    """Jinja source of the template that a run asks for. Raises UserError if it does not exist."""
     choices = f"{', '.join(BUILT_IN)}, none, or a Jinja file"
     if chat.template == "none":
         return PLAIN

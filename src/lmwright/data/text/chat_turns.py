@@ -1,4 +1,5 @@
-"""Where the assistant's turns lie in the text of a conversation, and what the text leaves out.
+"""Spans of the assistant's turns in the text of a conversation, and a check for parts that the
+template drops.
 
     conversation --template--> text --+--> where each turn of the assistant lies in it
 
@@ -28,7 +29,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Words:
-    """Letters start..stop-1 that a turn says; `whole` if the turn's beginning and end are in."""
+    """Characters start..stop-1 that a turn says; `whole` if the beginning and end of the turn are
+    included."""
 
     start: int
     stop: int
@@ -36,14 +38,14 @@ class Words:
 
 
 class TurnFinder:
-    """Finds the turns in what one template renders."""
+    """Finds the turns in the text that a template renders."""
 
     def __init__(self, renderer: Renderer):
         self.renderer = renderer
         self._opens: str | None = None
 
     def turns(self, conversation: dict[str, Any]) -> tuple[str, list[Span]]:
-        """The text, and the letters of the assistant's turns from `first` on.
+        """Text of a conversation and the spans of the assistant's turns from `first` on.
 
         Raises UnusableError where the template refuses the conversation or leaves out a part
         of it, or where a turn cannot be told from the rest.
@@ -58,7 +60,7 @@ class TurnFinder:
         return text, spans
 
     def _told(self, text: str, messages: Sequence[Message], tools: Any, first: int) -> list[Span]:
-        """By what changes in the text with the words of a turn."""
+        """Spans of the turns, found by what changes in the text with the words of a turn."""
         spoken = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         words = [w for i in spoken if (w := self._words(text, messages, tools, i)) is not None]
         if not words:
@@ -81,7 +83,7 @@ class TurnFinder:
         return spans
 
     def _begin(self, text: str, at: int, start: int) -> int:
-        """Where the turn of words from `start` begins; the turn before ended at `at`."""
+        """Start of the turn whose words begin at `start`; the previous turn ended at `at`."""
         opening = self.opening
         if not opening:  # prompts end before the blank
             return at + len(text[at:start].rstrip(" "))
@@ -90,7 +92,7 @@ class TurnFinder:
         return head + len(opening) if head >= 0 else start
 
     def _end(self, tail: str, ending: str) -> str:
-        """What of the text behind a turn's words ends that turn; `ending` ends the last one."""
+        """Part of the text after a turn's words that ends the turn; `ending` ends the last one."""
         both = tail[: _shared(tail, ending)]
         if both == ending:
             return both
@@ -103,7 +105,7 @@ class TurnFinder:
 
     @property
     def opening(self) -> str:
-        """What comes before an answer, such as "<|im_start|>assistant\\n"; "" if not known."""
+        """Text that precedes an answer, such as "<|im_start|>assistant\n"; "" if unknown."""
         if self._opens is None:
             question = [{"role": "user", "content": STAND_INS[0]}]
             try:
@@ -117,8 +119,8 @@ class TurnFinder:
     def _words(
         self, text: str, messages: Sequence[Message], tools: Any, number: int
     ) -> Words | None:
-        """Where message `number` speaks: what changes in the text if it says something else.
-        None where the template leaves it out."""
+        """Span of the words of message `number`: what changes in the text if the message says
+        something else. None if the template drops it."""
         others = [
             _with(messages, number, {"role": "assistant", "content": words}) for words in STAND_INS
         ]
@@ -138,8 +140,8 @@ class TurnFinder:
         return Words(*span)
 
     def _call(self, text: str, messages: Sequence[Message], tools: Any, number: int) -> Words:
-        """Where message `number` calls tools: what is added from the prompt to answer it up to
-        it, in a conversation that ends with it."""
+        """Span of the tool calls of message `number`: what a conversation that ends with it adds
+        after the generation prompt."""
         before = self.renderer.text(messages[:number], tools, prompt=True)
         through = self.renderer.text(messages[: number + 1], tools)
         turn = through[len(before) :].rstrip()
@@ -153,7 +155,7 @@ class TurnFinder:
         return Words(at, at + len(turn), whole=True)
 
     def _changed(self, text: str, messages: Sequence[Message], tools: Any, number: int) -> Span:
-        """The letters that other calls in message `number` change."""
+        """Characters that change with other calls in message `number`."""
         calls = messages[number]["tool_calls"]
         found = []
         for words in STAND_INS:
@@ -167,7 +169,7 @@ class TurnFinder:
     def _results(
         self, text: str, messages: Sequence[Message], tools: Any, number: int
     ) -> Iterator[Span]:
-        """The letters of the tools' results that follow message `number`."""
+        """Characters of the tool results that follow message `number`."""
         for i in range(number + 1, len(messages)):
             if messages[i]["role"] != "tool":
                 return
@@ -176,7 +178,7 @@ class TurnFinder:
                 yield _differing(text, [self.renderer.text(other, tools) for other in others])
 
     def _marked(self, text: str, messages: Sequence[Message], tools: Any, first: int) -> list[Span]:
-        """What the template's own `{% generation %}` blocks hold."""
+        """Spans of the template's own `{% generation %}` blocks."""
         plain, *pieces = self.renderer.text(messages, tools, marks=True).split(BEGIN)
         spans: list[Span] = []
         for piece in pieces:
@@ -200,7 +202,8 @@ class TurnFinder:
         tools: Any,
         first: int,
     ) -> None:
-        """Calls are learned, and results are not."""
+        """Raises UnusableError unless tool calls are inside the learned spans and results
+        outside."""
         for i, message in enumerate(messages):
             if message["role"] != "assistant" or not message.get("tool_calls"):
                 continue
@@ -221,15 +224,15 @@ class TurnFinder:
                 )
 
     def _closing(self, tail: str, *, whole: bool = True) -> str:
-        """What ends a turn: the tail up to its last special token; if it has none, the `whole`
-        of it without the blanks behind, or nothing."""
+        """Text that ends a turn: the tail up to its last special token; without one, all of it
+        (`whole`) without trailing blanks, or nothing."""
         special = self.renderer.special
         ends = [at + len(token) for token in special if (at := tail.rfind(token)) >= 0]
         return tail[: max(ends)] if ends else tail.rstrip() if whole else ""
 
 
 def refuse_dropped(renderer: Renderer, text: str, messages: Sequence[Message], tools: Any) -> None:
-    """Raises UnusableError where a call, a result or the tools themselves are not in the text.
+    """Raises UnusableError if a call, a result or the tools themselves are missing from the text.
 
     A part is in the text if another in its place gives another text, or is refused.
     """
@@ -276,7 +279,7 @@ def _with(messages: Sequence[Message], number: int, message: Message) -> list[Me
 
 
 def _altered(calls: Any) -> list[tuple[int, str, list[Any]]]:
-    """The calls with one part of one of them changed: its number, the part, all calls."""
+    """Copies of the calls with one part of one of them changed: its number, the part, all calls."""
     found = []
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
         for part in ("name", "arguments"):
@@ -287,7 +290,7 @@ def _altered(calls: Any) -> list[tuple[int, str, list[Any]]]:
 
 
 def _other_call(call: Any, word: str, part: str) -> Any:
-    """A call, or tool, of the same shape that says `word` in its name or in its arguments."""
+    """Call, or tool, of the same shape that has `word` in its name or in its arguments."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -302,7 +305,7 @@ def _other_call(call: Any, word: str, part: str) -> Any:
 
 
 def _other_tools(tools: Any) -> Any:
-    """The tools under other names; None, as if there were none, where they have none."""
+    """Tools under other names; None, as if there were none, if they have no names."""
     if not isinstance(tools, list):
         return None
     other = [_other_call(tool, STAND_INS[0], "name") for tool in tools]
@@ -310,7 +313,7 @@ def _other_tools(tools: Any) -> Any:
 
 
 def _differing(text: str, others: Sequence[str]) -> Span:
-    """The letters of a text that are not shared, at either end, with all the others."""
+    """Characters of a text that are not shared, at either end, with all the others."""
     start = min(_shared(text, other) for other in others)
     rest = min(_shared(text[::-1], other[::-1]) for other in others)
     return start, max(start, len(text) - rest)
@@ -321,7 +324,7 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def _shared(a: str, b: str) -> int:
-    """Letters at the beginning that two texts share."""
+    """Number of leading characters that two texts share."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Dedup: of documents with equal text the first is kept; those of eval sources come first.
+"""Dedup: keeps the first of documents with equal text; eval sources come first.
 
     <dir>/read: parts and 16 bytes of hash a document --keep_first--> rows to drop
     <dir>/read/part --without those rows--> <dir>/normalize/part, <dir>/read goes after
@@ -78,7 +78,7 @@ def drop_duplicates(
 def keep_first(
     hashes: Sequence[Path], first: Sequence[bool], bucket_docs: int = BUCKET_DOCS
 ) -> list[np.ndarray]:
-    """Rows of each part whose hash was there before; int64 [dropped] each, ascending.
+    """Rows of each part whose hash occurred before; int64 [dropped] each, ascending.
 
     hashes: .npy files of uint64 [documents, 2]. first: parts that come before the others.
     """
@@ -104,7 +104,8 @@ def keep_first(
 
 
 def write_kept(part: Kept, tmp_dir: Path) -> dict[str, Any]:
-    """Work of one part: the same file if nothing is dropped, else row group by row group."""
+    """Work of one part: copies the file if nothing is dropped, else writes it row group by row
+    group."""
     source, target = Path(part.path), tmp_dir / Path(part.path).name
     counts = part.counts
     if not len(part.drop):

@@ -1,4 +1,4 @@
-"""Holdout: where chance holds out none of a source's few documents, one all the same.
+"""Holdout: holds out one document of a source if chance holds out none of its few documents.
 
     documents   hash < fraction --> eval       else the one of the lowest hash, and its equals
     a single one                               its end, at a line or a blank where there is one
@@ -53,7 +53,7 @@ def ensure_held_out(
 def hold_out(
     parts: Sequence[Part], counts: Sequence[dict[str, Any]], folder: Path, temp: Path
 ) -> None:
-    """Sees to it that every source that trains has held-out text, if any is asked for."""
+    """Makes sure that every training source has held-out text, if any is asked for."""
     training = [p.name if p.source.use == "train" and p.holdout_fraction else "" for p in parts]
     ensure_held_out(training, counts, folder, temp, parts[0].holdout_fraction)
 
@@ -79,7 +79,7 @@ def _groups(path: Path) -> Iterator[pa.Table]:
 
 
 def _lowest(paths: Mapping[int, Path]) -> tuple[dict[int, list[int]], bool]:
-    """Rows by part of the text whose hash is the lowest, and whether there are other texts."""
+    """Rows by part of the text with the lowest hash, and whether there are other texts."""
     best, found, others = b"", {}, False
     for number, path in paths.items():
         row = -1
@@ -104,7 +104,7 @@ def _row(path: Path, row: int) -> dict[str, str]:
 
 
 def _cut(path: Path, row: int, fraction: float) -> int | None:
-    """Where the end of a text begins that is to be held out; None if it cannot be cut."""
+    """Position where the held-out end of a text begins; None if the text cannot be split."""
     document = _row(path, row)
     text = document["text"]
     if document["rows"] != "text" or len(text) < CUT_FROM_CHARS:
@@ -120,8 +120,8 @@ def _cut(path: Path, row: int, fraction: float) -> int | None:
 
 
 def _rewrite(source: Path, target: Path, held: Sequence[int], cut: int | None) -> int:
-    """Writes the rows with some of them in eval, or the text of the one from `cut` on; bytes of
-    what is held out."""
+    """Writes the rows with some of them in eval, or the text of one from `cut` on; returns the
+    bytes that are held out."""
     size, row, wanted = 0, -1, set(held)
     with TableWriter(target) as writer:
         for table in _groups(source):

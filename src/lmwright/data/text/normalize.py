@@ -117,7 +117,7 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
 
 
 def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
-    """Work of one part: its documents, its bad rows, its hashes; returns the counts."""
+    """Work of one part: writes its documents, bad rows and hashes; returns the counts."""
     tally = dict.fromkeys(("rows", "bad", "missing", "empty", "duplicates"), 0)
     kept: dict[str, dict[str, dict[str, int]]] = {}
     hashes: list[bytes] = []
@@ -172,7 +172,7 @@ def _finish(
     temp: Path,
     limit: float,
 ) -> dict[str, Any]:
-    """Gathers the bad rows; UserError if what was read is no corpus."""
+    """Gathers the bad rows. Raises UserError if the result is not a corpus."""
     tally: dict[str, dict[str, int]] = {}
     docs = 0
     with open(temp / QUARANTINE, "wb") as out:

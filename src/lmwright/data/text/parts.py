@@ -1,4 +1,4 @@
-"""Parts: what one of them reads, and the parquet file of rows that it becomes."""
+"""Parts: the input of one part, and the parquet file of rows that it becomes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ GROUP_ROWS = 8192
 
 @dataclass(frozen=True)
 class Part:
-    """What one part reads, and how."""
+    """Input of one part and the settings to read it."""
 
     number: int
     name: str
@@ -32,12 +32,12 @@ class Part:
 
 
 def part_file(number: int) -> str:
-    """Name of a part's rows below the stage's folder."""
+    """Path of a part's rows below the stage's folder."""
     return f"part-{number:05d}.parquet"
 
 
 class TableWriter:
-    """Writes rows as parquet in bounded memory; no rows, no file."""
+    """Writes rows as parquet in bounded memory; no file if there are no rows."""
 
     def __init__(self, path: Path):
         self.path = path

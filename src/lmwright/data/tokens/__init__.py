@@ -1,1 +1,1 @@
-"""Tokens: tokenizers, and text to ids."""
+"""Tokens: tokenizers, and the encoding of text."""

@@ -1,4 +1,4 @@
-"""Encode: text to ids by the fastest library that gives the very same ids.
+"""Encode: text to ids with the fastest library that gives exactly the same ids.
 
 Three routes: `tiktoken` (byte-level BPE), `sentencepiece` (imported models), `tokenizers`
 (anything). tiktoken merges the two neighbors whose bytes together have the lowest rank;
@@ -38,11 +38,11 @@ class Encoder(Protocol):
     route: str
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, uint32 [tokens]; nothing is added."""
+        """Ids of each text, uint32 [tokens], without additions."""
 
 
 def make_encoder(tokenizer: TextTokenizer, route: str) -> Encoder:
-    """Encoder of a route that `choose_route` has returned (or one that needs no proof)."""
+    """Encoder of a route that `choose_route` returned, or of one that needs no proof."""
     if route == "tiktoken":
         return TiktokenEncoder(tokenizer)
     if route == "sentencepiece":
@@ -51,7 +51,7 @@ def make_encoder(tokenizer: TextTokenizer, route: str) -> Encoder:
 
 
 def choose_route(tokenizer: TextTokenizer, route: str = "auto") -> str:
-    """The fastest route with ids equal to `tokenizers`, or the named one after a check.
+    """Fastest route with ids equal to those of `tokenizers`, or the named one after a check.
 
     Raises UserError if the named route cannot give the tokenizer's ids.
     """
@@ -75,7 +75,7 @@ def choose_route(tokenizer: TextTokenizer, route: str = "auto") -> str:
 
 
 def _refuse(tokenizer: TextTokenizer, route: str) -> str | None:
-    """Why a route would not give the ids of `tokenizers`; None if it does."""
+    """Reason why a route would not give the ids of `tokenizers`; None if it does."""
     try:
         if route == "tiktoken":
             bpe_ranks(tokenizer.spec, prove=True)
@@ -92,7 +92,7 @@ def _refuse(tokenizer: TextTokenizer, route: str) -> str | None:
 
 
 class CannotConvertError(Exception):
-    """The tokenizer has no equal in the other library; the text says why."""
+    """The tokenizer has no equivalent in the other library; the text says why."""
 
 
 class TokenizersEncoder:
@@ -179,7 +179,7 @@ class TiktokenEncoder:
 
 
 def split_pattern(spec: dict[str, Any]) -> str:
-    """The one regex that cuts a text as the pre-tokenizer of a tokenizer.json does."""
+    """Regular expression that splits a text as the pre-tokenizer of a tokenizer.json does."""
     pre = spec.get("pre_tokenizer") or {}
     steps = pre.get("pretokenizers", []) if pre.get("type") == "Sequence" else [pre]
     kinds = [s.get("type") for s in steps]
@@ -248,7 +248,7 @@ def _prove(ranks: dict[bytes, int], model: dict[str, Any], byte_of: dict[str, in
 
 
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """The two tokens from which `token` is merged at last; None if merging ends before."""
+    """The two tokens that merge into `token` last; None if merging ends before."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         found = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]

@@ -1,4 +1,4 @@
-"""Probe texts: where two tokenizer libraries would disagree if they disagreed anywhere.
+"""Probe texts: the texts on which two tokenizer libraries are most likely to disagree.
 
 Used at run time before one library stands in for another, and in tests.
 """

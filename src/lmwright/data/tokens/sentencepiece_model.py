@@ -22,7 +22,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 def convert(
     raw: bytes, name: str, *, longest_blanks: bool = False
 ) -> tuple[tokenizers.Tokenizer, sentencepiece.SentencePieceProcessor, dict[str, str]]:
-    """Backend, the library's own processor, and the pieces that are eos, bos, pad and unk.
+    """Backend, the library's own processor, and the pieces for eos, bos, pad and unk.
 
     longest_blanks: of pieces of blanks only that have one score, the longest are merged first.
     Raises UserError, naming `name`, for a file that is cut or a kind that is not supported.
@@ -99,7 +99,7 @@ def _unknown(proto: Any) -> int:
 
 
 def _normalize(backend: tokenizers.Tokenizer, proto: Any) -> None:
-    """Character map, blanks as the model wants them, a leading space, U+2581 for each space."""
+    """Character map, whitespace as the model expects it, a leading space, U+2581 for each space."""
     spec = proto.normalizer_spec
     steps = []
     if spec.precompiled_charsmap:

@@ -1,4 +1,4 @@
-"""TokenBytes: how many bytes of text each token stands for."""
+"""TokenBytes: the number of text bytes that each token stands for."""
 
 import json
 from typing import Any
@@ -12,7 +12,8 @@ BYTE = frozenset(f"<0x{b:02X}>" for b in range(256))
 
 
 class TokenBytes:
-    """UTF-8 bytes of ids, of the text as the tokenizer normalizes it; special tokens have none.
+    """Number of UTF-8 bytes of ids, of the text as the tokenizer normalizes it; special tokens have
+    none.
 
     A part of a character counts for the bytes that it holds, so that the bytes of a text's
     tokens add up to those of the text.
@@ -52,6 +53,6 @@ def _pipeline(tokenizer: TextTokenizer) -> list[Any]:
 
 
 def _adds_space(tokenizer: TextTokenizer) -> bool:
-    """Whether a text's first token holds a space that the text does not begin with."""
+    """True if the first token of a text has a space that the text does not begin with."""
     first = tokenizer.plain.encode("a", add_special_tokens=False).tokens[:1]
     return bool(first) and first[0][0] in (SPACE, "\u0120")

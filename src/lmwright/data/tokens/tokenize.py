@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Conversations:
-    """How conversations are encoded: for rows of `seq_len` tokens, and how many may be bad."""
+    """Settings for encoding conversations: the row length `seq_len`, and how many may be bad."""
 
     chat: Chat
     seq_len: int
@@ -142,7 +142,7 @@ def _fingerprint(
     conversations: Conversations | None,
     facts: dict[str, Any],
 ) -> dict[str, Any]:
-    """What the output depends on."""
+    """Fingerprint of everything the output depends on."""
     # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
     named = settings.route if settings.route == "sentencepiece" else "any"
     fingerprint = {
@@ -180,7 +180,7 @@ def _facts(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
 
 
 def plan_parts(normalized: Manifest, part_bytes: int) -> list[Part]:
-    """Stretches of row groups of about `part_bytes` of text, in input order."""
+    """Ranges of row groups of about `part_bytes` of text, in input order."""
     parts: list[Part] = []
     for name in sorted(n for n in normalized.files if n.endswith(".parquet")):
         with contextlib.closing(pq.ParquetFile(Path(normalized.folder) / name)) as file:
@@ -196,7 +196,7 @@ def plan_parts(normalized: Manifest, part_bytes: int) -> list[Part]:
 
 
 def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
-    """Work of one part: its token files; returns the counts."""
+    """Work of one part: writes its token files; returns the counts."""
     encoder = _encoder(work.tokenizer, work.fingerprint, work.route)
     chats = None
     if work.conversations:
@@ -229,7 +229,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NormalizedRow:
-    """One row of the stage before; `kind` is "text" or "chat" (`text` is JSON)."""
+    """One row of the previous stage; `kind` is "text" or "chat" (`text` is JSON)."""
 
     text: str
     source: str
@@ -287,7 +287,7 @@ class _DocumentWriter:
         self.mask: BinaryIO | None = None
 
     def write(self, ids: np.ndarray, text_bytes: int) -> None:
-        """A text, all of which is learned."""
+        """Writes the ids of a text, all of which is learned."""
         ids = np.concatenate(
             [np.array(self.before, ids.dtype), ids, np.array(self.after, ids.dtype)]
         )
@@ -296,7 +296,7 @@ class _DocumentWriter:
         self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
     def write_learned(self, ids: np.ndarray, text_bytes: int, marks: np.ndarray) -> None:
-        """Ids as they are, with their marks uint8."""
+        """Writes ids with their marks uint8."""
         if self.mask is not None:
             self.mask.write(marks.tobytes())
             self.learned += int((marks & LEARNED).sum())
@@ -340,7 +340,7 @@ def _chat_encoder(
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Parts run side by side already: the tokenizers library is not to add threads."""
+    """Turns off threads of the tokenizers library, because parts already run in parallel."""
     name = "TOKENIZERS_PARALLELISM"
     old = os.environ.get(name)
     os.environ[name] = "false"

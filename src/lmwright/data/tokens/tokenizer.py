@@ -38,7 +38,7 @@ SPLIT = (
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """Text to ids and back. `backend` is what tokenizer.json says; roles are token strings."""
+    """Converts text to ids and back. `backend` holds tokenizer.json; roles are token strings."""
 
     backend: tokenizers.Tokenizer
     eos: str | None = None
@@ -90,7 +90,7 @@ class TextTokenizer:
 
     @functools.cached_property
     def plain(self) -> tokenizers.Tokenizer:
-        """Backend for data: a special token in the text is encoded as the text it is."""
+        """Backend for data: a special token in the text is encoded as plain text."""
         plain = self._copy
         if isinstance(self.backend.model, models.Unigram):
             # Its search knows every string of the vocabulary, so the special ones get others.
@@ -105,7 +105,7 @@ class TextTokenizer:
         return plain
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """Ids of a text, nothing added; `parse_special` turns special strings into their ids."""
+        """Ids of a text without additions; `parse_special` turns special strings into their ids."""
         backend = self._parsing if parse_special else self.plain
         return backend.encode(text, add_special_tokens=False).ids
 
@@ -115,7 +115,7 @@ class TextTokenizer:
         return [e.ids for e in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids uint32 [tokens] of a text whose special strings are parsed, and the letters
+        """Ids uint32 [tokens] of a text whose special strings are parsed, and the characters
         start..stop-1 that each stands for, int64 [tokens, 2]."""
         found = self._parsing.encode(text, add_special_tokens=False)
         return np.array(found.ids, np.uint32), np.array(found.offsets, np.int64).reshape(-1, 2)
@@ -141,7 +141,8 @@ class TextTokenizer:
 
 
 def stand_in(spec: run.Tokenizer) -> TextTokenizer:
-    """A tokenizer with the special tokens and template of one that is still to be trained."""
+    """Placeholder with the special tokens and template of a tokenizer that is still to be
+    trained."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.add_special_tokens(list(spec.special_tokens))
     first = spec.special_tokens[0]
@@ -209,7 +210,8 @@ def _some_text(texts: Iterable[str]) -> Iterable[str]:
 
 
 def _canonical_unigram(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same pieces without the noise of the trainer, whose sums run in hash order.
+    """Unigram model with the same pieces without the noise of the trainer, whose sums run in hash
+    order.
 
     Scores agree between runs to the last bits only, and single bytes that never won get a
     small distinct score in an arbitrary order: both are settled here.
@@ -254,7 +256,7 @@ def save_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike) -> None:
 
 
 def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
-    """Reads a folder with tokenizer.json and, where present, its roles and chat template.
+    """Loads a folder with tokenizer.json and, if present, its roles and chat template.
 
     Raises UserError for a missing or broken file.
     """
@@ -275,8 +277,8 @@ def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
 
 
 def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
-    """The template beside a tokenizer, or in its tokenizer_config.json: the default one, where
-    there are several. Raises UserError where it is no text."""
+    """Template stored beside a tokenizer or in its tokenizer_config.json; the default one of
+    several. Raises UserError if it is not text."""
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
         try:
@@ -295,7 +297,7 @@ def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """Tokenizer of a tokenizer.json; UserError if it is not one."""
+    """Tokenizer of a tokenizer.json. Raises UserError if the file is not one."""
     try:
         return guarded(tokenizers.Tokenizer.from_str, path.read_text("utf-8"))
     except UnicodeDecodeError:
@@ -305,7 +307,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def guarded(make: Callable[..., Any], *args: Any) -> Any:
-    """What `make` returns; a panic in the library, which no `except Exception` sees, becomes a
+    """Calls `make`; a panic in the library, which no `except Exception` catches, becomes a
     ValueError."""
     try:
         return make(*args)
@@ -327,7 +329,7 @@ CUSTOM = {
 def find_roles(
     backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None
 ) -> dict[str, str]:
-    """Which token is eos, bos, pad and unk: as `config` says, else by customary names."""
+    """Tokens for eos, bos, pad and unk: as `config` sets them, else by customary names."""
     config = config or {}
     silent = not any(f"{role}_token" in config for role in CUSTOM)
     roles = {}
@@ -344,7 +346,7 @@ def find_roles(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Object in a JSON file, {} if there is no such file; UserError if it is not an object."""
+    """Object in a JSON file, {} if the file is missing. Raises UserError if it is not an object."""
     try:
         found = parse_json(path)
     except FileNotFoundError:
@@ -357,7 +359,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_proto(path: Path) -> bool:
-    """A sentencepiece model begins with its first piece; .tiktoken text is base64."""
+    """True for a sentencepiece model, which begins with its first piece; .tiktoken text is
+    base64."""
     with path.open("rb") as f:
         return f.read(1) == b"\n"
 

@@ -1,4 +1,4 @@
-"""Tokenizers of other makes: GPT-2 files, tokenizer.json, sentencepiece models, .tiktoken ranks.
+"""Tokenizers of other formats: GPT-2 files, tokenizer.json, sentencepiece models, .tiktoken ranks.
 
 Each becomes a `tokenizers.Tokenizer` with the same ids, so that everything can be saved in
 one layout. A sentencepiece model is converted exactly or refused: the result is compared with
@@ -49,7 +49,7 @@ O200K_SPLIT = "|".join(
 
 @dataclass(frozen=True)
 class Family:
-    """What a .tiktoken file leaves unsaid: split, special tokens (id order), roles."""
+    """Parts that a .tiktoken file lacks: pre-tokenizer, special tokens (id order), roles."""
 
     split: str
     special: dict[str, int]
@@ -107,7 +107,8 @@ FAMILIES = {
 
 
 def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
-    """Reads a tokenizer of any accepted make; UserError says what is wrong with the file.
+    """Reads a tokenizer in any accepted format. Raises UserError describing what is wrong with a
+    file.
 
     A .tiktoken file of no known family needs `<file>.json` beside it:
     {"pattern": "...", "special_tokens": {"<|end|>": 5000}, "eos_token": "<|end|>"}.
@@ -179,7 +180,8 @@ def import_gpt2(folder: Path) -> TextTokenizer:
 
 
 def import_tiktoken(path: Path) -> TextTokenizer:
-    """Ranks in base64, one a line; split and special tokens from a sidecar or the family."""
+    """Ranks in base64, one per line; pre-tokenizer and special tokens come from a sidecar or the
+    family."""
     ranks = read_ranks(path)
     family = _sidecar(path, ranks) or FAMILIES.get(len(ranks))
     if family is None:
@@ -231,7 +233,7 @@ def _sidecar(path: Path, ranks: dict[bytes, int]) -> Family | None:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Token bytes to rank; UserError names the line that is wrong."""
+    """Token bytes to rank. Raises UserError naming a wrong line."""
     ranks: dict[bytes, int] = {}
     with path.open("rb") as f:
         for number, line in enumerate(f, 1):
@@ -267,7 +269,7 @@ def byte_vocab(ranks: dict[bytes, int]) -> tuple[dict[str, int], list[tuple[str,
 
 
 def byte_letters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
+    """Printable character that stands for each byte in byte-level vocabularies."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     letters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}

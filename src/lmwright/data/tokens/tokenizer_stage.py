@@ -82,7 +82,7 @@ def _said(spec: Tokenizer) -> dict[str, Any]:
 
 
 def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Manifest | None:
-    """The finished tokenizer of a store that was made when its size did not follow the model."""
+    """Finished tokenizer of a store that was made when its size did not follow the model."""
     if spec.vocab_size is not None:
         return None
     said = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
@@ -90,7 +90,7 @@ def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Mani
 
 
 def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
-    """Work of the part: makes the tokenizer and saves it; returns what is known of it."""
+    """Work of the part: makes and saves the tokenizer; returns its facts."""
     spec = job.spec
     if spec.path is None:
         normalized = read_manifest(Path(job.data_dir) / "normalize")
@@ -121,7 +121,7 @@ def _hashes(path: Path) -> dict[str, str]:
 
 
 def sample_texts(normalized: Manifest, budget_bytes: int) -> Iterator[str]:
-    """Train text of at most `budget_bytes`, spread evenly over the whole corpus.
+    """Training text of at most `budget_bytes`, spread evenly over the whole corpus.
 
     Whole documents if all fit; else chunks of them at even distances.
     """

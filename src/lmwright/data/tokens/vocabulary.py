@@ -1,4 +1,4 @@
-"""Vocabulary: whether a tokenizer and a model suit each other."""
+"""Vocabulary: checks that a tokenizer and a model fit together."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ WORTH_SAYING = 0.01
 
 
 def trained_size(spec: Tokenizer, model_size: int | None, text_bytes: int) -> int:
-    """Ids of a tokenizer to be trained: as said, else the model's, as far as the text suffices."""
+    """Size of a tokenizer to train: as set, else the model's, limited by the amount of text."""
     if spec.vocab_size is not None:
         return spec.vocab_size
     if model_size is None:
@@ -27,14 +27,14 @@ def trained_size(spec: Tokenizer, model_size: int | None, text_bytes: int) -> in
 
 
 def train_bytes(normalized: Manifest) -> int:
-    """Bytes of the text that is trained on."""
+    """Bytes of the training text."""
     train = normalized.counts["sources"].get("train", {})
     return sum(entry["bytes"] for entry in train.values())
 
 
 def check_imported(data: Data, model_size: int | None) -> None:
-    """UserError for a tokenizer that is not there, cannot be read or is too large for the model;
-    before any text is read."""
+    """Raises UserError, before any text is read, for a tokenizer that is missing, unreadable or too
+    large for the model."""
     path = data.tokenizer.path
     if path is None:
         return
@@ -50,7 +50,7 @@ def check_imported(data: Data, model_size: int | None) -> None:
 
 
 def check_size(ids: int, model_size: int | None, where: str) -> None:
-    """UserError for a tokenizer with ids that the model has no row for."""
+    """Raises UserError for a tokenizer with ids that the model has no row for."""
     if model_size is not None and ids > model_size:
         raise UserError(
             f"model.vocab_size: {model_size} is smaller than the {ids} ids of the tokenizer in "
@@ -59,7 +59,8 @@ def check_size(ids: int, model_size: int | None, where: str) -> None:
 
 
 def unused_note(model: Any, data_dir: str, ids: int) -> str | None:
-    """What of a model no token of the tokenizer uses, and what to do; None if it is little."""
+    """Note about embedding rows that no token uses, and what to do about them; None if there are
+    few."""
     size = getattr(model, "vocab_size", None)
     if not size or ids >= size:
         return None
