@@ -202,7 +202,7 @@ def import_(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def verify(first: str, second: str, as_json: bool, **options: Any) -> Any:
-    """Compare two models; exit code 0 if they are the same, 1 if not.
+    """Compare two models (exit code 0 if equal, 1 if not).
 
     A and B are run directories, Hugging Face folders, .gguf files or hf://owner/name. The
     comparison covers tensors by name, logits on fixed prompts, and the tokenizers.
