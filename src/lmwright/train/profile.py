@@ -1,4 +1,4 @@
-"""Profile of some steps, in `RUN/profile`, as TensorBoard and `lmwright plan --measured` read it."""
+"""Profile of some steps in `RUN/profile`, which TensorBoard and `lmwright plan --measured` read."""
 
 from pathlib import Path
 
