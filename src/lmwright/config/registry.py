@@ -1,19 +1,21 @@
-"""Registries: the dataclasses of a section by `kind`, each imported on demand."""
+"""Registries: what a `kind` in a run file stands for, imported on demand."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from typing import Any
 
 
-class Registry(Mapping[str, type]):
-    """`kind` -> dataclass. The members are modules of the registry's own package, as in
-    `Registry(__name__, {"llama": "llama.Llama"})`, so that none of them is imported in vain."""
+class Registry(Mapping[str, Any]):
+    """`kind` -> a module of the registry's own package, or a class in one, as in
+    `Registry(__name__, {"llama": "llama.Llama"})`; none is imported in vain."""
 
     def __init__(self, package: str, members: Mapping[str, str]):
         self._package, self._members = package, dict(members)
 
-    def __getitem__(self, kind: str) -> type:
-        module, _, name = self._members[kind].rpartition(".")
-        return getattr(import_module(f"{self._package}.{module}"), name)
+    def __getitem__(self, kind: str) -> Any:
+        module, _, name = self._members[kind].partition(".")
+        found = import_module(f"{self._package}.{module}")
+        return getattr(found, name) if name else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)

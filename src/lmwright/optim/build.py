@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.config.registry import Registry
 from lmwright.core.param import Param, Tree, walk
 from lmwright.errors import UserError
-from lmwright.optim import adafactor, adam8bit, adamw, lion, muon
+from lmwright.optim import KINDS
 from lmwright.optim.kinds import Optim
 from lmwright.optim.rule import Rule, Slot
 from lmwright.optim.schedule import make_schedule
@@ -26,13 +27,8 @@ from lmwright.optim.schedule import make_schedule
 if TYPE_CHECKING:
     import optax
 
-RULES: dict[str, Rule] = {
-    "adamw": adamw,
-    "adam8bit": adam8bit,
-    "adafactor": adafactor,
-    "lion": lion,
-    "muon": muon,
-}
+RULES: Mapping[str, Rule] = Registry(__package__, {kind: kind for kind in KINDS})
+"""The module of each kind has its name."""
 
 __all__ = ["build_optimizer", "clip", "gradient_norm", "make_schedule", "state_slots", "state_spec"]
 
