@@ -17,7 +17,7 @@ from pathlib import Path
 from sources import PACKAGE, parsed
 
 STEP = "lmwright.program.step"
-MEMBERS = ("lmwright.models.llama", "lmwright.objectives.clm")
+MEMBERS = ("lmwright.models.llama", "lmwright.objectives.clm", "lmwright.optim.adamw")
 
 Chains = dict[str, tuple[str, ...]]
 """The shortest chain of imports to each module, from the first to itself."""

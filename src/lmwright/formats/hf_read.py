@@ -16,6 +16,7 @@ from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS
+from lmwright.models.hf import TABLES
 from lmwright.models.text_part import (
     NONE,
     TEXT_PARTS,
@@ -50,7 +51,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture or a feature that lmwright does not compute."""
     config = text_config(config, where)
     architecture = architecture_of(config)
-    known = {name: kind for kind in KINDS.values() for name in kind.hf.architectures}
+    known = {name: kind for kind, table in TABLES.items() for name in table().architectures}
     if architecture not in known:
         close = get_close_matches(architecture, [*known, *TEXT_PARTS], n=2, cutoff=0.7)
         near = f"the nearest: {' and '.join(close)}; " if close else ""
@@ -71,7 +72,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     for name in BOOLEANS:
         if not isinstance(config.get(name), bool | None):
             raise UserError(f"{where}: {name} = {config[name]!r} is neither true nor false")
-    kind = known[architecture]
+    kind = KINDS[known[architecture]]
     try:
         fields = kind.hf.fields(config, where)
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:

@@ -12,7 +12,7 @@ a family whose layers attend to keys and values of their own.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from lmwright.core.weight import dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models.experts import penalty
+from lmwright.models.hf import TableOf
 from lmwright.models.reasoning import Reasoning, reasoned, run_whole, whole_spec
 from lmwright.nn.attention import cached_attention
 from lmwright.nn.norm import rms_norm
@@ -60,6 +61,9 @@ class Decoder:
     Reads the fields num_layers, num_heads, num_kv_heads, head_dim, rope_theta, rope_scaling,
     window, norm_eps and head, and the weights embed, norm and head.
     """
+
+    hf: ClassVar[TableOf] = TableOf()
+    """The family's table of Hugging Face names."""
 
     reasoning: Reasoning | None = None
     """Small experts beside the decoder's own layers, after every few of them."""

@@ -4,7 +4,7 @@ balanced by a bias; shared experts for every token; the first layers plain."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from jax import Array
 from pydantic import Field
@@ -13,7 +13,6 @@ from lmwright.config.run import STRICT, NonNegativeInt, PositiveInt
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
-from lmwright.models.hf.moe import Dots1Hf
 from lmwright.models.moe_block import MoeDecoder, head_norms, moe_layer, moe_spec, norm_heads
 
 
@@ -31,8 +30,6 @@ class Dots1(MoeDecoder):
     norm_eps: Annotated[float, Field(gt=0)] = 1e-6
     bias: Literal["none", "attention"] = "none"
     """Whether the projections of attention add a bias."""
-
-    hf: ClassVar[Dots1Hf] = Dots1Hf()
 
     def spec(self) -> Tree:
         """Every weight, once."""

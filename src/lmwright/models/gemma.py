@@ -10,7 +10,7 @@ rotations of their own for local layers, Gemma 3's.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -31,7 +31,6 @@ from lmwright.models.block import (
     project,
 )
 from lmwright.models.decoder import Attend, Decoder, Reach, check_decoder, layers_spec
-from lmwright.models.hf.gemma import GemmaHf
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
@@ -79,8 +78,6 @@ class Gemma(Decoder):
     """RMS norm of q and k over head_dim."""
     embed_std: Positive = 0.02
     """Standard deviation of fresh embeddings."""
-
-    hf: ClassVar[GemmaHf] = GemmaHf()
 
     def __post_init__(self) -> None:
         check_decoder(self)

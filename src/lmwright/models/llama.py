@@ -9,7 +9,7 @@ other models.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from jax import Array
 from pydantic import Field
@@ -30,7 +30,6 @@ from lmwright.models.block import (
     project,
 )
 from lmwright.models.decoder import Attend, Decoder, Reach, check_decoder, layers_spec
-from lmwright.models.hf.llama import LlamaHf
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
@@ -70,8 +69,6 @@ class Llama(Decoder):
     """Which projections add a bias."""
     embed_std: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of fresh embeddings."""
-
-    hf: ClassVar[LlamaHf] = LlamaHf()
 
     def __post_init__(self) -> None:
         check_decoder(self)

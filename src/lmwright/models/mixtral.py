@@ -2,7 +2,7 @@
 shares normalized over them; attention as in Mistral."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from jax import Array
 from pydantic import Field
@@ -11,7 +11,6 @@ from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
-from lmwright.models.hf.moe import MixtralHf
 from lmwright.models.moe_block import MoeDecoder, moe_layer, moe_spec
 
 
@@ -25,8 +24,6 @@ class Mixtral(MoeDecoder):
     window: PositiveInt | None = None
     """Tokens that every layer looks at, the query included."""
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-
-    hf: ClassVar[MixtralHf] = MixtralHf()
 
     def spec(self) -> Tree:
         """Every weight, once."""

@@ -40,7 +40,7 @@ DENSE, MOE = "dense", "moe"
 
 @dataclass(frozen=True, kw_only=True)
 class MoeDecoder(Decoder):
-    """The fields of every decoder with experts. A family adds its own, `hf`, `spec` and `layer`,
+    """The fields of every decoder with experts. A family adds its own, `spec` and `layer`,
     and makes fields of the constants here that can be chosen in it."""
 
     vocab_size: PositiveInt

@@ -6,7 +6,7 @@ and norms of q and k over all heads together.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from jax import Array
 from pydantic import Field
@@ -25,7 +25,6 @@ from lmwright.models.block import (
     project,
 )
 from lmwright.models.decoder import Attend, Decoder, check_decoder, layers_spec
-from lmwright.models.hf.olmo2 import Olmo2Hf
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
@@ -61,8 +60,6 @@ class Olmo2(Decoder):
     """Which projections add a bias."""
     embed_std: Positive = 0.02
     """Standard deviation of fresh embeddings."""
-
-    hf: ClassVar[Olmo2Hf] = Olmo2Hf()
 
     def __post_init__(self) -> None:
         check_decoder(self)

@@ -2,7 +2,7 @@
 softmax leaves them; norms of q and k over all heads together."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +12,6 @@ from lmwright.config.run import STRICT
 from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
-from lmwright.models.hf.moe import OlmoeHf
 from lmwright.models.moe_block import MoeDecoder, moe_layer, moe_spec
 from lmwright.nn.norm import rms_norm
 
@@ -29,8 +28,6 @@ class Olmoe(MoeDecoder):
     """Whether the projections of attention add a bias."""
     qkv_limit: Annotated[float, Field(gt=0)] | None = None
     """Largest magnitude of queries, keys and values; none if unset."""
-
-    hf: ClassVar[OlmoeHf] = OlmoeHf()
 
     def spec(self) -> Tree:
         """Every weight, once."""

@@ -10,7 +10,7 @@ activations that the other families do not need.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -23,7 +23,6 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import dot, kept
 from lmwright.models.block import attention_spec, embedding_spec, mlp_spec, output
 from lmwright.models.decoder import Attend, Decoder, check_decoder, layers_spec
-from lmwright.models.hf.phi3 import Phi3Hf
 from lmwright.nn.mlp import gated
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
@@ -61,8 +60,6 @@ class Phi3(Decoder):
     """Whether the output head is the embedding table."""
     embed_std: Positive = 0.02
     """Standard deviation of fresh embeddings."""
-
-    hf: ClassVar[Phi3Hf] = Phi3Hf()
 
     def __post_init__(self) -> None:
         check_decoder(self)

@@ -3,7 +3,7 @@ layers plain."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from jax import Array
 from pydantic import Field
@@ -12,7 +12,6 @@ from lmwright.config.run import STRICT, NonNegativeInt, PositiveInt
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.models.decoder import Attend
-from lmwright.models.hf.moe import Qwen3MoeHf
 from lmwright.models.moe_block import MoeDecoder, head_norms, moe_layer, moe_spec, norm_heads
 
 
@@ -32,8 +31,6 @@ class Qwen3Moe(MoeDecoder):
     norm_eps: Annotated[float, Field(gt=0)] = 1e-6
     bias: Literal["none", "attention"] = "none"
     """Whether the projections of attention add a bias."""
-
-    hf: ClassVar[Qwen3MoeHf] = Qwen3MoeHf()
 
     def spec(self) -> Tree:
         """Every weight, once."""
