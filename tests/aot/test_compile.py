@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+from programs import SHARED, check_compiled
 from slices import needs_libtpu, run_of
 
 from lmwright.errors import UserError
@@ -60,7 +61,10 @@ def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
     assert found.argument_bytes >= found.weights_bytes + found.optimizer_bytes
     assert found.peak_bytes < 16 * 2**30
     check_estimate(found, parse_slice(slice_name))
-    check_collectives(" ".join(["llama-15m", slice_name, *mesh]), found, parse_slice(slice_name))
+    name = " ".join(["llama-15m", slice_name, *mesh])
+    check_collectives(name, found, parse_slice(slice_name))
+    if name in SHARED:
+        check_compiled(name, found, parse_slice(slice_name))
 
 
 @pytest.mark.slow

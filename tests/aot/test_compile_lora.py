@@ -1,6 +1,7 @@
 """The step of adapters compiled by the TPU compiler: int4 and int8 bases on a slice."""
 
 import pytest
+from programs import check_compiled
 from slices import needs_libtpu, run_of
 
 from lmwright.hardware.slices import parse_slice
@@ -26,3 +27,4 @@ def test_the_step_compiles_and_the_base_is_small(changes, tmp_path):
     assert found.argument_bytes < 2 * found.num_params
     if changes == INT4:
         assert " s4[" in found.hlo
+        check_compiled("llama-15m v5e:2x2 lora", found, parse_slice("v5e:2x2"))
