@@ -20,6 +20,11 @@ def without_time(path):
     return [{k: v for k, v in line.items() if k != "time"} for line in read(path)]
 
 
+def line_of(step, **fields):
+    """One line of an event, as the writer ends it."""
+    return json.dumps({"step": step, "time": 1.7e9, "kind": "note", **fields}).encode() + b"\n"
+
+
 def write_steps(folder, first, last, resume_step, eval_every):
     """What the loop does: one line a step, evaluations after it."""
     with MetricsWriter(folder, make_run(), resume_step) as metrics:
@@ -62,7 +67,7 @@ def test_truncation_keeps_exactly_the_lines_up_to_the_step(
     tmp_path_factory, steps, resume_step, torn
 ):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "n": n}).encode() + b"\n" for n, step in enumerate(steps)]
+    lines = [line_of(step, n=n) for n, step in enumerate(steps)]
     path.write_bytes(b"".join(lines) + torn)
     truncate_after(path, resume_step)
     last = -1 if resume_step is None else resume_step
@@ -73,19 +78,28 @@ def test_truncation_keeps_exactly_the_lines_up_to_the_step(
 
 def test_whole_last_line_without_newline_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"step": 2}')
-    truncate_after(path, 2)
-    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    path.write_bytes(line_of(1) + line_of(2).rstrip())
+    assert truncate_after(path, 2) is None
+    assert path.read_bytes() == line_of(1) + line_of(2)
 
 
 @pytest.mark.parametrize("bad", [b"{torn", b"[1]", b'{"loss": 1}', b'{"step": true}', b"\0\0"])
-def test_damage_before_the_last_line_is_named_and_left_alone(tmp_path, bad):
+def test_damage_before_the_last_line_is_named_and_kept_apart(tmp_path, bad, capsys):
     path = tmp_path / "metrics.jsonl"
-    content = b'{"step": 1}\n' + bad + b'\n{"step": 3}\n'
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: "):
-        MetricsWriter(tmp_path, make_run(), 3)
-    assert path.read_bytes() == content
+    path.write_bytes(line_of(1) + bad + b"\n" + line_of(3))
+    MetricsWriter(tmp_path, make_run(), 3).close()
+    said = f"{path}: line 2 is damaged and is now in metrics.jsonl.damaged; training continues "
+    assert capsys.readouterr().out == said + "from step 3\n"
+    assert path.read_bytes() == line_of(1) + line_of(3)
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == bad + b"\n"
+
+
+def test_a_file_that_ends_before_its_checkpoint_is_named_only_where_a_line_was_due(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line_of(1) + line_of(10))
+    assert truncate_after(path, 19, log_every_steps=10) is None
+    said = truncate_after(path, 20, log_every_steps=10)
+    assert said.startswith(f"{path}: ends at step 10, so the measurements after step 10 are")
 
 
 def test_sigkill_loses_no_finished_line(tmp_path):

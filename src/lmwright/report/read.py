@@ -143,22 +143,32 @@ def _read_metrics(path: Path, record: RunRecord) -> None:
     tail = lines.pop()  # what a running or killed run was writing; not yet a line
     clock = _Clock(record.hours)
     for number, line in enumerate(lines, 1):
-        entry = _parse(line, path, number)
-        clock.add(entry)
         try:
-            _add(entry, record)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            what = f"no {error}" if isinstance(error, KeyError) else error
+            clock.add(add_line(line, record))
+        except ValueError as error:
             raise UserError(
-                f"{path}, line {number}: not a {entry['kind']!r} line ({what}); restore the file "
-                "from a copy, or remove that line"
+                f"{path}, line {number}: {error}; restore the file from a copy, or remove that line"
             ) from error
     if not record.train and not record.evals:
         torn = " but a torn line" if tail else ""
-        raise UserError(f"{path}: holds no measurement{torn}; train the run first")
+        raise UserError(
+            f"{path}: holds no measurement{torn}; train the run, or restore the file from a copy"
+        )
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def add_line(line: bytes, record: RunRecord) -> dict[str, Any]:
+    """Adds a line of metrics.jsonl to a record; what it says. Raises ValueError with the reason
+    where it is damaged."""
+    entry = _parse(line)
+    try:
+        _add(entry, record)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"not a {entry['kind']!r} line ({what})") from error
+    return entry
+
+
+def _parse(line: bytes) -> dict[str, Any]:
     problem = "no JSON object with step, time and kind"
     try:
         entry = json.loads(line)
@@ -171,29 +181,30 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
         pass
     except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
         problem = str(error)
-    raise UserError(
-        f"{path}, line {number}: damaged ({problem}); restore the file from a copy, or remove "
-        "that line"
-    )
+    raise ValueError(f"damaged ({problem})")
 
 
 def _add(entry: dict[str, Any], record: RunRecord) -> None:
     step, kind = entry["step"], entry["kind"]
     fields = {k: v for k, v in entry.items() if k not in ("step", "time", "kind")}
     if kind == "train":
-        for name, value in fields.items():
-            record.train.setdefault(name, Series()).add(step, _number(value))
+        _extend(record.train, step, fields)
     elif kind == "eval":
-        curves = record.evals.setdefault(str(fields.pop("source")), {})
+        source = str(fields.pop("source"))
         fields["loss"]  # required
-        for name, value in fields.items():
-            curves.setdefault(name, Series()).add(step, _number(value))
+        _extend(record.evals.setdefault(source, {}), step, fields)
     elif kind == "sample":
         record.samples.append(Sample(step, str(fields["prompt"]), str(fields["text"])))
     else:
         if kind == "checkpoint" and "blocked_s" in fields:
             entry["blocked_s"] = _number(fields["blocked_s"])
         record.events.append(entry)
+
+
+def _extend(curves: dict[str, Series], step: int, fields: dict[str, Any]) -> None:
+    values = {name: _number(value) for name, value in fields.items()}  # all, or none is added
+    for name, value in values.items():
+        curves.setdefault(name, Series()).add(step, value)
 
 
 def _number(value: Any) -> float:

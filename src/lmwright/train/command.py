@@ -8,6 +8,7 @@ import psutil
 from rich.console import Console
 
 from lmwright.config.run import Run
+from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
@@ -30,7 +31,7 @@ def stopped_line(run: Run, outcome: Outcome) -> str:
 
 def compared_lines(run: Run, outcome: Outcome) -> list[str]:
     """Held-out losses before the first step and now, by source, where both are known."""
-    if run.eval.first != "start":
+    if run.eval.first != "start" or not outcome.losses:
         return []
     evals = read_run(run.dir).evals
     before = {
@@ -59,11 +60,14 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
             expect_abort(error)
         raise
     if jax.process_index() == 0:
-        report = write_report([Path(run.dir)], Path(run.dir) / "report.html")
+        try:
+            report = f"curves in {write_report([Path(run.dir)], Path(run.dir) / 'report.html')}"
+        except UserError as error:  # the run itself ended as its exit code says
+            report = f"no report: {error}"
         if outcome.exit_code:
             console.print(stopped_line(run, outcome))
         else:
             for line in compared_lines(run, outcome):
                 console.print(visible(line), markup=False)
-            console.print(f"done: {outcome.step} steps in {run.dir}; curves in {report}")
+            console.print(f"done: {outcome.step} steps in {run.dir}; {report}")
     return outcome.exit_code

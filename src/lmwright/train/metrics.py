@@ -9,6 +9,8 @@
 A line is written whole and handed to the system at once, so that SIGKILL costs at most the
 line being written. A resumed run drops what the steps after its checkpoint had logged and
 writes those steps again: one line a step, and the curve of a run that was never stopped.
+A file that is gone or damaged does not keep a run from resuming: the lines that a report can
+read stay, the others are moved to metrics.jsonl.damaged, and one sentence says so.
 Numbers JSON cannot hold are the strings "NaN", "Infinity" and "-Infinity".
 """
 
@@ -18,15 +20,17 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from lmwright.config.run import Run
 from lmwright.errors import UserError
+from lmwright.report.read import RunRecord, add_line
 from lmwright.train.trackers import Tracker, open_trackers
 
 METRICS_FILE = "metrics.jsonl"
+DAMAGED_FILE = "metrics.jsonl.damaged"
 RESERVED = ("step", "time", "kind")
 
 
@@ -35,7 +39,8 @@ class MetricsWriter:
 
     `resume_step` is the step of the checkpoint that training goes on from; None starts over
     and drops lines of an earlier start. On a process other than 0 every method does nothing
-    (`process_index`, of jax if unset). Raises UserError for a damaged or unwritable file.
+    (`process_index`, of jax if unset). `warn` takes a sentence about what is missing of a file
+    that is gone or damaged. Raises UserError for an unwritable file.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class MetricsWriter:
         resume_step: int | None,
         *,
         process_index: int | None = None,
+        warn: Callable[[str], None] = print,
     ):
         if process_index is None:
             import jax
@@ -58,7 +64,8 @@ class MetricsWriter:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            truncate_after(self.path, resume_step)
+            if note := truncate_after(self.path, resume_step, run.metrics.log_every_steps):
+                warn(note)
             # Opened before the trackers: a wrong folder must not leave a run at wandb.
             self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
@@ -166,37 +173,73 @@ class MetricsWriter:
                 del self._trackers[name]
 
 
-def truncate_after(path: Path, resume_step: int | None) -> None:
+def truncate_after(path: Path, resume_step: int | None, log_every_steps: int = 1) -> str | None:
     """Keeps the lines of steps up to `resume_step` (None: no line), atomically.
 
-    A torn last line, left by SIGKILL or a power cut, is dropped. Any other line that is not
-    a JSON object with an integer `step` raises UserError and leaves the file as it was.
+    A torn last line, left by SIGKILL or a power cut, is dropped; lines that a report could not
+    read are moved to `metrics.jsonl.damaged`. Returns a sentence about such lines, and about
+    steps of which measurements should be there and are not; None where all is well.
     """
-    if not path.exists():
-        return
-    data = path.read_bytes()
+    exists = path.exists()
+    data = path.read_bytes() if exists else b""
     lines = data.split(b"\n")
     tail = lines.pop()  # empty when the file ends in a newline
-    kept = []
-    if resume_step is not None:
-        steps = [_step_of(line, path, number) for number, line in enumerate(lines, 1)]
-        kept = [line for line, step in zip(lines, steps, strict=True) if step <= resume_step]
-        # Only its newline is missing: the line is whole, and its step will not come again.
-        if (step := _step_or_none(tail)) is not None and step <= resume_step:
-            kept.append(tail)
+    if resume_step is None:
+        if data:
+            _replace(path, b"")
+        return None
+    # Only its newline is missing: the line is whole, and its step will not come again.
+    if _step_or_none(tail) is not None:
+        lines.append(tail)
+    kept, damaged, last = _sorted_out(lines, path, resume_step)
+    if damaged:
+        with open(path.with_name(DAMAGED_FILE), "ab") as file:
+            file.write(b"".join(lines[number - 1] + b"\n" for number in damaged))
     repaired = b"".join(line + b"\n" for line in kept)
     if repaired != data:
         _replace(path, repaired)
+    note = _damage(damaged)
+    # the last line that was due stands in the file before its step is saved
+    if last // log_every_steps < resume_step // log_every_steps:
+        lost = f"after step {last}" if kept else f"up to step {resume_step}"
+        content = "holds no whole line" if data else "is empty" if exists else "is missing"
+        content = f"ends at step {last}" if kept else content
+        note += ", and " if note else f"{content}, so "
+        note += f"the measurements {lost} are lost"
+    return f"{path}: {note}; training continues from step {resume_step}" if note else None
 
 
-def _step_of(line: bytes, path: Path, number: int) -> int:
-    step = _step_or_none(line)
-    if step is None:
-        raise UserError(
-            f"{path}, line {number}: not a JSON object with an integer step; restore the file "
-            "from a copy, or remove the damaged line"
-        )
-    return step
+def _sorted_out(
+    lines: list[bytes], path: Path, resume_step: int
+) -> tuple[list[bytes], list[int], int]:
+    """The lines of steps up to `resume_step` that a report can read, the numbers of the damaged
+    ones, and the last step that was kept (0 if none)."""
+    kept, damaged, last = [], [], 0
+    record = RunRecord(dir=path.parent, name="", config={}, plan={}, env={})
+    for number, line in enumerate(lines, 1):
+        step = _step_or_none(line)
+        if step is not None and step > resume_step:
+            continue
+        try:
+            if step is None:
+                raise ValueError("no JSON object with an integer step")
+            add_line(line, record)
+        except ValueError:
+            damaged.append(number)
+        else:
+            kept.append(line)
+            last = max(last, step)
+    return kept, damaged, last
+
+
+def _damage(damaged: list[int]) -> str:
+    """What became of the lines of these numbers; empty if there are none."""
+    if not damaged:
+        return ""
+    if len(damaged) == 1:
+        return f"line {damaged[0]} is damaged and is now in {DAMAGED_FILE}"
+    more = len(damaged) - 1
+    return f"line {damaged[0]} and {more} more are damaged and are now in {DAMAGED_FILE}"
 
 
 def _step_or_none(line: bytes) -> int | None:
