@@ -183,7 +183,7 @@ def test_long_examples(too_long, kept, tokenizer):
     assert len(whole.ids) > 9
     encoder = ChatEncoder(template, tokenizer, Chat(too_long=too_long), 9, None)
     if not whole.learned[kept][1:].any():
-        with pytest.raises(UnusableError, match="none of its .* tokens would be learned"):
+        with pytest.raises(UnusableError, match=r"none of its .* tokens would be learned"):
             encoder.encode({"messages": CHATS["one"]})
         return
     cut = encoder.encode({"messages": CHATS["one"]})

@@ -59,7 +59,7 @@ def test_one_query_sees_what_the_reference_sees(soft_cap):
 
 def test_no_matrix_of_all_scores_unless_asked_for(weights, tokenizer, monkeypatch):
     ids = np.random.default_rng(1).integers(0, 300, 200).tolist()
-    expected = evaluate_text(MODEL, weights, ids, context=96, how=Compute())
+    expected = evaluate_text(MODEL, weights, ids, context=96, compute=Compute())
 
     reference = attention.masked_attention
 

@@ -90,7 +90,7 @@ def test_cached_equals_uncached(weights, greedy):
 
 
 def test_bf16_runs_in_bf16(weights, tokenizer, greedy):
-    half = run(weights, tokenizer, PROMPTS, GREEDY, how=Compute(precision="bf16"))
+    half = run(weights, tokenizer, PROMPTS, GREEDY, compute=Compute(precision="bf16"))
     assert sum(a.tokens[0] == b.tokens[0] for a, b in zip(greedy, half, strict=True)) >= 3
     assert half != greedy  # rounding shows sooner or later
 

@@ -198,7 +198,9 @@ def test_rates_of_groups(base, tmp_path):
     both = groups(**{"layers.*": 0.5, "layers.*norm": 0.0})
     shares = rate_shares(replace(run.optim, groups=both), names)
     assert shares["layers.up"] == 0.5 and shares["layers.mlp_norm"] == 0 and "embed" not in shares
-    with pytest.raises(UserError, match=r"groups.0.weights: 'head' matches no weight; the weights are embe"):
+    with pytest.raises(
+        UserError, match=r"groups.0.weights: 'head' matches no weight; the weights are embe"
+    ):
         rate_shares(replace(run.optim, groups=groups(head=1.0)), names)
 
 

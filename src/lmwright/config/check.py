@@ -100,30 +100,30 @@ def _check_mesh(run: Run) -> None:
 
 
 def _check_checkpoint(run: Run) -> None:
-    kept, saved = run.checkpoint.keep_every_steps, run.checkpoint.save_every_steps
-    if kept and kept % saved:
+    keep_every, save_every = run.checkpoint.keep_every_steps, run.checkpoint.save_every_steps
+    if keep_every and keep_every % save_every:
         raise UserError(
-            f"checkpoint.keep_every_steps: {kept} is not a multiple of "
-            f"checkpoint.save_every_steps = {saved}, so those steps are never saved; use a "
-            f"multiple of {saved}"
+            f"checkpoint.keep_every_steps: {keep_every} is not a multiple of "
+            f"checkpoint.save_every_steps = {save_every}, so those steps are never saved; use a "
+            f"multiple of {save_every}"
         )
 
 
 def _check_tokenizer(run: Run) -> None:
-    said = run.data.tokenizer
-    if said.path is None and run.train.init_from is not None and run.data.sources:
+    tokenizer = run.data.tokenizer
+    if tokenizer.path is None and run.train.init_from is not None and run.data.sources:
         raise UserError(
             "data.tokenizer.path: the weights of train.init_from were trained with a tokenizer "
             "that was not found there; set it here"
         )
-    if said.path is None:
+    if tokenizer.path is None:
         size = getattr(run.model, "vocab_size", None)
-        if size and said.vocab_size and said.vocab_size > size:
+        if size and tokenizer.vocab_size and tokenizer.vocab_size > size:
             raise UserError(
-                f"data.tokenizer.vocab_size: {said.vocab_size} is more than model.vocab_size = "
-                f"{size}; make them equal"
+                f"data.tokenizer.vocab_size: {tokenizer.vocab_size} is more than "
+                f"model.vocab_size = {size}; make them equal"
             )
-        if len(set(said.special_tokens)) < max(1, len(said.special_tokens)):
+        if len(set(tokenizer.special_tokens)) < max(1, len(tokenizer.special_tokens)):
             raise UserError(
                 "data.tokenizer.special_tokens: needs at least one token and no duplicates; the "
                 "first one ends a document"
@@ -132,8 +132,8 @@ def _check_tokenizer(run: Run) -> None:
     for name in ("train", "vocab_size", "special_tokens", "sample_bytes"):
         field = Tokenizer.__dataclass_fields__[name]
         # run files of earlier versions spell out the size that was the default
-        earlier = name == "vocab_size" and said.vocab_size == EARLIER_VOCAB_SIZE
-        if getattr(said, name) != default_of(field) and not earlier:
+        earlier = name == "vocab_size" and tokenizer.vocab_size == EARLIER_VOCAB_SIZE
+        if getattr(tokenizer, name) != default_of(field) and not earlier:
             raise UserError(
                 f"data.tokenizer.{name}: has no effect beside data.tokenizer.path, which imports "
                 f"a tokenizer; remove one of them"

@@ -63,8 +63,8 @@ Errors = Sequence[dict[str, Any]]
 
 def nearest(word: str, names: Sequence[str], *, what: str) -> str:
     """Suggestion for a misspelled word: the nearest name, or all names."""
-    found = _near(word, names)
-    return f"did you mean {found[0]!r}?" if found else f"{what}: {', '.join(names)}"
+    near = _near(word, names)
+    return f"did you mean {near[0]!r}?" if near else f"{what}: {', '.join(names)}"
 
 
 def _near(word: str, names: Sequence[str]) -> list[str]:
@@ -109,31 +109,31 @@ def _without_echoes(
     """Errors without the missing fields that are present under a misspelled name."""
     meant = {
         (*keys[:-1], name)
-        for keys, found in by_path.items()
-        if keys and found[0]["type"] in UNKNOWN
+        for keys, errors in by_path.items()
+        if keys and errors[0]["type"] in UNKNOWN
         for name in _near(str(keys[-1]), fields(keys[:-1]))
     }
     return {
-        keys: found
-        for keys, found in by_path.items()
-        if keys not in meant or found[0]["type"] not in MISSING
+        keys: errors
+        for keys, errors in by_path.items()
+        if keys not in meant or errors[0]["type"] not in MISSING
     }
 
 
 def _sentence(
     keys: Keys,
-    found: Errors,
+    errors: Errors,
     where: Callable[[Keys], str],
     fields: Callable[[Keys], Sequence[str]],
 ) -> str:
-    kind = found[0]["type"]
+    kind = errors[0]["type"]
     if kind in UNTAGGED or keys[-1:] == ("kind",):
-        return _kind(keys, found[0], where, fields)
+        return _kind(keys, errors[0], where, fields)
     if kind in UNKNOWN:
         return _unknown(keys, where, fields)
     if kind in MISSING:
         return _missing(keys, where)
-    return _wrong(keys, found, where)
+    return _wrong(keys, errors, where)
 
 
 def _rank(errors: Errors) -> int:
@@ -177,8 +177,8 @@ def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], field
     name = dotted((*table, "kind"))
     kinds = fields((*table, "kind"))
     if error["type"] in ("union_tag_not_found", *MISSING):
-        said = " or ".join(f'"{kind}"' for kind in kinds)
-        return f"{where(table)}: {name} is missing; add kind = {said} in [{dotted(table)}]"
+        choices = " or ".join(f'"{kind}"' for kind in kinds)
+        return f"{where(table)}: {name} is missing; add kind = {choices} in [{dotted(table)}]"
     given = error.get("ctx", {}).get("tag", error.get("input"))
     return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {nearest_kind(given, kinds)}"
 

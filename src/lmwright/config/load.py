@@ -221,13 +221,13 @@ def same_folder(folder: Path, written: str) -> bool:
         return False
 
 
-def _sizes(said: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, Any]:
+def _sizes(values: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, Any]:
     """Model fields that the run sets itself; a tokenizer that is to be trained gives the vocabulary
     size."""
-    trained = said.get("data", {}).get("tokenizer", {})
+    trained = values.get("data", {}).get("tokenizer", {})
     sizes = {name: trained[name] for name in ("vocab_size",) if name in trained}
     on_top = {keys[-1]: value for keys, value in parsed if keys[:-1] == ("model",)}
-    return sizes | said.get("model", {}) | on_top
+    return sizes | values.get("model", {}) | on_top
 
 
 def _named(name: Any, known: Mapping[str, Any], field: str, where: str) -> Any:

@@ -28,13 +28,13 @@ def validated(kind: type, fields: dict[str, Any], where: str) -> Any:
 
 def _without_tags(place: tuple[Any, ...], fields: Any) -> list[Any]:
     """Path of an error as users write it, without the union tags of pydantic."""
-    found = []
+    keys = []
     for part in place:
         if isinstance(fields, dict) and part not in fields and fields.get("kind") == part:
             continue
-        found.append(part)
+        keys.append(part)
         fields = fields.get(part) if isinstance(fields, dict) else None
-    return found
+    return keys
 
 
 def with_overrides(model: Any, overrides: Sequence[str], what: str) -> Any:

@@ -72,16 +72,16 @@ def _refuse_data(path: Path) -> None:
 
 
 def _syntax_error(path: Path, text: str, message: str) -> UserError:
-    found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
-    number = int(found[1]) if found and found[1] else text.count("\n") + 1
-    said = message[: found.start()] if found else message
-    said = said[:1].lower() + said[1:]
-    cure = SYNTAX_CURES.get(said, "see https://toml.io")
+    position = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
+    number = int(position[1]) if position and position[1] else text.count("\n") + 1
+    problem = message[: position.start()] if position else message
+    problem = problem[:1].lower() + problem[1:]
+    cure = SYNTAX_CURES.get(problem, "see https://toml.io")
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         cure = f"run files are TOML, not {path.suffix[1:].upper()}; see docs/config.md"
-    if found and not found[1]:
+    if position and not position[1]:
         cure = "a quote or a bracket is not closed"
-    return UserError(f"{path}:{number}: not valid TOML, {said}; {cure}")
+    return UserError(f"{path}:{number}: not valid TOML, {problem}; {cure}")
 
 
 def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
@@ -152,21 +152,21 @@ def _inside(keys: Keys, counts: dict[Keys, int]) -> Keys:
 
 def parse_override(text: str) -> tuple[Keys, Any]:
     """Keys and value of an override `a.b=c`; c is TOML, or a string if it is a bare word."""
-    name, equals, said = text.partition("=")
-    name, said = name.strip(), said.strip()
+    name, equals, literal = text.partition("=")
+    name, literal = name.strip(), literal.strip()
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", name):
         raise UserError(f"{text!r} is not an override; write section.field=value")
     keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
-        values = tomllib.loads(f"value = {said}")
+        values = tomllib.loads(f"value = {literal}")
     except tomllib.TOMLDecodeError as error:
-        if said[:1] in ("[", "{", '"', "'"):
+        if literal[:1] in ("[", "{", '"', "'"):
             raise UserError(
                 f"{text!r}: the value is not valid TOML; lists are ['a', 'b'], tables are "
                 f"{{key = 'a'}}, and the shell needs quotes around the whole"
             ) from error
-        return keys, said
+        return keys, literal
     value = values["value"]
     if len(values) > 1 or isinstance(value, date | datetime | time):
-        return keys, said  # a text that only looks like more TOML, or a date
+        return keys, literal  # a text that only looks like more TOML, or a date
     return keys, value

@@ -46,16 +46,16 @@ def gather_bad(
 
     Raises UserError if they are more than `limit` of all examples or nothing else is left.
     """
-    found = [p.read_bytes() for i in range(len(counts)) if (p := folder / bad_file(i)).exists()]
-    (temp / QUARANTINE).write_bytes(b"".join(found))
+    pieces = [p.read_bytes() for i in range(len(counts)) if (p := folder / bad_file(i)).exists()]
+    (temp / QUARANTINE).write_bytes(b"".join(pieces))
     sums = {key: sum(total(c, key) for c in counts) for key in ("docs", "bad", "too_long")}
     first = "".join(
         f"; {e['id']}: {e['reason']}"
-        for e in map(json.loads, b"".join(found).splitlines()[:REASONS_SHOWN])
+        for e in map(json.loads, b"".join(pieces).splitlines()[:REASONS_SHOWN])
     ).removeprefix("; ")
     examples = sum(sums.values())
     if sums["bad"] > limit * examples:
-        write_atomic(folder / QUARANTINE, b"".join(found))
+        write_atomic(folder / QUARANTINE, b"".join(pieces))
         raise UserError(
             f"{sums['bad']} of {examples} examples cannot be used, more than "
             f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "

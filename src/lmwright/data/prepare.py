@@ -30,19 +30,19 @@ class Summary:
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per split and source: counts of every stage that was run."""
-        found: dict[tuple[str, str], dict[str, Any]] = {}
+        records: dict[tuple[str, str], dict[str, Any]] = {}
         for stage in ("normalize", "tokenize", "pack"):
             if stage in self.stages:
                 for split, sources in self.stages[stage].counts["sources"].items():
                     for source, counts in sources.items():
-                        record = found.setdefault((split, source), {})
+                        record = records.setdefault((split, source), {})
                         record |= counts
         if "pack" in self.stages:
             for split, sources in self.stages["pack"].facts["efficiency"].items():
                 for source, efficiency in sources.items():
-                    found[split, source]["efficiency"] = efficiency
-        order = sorted(found, key=lambda k: (k[0] != "train", k))
-        return [{"split": s, "source": n} | found[s, n] for s, n in order]
+                    records[split, source]["efficiency"] = efficiency
+        order = sorted(records, key=lambda k: (k[0] != "train", k))
+        return [{"split": s, "source": n} | records[s, n] for s, n in order]
 
     def input(self) -> dict[str, dict[str, int]]:
         """Rows read, bad, empty and duplicate, per source; {} if normalize was not run."""
@@ -114,10 +114,10 @@ def with_template(data: Data) -> Data:
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 
     refuse_splitting(data.pack)
-    said = data.tokenizer
-    tokenizer = stand_in(said) if said.path is None else import_tokenizer(said.path)
-    if said.chat_template is not None:
-        tokenizer = replace(tokenizer, chat_template=said.chat_template)
+    spec = data.tokenizer
+    tokenizer = stand_in(spec) if spec.path is None else import_tokenizer(spec.path)
+    if spec.chat_template is not None:
+        tokenizer = replace(tokenizer, chat_template=spec.chat_template)
     source = template_source(data.chat, tokenizer)
     hello = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}]
     try:
@@ -134,7 +134,7 @@ def with_template(data: Data) -> Data:
         )
     if data.chat.template == "none":
         return data
-    return replace(data, tokenizer=replace(said, chat_template=source))
+    return replace(data, tokenizer=replace(spec, chat_template=source))
 
 
 def _stages(
@@ -152,7 +152,7 @@ def _stages(
     from lmwright.data.tokens.tokenize import Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
-    how = {"workers": workers, "progress": progress}
+    options = {"workers": workers, "progress": progress}
     named = zip(source_names(data.sources), data.sources, strict=True)
     weights = {name: source.weight for name, source in named if source.use == "train"}
     chats = None
@@ -166,13 +166,13 @@ def _stages(
             rated="rated" in kinds,
         )
     return {
-        "normalize": lambda: normalize(data, **how),
+        "normalize": lambda: normalize(data, **options),
         "tokenizer": lambda: make_tokenizer(
             data.dir, data.tokenizer, model_vocab_size=model_vocab_size, progress=progress
         ),
-        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, **how),
-        "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **how),
-        "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **how),
+        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, **options),
+        "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **options),
+        "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **options),
     }
 
 

@@ -44,11 +44,13 @@ def decode_compute(
     of a matrix and a vector in bf16. Raises UserError as `row_compute`.
     """
     platform = jax.local_devices()[0].platform
-    how = _compute(precision or ("fp32" if platform == "cpu" else "bf16"), kernels)
+    compute = _compute(precision or ("fp32" if platform == "cpu" else "bf16"), kernels)
     # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.
     copying_s = new_tokens * nbytes(w) / READ_BYTES_S
     pays = copying_s > COMPILE_S * model.num_layers
-    return replace(how, unroll=how.kernels == "cpu" and model.num_layers <= MAX_UNROLLED and pays)
+    return replace(
+        compute, unroll=compute.kernels == "cpu" and model.num_layers <= MAX_UNROLLED and pays
+    )
 
 
 def _compute(precision: str, kernels: Kernels) -> Compute:
@@ -59,8 +61,8 @@ def _compute(precision: str, kernels: Kernels) -> Compute:
     return Compute(precision=precision, kernels=chosen if kernels == "platform" else "reference")
 
 
-def compute_text(how: Compute) -> str:
+def compute_text(compute: Compute) -> str:
     """Text for compute settings, such as "fp32, cpu kernels"."""
     platform = jax.local_devices()[0].platform
-    on = "" if platform in how.kernels else f" on {platform}"
-    return f"{how.precision}, {how.kernels} kernels{on}"
+    on = "" if platform in compute.kernels else f" on {platform}"
+    return f"{compute.precision}, {compute.kernels} kernels{on}"

@@ -87,7 +87,7 @@ def generate(
     tokenizer: TextTokenizer,
     prompts: Sequence[Prompt],
     settings: Sampling,
-    how: Compute | None = None,
+    compute: Compute | None = None,
     on_text: OnText | None = None,
     *,
     prefix: Sequence[int] | None = None,
@@ -100,10 +100,10 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    how = how or decode_compute(model, w, settings.max_new_tokens)
+    compute = compute or decode_compute(model, w, settings.max_new_tokens)
     if _num_devices(w) > 1:
         # kernels are for one device here: a mesh's axes are hidden below
-        how = replace(how, kernels="reference", unroll=False)
+        compute = replace(compute, kernels="reference", unroll=False)
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
     ends = frozenset({*end_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])})
     rows = [
@@ -112,11 +112,11 @@ def generate(
     ]
     # Rows need not divide over a mesh, so activations are left to the compiler here.
     with use_abstract_mesh(NO_MESH):
-        w = cast(w, DTYPES[how.precision])
-        if how.unroll:
+        w = cast(w, DTYPES[compute.precision])
+        if compute.unroll:
             w = model.layers_apart(w)
         for start in range(0, len(rows), batch_rows):
-            _run_batch(model, w, how, rows[start : start + batch_rows], settings, ends, on_text)
+            _run_batch(model, w, compute, rows[start : start + batch_rows], settings, ends, on_text)
     return [
         Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish) for row in rows
     ]
@@ -164,7 +164,7 @@ def _row(
 def _run_batch(
     model: Any,
     w: Tree,
-    how: Compute,
+    compute: Compute,
     rows: list[_Row],
     settings: Sampling,
     ends: frozenset[int],
@@ -173,7 +173,7 @@ def _run_batch(
     steps = 1 if on_text else STEPS
     tokens, valid = padded_prompts([row.ids for row in rows])
     length = bucket(tokens.shape[1] + -(-max(row.limit for row in rows) // steps) * steps)
-    logits, cache = _prefill(model, how, length, w, tokens, valid)
+    logits, cache = _prefill(model, compute, length, w, tokens, valid)
     keys = _row_keys(settings.seed, [row.number for row in rows], len(tokens))
     knobs = (
         np.float32(settings.temperature or 1.0),
@@ -183,7 +183,7 @@ def _run_batch(
     step = 0
     while any(row.finish is None for row in rows):
         new, logits, cache = _decode(
-            model, how, steps, settings.method, w, logits, cache, keys, np.int32(step), knobs
+            model, compute, steps, settings.method, w, logits, cache, keys, np.int32(step), knobs
         )
         step += steps
         for row, row_tokens in zip(rows, np.asarray(new), strict=False):
@@ -230,18 +230,18 @@ def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _prefill(
-    model: Any, how: Compute, length: int, w: Tree, tokens: Array, valid: Array
+    model: Any, compute: Compute, length: int, w: Tree, tokens: Array, valid: Array
 ) -> tuple[Array, Tree]:
     """Logits [B, V] after the prompts [B, T], and their kv cache of `length`."""
-    cache = model.new_cache(tokens.shape[0], length, how)
-    hidden, cache = model.extend(w, tokens, valid, cache, how, first=True)
+    cache = model.new_cache(tokens.shape[0], length, compute)
+    hidden, cache = model.extend(w, tokens, valid, cache, compute, first=True)
     return model.logits(w, hidden[:, -1:])[:, 0], cache
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
 def _decode(
     model: Any,
-    how: Compute,
+    compute: Compute,
     steps: int,
     method: Method,
     w: Tree,
@@ -257,7 +257,7 @@ def _decode(
         logits, cache = carry
         token = choose(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, step), method, *knobs)
         valid = jnp.ones((token.shape[0], 1), bool)
-        hidden, cache = model.extend(w, token[:, None], valid, cache, how)
+        hidden, cache = model.extend(w, token[:, None], valid, cache, compute)
         return (model.logits(w, hidden)[:, 0], cache), token
 
     (logits, cache), tokens = jax.lax.scan(one, (logits, cache), first + jnp.arange(steps))
@@ -285,19 +285,19 @@ def generate_command(
         raise UserError("prompt: missing; add --prompt TEXT")
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
-    how = decode_compute(model, w, max_new_tokens, precision, kernels)
+    compute = decode_compute(model, w, max_new_tokens, precision, kernels)
     began = time.monotonic()
     on_text = None
     if len(prompts) == 1:
         _print(prompts[0])
         on_text = _print_piece
-    found = generate(
+    texts = generate(
         model,
         w,
         tokenizer,
         prompts,
         settings,
-        how,
+        compute,
         on_text,
         prefix=loaded.prompt_prefix,
         end_ids=loaded.end_ids,
@@ -305,10 +305,10 @@ def generate_command(
     if on_text:
         print()
     else:
-        for prompt, one in zip(prompts, found, strict=True):
-            _print(f"{prompt}{one.text}\n\n")
-    _print_speed(found, time.monotonic() - began, how)
-    return found
+        for prompt, generation in zip(prompts, texts, strict=True):
+            _print(f"{prompt}{generation.text}\n\n")
+    _print_speed(texts, time.monotonic() - began, compute)
+    return texts
 
 
 def _print_piece(_row: int, text: str) -> None:
@@ -320,12 +320,12 @@ def _print(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _print_speed(found: list[Generation], seconds: float, how: Compute) -> None:
+def _print_speed(generations: list[Generation], seconds: float, compute: Compute) -> None:
     """Prints the speed to stderr, so that stdout has only the text."""
-    count = sum(len(one.tokens) for one in found)
-    why = ", ".join(sorted({one.finish for one in found}))
+    count = sum(len(generation.tokens) for generation in generations)
+    why = ", ".join(sorted({generation.finish for generation in generations}))
     print(
         f"[{count} tokens, {count / max(seconds, 1e-9):.0f} tokens/s with compilation; ended by: "
-        f"{why}; {compute_text(how)}]",
+        f"{why}; {compute_text(compute)}]",
         file=sys.stderr,
     )

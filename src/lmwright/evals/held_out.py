@@ -74,7 +74,7 @@ class HeldOut:
         settings = Sampling(max_new_tokens=run.eval.sample_tokens, temperature=0.0)
         tokenizer = load_tokenizer(self._store.tokenizer_dir)
         starts = run.data.tokenize.prepend == "bos" and tokenizer.bos_id is not None
-        found = generate(
+        generations = generate(
             run.model,
             weights,
             tokenizer,
@@ -84,8 +84,8 @@ class HeldOut:
             prefix=(tokenizer.bos_id,) if starts else (),
         )
         return [
-            {"prompt": prompt, "text": one.text}
-            for prompt, one in zip(run.eval.prompts, found, strict=True)
+            {"prompt": prompt, "text": generation.text}
+            for prompt, generation in zip(run.eval.prompts, generations, strict=True)
         ]
 
 
@@ -141,7 +141,9 @@ def eval_command(
         raise UserError(text) from None
     run, weights = load_run_weights(place.path, place.step, adapter=adapter)
     own = run.lora.adapters if run.lora is not None else ()
-    folder = next((one.data for one in own if one.name == adapter and one.data), run.data.dir)
+    folder = next(
+        (entry.data for entry in own if entry.name == adapter and entry.data), run.data.dir
+    )
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     if precision:
         run = replace(run, train=replace(run.train, precision=precision))

@@ -53,18 +53,18 @@ class SourceLoss:
 
 
 @lru_cache(maxsize=8)
-def _sums(model: Any, objective: Any, how: Compute) -> Callable[..., dict[str, Any]]:
+def _sums(model: Any, objective: Any, compute: Compute) -> Callable[..., dict[str, Any]]:
     def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
-        return for_eval(objective).loss(model, w, batch, jax.random.key(0), how).metrics
+        return for_eval(objective).loss(model, w, batch, jax.random.key(0), compute).metrics
 
-    options = compiler_options(how, jax.local_devices()[0].device_kind)
+    options = compiler_options(compute, jax.local_devices()[0].device_kind)
     return jax.jit(metrics, compiler_options=options)
 
 
 def evaluate_rows(
     model: Any,
     objective: Any,
-    how: Compute,
+    compute: Compute,
     weights: Tree,
     source: str,
     batches: Iterable[Rows],
@@ -75,7 +75,7 @@ def evaluate_rows(
     text_bytes = 0.0
     for rows in batches:
         batch = Batch(**{name: rows[name] for name in Batch.__dataclass_fields__})
-        sums = _sums(model, objective, how)(weights, place(batch))
+        sums = _sums(model, objective, compute)(weights, place(batch))
         nll += float(sums["nll"][0])
         tokens += float(sums["nll"][1])
         correct += float(sums["accuracy"][0])

@@ -39,7 +39,7 @@ def evaluate_text(
     *,
     context: int = CONTEXT,
     stride: int | None = None,
-    how: Compute | None = None,
+    compute: Compute | None = None,
     source: str = "text",
 ) -> SourceLoss:
     """Loss over the ids of one text, in which each token but the first is predicted once;
@@ -55,15 +55,15 @@ def evaluate_text(
         raise UserError(f"context: {context} must be from 2 to the model's {model.seq_len}")
     if len(ids) < 2:
         raise UserError(f"{source}: has {len(ids)} tokens; at least 2 are needed")
-    how = how or row_compute()
+    compute = compute or row_compute()
     windows = list(_windows(len(ids), context, stride))
     rows = min(max(1, BATCH_TOKENS // context), len(windows))
     width = context + 1  # the last is a target alone
-    if how.kernels in ("tpu", "early tpu"):
+    if compute.kernels in ("tpu", "early tpu"):
         width = -(-width // LANES) * LANES  # others have no kernel
     batches = _batches(np.asarray(ids, np.int32), windows, context, (rows, width))
-    w = cast(w, DTYPES[how.precision])
-    return evaluate_rows(model, Clm(), how, w, source, batches)
+    w = cast(w, DTYPES[compute.precision])
+    return evaluate_rows(model, Clm(), compute, w, source, batches)
 
 
 def _batches(
@@ -115,20 +115,20 @@ def eval_text_command(
     except UnicodeDecodeError:
         raise UserError(f"{text}: is not UTF-8 text") from None
     loaded = load_model(path)
-    how = row_compute(precision, kernels)
+    compute = row_compute(precision, kernels)
     # a prefix such as bos stands before the text, as it did in training
     ids = [*loaded.prompt_prefix, *loaded.tokenizer.encode(whole)]
-    found = evaluate_text(
+    loss = evaluate_text(
         loaded.model,
         loaded.weights,
         ids,
         context=context or min(CONTEXT, loaded.model.seq_len),
         stride=stride,
-        how=how,
+        compute=compute,
         source=Path(text).name,
     )
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
     console = Console()
-    console.print(loss_table([replace(found, text_bytes=text_bytes)]))
-    console.print(compute_text(how), highlight=False)
+    console.print(loss_table([replace(loss, text_bytes=text_bytes)]))
+    console.print(compute_text(compute), highlight=False)
     return 0

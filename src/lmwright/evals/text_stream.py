@@ -53,10 +53,10 @@ class TextStream:
 
     def _give(self, new: str, final: bool) -> str:
         text = self._held + new
-        found = [at for at in map(text.find, self._stop) if at >= 0]
-        if found:
+        stops = [at for at in map(text.find, self._stop) if at >= 0]
+        if stops:
             self.stopped = True
-            text, self._held = text[: min(found)], ""
+            text, self._held = text[: min(stops)], ""
         else:
             keep = 0 if final else self._possible_stop(text)
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]

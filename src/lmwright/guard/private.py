@@ -57,8 +57,8 @@ def _root_problem(root: Path) -> str | None:
 def read_private(path: Path) -> bytes:
     """Content of a file in such a folder. Raises FileNotFoundError, or ValueError if another user
     may have written it: a link, a second name for a file from elsewhere, loose permissions."""
-    if found := problem(path.parent):
-        raise ValueError(found)
+    if trouble := problem(path.parent):
+        raise ValueError(trouble)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

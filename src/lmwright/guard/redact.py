@@ -80,7 +80,7 @@ def _clean(text: str, user: str, mark: str) -> str:
     if "://" not in text:
         return text
     text = _USER.sub(f"://{user}", text)
-    return _QUERY.sub(lambda found: found[1] + _clean_query(found[2], mark), text)
+    return _QUERY.sub(lambda match: match[1] + _clean_query(match[2], mark), text)
 
 
 def _clean_query(query: str, mark: str) -> str:
@@ -88,11 +88,11 @@ def _clean_query(query: str, mark: str) -> str:
     parts = re.split(r"([?&;#])", query)[1:]
     pairs = list(zip(parts[::2], parts[1::2], strict=True))
     names = {_name(part) for _, part in pairs}
-    kept = [(sep, part) for sep, part in pairs if not _is_secret(part, "sig" in names)]
-    if len(kept) == len(pairs):
+    public = [(sep, part) for sep, part in pairs if not _is_secret(part, "sig" in names)]
+    if len(public) == len(pairs):
         return query
-    kept += [("&", mark)] if mark else []
-    return "".join((query[0] if i == 0 else sep) + part for i, (sep, part) in enumerate(kept))
+    public += [("&", mark)] if mark else []
+    return "".join((query[0] if i == 0 else sep) + part for i, (sep, part) in enumerate(public))
 
 
 def _is_secret(part: str, shared_access: bool) -> bool:

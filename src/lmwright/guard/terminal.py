@@ -17,6 +17,6 @@ def visible(text: object, *, lines: bool = True) -> str:
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _escaped(found: re.Match) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -34,16 +34,16 @@ def direction(
     new = t**-optim.decay_exponent  # share of this step's squares
     square = g * g
     if param.is_matrix:
-        factors, kept = _factored(optim, param, square, slots, new)
+        factors, new_slots = _factored(optim, param, square, slots, new)
     else:
         nu = (1 - new) * slots["nu"] + new * (square + optim.eps)
-        factors, kept = (nu,), {"nu": nu}
+        factors, new_slots = (nu,), {"nu": nu}
     # from squares, not from the step itself, which is then never held between two passes
     rms = jnp.sqrt(_mean(param, math.prod((1 / f for f in factors), start=square)))
     scale = 1 / jnp.maximum(1, rms / optim.update_rms)
     if optim.step_size == "relative":
         scale = scale * jnp.maximum(jnp.sqrt(_mean(param, w * w)), optim.min_weight_rms)
-    return math.prod((f**-0.5 for f in factors), start=scale * g), kept
+    return math.prod((f**-0.5 for f in factors), start=scale * g), new_slots
 
 
 def _factored(

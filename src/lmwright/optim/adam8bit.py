@@ -62,10 +62,10 @@ def direction(
         "mu": optim.beta1 * slots["mu_scale"] + (1 - optim.beta1) * top,
         "nu": optim.beta2 * slots["nu_scale"] + (1 - optim.beta2) * top * top,
     }
-    kept = {f"{name}_scale": scale for name, scale in scales.items()}
+    new_slots = {f"{name}_scale": scale for name, scale in scales.items()}
     for name, dtype in _CODES.items():
-        kept[f"{name}_codes"] = encode(moments[name], scales[name], dtype)
-    return step, kept
+        new_slots[f"{name}_codes"] = encode(moments[name], scales[name], dtype)
+    return step, new_slots
 
 
 _CODES = {"mu": jnp.int8, "nu": jnp.uint8}

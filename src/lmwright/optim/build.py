@@ -59,7 +59,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
         rate, t = schedule(count), (count + 1).astype(jnp.float32)
         w, slots = dict(walk(weights)), _by_weight(state)
         updates: dict[str, Array] = {}
-        kept: list[tuple[str, str, Array]] = []
+        leaves: list[tuple[str, str, Array]] = []
         for path, g in walk(grads):
             param, g = params[path], g.astype(jnp.float32)
             if param.balance_rate is not None:
@@ -69,8 +69,8 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
             if param.is_matrix and optim.weight_decay:
                 step = step + optim.weight_decay * w[path]
             updates[path] = -(rate * shares[path] if path in shares else rate) * step
-            kept += [(name, path, array) for name, array in new.items()]
-        return _nest(updates.items()), _state(count + 1, kept)
+            leaves += [(name, path, array) for name, array in new.items()]
+        return _nest(updates.items()), _state(count + 1, leaves)
 
     return optax.GradientTransformation(init, update)
 
@@ -89,7 +89,7 @@ def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
 
     Raises UserError for a pattern that fits no weight.
     """
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     paths = list(paths)
     for number, group in enumerate(optim.groups):
         fitting = fnmatch.filter(paths, group.weights)
@@ -98,8 +98,8 @@ def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:
                 f"optim.groups.{number}.weights: {group.weights!r} matches no weight; the weights "
                 f"are {', '.join(sorted(paths))}"
             )
-        found |= dict.fromkeys(fitting, group.rate)
-    return found
+        shares |= dict.fromkeys(fitting, group.rate)
+    return shares
 
 
 def state_spec(optim: Optim, spec: Tree) -> Tree:
@@ -123,18 +123,18 @@ def _is_slot(leaf: Any) -> bool:
 def state_slots(optim: Optim, spec: Tree) -> Tree:
     """Structure of the state with a Slot in place of each array."""
     rule = RULES[optim.kind]
-    kept = [
+    leaves = [
         (name, path, slot)
         for path, param in walk(spec)
         if param.balance_rate is None
         for name, slot in rule.slots(optim, param).items()
     ]
-    return _state(Slot(Param("", (), fill=0.0), "int32"), kept)
+    return _state(Slot(Param("", (), fill=0.0), "int32"), leaves)
 
 
-def _state(count: Any, kept: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+def _state(count: Any, leaves: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
     """Nested state {"count": ..., slot: tree} from (slot, path of the weight, leaf) triples."""
-    return {"count": count, **_nest((f"{name}.{path}", leaf) for name, path, leaf in kept)}
+    return {"count": count, **_nest((f"{name}.{path}", leaf) for name, path, leaf in leaves)}
 
 
 def _by_weight(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:

@@ -35,8 +35,8 @@ def direction(
 ) -> tuple[Array, dict[str, Array]]:
     """Orthogonalized momentum, scaled by the shape of the matrix."""
     if not is_hidden(param):
-        step, kept = adamw.direction(optim, param, g, w, slots, t)
-        return optim.adamw_rate_ratio * step, kept
+        step, new_slots = adamw.direction(optim, param, g, w, slots, t)
+        return optim.adamw_rate_ratio * step, new_slots
     beta = optim.momentum
     mu = beta * slots["mu"] + (1 - beta) * g
     mixed = beta * mu + (1 - beta) * g if optim.momentum_form == "nesterov" else mu

@@ -35,10 +35,10 @@ def curves_of(record: RunRecord, label: str, limit: int) -> dict[str, Any]:
 
 def curve(series: Series, limit: int) -> Curve:
     """Steps and values, at most `limit` of them; null stands for nan and inf."""
-    kept = thin(series.values, limit)
+    indices = thin(series.values, limit)
     return {
-        "step": [series.steps[i] for i in kept],
-        "value": [_finite(series.values[i]) for i in kept],
+        "step": [series.steps[i] for i in indices],
+        "value": [_finite(series.values[i]) for i in indices],
     }
 
 
@@ -52,18 +52,18 @@ def thin(values: list[float], limit: int) -> list[int]:
         return list(range(len(values)))
     inner = len(values) - 2
     stretches = (limit - 2) // 2
-    kept = {0, len(values) - 1}
+    indices = {0, len(values) - 1}
     for i in range(stretches):
         span = range(1 + inner * i // stretches, 1 + inner * (i + 1) // stretches)
         finite = [j for j in span if math.isfinite(values[j])]
         gaps = [j for j in span if not math.isfinite(values[j])]
         if finite:
-            kept.add(max(finite, key=values.__getitem__))
+            indices.add(max(finite, key=values.__getitem__))
         if gaps:
-            kept.add(gaps[0])
+            indices.add(gaps[0])
         else:
-            kept.add(min(finite, key=values.__getitem__))
-    return sorted(kept)
+            indices.add(min(finite, key=values.__getitem__))
+    return sorted(indices)
 
 
 def clock_of(record: RunRecord) -> Curve:

@@ -163,8 +163,8 @@ def _samples(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[s
         by_prompt: dict[str, list[Sample]] = {}
         for sample in record.samples:
             by_prompt.setdefault(sample.prompt, []).append(sample)
-        for prompt, found in by_prompt.items():
-            entry = {"label": label, "latest": found[-1], "earlier": found[-2::-1]}
+        for prompt, samples in by_prompt.items():
+            entry = {"label": label, "latest": samples[-1], "earlier": samples[-2::-1]}
             groups.setdefault(prompt, []).append(entry)
     return [{"prompt": prompt, "runs": runs} for prompt, runs in groups.items()]
 

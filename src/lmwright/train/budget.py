@@ -151,35 +151,35 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); move it elsewhere") from error
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    entries = [_repaired(entry) for entry in found] if isinstance(found, list) else []
-    kept = [entry for entry in entries if entry is not None]
-    if kept != found and jax.process_index() == 0:
+        value = None
+    entries = [_repaired(entry) for entry in value] if isinstance(value, list) else []
+    sessions = [entry for entry in entries if entry is not None]
+    if sessions != value and jax.process_index() == 0:
         aside = path.with_name(f"{path.name}.damaged")
         aside.write_bytes(data)
-        hours = sum(entry["seconds"] for entry in kept) / 3600
+        hours = sum(entry["seconds"] for entry in sessions) / 3600
         warn(
-            f"{path}: is damaged; {len(kept)} sessions of {hours:.2g} hours are counted, and the "
-            f"old file is now {aside.name}"
+            f"{path}: is damaged; {len(sessions)} sessions of {hours:.2g} hours are counted, and "
+            f"the old file is now {aside.name}"
         )
-    return kept
+    return sessions
 
 
 def _repaired(entry: Any) -> dict[str, Any] | None:
     """Session entry without impossible values; None for an entry that is not a session."""
     if not isinstance(entry, dict):
         return None
-    kept = {
+    session = {
         name: value
         for name, value in entry.items()
         if name not in NUMBERS or (_is_number(value) and value >= 0)
     }
-    if "seconds" not in kept:  # at least those of its steps
-        steps = kept.get("last_step", 0) - kept.get("first_step", 0)
-        kept["seconds"] = max(steps, 0) * kept.get("step_s", 0.0)
-    return kept
+    if "seconds" not in session:  # at least those of its steps
+        steps = session.get("last_step", 0) - session.get("first_step", 0)
+        session["seconds"] = max(steps, 0) * session.get("step_s", 0.0)
+    return session
 
 
 def _is_number(value: Any) -> bool:

@@ -40,9 +40,9 @@ def compared_lines(run: Run, outcome: Outcome) -> list[str]:
         if curves["loss"].steps[0] == 0
     }
     return [
-        f"held-out loss of {one.source}: {before[one.source]:.4f} before, {one.loss:.4f} now"
-        for one in outcome.losses
-        if one.source in before
+        f"held-out loss of {loss.source}: {before[loss.source]:.4f} before, {loss.loss:.4f} now"
+        for loss in outcome.losses
+        if loss.source in before
     ]
 
 

@@ -159,10 +159,10 @@ class Display:
     def _held_out_text(self) -> str:
         if self._held_out is None:
             return ""
-        found = self._held_out[1].items()
+        losses = self._held_out[1].items()
         return "  ".join(
             f"{visible(name, lines=False)} {loss:.4f}" + (f" ({over})" if over else "")
-            for name, (loss, over) in found
+            for name, (loss, over) in losses
         )
 
     def _panel(self) -> Panel:

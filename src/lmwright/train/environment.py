@@ -69,13 +69,13 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue  # libtpu is only on TPU hosts; lmwright may run from its source tree
-    return found
+    return versions
 
 
 def _chosen(variables: Mapping[str, str]) -> dict[str, str]:

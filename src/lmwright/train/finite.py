@@ -46,7 +46,7 @@ def diverged(run: Run, checkpoints: Checkpoints, what: str) -> UserError:
         return UserError(
             f"train: {what}, and nothing was saved before; train in another dir= with {rate}"
         )
-    kept = f"train: {what}; the last finite checkpoint is {checkpoints.root / str(steps[-1])}: "
+    prefix = f"train: {what}; the last finite checkpoint is {checkpoints.root / str(steps[-1])}: "
     if run.lora is None:
         cure = f"start another run from it, with train.init_from, another dir= and {rate}"
     elif run.lora.adapters:
@@ -56,4 +56,4 @@ def diverged(run: Run, checkpoints: Checkpoints, what: str) -> UserError:
         )
     else:
         cure = f"train again in another dir= with {rate}"
-    return UserError(kept + cure)
+    return UserError(prefix + cure)

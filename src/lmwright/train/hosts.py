@@ -100,13 +100,13 @@ class HostRows:
         train = plan.run.train
         rows = num_rows or train.global_batch_size // train.num_microbatches
         indices = batch_sharding(plan.mesh).addressable_devices_indices_map((rows, plan.seq_len))
-        found: list[tuple[int, int]] = []
+        stretches: list[tuple[int, int]] = []
         for start, stop in sorted({index[0].indices(rows)[:2] for index in indices.values()}):
-            if found and found[-1][1] == start:
-                found[-1] = (found[-1][0], stop)
+            if stretches and stretches[-1][1] == start:
+                stretches[-1] = (stretches[-1][0], stop)
             else:
-                found.append((start, stop))
-        return cls(tuple(found), train.num_microbatches, rows)
+                stretches.append((start, stop))
+        return cls(tuple(stretches), train.num_microbatches, rows)
 
     @property
     def of_batch(self) -> list[tuple[int, int]]:

@@ -89,9 +89,9 @@ class Watch:
 
     def _aborted(self, _number: int) -> None:
         size = os.fstat(self._log.fileno()).st_size
-        said = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
-        if "JAX distributed service" in said:
-            who = lost_peers(said, self._count)
+        output = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        if "JAX distributed service" in output:
+            who = lost_peers(output, self._count)
             details = f"; details in {self._log.name}" if os.path.exists(self._log.name) else ""
             text = (
                 f"lmwright: error: {who} (ended, hangs or cannot be reached); start all processes "
@@ -100,20 +100,20 @@ class Watch:
             cursor = "\x1b[?25h" if os.isatty(self._terminal) else ""  # a live display hides it
             os.write(self._terminal, (cursor + text).encode())
             os._exit(EXIT_PEER_LOST)
-        os.write(self._terminal, said.encode())
+        os.write(self._terminal, output.encode())
         self._set(signal.SIGABRT, None)  # the default, to which abort() comes next
 
 
-def lost_peers(said: str, count: int | None = None) -> str:
+def lost_peers(message: str, count: int | None = None) -> str:
     """Processes that were lost, according to JAX's coordination service."""
     of = f" of {count}" if count else ""
-    silent = re.search(r"stopped sending heartbeats\):\s*((?:\S*?\d+\s*\n)+)", said)
+    silent = re.search(r"stopped sending heartbeats\):\s*((?:\S*?\d+\s*\n)+)", message)
     if silent:
         numbers = [re.findall(r"\d+", line)[-1] for line in silent[1].splitlines()]
         if len(numbers) > 1:
             return f"processes {', '.join(numbers)}{of} were lost"
         return f"process {numbers[0]}{of} was lost"
-    if "leader task" in said or "Failed to send RPC to coordination service" in said:
+    if "leader task" in message or "Failed to send RPC to coordination service" in message:
         return f"process 0{of} was lost"
     return f"a process{of} was lost"
 
@@ -121,9 +121,9 @@ def lost_peers(said: str, count: int | None = None) -> str:
 def expect_abort(error: BaseException) -> None:
     """Waits for JAX to notice the lost process that an error reports. Returns if it is another
     error, or if nothing follows."""
-    found: Any = error
-    while found is not None:
-        if SAID_OF_LOST.search(str(found)):
+    cause: Any = error
+    while cause is not None:
+        if SAID_OF_LOST.search(str(cause)):
             time.sleep(2 * HEARTBEAT_S)
             return
-        found = found.__context__
+        cause = cause.__context__

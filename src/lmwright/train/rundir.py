@@ -130,9 +130,9 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         )
 
 
-def _shown(said: dict[str, Any], path: str) -> str:
+def _shown(fields: dict[str, Any], path: str) -> str:
     """Value for a message, as a run file has it."""
-    value: Any = said
+    value: Any = fields
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     if value is None:
@@ -143,38 +143,38 @@ def _shown(said: dict[str, Any], path: str) -> str:
 
 def identity(run: Run) -> dict[str, Any]:
     """The part of a run that its checkpoints depend on."""
-    said = redact_tree(asdict(run), without_secrets)  # a new token makes no new run
+    fields = redact_tree(asdict(run), without_secrets)  # a new token makes no new run
     for name in FREE:
-        said.pop(name)
+        fields.pop(name)
     for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):
-        said[section] = {k: v for k, v in said[section].items() if k not in names}
-    said["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
-    if said["lora"] and said["lora"]["adapters"]:  # each is kept or dropped by itself
-        said["train"].pop("global_batch_size")
-        said["lora"]["adapters"] = {
-            one["name"]: {k: v for k, v in one.items() if k not in FREE_ADAPTER}
-            for one in said["lora"]["adapters"]
+        fields[section] = {k: v for k, v in fields[section].items() if k not in names}
+    fields["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
+    if fields["lora"] and fields["lora"]["adapters"]:  # each is kept or dropped by itself
+        fields["train"].pop("global_batch_size")
+        fields["lora"]["adapters"] = {
+            adapter["name"]: {k: v for k, v in adapter.items() if k not in FREE_ADAPTER}
+            for adapter in fields["lora"]["adapters"]
         }
-    return said
+    return fields
 
 
 def _in_both(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Keeps only the adapters that both runs have: others may be added or removed."""
-    each = [said["lora"]["adapters"] if said["lora"] else None for said in (before, now)]
-    if all(isinstance(found, dict) for found in each):
-        for found, other in (each, each[::-1]):
-            for name in found.keys() - other.keys():
-                del found[name]
+    each = [fields["lora"]["adapters"] if fields["lora"] else None for fields in (before, now)]
+    if all(isinstance(adapters, dict) for adapters in each):
+        for adapters, other in (each, each[::-1]):
+            for name in adapters.keys() - other.keys():
+                del adapters[name]
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> set[str]:
     """Dotted paths at which two nested dicts differ."""
     if isinstance(a, dict) and isinstance(b, dict):
-        found: set[str] = set()
+        paths: set[str] = set()
         for name in a.keys() | b.keys():
             path = f"{prefix}.{name}" if prefix else name
-            found |= differences(a.get(name), b.get(name), path)
-        return found
+            paths |= differences(a.get(name), b.get(name), path)
+        return paths
     return set() if _plain(a) == _plain(b) else {prefix}
 
 
@@ -184,10 +184,10 @@ def _plain(value: Any) -> Any:
 
 def keep_tokenizer(folder: Path, store: TokenStore) -> None:
     """Copies the data's tokenizer, so that the directory can be moved and used alone."""
-    kept = folder / "tokenizer"
-    if jax.process_index() != 0 or kept.exists():
+    copy = folder / "tokenizer"
+    if jax.process_index() != 0 or copy.exists():
         return
     temporary = folder / ".tokenizer.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(store.tokenizer_dir, temporary)
-    os.replace(temporary, kept)
+    os.replace(temporary, copy)

@@ -59,14 +59,14 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
             f'"model.num_kv_heads" = [8, 2, 1]'
         )
     base = load_base(path, overrides)
-    found: dict[str, Member] = {}
+    by_label: dict[str, Member] = {}
     for label, fields in _combinations(path, table):
-        if label in found:
+        if label in by_label:
             raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
         words = [f"{key}={_literal(value)}" for key, value in fields.items()]
         own = [f"name={base.name}-{label}", f"dir={Path(base.dir) / label}"]
-        found[label] = Member(label, load_base(path, [*overrides, *words, *own]))
-    return list(found.values())
+        by_label[label] = Member(label, load_base(path, [*overrides, *words, *own]))
+    return list(by_label.values())
 
 
 def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -112,21 +112,21 @@ def _literal(value: Any) -> str:
 
 def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
     """Trains every member, prints a comparison and writes the report; returns the exit code."""
-    found = members(path, overrides)
-    _print_members(found)
+    runs = members(path, overrides)
+    _print_members(runs)
     if dry_run:
         return 0
     failed = []
     with Children() as children:
-        for number, member in enumerate(found, 1):
-            print(f"\n{member.label} ({number} of {len(found)})", flush=True)
+        for number, member in enumerate(runs, 1):
+            print(f"\n{member.label} ({number} of {len(runs)})", flush=True)
             code = children.exit_code or _train(member, children)
             if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
                 print(f"sweep: stopped; continue with: lmwright sweep {path}", file=sys.stderr)
                 return code
             if code:
                 failed.append(member.label)
-    done = [member for member in found if member.label not in failed]
+    done = [member for member in runs if member.label not in failed]
     if done:
         _compare(done, Path(done[0].run.dir).parent / "report.html")
     if failed:
@@ -134,11 +134,11 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
     return EXIT_SOME_FAILED if failed else 0
 
 
-def _print_members(found: list[Member]) -> None:
+def _print_members(runs: list[Member]) -> None:
     from lmwright.core.param import count_params
 
-    width = max(len(member.label) for member in found)
-    for member in found:
+    width = max(len(member.label) for member in runs)
+    for member in runs:
         train, count = member.run.train, count_params(member.run.model.spec())
         print(f"{member.label:<{width}}  {count:>14,} parameters  {train.steps:>7,} steps")
 

@@ -23,9 +23,9 @@ def bucket(tokens: int) -> str:
 def long_enough(histogram: Mapping[str, int]) -> int:
     """Length of the shortest row, in STEPs, that holds KEPT of the examples."""
     sizes = sorted(int(size) for size in histogram)
-    kept = accumulate(histogram[str(size)] for size in sizes)
+    totals = accumulate(histogram[str(size)] for size in sizes)
     wanted = KEPT * sum(histogram.values())
-    enough = next(size for size, count in zip(sizes, kept, strict=True) if count >= wanted)
+    enough = next(size for size, count in zip(sizes, totals, strict=True) if count >= wanted)
     return -(-enough // STEP) * STEP
 
 
@@ -39,17 +39,17 @@ def cure(histogram: Mapping[str, int]) -> str:
 
 def histogram_of(counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Lengths of all examples of several parts, splits and sources together."""
-    found: dict[str, int] = {}
-    for one in counts:
-        for sources in one.get("lengths", {}).values():
+    total: dict[str, int] = {}
+    for part in counts:
+        for sources in part.get("lengths", {}).values():
             for histogram in sources.values():
-                found = add_counts(found, histogram)
-    return found
+                total = add_counts(total, histogram)
+    return total
 
 
 def warnings(tokenized: Manifest) -> list[str]:
     """One sentence for each source that lost more than LOST of its examples to short rows."""
-    found = []
+    sentences = []
     sources = tokenized.counts["sources"]
     for name in dict.fromkeys(name for split in sources.values() for name in split):
         counts = [split[name] for split in sources.values() if name in split]
@@ -59,8 +59,8 @@ def warnings(tokenized: Manifest) -> list[str]:
             continue
         lengths = [split.get(name, {}) for split in tokenized.counts.get("lengths", {}).values()]
         histogram: dict[str, int] = {}
-        for one in lengths:
-            histogram = add_counts(histogram, one)
+        for by_length in lengths:
+            histogram = add_counts(histogram, by_length)
         row = tokenized.fingerprint["fingerprint"]["conversations"]["seq_len"]
         what = (
             f"{visible(name, lines=False)}: {lost:,} of {examples:,} examples "
@@ -68,5 +68,5 @@ def warnings(tokenized: Manifest) -> list[str]:
         )
         # a stage that an earlier version began did not count
         known = sum(histogram.values()) == examples
-        found.append(f"{what}; {cure(histogram)}" if known else what)
-    return found
+        sentences.append(f"{what}; {cure(histogram)}" if known else what)
+    return sentences

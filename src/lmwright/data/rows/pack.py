@@ -230,13 +230,13 @@ class _Stream:
         return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), marks)
 
     def _read(self, start: int, stop: int, ending: str, dtype: Any) -> np.ndarray:
-        found = []
+        views = []
         for file in self.files:
             a, b = max(start, file.start), min(stop, file.start + file.tokens)
             if a < b:
                 path = file.path.removesuffix(".tokens.bin") + ending
-                found.append(np.memmap(path, dtype, mode="r")[a - file.start : b - file.start])
-        return found[0] if len(found) == 1 else np.concatenate(found)
+                views.append(np.memmap(path, dtype, mode="r")[a - file.start : b - file.start])
+        return views[0] if len(views) == 1 else np.concatenate(views)
 
     def share(self, docs: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Number of UTF-8 bytes that tokens start..stop-1 of documents stand for, int64.

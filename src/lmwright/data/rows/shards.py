@@ -163,8 +163,8 @@ class RemotePlace:
         first, last = _ranges(rows)
         starts, ends = rows[first] * width, (rows[last] + 1) * width
         paths = [self._path(file)] * len(starts)
-        found = self.fs.cat_ranges(paths, starts.tolist(), ends.tolist(), on_error="raise")
-        raw = b"".join(found)
+        ranges = self.fs.cat_ranges(paths, starts.tolist(), ends.tolist(), on_error="raise")
+        raw = b"".join(ranges)
         if len(raw) != len(rows) * width:
             raise UserError(
                 f"{self.name(file)} is shorter than its manifest records; copy it again."
@@ -225,9 +225,9 @@ class Shards:
         for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             number = int(shard[a])
             start = self.ends[number - 1] if number else 0
-            found = self.place.records(self.files[number], rows[a:b] - start, self.dtype)
-            self._refuse_damage(self.files[number], found.view(self.dtype))
-            out[order[a:b]] = found
+            records = self.place.records(self.files[number], rows[a:b] - start, self.dtype)
+            self._refuse_damage(self.files[number], records.view(self.dtype))
+            out[order[a:b]] = records
         return out.view(self.dtype)
 
     def _refuse_damage(self, file: str, records: np.ndarray) -> None:

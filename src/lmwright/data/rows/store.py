@@ -199,10 +199,10 @@ class TokenStore:
     def files(self) -> list[tuple[str, str]]:
         """Path below the folder and xxh3_128 (hex) of every file that the first pass reads."""
         split = "eval/" if self._written.rows else ""
-        found = [(f"shuffle/{n}", e) for n, e in sorted(self.shuffled.files.items())]
+        entries = [(f"shuffle/{n}", e) for n, e in sorted(self.shuffled.files.items())]
         packed = sorted(self.packed.files.items())
-        found += [(f"pack/{n}", e) for n, e in packed if n.startswith(split)]
-        return [(name, entry["xxh3_128"]) for name, entry in found]
+        entries += [(f"pack/{n}", e) for n, e in packed if n.startswith(split)]
+        return [(name, entry["xxh3_128"]) for name, entry in entries]
 
     def _open_written(self) -> Shards:
         names = sorted(self.shuffled.files)
@@ -256,17 +256,17 @@ def verify_store(path: str | os.PathLike) -> list[Verified]:
     Raises UserError naming the first file that is missing, cut or altered.
     """
     place = open_place(os.fspath(path).rstrip("/"))
-    found = []
+    verified = []
     for stage in STAGES:
         if place.size(f"{stage}/{MANIFEST}") is None:
             continue
         manifest = place.manifest(stage)
         check_files(place, manifest, sorted(manifest.files), hashes=True)
         size = sum(e["bytes"] for e in manifest.files.values())
-        found.append(Verified(stage, len(manifest.files), size))
-    if not found:
+        verified.append(Verified(stage, len(manifest.files), size))
+    if not verified:
         raise UserError(f"{path} holds no finished stage; run `lmwright prepare` to make them.")
-    return found
+    return verified
 
 
 def verify_command(path: str) -> None:

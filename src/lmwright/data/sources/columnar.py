@@ -81,20 +81,20 @@ def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
         metadata = parquet.metadata
         groups = range(piece.start, metadata.num_row_groups if piece.stop is None else piece.stop)
         chunks = [_chunks(metadata.row_group(i), names) for i in groups]
-        encoded = {c.path_in_schema for found in chunks for c in found if c.has_dictionary_page}
+        encoded = {c.path_in_schema for columns in chunks for c in columns if c.has_dictionary_page}
         raw.seek(0)
         parquet = pq.ParquetFile(
             raw, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=sorted(encoded)
         )
-        for i, found in zip(groups, chunks, strict=True):
-            size = _batch_rows(metadata.row_group(i), found)
+        for i, columns in zip(groups, chunks, strict=True):
+            size = _batch_rows(metadata.row_group(i), columns)
             yield from parquet.iter_batches(size, row_groups=[i], columns=names, use_threads=False)
 
 
 def _chunks(group: Any, names: list[str]) -> list[Any]:
     """Metadata of the columns below the requested ones."""
-    found = (group.column(i) for i in range(group.num_columns))
-    return [c for c in found if c.path_in_schema.split(".")[0] in names]
+    columns = (group.column(i) for i in range(group.num_columns))
+    return [c for c in columns if c.path_in_schema.split(".")[0] in names]
 
 
 def _batch_rows(group: Any, chunks: list[Any]) -> int:

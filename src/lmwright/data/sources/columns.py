@@ -39,12 +39,12 @@ class Bad:
 
 def needed_columns(source: Source) -> dict[str, list[str]]:
     """Columns that every row must have, by the field of the source that names them."""
-    found = {
+    columns = {
         "text_column" if source.rows == "text" else "columns": content_columns(source),
         "meta_columns": list(source.meta_columns),
         "id_column": [source.id_column] if source.id_column else [],
     }
-    return {key: names for key, names in found.items() if names}
+    return {key: names for key, names in columns.items() if names}
 
 
 def content_columns(source: Source) -> list[str]:

@@ -94,10 +94,10 @@ def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list
             f"data.sources: {path} lacks its credentials, which are never written to a run file; "
             "give the whole URL again, or keep them in fsspec's configuration (docs/prepare.md)."
         )
-    found = _remote(source) if "://" in path else _local(source, exclude)
-    if not found:
+    files = _remote(source) if "://" in path else _local(source, exclude)
+    if not files:
         raise UserError(f"data.sources: {path} matches no file; check the path.")
-    return found
+    return files
 
 
 def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
@@ -208,15 +208,15 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
 def _one_split(source: Source, files: list[File]) -> list[File]:
     """Files of the source's split, where train-*.parquet and test-*.parquet lie side by side."""
     splits = [SPLIT_NAME.match(f.name.rsplit("/", 1)[-1]) for f in files]
-    if not all(splits) or len(found := {m[1] for m in splits if m}) < 2:
+    if not all(splits) or len(names := {m[1] for m in splits if m}) < 2:
         return files
-    kept = [f for f, m in zip(files, splits, strict=True) if m and m[1] == source.split]
-    if not kept:
+    chosen = [f for f, m in zip(files, splits, strict=True) if m and m[1] == source.split]
+    if not chosen:
         raise UserError(
-            f"data.sources: {source.path} has the splits {', '.join(sorted(found))}, "
+            f"data.sources: {source.path} has the splits {', '.join(sorted(names))}, "
             f"not {source.split!r}; change data.sources.split."
         )
-    return kept
+    return chosen
 
 
 def split_ending(path: str) -> tuple[str, str | None]:
@@ -232,8 +232,8 @@ def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
             stat = os.stat(path)
             return stat.st_size, str(stat.st_mtime_ns)
         info = fs.info(path)
-        found = next((str(info[k]) for k in STAMPS if info.get(k)), "")
-        return info.get("size"), found
+        stamp = next((str(info[k]) for k in STAMPS if info.get(k)), "")
+        return info.get("size"), stamp
     except Exception as e:  # each filesystem raises its own
         raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}.") from None
 

@@ -54,8 +54,8 @@ def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
     repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
     dataset = _open(repo, sha, source.subset, source.split)
     if dataset.column_names is not None:
-        kept = wanted_columns(source, dataset.column_names)
-        dataset = dataset.select_columns([n for n in kept if n in dataset.column_names])
+        columns = wanted_columns(source, dataset.column_names)
+        dataset = dataset.select_columns([n for n in columns if n in dataset.column_names])
     yield from dataset.shard(num_shards=shards, index=index)
 
 

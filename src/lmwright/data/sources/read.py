@@ -163,15 +163,15 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
                 f"{file.path} is longer than {DOCUMENT_BYTES >> 30} GiB; write it as .jsonl."
             )
     try:
-        found = json.loads(b"".join(raw).removeprefix(b"\xef\xbb\xbf").decode())
+        value = json.loads(b"".join(raw).removeprefix(b"\xef\xbb\xbf").decode())
     except (ValueError, RecursionError) as e:
         raise UserError(
             f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
             "data.sources.format = 'jsonl'."
         ) from None
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         raise UserError(f"{file.path} is not a JSON list; write its rows as a list or as .jsonl.")
-    for number, row in enumerate(found, 1):
+    for number, row in enumerate(value, 1):
         yield _whole_characters(from_mapping(row, number, file, source))
 
 
@@ -190,22 +190,22 @@ def _txt(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         yield from _whole_file(piece.file)
         return
     by_line = source.documents == "line"
-    found: list[bytes] = []
+    lines: list[bytes] = []
     size = 0
     number = piece.first_row
     for number, line in enumerate(_lines(piece), piece.first_row + 1):
         blank = not line.strip()
         if by_line and not blank:
             yield _document(line, number, piece.file)
-        elif blank and found:
-            yield _document(b"".join(found), number - len(found), piece.file)
-            found, size = [], 0
+        elif blank and lines:
+            yield _document(b"".join(lines), number - len(lines), piece.file)
+            lines, size = [], 0
         elif not blank:
-            found.append(line)
+            lines.append(line)
             size += len(line)
             _check_size(size, piece.file)
-    if found:
-        yield _document(b"".join(found), number - len(found) + 1, piece.file)
+    if lines:
+        yield _document(b"".join(lines), number - len(lines) + 1, piece.file)
 
 
 def _document(raw: bytes, number: int, file: File) -> Row | Bad:

@@ -51,24 +51,24 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     columns = {
         name: source.columns.get(name, name) for part in ROW_PARTS[source.rows] for name in part
     }
-    found = {name: row.get(column) for name, column in columns.items()}
+    parts = {name: row.get(column) for name, column in columns.items()}
     if source.rows == "alpaca":
-        made = _alpaca(found, columns)
+        made = _alpaca(parts, columns)
     elif source.rows == "prompt":
-        made = _prompt(found, columns, source)
+        made = _prompt(parts, columns, source)
     elif source.rows == "preference":
-        made = _preference(found, columns, source)
+        made = _preference(parts, columns, source)
     elif source.rows == "rated":
-        made = _rated(found, columns, source)
+        made = _rated(parts, columns, source)
     else:
         chat = "messages" if source.rows == "messages" else "conversations"
-        made = {"messages": _messages(found[chat], columns, columns[chat], source)}
-    if system := _text(found.get("system"), columns.get("system", ""), empty="allowed"):
+        made = {"messages": _messages(parts[chat], columns, columns[chat], source)}
+    if system := _text(parts.get("system"), columns.get("system", ""), empty="allowed"):
         for name in {"messages", "rejected"} & set(made):
             made[name].insert(0, {"role": "system", "content": system})
         if "first" in made:
             made["first"] += 1
-    if tools := _parsed(found.get("tools"), columns.get("tools", "")):
+    if tools := _parsed(parts.get("tools"), columns.get("tools", "")):
         made["tools"] = tools
     if "rejected" in made:
         other = _complete({**made, "messages": made["rejected"]})["messages"]
@@ -79,46 +79,46 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     return _complete(made)
 
 
-def _alpaca(found: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    instruction = _text(found["instruction"], columns["instruction"])
-    extra = _text(found["input"], columns["input"], empty="allowed")
+def _alpaca(parts: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+    instruction = _text(parts["instruction"], columns["instruction"])
+    extra = _text(parts["input"], columns["input"], empty="allowed")
     user = {
         "role": "user",
         "content": f"{instruction}\n\n{extra}" if extra else instruction,
         "instruction": instruction,
         "input": extra,
     }
-    output = _text(found["output"], columns["output"])
+    output = _text(parts["output"], columns["output"])
     return {"messages": [user, {"role": "assistant", "content": output}]}
 
 
-def _prompt(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    prompt, completion = found["prompt"], found["completion"]
+def _prompt(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    prompt, completion = parts["prompt"], parts["completion"]
     if isinstance(prompt, list) and isinstance(completion, list):
         names = {"role": "role", "content": "content"}
         before = _messages(prompt, names, columns["prompt"], source)
         after = _messages(completion, names, columns["completion"], source)
         return {"messages": before + after, "first": len(before)}
     user = {"role": "user", "content": _text(prompt, columns["prompt"], empty="allowed")}
-    said = {"role": "assistant", "content": _text(completion, columns["completion"])}
-    return {"messages": [user, said]}
+    answer = {"role": "assistant", "content": _text(completion, columns["completion"])}
+    return {"messages": [user, answer]}
 
 
-def _preference(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    before = _said(found["prompt"], "user", columns["prompt"], source)
+def _preference(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    before = _said(parts["prompt"], "user", columns["prompt"], source)
     answers = [
-        before + _said(found[name], "assistant", columns[name], source)
+        before + _said(parts[name], "assistant", columns[name], source)
         for name in ("chosen", "rejected")
     ]
     return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
 
 
-def _rated(found: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    before = _said(found["prompt"], "user", columns["prompt"], source)
-    after = _said(found["completion"], "assistant", columns["completion"], source)
-    label = _LABELS.get(str(found["label"]).strip().lower())
+def _rated(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+    before = _said(parts["prompt"], "user", columns["prompt"], source)
+    after = _said(parts["completion"], "assistant", columns["completion"], source)
+    label = _LABELS.get(str(parts["label"]).strip().lower())
     if label is None:
-        raise UnusableError(f"{columns['label']!r} is {found['label']!r}, not true or false")
+        raise UnusableError(f"{columns['label']!r} is {parts['label']!r}, not true or false")
     return {"messages": before + after, "first": len(before), "liked": label}
 
 

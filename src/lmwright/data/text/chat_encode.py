@@ -100,13 +100,13 @@ class ChatEncoder:
             spans = _to_the_end(turns.text, spans)
         ids, offsets = self.tokenizer.encode_offsets(turns.text)
         learned = overlaps(offsets, spans)
-        said = "".join(turns.text[a:b] for a, b in spans)
+        spoken = "".join(turns.text[a:b] for a, b in spans)
         if self.end_id is not None and not ends:
             ids = np.append(ids, np.uint32(self.end_id))
             learned = np.append(learned, bool(spans))
         if not learned[1:].any():
             raise UnusableError("the chat template leaves nothing to learn")
-        return Example(ids, learned, len(said.encode()), liked=liked)
+        return Example(ids, learned, len(spoken.encode()), liked=liked)
 
     def _fit(self, example: Example, room: int) -> Example | None:
         size, T = len(example.ids), room
@@ -114,14 +114,14 @@ class ChatEncoder:
             return example
         if self.chat.too_long == "drop":
             return None
-        kept = slice(size - T, None) if self.chat.too_long == "cut-left" else slice(0, T)
-        learned = example.learned[kept]
+        window = slice(size - T, None) if self.chat.too_long == "cut-left" else slice(0, T)
+        learned = example.learned[window]
         if not learned[1:].any():
             raise UnusableError(f"none of its {size} tokens would be learned after truncation")
         # bytes are not known token by token
         share = int(learned.sum()) / max(1, int(example.learned.sum()))
         size = round(example.text_bytes * share)
-        return replace(example, ids=example.ids[kept], learned=learned, text_bytes=size, cut=True)
+        return replace(example, ids=example.ids[window], learned=learned, text_bytes=size, cut=True)
 
     def _ends(self, text: str) -> bool:
         return text.rstrip().endswith(self._endings)
@@ -129,13 +129,13 @@ class ChatEncoder:
     def _refuse_special(self, conversation: dict[str, Any]) -> None:
         for part in ("messages", "tools"):
             for place, text in enumerate(_texts(conversation.get(part)), 1):
-                if not (found := self._forged.search(text)):
+                if not (match := self._forged.search(text)):
                     continue
-                special = found[0] in self.tokenizer.special_tokens
+                special = match[0] in self.tokenizer.special_tokens
                 what = "the special token " if special else ""
                 why = "" if special else ", which the chat template writes around turns,"
                 raise UnusableError(
-                    f"its text spells {what}{found[0].strip()!r}{why} (text {place} of its "
+                    f"its text spells {what}{match[0].strip()!r}{why} (text {place} of its "
                     f"{part}); data.chat.special_text = 'parse' takes it as it is written"
                 )
 
@@ -174,7 +174,7 @@ def overlaps(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarra
     counts where it lies inside a span.
     """
     start, stop = offsets[:, 0], np.maximum(offsets[:, 1], offsets[:, 0] + 1)
-    found = np.zeros(len(offsets), bool)
+    mask = np.zeros(len(offsets), bool)
     for a, b in spans:
-        found |= (start < b) & (stop > a)
-    return found
+        mask |= (start < b) & (stop > a)
+    return mask

@@ -28,9 +28,9 @@ def marker_pattern(template: ChatTemplate) -> str:
     for first, last in ((1, 5), (0, 3), (1, 3)):
         for piece, between in _pieces(template, range(first, last)):
             for before, line in _lines(piece):
-                found = TAG.findall(line)
-                tags.update(found)
-                if between and not found and re.search(r"\w", line):
+                inner_tags = TAG.findall(line)
+                tags.update(inner_tags)
+                if between and not inner_tags and re.search(r"\w", line):
                     lines.add(before + re.escape(line))
     longest_first = sorted(tags, key=len, reverse=True)
     return "|".join([*map(re.escape, longest_first), *sorted(lines, key=len, reverse=True)])
@@ -46,8 +46,8 @@ def _pieces(template: ChatTemplate, numbers: Sequence[int]) -> Iterator[tuple[st
     except UnusableError:  # no place for a system's text, say
         return
     for place, i in enumerate(numbers):
-        piece, found, text = text.partition(WORDS[i])
-        if not found:
+        piece, separator, text = text.partition(WORDS[i])
+        if not separator:
             return
         yield (piece, True) if place else (piece.rstrip().rpartition("\n")[2], False)
     yield text.lstrip().partition("\n")[0], False

@@ -72,8 +72,8 @@ class ChatTemplate:
         Raises UnusableError where the template refuses the conversation, leaves out its tools,
         a call or a result, or where a turn cannot be told from the rest.
         """
-        found = self._ask("turns", conversation)
-        return Turns(found["text"], tuple((a, b) for a, b in found["turns"]))
+        answer = self._ask("turns", conversation)
+        return Turns(answer["text"], tuple((a, b) for a, b in answer["turns"]))
 
     def _ask(self, op: str, conversation: dict[str, Any], **more: Any) -> dict[str, Any]:
         asked = {k: v for k, v in conversation.items() if k in ("messages", "tools", "first")}

@@ -69,16 +69,16 @@ class TurnFinder:
         limits = [*(w.start for w in words[1:]), len(text)]
         spans: list[Span] = []
         at = 0
-        for one, limit in zip(words, limits, strict=True):
-            if one.start < at or limit < one.stop:
+        for word, limit in zip(words, limits, strict=True):
+            if word.start < at or limit < word.stop:
                 raise UnusableError(
                     "the assistant's turns cannot be told apart in the chat template's text"
                 )
-            begin = one.start if one.whole else self._begin(text, at, one.start)
-            at = one.stop
-            if not one.whole:
-                at += len(self._end(text[one.stop : limit], ending))
-            if one.start < at:
+            begin = word.start if word.whole else self._begin(text, at, word.start)
+            at = word.stop
+            if not word.whole:
+                at += len(self._end(text[word.stop : limit], ending))
+            if word.start < at:
                 spans.append((begin, at))
         return spans
 
@@ -96,8 +96,8 @@ class TurnFinder:
         both = tail[: _shared(tail, ending)]
         if both == ending:
             return both
-        if found := self._closing(both, whole=False):
-            return found
+        if closing := self._closing(both, whole=False):
+            return closing
         # the last turn may end in a token of its own, as in gpt-oss
         own = next((t for t in self.renderer.special if t and tail.startswith(t)), "")
         ends = any(token in ending for token in self.renderer.special)
@@ -126,14 +126,14 @@ class TurnFinder:
         ]
         calls = messages[number].get("tool_calls")
         try:
-            found = [self.renderer.text(other, tools) for other in others]
+            renderings = [self.renderer.text(other, tools) for other in others]
         except UnusableError:  # a turn that calls may be the only one that fits there
             if not calls:
                 raise
             return self._call(text, messages, tools, number)
-        if any(words not in other for words, other in zip(STAND_INS, found, strict=True)):
+        if any(words not in other for words, other in zip(STAND_INS, renderings, strict=True)):
             return None
-        span = _differing(text, found)
+        span = _differing(text, renderings)
         # results may be written only after a call, as if they were a part of its turn
         if calls and any(_overlap(span, r) for r in self._results(text, messages, tools, number)):
             return self._call(text, messages, tools, number)
@@ -157,14 +157,14 @@ class TurnFinder:
     def _changed(self, text: str, messages: Sequence[Message], tools: Any, number: int) -> Span:
         """Characters that change with other calls in message `number`."""
         calls = messages[number]["tool_calls"]
-        found = []
+        spans = []
         for words in STAND_INS:
             other = [_other_call(call, words, "arguments") for call in calls]
             if other == calls:  # a name may be written in the result's turn, too
                 other = [_other_call(call, words, "name") for call in calls]
             message = {**messages[number], "tool_calls": other}
-            found.append(self.renderer.text(_with(messages, number, message), tools))
-        return _differing(text, found)
+            spans.append(self.renderer.text(_with(messages, number, message), tools))
+        return _differing(text, spans)
 
     def _results(
         self, text: str, messages: Sequence[Message], tools: Any, number: int
@@ -280,13 +280,13 @@ def _with(messages: Sequence[Message], number: int, message: Message) -> list[Me
 
 def _altered(calls: Any) -> list[tuple[int, str, list[Any]]]:
     """Copies of the calls with one part of one of them changed: its number, the part, all calls."""
-    found = []
+    copies = []
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
         for part in ("name", "arguments"):
             other = _other_call(call, STAND_INS[0], part)
             if other != call:
-                found.append((number, part, [*calls[:number], other, *calls[number + 1 :]]))
-    return found
+                copies.append((number, part, [*calls[:number], other, *calls[number + 1 :]]))
+    return copies
 
 
 def _other_call(call: Any, word: str, part: str) -> Any:

@@ -87,13 +87,13 @@ def keep_first(
     buckets = max(1, -(-sum(map(len, tables)) // bucket_docs))
     dropped: list[list[np.ndarray]] = [[] for _ in tables]
     for bucket in range(buckets):
-        found, owner, rows = [], [], []
+        parts, owner, rows = [], [], []
         for i in order:
             mine = np.flatnonzero(tables[i][:, 0] % np.uint64(buckets) == bucket)
-            found.append(tables[i][mine])
+            parts.append(tables[i][mine])
             owner.append(np.full(len(mine), i, np.int32))
             rows.append(mine)
-        pairs, owners, places = map(np.concatenate, (found, owner, rows))
+        pairs, owners, places = map(np.concatenate, (parts, owner, rows))
         by_hash = np.lexsort((pairs[:, 1], pairs[:, 0]))  # stable: input order within equals
         ordered = pairs[by_hash]
         again = by_hash[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
@@ -144,12 +144,12 @@ def _count(table: pa.Table, into: dict[str, dict[str, int]]) -> None:
 
 
 def _subtract(counts: dict[str, Any], gone: dict[str, dict[str, int]], name: str) -> dict[str, Any]:
-    kept = {}
+    rest = {}
     for split, sources in counts["sources"].items():
         less = gone.get(split, {})
         entry = {k: n - less.get(k, 0) for k, n in sources[name].items()}
         if entry["docs"]:
-            kept[split] = {name: entry}
+            rest[split] = {name: entry}
     duplicates = functools.reduce(lambda n, e: n + e["docs"], gone.values(), 0)
     tally = counts["input"][name] | {"duplicates": duplicates}
-    return {"sources": kept, "input": {name: tally}}
+    return {"sources": rest, "input": {name: tally}}

@@ -38,13 +38,13 @@ def ensure_held_out(
         if docs["eval"] or not docs["train"]:
             continue
         paths = {i: folder / part_file(i) for i in mine}
-        found, others = _lowest(paths)
+        lowest, others = _lowest(paths)
         if others:  # equal texts go together, as with any hash
-            for i, rows in found.items():
+            for i, rows in lowest.items():
                 size = _rewrite(paths[i], temp / part_file(i), rows, None)
                 _move(counts[i], name, len(rows), len(rows), size)
         elif docs["train"] == 1:
-            ((i, (row,)),) = found.items()
+            ((i, (row,)),) = lowest.items()
             if (cut := _cut(paths[i], row, fraction)) is not None:
                 size = _rewrite(paths[i], temp / part_file(i), (row,), cut)
                 _move(counts[i], name, 0, 1, size)
@@ -80,19 +80,19 @@ def _groups(path: Path) -> Iterator[pa.Table]:
 
 def _lowest(paths: Mapping[int, Path]) -> tuple[dict[int, list[int]], bool]:
     """Rows by part of the text with the lowest hash, and whether there are other texts."""
-    best, found, others = b"", {}, False
+    best, rows, others = b"", {}, False
     for number, path in paths.items():
         row = -1
         for table in _groups(path) if path.exists() else ():
             for text in table["text"]:
                 row += 1
                 digest = xxhash.xxh3_128_digest(text.as_py().encode())
-                others |= bool(found) and digest != best
-                if not found or digest < best:
-                    best, found = digest, {}
+                others |= bool(rows) and digest != best
+                if not rows or digest < best:
+                    best, rows = digest, {}
                 if digest == best:
-                    found.setdefault(number, []).append(row)
-    return found, others
+                    rows.setdefault(number, []).append(row)
+    return rows, others
 
 
 def _row(path: Path, row: int) -> dict[str, str]:

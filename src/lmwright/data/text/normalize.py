@@ -119,7 +119,7 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
 def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
     """Work of one part: writes its documents, bad rows and hashes; returns the counts."""
     tally = dict.fromkeys(("rows", "bad", "missing", "empty", "duplicates"), 0)
-    kept: dict[str, dict[str, dict[str, int]]] = {}
+    counts: dict[str, dict[str, dict[str, int]]] = {}
     hashes: list[bytes] = []
     with ExitStack() as stack:
         table = stack.enter_context(TableWriter(tmp_dir / part_file(part.number)))
@@ -141,16 +141,16 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
             split = "eval" if held_out or part.source.use == "eval" else "train"
             kind = "text" if part.source.rows == "text" else "chat"
             table.write((row.id, text, part.name, row.meta, split, kind), len(raw))
-            entry = kept.setdefault(split, {}).setdefault(part.name, {"docs": 0, "bytes": 0})
+            entry = counts.setdefault(split, {}).setdefault(part.name, {"docs": 0, "bytes": 0})
             entry["docs"] += 1
             entry["bytes"] += len(raw)
             if part.hashes:
                 hashes.append(digest)
     if part.hashes:
-        found = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
+        digests = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         (tmp_dir / "hashes").mkdir()
-        save_array(tmp_dir / f"hashes/part-{part.number:05d}.npy", found)
-    return {"sources": kept, "input": {part.name: tally}}
+        save_array(tmp_dir / f"hashes/part-{part.number:05d}.npy", digests)
+    return {"sources": counts, "input": {part.name: tally}}
 
 
 def _rows(part: Part) -> Iterator[tuple[Slice, Row | Bad]]:
@@ -181,9 +181,9 @@ def _finish(
             for key, number in count["input"][part.name].items():
                 mine[key] = mine.get(key, 0) + number
             docs += sum(e["docs"] for split in count["sources"].values() for e in split.values())
-            found = folder / bad_file(part.number)
-            if found.exists():
-                out.write(found.read_bytes())
+            path = folder / bad_file(part.number)
+            if path.exists():
+                out.write(path.read_bytes())
     try:
         _check_columns(parts, tally, temp / QUARANTINE)
         _check_bad(tally, temp / QUARANTINE, limit)

@@ -251,11 +251,11 @@ def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | N
     """The two tokens that merge into `token` last; None if merging ends before."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        found = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]
-        known = [r for r in found if r is not None]
+        pair_ranks = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]
+        known = [r for r in pair_ranks if r is not None]
         if not known:
             return None
-        at = found.index(min(known))
+        at = pair_ranks.index(min(known))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]
 

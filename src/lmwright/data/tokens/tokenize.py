@@ -104,9 +104,11 @@ def tokenize(
     fingerprint = _fingerprint(folder, parts, settings, conversations, facts)
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
-    found = finished_stage("tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs)
-    if found:
-        return found
+    manifest = finished_stage(
+        "tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs
+    )
+    if manifest:
+        return manifest
     route = choose_route(load_tokenizer(folder / "tokenizer"), settings.route)
     before = (facts["bos_id"],) if settings.prepend == "bos" else ()
     after = (facts["eos_id"],) if settings.append == "eos" else ()
@@ -331,11 +333,15 @@ def _encoder(folder: str, _fingerprint: str, route: str) -> Encoder:
 
 @functools.lru_cache(1)
 def _chat_encoder(
-    folder: str, _fingerprint: str, how: Conversations, after: tuple[int, ...]
+    folder: str, _fingerprint: str, settings: Conversations, after: tuple[int, ...]
 ) -> ChatEncoder:
     tokenizer = load_tokenizer(folder)
-    template = ChatTemplate(template_source(how.chat, tokenizer), tokenizer, how.chat.date)
-    return ChatEncoder(template, tokenizer, how.chat, how.seq_len, after[0] if after else None)
+    template = ChatTemplate(
+        template_source(settings.chat, tokenizer), tokenizer, settings.chat.date
+    )
+    return ChatEncoder(
+        template, tokenizer, settings.chat, settings.seq_len, after[0] if after else None
+    )
 
 
 @contextlib.contextmanager

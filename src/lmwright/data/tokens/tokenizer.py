@@ -117,8 +117,10 @@ class TextTokenizer:
     def encode_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids uint32 [tokens] of a text whose special strings are parsed, and the characters
         start..stop-1 that each stands for, int64 [tokens, 2]."""
-        found = self._parsing.encode(text, add_special_tokens=False)
-        return np.array(found.ids, np.uint32), np.array(found.offsets, np.int64).reshape(-1, 2)
+        encoding = self._parsing.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.uint32), np.array(encoding.offsets, np.int64).reshape(
+            -1, 2
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of ids; broken UTF-8 becomes U+FFFD."""
@@ -334,11 +336,11 @@ def find_roles(
     silent = not any(f"{role}_token" in config for role in CUSTOM)
     roles = {}
     for role, names in CUSTOM.items():
-        said = config.get(f"{role}_token")
-        said = said.get("content") if isinstance(said, dict) else said
-        if said is not None and not isinstance(said, str):
-            raise UserError(f"the tokenizer's {role}_token is {said!r:.60}, not a token's text.")
-        for name in names if silent else [said] if said else []:
+        token = config.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not isinstance(token, str):
+            raise UserError(f"the tokenizer's {role}_token is {token!r:.60}, not a token's text.")
+        for name in names if silent else [token] if token else []:
             if backend.token_to_id(name) is not None:
                 roles[role] = name
                 break
@@ -348,14 +350,14 @@ def find_roles(
 def read_json(path: Path) -> dict[str, Any]:
     """Object in a JSON file, {} if the file is missing. Raises UserError if it is not an object."""
     try:
-        found = parse_json(path)
+        value = parse_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as e:
         raise UserError(f"{path} is not valid JSON: {e}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UserError(f"{path} should hold a JSON object.")
-    return found
+    return value
 
 
 def _is_proto(path: Path) -> bool:

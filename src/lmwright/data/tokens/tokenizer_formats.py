@@ -141,9 +141,9 @@ def _import_folder(folder: Path) -> TextTokenizer:
         return load_tokenizer(folder)
     if (folder / "vocab.json").is_file() or (folder / "encoder.json").is_file():
         return import_gpt2(folder)
-    found = sorted(p for p in folder.iterdir() if p.suffix in (".model", ".tiktoken"))
-    if len(found) == 1:
-        tokenizer = import_tokenizer(found[0])
+    paths = sorted(p for p in folder.iterdir() if p.suffix in (".model", ".tiktoken"))
+    if len(paths) == 1:
+        tokenizer = import_tokenizer(paths[0])
         config = read_json(folder / "tokenizer_config.json")
         roles = find_roles(tokenizer.backend, config) if config else {}
         return replace(
@@ -151,7 +151,7 @@ def _import_folder(folder: Path) -> TextTokenizer:
             **roles,
             chat_template=chat_template_of(folder, config) or tokenizer.chat_template,
         )
-    what = "several tokenizers" if found else "no tokenizer"
+    what = "several tokenizers" if paths else "no tokenizer"
     raise UserError(f"tokenizer.path: {folder} holds {what}; give {ACCEPTED}.")
 
 

@@ -58,16 +58,16 @@ def make_tokenizer(
             return earlier
         size = trained_size(spec, model_vocab_size, train_bytes(normalized))
         spec = replace(spec, vocab_size=size)
-        said = _said(spec)
+        fingerprint = _said(spec)
     else:
         inputs = {}
-        said = {"chat_template": spec.chat_template, "files": _hashes(Path(spec.path))}
+        fingerprint = {"chat_template": spec.chat_template, "files": _hashes(Path(spec.path))}
     return run_stage(
         "tokenizer",
         folder / "tokenizer",
         [Job(spec, str(folder))],
         write_tokenizer,
-        fingerprint=said,
+        fingerprint=fingerprint,
         inputs=inputs,
         finish=lambda counts, _temp: counts[0]["about"],
         workers=1,
@@ -85,8 +85,10 @@ def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Mani
     """Finished tokenizer of a store that was made when its size did not follow the model."""
     if spec.vocab_size is not None:
         return None
-    said = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
-    return finished_stage("tokenizer", folder / "tokenizer", 1, fingerprint=said, inputs=inputs)
+    fingerprint = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
+    return finished_stage(
+        "tokenizer", folder / "tokenizer", 1, fingerprint=fingerprint, inputs=inputs
+    )
 
 
 def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
@@ -111,13 +113,13 @@ def _hashes(path: Path) -> dict[str, str]:
     beside = path if path.is_dir() else path.parent
     if not path.exists():
         raise UserError(f"data.tokenizer.path: {path} does not exist.")
-    found = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
+    paths = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
     if path.is_file():
         sidecars = {path.name, f"{path.name}.json", "tokenizer_config.json", "merges.txt"}
         names = sidecars | {"special_tokens_map.json", "chat_template.jinja", "vocab.bpe"}
         names |= {"vocab.json", "encoder.json", "tokenizer.model"}
-        found = {p for p in found if p.name in names} | {path}
-    return {p.name: hash_file(p) for p in sorted(found)}
+        paths = {p for p in paths if p.name in names} | {path}
+    return {p.name: hash_file(p) for p in sorted(paths)}
 
 
 def sample_texts(normalized: Manifest, budget_bytes: int) -> Iterator[str]:

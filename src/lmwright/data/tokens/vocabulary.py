@@ -83,11 +83,11 @@ def _cure(data_dir: str, size: int, ids: int) -> str:
         normalized = read_manifest(Path(data_dir) / "normalize")
     except UserError:
         return smaller
-    said = made.fingerprint["fingerprint"]
-    if "files" in said:
+    fingerprint = made.fingerprint["fingerprint"]
+    if "files" in fingerprint:
         return f"{smaller}, or import a larger tokenizer"
     text_bytes = train_bytes(normalized)
-    if ids < said["vocab_size"] or trained_size(Tokenizer(), size, text_bytes) <= ids:
+    if ids < fingerprint["vocab_size"] or trained_size(Tokenizer(), size, text_bytes) <= ids:
         return f"{smaller}; {text_bytes / 1e6:.1f} MB of text suffice for no more ids"
     return f"{smaller}, or data.tokenizer.vocab_size = {size} and prepare again"
 
