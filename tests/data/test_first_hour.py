@@ -179,14 +179,14 @@ def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
 
 def test_a_tokenizer_follows_the_text_where_the_model_is_larger(tmp_path):
     """8,192 ids or one for 64 bytes of text, whatever is more, and never more than the model's."""
-    from lmwright.data.tokens.vocabulary import trained_size
+    from lmwright.data.tokens.vocabulary import choose_size
 
     spec = Tokenizer()
-    assert trained_size(spec, 32_000, 10_000) == 8192
-    assert trained_size(spec, 32_000, 640_000) == 10_000
-    assert trained_size(spec, 32_000, 10**9) == 32_000
-    assert trained_size(spec, None, 10**9) == 8192
-    assert trained_size(Tokenizer(vocab_size=500), 32_000, 10**9) == 500
+    assert choose_size(spec, 32_000, 10_000) == 8192
+    assert choose_size(spec, 32_000, 640_000) == 10_000
+    assert choose_size(spec, 32_000, 10**9) == 32_000
+    assert choose_size(spec, None, 10**9) == 8192
+    assert choose_size(Tokenizer(vocab_size=500), 32_000, 10**9) == 500
     (tmp_path / "a.txt").write_text("some text\n" * 50)
     data = Data(dir=str(tmp_path / "data"), sources=(Source(path=str(tmp_path / "a.txt")),))
     assert prepare(data, 16, workers=1).stages["tokenizer"].facts["vocab_size"] < 8192

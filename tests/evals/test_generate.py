@@ -15,7 +15,7 @@ from lmwright.core.sharding import AXES, weight_shardings
 from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
-from lmwright.evals.generate import Sampling, bucket, generate, padded_prompts
+from lmwright.evals.generate import Sampling, bucket, generate, pad_prompts
 from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
@@ -66,7 +66,7 @@ def test_greedy_equals_transformers_in_a_left_padded_batch(weights, greedy):
     tensors = {k: torch.tensor(v) for k, v in to_hf(MODEL, weights).items()}
     theirs.load_state_dict(tensors, strict=False)
     theirs.tie_weights()
-    tokens, valid = padded_prompts(PROMPTS)
+    tokens, valid = pad_prompts(PROMPTS)
     assert tokens.shape == (4, 32) and valid.sum() == sum(map(len, PROMPTS))
     out = theirs.generate(
         input_ids=torch.tensor(tokens).long(), attention_mask=torch.tensor(valid).long(),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmwright.errors import UserError
-from lmwright.evals.sampling import Sampling, choose, filtered
+from lmwright.evals.sampling import Sampling, choose, filter_logits
 
 SETTINGS = (
     (0.7, 5, 1.0), (1.0, 61, 0.8), (1.9, 12, 0.5), (0.3, 61, 0.001), (1.0, 1, 0.9), (1.0, 61, 1.0),
@@ -28,7 +28,7 @@ def test_filters_equal_transformers(temperature, top_k, top_p):
     if top_p < 1:
         scores = transformers.TopPLogitsWarper(top_p)(None, scores)
     knobs = np.float32(temperature), np.int32(top_k), np.float32(top_p)
-    found = np.asarray(filtered(jnp.asarray(logits), *knobs))
+    found = np.asarray(filter_logits(jnp.asarray(logits), *knobs))
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(scores.numpy()))
     np.testing.assert_allclose(found, scores.numpy(), rtol=1e-6)
 

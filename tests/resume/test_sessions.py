@@ -16,7 +16,7 @@ from lmwright.config.run import Limits
 from lmwright.formats.weights import load_run_weights
 from lmwright.train import loop
 from lmwright.train.budget import LEDGER, Budget, read_ledger
-from lmwright.train.command import stopped_line
+from lmwright.train.command import describe_stop
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 from .conftest import in_dir, train_in_process
@@ -74,7 +74,7 @@ def test_a_spent_total_does_nothing(small_run, tmp_path):
     (tmp_path / LEDGER).write_text(json.dumps([{"seconds": 3599.0}]))
     done = loop.train(run, jax.devices()[:1])
     assert (done.step, done.exit_code) == (0, EXIT_TIME_SPENT)
-    assert "limits.total_hours = 1 are spent" in stopped_line(run, done)
+    assert "limits.total_hours = 1 are spent" in describe_stop(run, done)
 
 
 def test_a_clock_that_is_set_back_changes_nothing(small_run, tmp_path, monkeypatch):

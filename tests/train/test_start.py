@@ -27,7 +27,7 @@ from lmwright.config.run import (
 from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
-from lmwright.evals.held_out import asked_prompts
+from lmwright.evals.held_out import encode_prompts
 from lmwright.formats.convert import export_command
 from lmwright.formats.open import load_run, open_place
 from lmwright.formats.weights import host_weights
@@ -229,7 +229,7 @@ def test_prompts_of_a_chat(base, tmp_path):
     store = open_store(run, resolve(replace(run, train=replace(run.train, steps=1)),
                                     jax.devices()[ONE]))  # fmt: skip
     with pytest.raises(UserError, match=r"eval.prompt_format.*has none"):
-        asked_prompts(Eval(prompts=("a",), prompt_format="chat"), store)
+        encode_prompts(Eval(prompts=("a",), prompt_format="chat"), store)
     chat = replace(run.data.chat, template="chatml")
     pack = replace(run.data.pack, seq_len=128)
     data = replace(run.data, dir=str(tmp_path / "chat"), chat=chat, pack=pack)
@@ -238,10 +238,10 @@ def test_prompts_of_a_chat(base, tmp_path):
     from lmwright.data.tokens.tokenizer import load_tokenizer
 
     store = TokenStore.open(data.dir)
-    (ids,) = asked_prompts(Eval(prompts=("a",), prompt_format="chat"), store)
+    (ids,) = encode_prompts(Eval(prompts=("a",), prompt_format="chat"), store)
     said = load_tokenizer(store.tokenizer_dir).decode(ids)
     assert said == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
-    assert asked_prompts(Eval(prompts=("a",)), store) == ["a"]
+    assert encode_prompts(Eval(prompts=("a",)), store) == ["a"]
 
 
 def test_a_recipes_warm_up_is_fitted_to_epochs(base, tmp_path, capsys):

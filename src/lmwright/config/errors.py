@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from lmwright.config.text import Keys, dotted
+from lmwright.config.text import Keys, join_keys
 from lmwright.errors import UserError
 
 EXPECTED = {
@@ -160,25 +160,25 @@ def _keys(error: dict[str, Any], values: Any) -> Keys:
 
 def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
     cure = nearest(str(keys[-1]), fields(keys[:-1]), what="the fields here are")
-    return f"{where(keys)}: {dotted(keys)} is not a field; {cure}"
+    return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
 
 
 def _missing(keys: Keys, where: Callable[[Keys], str]) -> str:
-    section = dotted([key for key in keys[:-1] if isinstance(key, str)])
+    section = join_keys([key for key in keys[:-1] if isinstance(key, str)])
     name = f"{section}.{keys[-1]}" if section else str(keys[-1])
     fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
     inside = f" in [{section}]" if section else ""
     example = EXAMPLES.get(name, fallback) + inside
-    return f"{where(keys[:-1])}: {dotted(keys)} is missing; add for example {example}"
+    return f"{where(keys[:-1])}: {join_keys(keys)} is missing; add for example {example}"
 
 
 def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], fields: Callable) -> str:
     table = keys[:-1] if keys[-1:] == ("kind",) else keys
-    name = dotted((*table, "kind"))
+    name = join_keys((*table, "kind"))
     kinds = fields((*table, "kind"))
     if error["type"] in ("union_tag_not_found", *MISSING):
         choices = " or ".join(f'"{kind}"' for kind in kinds)
-        return f"{where(table)}: {name} is missing; add kind = {choices} in [{dotted(table)}]"
+        return f"{where(table)}: {name} is missing; add kind = {choices} in [{join_keys(table)}]"
     given = error.get("ctx", {}).get("tag", error.get("input"))
     return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {nearest_kind(given, kinds)}"
 
@@ -195,33 +195,33 @@ def _wrong(keys: Keys, errors: Errors, where: Callable[[Keys], str]) -> str:
     given = error["input"]
     # A union reports every branch; the branch of the given type tells most.
     ranged = [e for e in errors if e["type"].startswith(("greater", "less", "too", "finite"))]
-    expected = " or ".join(dict.fromkeys(map(_expected, ranged or errors)))
+    expected = " or ".join(dict.fromkeys(map(_describe_expected, ranged or errors)))
     cure = ""
     if isinstance(given, str):
-        choices = [c for e in errors for c in _quoted(e.get("ctx", {}).get("expected", ""))]
+        choices = [c for e in errors for c in _find_quoted(e.get("ctx", {}).get("expected", ""))]
         close = get_close_matches(given, choices, n=1)
         cure = f"; did you mean {close[0]!r}?" if close else ""
-        if (elsewhere := ELSEWHERE.get((dotted(keys), given))) in choices:
+        if (elsewhere := ELSEWHERE.get((join_keys(keys), given))) in choices:
             cure = f"; what others call {given!r} is {elsewhere!r} here"
         if not choices and re.fullmatch(r"[-+.\deE_]+", given):
             cure = "; write the number without quotes"
     elif error["type"] == "string_type" and not isinstance(given, list | dict):
         cure = f"""; write '"{_toml(given)}"' to mean the text"""
-    return f"{where(keys)}: {dotted(keys)} must be {expected}, not {_toml(given)}{cure}"
+    return f"{where(keys)}: {join_keys(keys)} must be {expected}, not {_toml(given)}{cure}"
 
 
-def _expected(error: dict[str, Any]) -> str:
+def _describe_expected(error: dict[str, Any]) -> str:
     template = EXPECTED.get(error["type"])
     if template is None:
         return f"valid ({error['msg']})"
     context = error.get("ctx", {})
     if error["type"] == "literal_error":
-        choices = _quoted(context["expected"])
+        choices = _find_quoted(context["expected"])
         return f"one of {', '.join(choices)}" if len(choices) > 1 else repr(choices[0])
     return template.format(**context)
 
 
-def _quoted(text: str) -> list[str]:
+def _find_quoted(text: str) -> list[str]:
     return re.findall(r"'([^']*)'", text)
 
 

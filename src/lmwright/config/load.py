@@ -23,7 +23,7 @@ from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, Merged, Provenance
 from lmwright.config.run import OFFERED, Kinds, Run
 from lmwright.config.schema import schema_of
-from lmwright.config.text import Keys, dotted, is_tables, leaves, parse_override, read_toml
+from lmwright.config.text import Keys, is_tables, join_keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 
@@ -85,7 +85,7 @@ class RunFiles:
         path = path / "run.toml" if path.is_dir() else path
         said, lines = read_toml(path)
         said = {key: value for key, value in said.items() if key not in left_out}
-        moved = _moved(path, said.get("dir"))
+        moved = _find_moved(path, said.get("dir"))
         if "sweep" in said:
             raise UserError(
                 f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep"
@@ -97,7 +97,7 @@ class RunFiles:
         recipe = chosen.get(("recipe",), said.pop("recipe", None))
         if recipe is not None:
             where = COMMAND_LINE if ("recipe",) in chosen else merged.where(("recipe",))
-            layer = to_plain(_named(recipe, self.recipes, "recipe", where)(), defaults="omit")
+            layer = to_plain(_find_named(recipe, self.recipes, "recipe", where)(), defaults="omit")
             self._put_layer(merged, layer, f"recipe {recipe}", {})
         depth = chosen.get(("depth",), said.pop("depth", None))
         if depth is not None:
@@ -134,7 +134,7 @@ class RunFiles:
                 name, where = chosen[keys], COMMAND_LINE
             if name is not None:
                 merged.drop(section)
-                preset = _named(name, presets, f"{section}.preset", where)
+                preset = _find_named(name, presets, f"{section}.preset", where)
                 fields = to_plain(preset(), defaults="omit")
                 merged.merge({section: fields}, f"preset {name}")
         merged.merge(layer, label)
@@ -202,7 +202,7 @@ def _adapter(kinds: Frozen) -> TypeAdapter:
         OFFERED.reset(token)
 
 
-def _moved(path: Path, written: Any) -> Path | None:
+def _find_moved(path: Path, written: Any) -> Path | None:
     """Run directory that contains a run file, if it was moved or copied since the file was written;
     None for any other run file."""
     folder = path.parent
@@ -230,7 +230,7 @@ def _sizes(values: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, 
     return sizes | values.get("model", {}) | on_top
 
 
-def _named(name: Any, known: Mapping[str, Any], field: str, where: str) -> Any:
+def _find_named(name: Any, known: Mapping[str, Any], field: str, where: str) -> Any:
     if name not in known:
         cure = nearest(str(name), list(known), what="there are")
         raise UserError(f"{where}: {field}: there is no {name!r}; {cure}")
@@ -264,7 +264,9 @@ def _blocks(
     """Appends one block per table, with its scalars first as TOML requires."""
     inner = {k: v for k, v in table.items() if isinstance(v, dict) or is_tables(v)}
     names = tuple(key for key in keys if isinstance(key, str))
-    header = f"[[{dotted(names)}]]" if keys and isinstance(keys[-1], int) else f"[{dotted(names)}]"
+    header = (
+        f"[[{join_keys(names)}]]" if keys and isinstance(keys[-1], int) else f"[{join_keys(names)}]"
+    )
     block = [(header, "")] if keys else []
     for key, value in table.items():
         if key not in inner:

@@ -4,7 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.text import Keys, dotted, leaves, line_of
+from lmwright.config.text import Keys, join_keys, leaves, line_of
 from lmwright.errors import UserError
 
 Provenance = dict[Keys, str]
@@ -56,21 +56,21 @@ class Merged:
             self.origin[known] = COMMAND_LINE
 
     def _check_step(self, inner: Any, keys: Keys, key: str | int) -> None:
-        name = dotted(keys)
+        name = join_keys(keys)
         if isinstance(inner, list):
             if not isinstance(key, int) or key >= len(inner):
                 raise UserError(
-                    f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is a list of {len(inner)}; "
+                    f"{COMMAND_LINE}: {join_keys((*keys, key))}: {name} is a list of {len(inner)}; "
                     f"pick an element by its number from 0, as in {name}.0"
                 )
         elif not isinstance(inner, dict):
             raise UserError(
-                f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is a value without fields; "
+                f"{COMMAND_LINE}: {join_keys((*keys, key))}: {name} is a value without fields; "
                 f"set {name} itself"
             )
         elif isinstance(key, int):
             raise UserError(
-                f"{COMMAND_LINE}: {dotted((*keys, key))}: {name} is not a list in the run file; "
+                f"{COMMAND_LINE}: {join_keys((*keys, key))}: {name} is not a list in the run file; "
                 "write the whole list there"
             )
 

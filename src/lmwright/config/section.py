@@ -11,7 +11,7 @@ from lmwright.config.text import parse_override
 from lmwright.errors import UserError
 
 
-def validated(kind: type, fields: dict[str, Any], where: str) -> Any:
+def validate(kind: type, fields: dict[str, Any], where: str) -> Any:
     """Builds `kind(**fields)`. Raises UserError, prefixed with `where`, for the first field of a
     wrong type or out of bounds."""
     try:
@@ -55,7 +55,7 @@ def with_overrides(model: Any, overrides: Sequence[str], what: str) -> Any:
         if inner == ["kind"] and table.get("kind") != value:
             table = {}  # another kind starts anew
         plain[first] = _put(table, inner, value)
-    return validated(type(model), with_unset(type(model), plain), "model.")
+    return validate(type(model), with_unset(type(model), plain), "model.")
 
 
 def _put(table: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:

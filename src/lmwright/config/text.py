@@ -25,7 +25,7 @@ SYNTAX_CURES = {
 }
 
 
-def dotted(keys: Sequence[str | int]) -> str:
+def join_keys(keys: Sequence[str | int]) -> str:
     """("data", "sources", 0) as data.sources.0."""
     return ".".join(str(key) for key in keys)
 
@@ -51,7 +51,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     for keys, value in leaves(values):
         if isinstance(value, date | datetime | time):
             where = f"{path}:{line_of(lines, keys)}"
-            raise UserError(f"{where}: {dotted(keys)} is a date; put it in quotes to mean text")
+            raise UserError(f"{where}: {join_keys(keys)} is a date; put it in quotes to mean text")
     return values, lines
 
 

@@ -113,7 +113,7 @@ def check_size(path: str, wanted: int, have: int | None) -> None:
     raise UserError(f"{path} {state}; run `lmwright prepare` again or copy the file again.")
 
 
-def altered(path: str, what: str) -> UserError:
+def altered_error(path: str, what: str) -> UserError:
     """UserError for a file of the right size with other bytes in it; `what` says how this was
     detected."""
     return UserError(

@@ -202,10 +202,10 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
 
 def notes(run: Run, summary: Summary) -> Iterator[str]:
     """Things a user should know before training on the prepared data."""
-    from lmwright.data.tokens.vocabulary import unused_note
+    from lmwright.data.tokens.vocabulary import note_unused
 
     if tokenizer := summary.stages.get("tokenizer"):
-        note = unused_note(run.model, summary.dir, tokenizer.facts["vocab_size"])
+        note = note_unused(run.model, summary.dir, tokenizer.facts["vocab_size"])
         if note and run.train.init_from is None:  # whose model is as it is
             yield note
     packed = summary.stages.get("pack")
@@ -236,11 +236,11 @@ def print_summary(summary: Summary, console: Any) -> None:
     table.add_column("split")
     table.add_column("source")
     records = summary.rows()
-    shown = [c for c in columns if any(c[0] in _shown(r) for r in records)]
+    shown = [c for c in columns if any(c[0] in _select_figures(r) for r in records)]
     for _, title, _ in shown:
         table.add_column(title, justify="right")
     for record in records:
-        values = _shown(record)
+        values = _select_figures(record)
         cells = [f.format(values[k]) if k in values else "" for k, _, f in shown]
         table.add_row(record["split"], Text(visible(record["source"], lines=False)), *cells)
     if records:
@@ -277,7 +277,7 @@ def _left_out(summary: Summary) -> Iterator[str]:
                 yield f"{where}: {record[key]:,} {what}"
 
 
-def _shown(record: dict[str, Any]) -> dict[str, float]:
+def _select_figures(record: dict[str, Any]) -> dict[str, float]:
     values = {k: v for k, v in record.items() if isinstance(v, int | float)}
     if values.get("tokens"):
         values["ratio"] = values.get("bytes", 0) / max(1, values.get("learned", values["tokens"]))

@@ -80,11 +80,11 @@ def run_stage(
     UserErrors of `work` pass through. Any failure leaves a state that a rerun takes up.
     """
     folder = Path(folder).absolute()
-    wanted = _wanted(name, len(parts), fingerprint, inputs)
+    wanted = _describe_wanted(name, len(parts), fingerprint, inputs)
     # before the lock: a finished stage may lie on a read-only disk
-    if finished := _finished(folder, wanted):
+    if finished := _find_finished(folder, wanted):
         return finished
-    with _folder_errors(folder), _umask(0o077 if private else 0), _locked(folder):
+    with _folder_errors(folder), _umask(0o077 if private else 0), _lock(folder):
         if not _open_folder(folder, wanted):
             return read_manifest(folder)
         todo = [i for i in range(len(parts)) if _read_marker(folder, i) is None]
@@ -97,7 +97,7 @@ def run_stage(
         return _write_manifest(folder, wanted, len(parts), dict(facts or {}), finish)
 
 
-def finished_stage(
+def find_finished_stage(
     name: str,
     folder: str | os.PathLike,
     parts: int,
@@ -106,10 +106,12 @@ def finished_stage(
     inputs: Mapping[str, Manifest] | None = None,
 ) -> Manifest | None:
     """Manifest of the stage if `run_stage` would find it finished, else None; runs nothing."""
-    return _finished(Path(folder).absolute(), _wanted(name, parts, fingerprint, inputs))
+    return _find_finished(
+        Path(folder).absolute(), _describe_wanted(name, parts, fingerprint, inputs)
+    )
 
 
-def _wanted(
+def _describe_wanted(
     name: str, parts: int, fingerprint: Mapping[str, Any], inputs: Mapping[str, Manifest] | None
 ) -> dict[str, Any]:
     sources = {k: m.hash for k, m in sorted((inputs or {}).items())}
@@ -117,7 +119,7 @@ def _wanted(
     return json.loads(dump_json({**wanted, "inputs": sources, "format": FORMAT}))
 
 
-def _finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
+def _find_finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
     """Manifest of the stage if it is the requested one, complete, with every file of its size."""
     if _read_json(folder / STATE) != wanted or not (folder / MANIFEST).exists():
         return None
@@ -142,7 +144,7 @@ def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
     if _read_json(state) != wanted:
         _clear(folder)
         write_atomic(state, dump_json(wanted))
-    elif _finished(folder, wanted):
+    elif _find_finished(folder, wanted):
         return False
     # a finished stage that lost or cut a file is taken up like an interrupted one
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -312,7 +314,7 @@ def _cores() -> int:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Keeps a second process out of the stage; the lock ends with its holder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

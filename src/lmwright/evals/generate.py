@@ -171,7 +171,7 @@ def _run_batch(
     on_text: OnText | None,
 ) -> None:
     steps = 1 if on_text else STEPS
-    tokens, valid = padded_prompts([row.ids for row in rows])
+    tokens, valid = pad_prompts([row.ids for row in rows])
     length = bucket(tokens.shape[1] + -(-max(row.limit for row in rows) // steps) * steps)
     logits, cache = _prefill(model, compute, length, w, tokens, valid)
     keys = _row_keys(settings.seed, [row.number for row in rows], len(tokens))
@@ -210,7 +210,7 @@ def bucket(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def padded_prompts(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+def pad_prompts(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Prompts as int32 [B, T] padded on the left, and bool [B, T] where they are; B and T are
     rounded up."""
     num_rows = 1 << (len(ids) - 1).bit_length()

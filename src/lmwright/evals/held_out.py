@@ -33,7 +33,7 @@ class HeldOut:
         rows = plan.run.train.global_batch_size // plan.run.train.num_microbatches
         self._rows = max(rows, batch_ways(plan.mesh))
         self._asked = (
-            asked_prompts(plan.run.eval, store, plan.run.data.chat.date)
+            encode_prompts(plan.run.eval, store, plan.run.data.chat.date)
             if plan.run.eval.prompts
             else ()
         )
@@ -89,7 +89,7 @@ class HeldOut:
         ]
 
 
-def asked_prompts(
+def encode_prompts(
     settings: Eval, store: TokenStore, date: str | None = None
 ) -> list[str | list[int]]:
     """The prompts as they are, or as a user's turn in the chat template, encoded.

@@ -58,7 +58,7 @@ class Sampling:
         return "sampled" if self.top_k is None and self.top_p is None else "filtered"
 
 
-def filtered(logits: Array, temperature: Array, top_k: Array, top_p: Array) -> Array:
+def filter_logits(logits: Array, temperature: Array, top_k: Array, top_p: Array) -> Array:
     """float32 logits [B, V] with all but the tokens kept by top-k and top-p at -inf.
 
     `top_k` is an int of at most V, `top_p` a float of at most 1; ties with the k-th token stay.
@@ -83,5 +83,5 @@ def choose(
     if method == "sampled":
         logits = logits / temperature
     else:
-        logits = filtered(logits, temperature, top_k, top_p)
+        logits = filter_logits(logits, temperature, top_k, top_p)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -46,7 +46,7 @@ class TextStream:
         after = self._decode(self._ids[self._window :])
         if after.endswith(BROKEN) and not final:
             return ""  # perhaps half a character
-        new = after[_shared_length(before, after) :]
+        new = after[_count_shared(before, after) :]
         if new:
             self._window, self._read = self._read, len(self._ids)
         return new
@@ -72,7 +72,7 @@ class TextStream:
         return 0
 
 
-def _shared_length(a: str, b: str) -> int:
+def _count_shared(a: str, b: str) -> int:
     """Length of the common prefix: all of `a`, unless it ends inside a character."""
     if b.startswith(a):
         return len(a)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lmwright.config.section import validated
+from lmwright.config.section import validate
 from lmwright.core.param import Tree
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
@@ -79,7 +79,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         raise UserError(
             f"{where}: a value has the wrong type ({error}); take config.json from the source again"
         ) from None
-    return validated(kind, fields, f"{where}: ")
+    return validate(kind, fields, f"{where}: ")
 
 
 def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarray]:

@@ -13,10 +13,10 @@ _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 def visible(text: object, *, lines: bool = True) -> str:
     """Text with its control characters escaped; without `lines`, newlines and tabs too."""
-    shown = _CONTROL.sub(_escaped, str(text))
+    shown = _CONTROL.sub(_escape, str(text))
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _escaped(match: re.Match) -> str:
+def _escape(match: re.Match) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -34,7 +34,7 @@ def direction(
     new = t**-optim.decay_exponent  # share of this step's squares
     square = g * g
     if param.is_matrix:
-        factors, new_slots = _factored(optim, param, square, slots, new)
+        factors, new_slots = _factor(optim, param, square, slots, new)
     else:
         nu = (1 - new) * slots["nu"] + new * (square + optim.eps)
         factors, new_slots = (nu,), {"nu": nu}
@@ -46,7 +46,7 @@ def direction(
     return math.prod((f**-0.5 for f in factors), start=scale * g), new_slots
 
 
-def _factored(
+def _factor(
     optim: Adafactor, param: Param, square: Array, slots: Slots, new: Array
 ) -> tuple[tuple[Array, Array], dict[str, Array]]:
     """Two arrays whose broadcast product is the second moment, and the new slots."""

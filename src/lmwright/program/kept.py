@@ -15,7 +15,7 @@ from typing import Any
 import lmwright
 from lmwright.config.fields import to_plain
 from lmwright.config.run import Run
-from lmwright.config.text import dotted, leaves
+from lmwright.config.text import join_keys, leaves
 from lmwright.data.json_text import parse_json
 
 SECTIONS = ("seed", "model", "objective", "optim", "train", "lora", "mesh")
@@ -131,7 +131,7 @@ def _settings(run: Run) -> dict[str, Any]:
     train = {k: v for k, v in kept["train"].items() if k != "init_from"}
     lora = {k: v for k, v in (kept.get("lora") or {}).items() if k != "adapters"}
     found = leaves(kept | {"train": train, "lora": lora})
-    return json.loads(json.dumps({dotted(keys): value for keys, value in found}))
+    return json.loads(json.dumps({join_keys(keys): value for keys, value in found}))
 
 
 @cache

@@ -100,7 +100,7 @@ def render(records: Sequence[RunRecord]) -> str:
         thinned=f"{limit:,}" if longest > limit else None,
         # htmlsafe: no text in the data can end the script element that holds it.
         data=Markup(jinja2.utils.htmlsafe_json_dumps({"runs": curves}, allow_nan=False)),
-        plotly=Markup(_packed_plotly()),
+        plotly=Markup(_pack_plotly()),
         css=Markup((PAGE_DIR / "report.css").read_text()),
         js=Markup((PAGE_DIR / "report.js").read_text()),
     )
@@ -198,7 +198,7 @@ def _all_series(record: RunRecord) -> list[Any]:
 
 
 @cache
-def _packed_plotly() -> str:
+def _pack_plotly() -> str:
     """plotly.js, gzipped, as base64, for a script that unpacks it."""
     from plotly.offline import get_plotlyjs
 

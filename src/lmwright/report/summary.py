@@ -56,11 +56,11 @@ def _outcome(record: RunRecord) -> Rows:
         if bad:
             rows["training loss not finite"] = f"first at step {bad[0]:,}, {len(bad):,} times"
     for source, curves in record.evals.items():
-        rows |= _held_out(source, curves)
+        rows |= _held_out_rows(source, curves)
     return rows
 
 
-def _held_out(source: str, curves: dict[str, Series]) -> Rows:
+def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:
     loss = curves["loss"]
     text = _loss(loss.values[-1])
     points = [(v, s) for v, s in zip(loss.values, loss.steps, strict=True) if not math.isnan(v)]

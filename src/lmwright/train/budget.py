@@ -154,7 +154,7 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
         value = json.loads(data)
     except (ValueError, RecursionError):
         value = None
-    entries = [_repaired(entry) for entry in value] if isinstance(value, list) else []
+    entries = [_repair(entry) for entry in value] if isinstance(value, list) else []
     sessions = [entry for entry in entries if entry is not None]
     if sessions != value and jax.process_index() == 0:
         aside = path.with_name(f"{path.name}.damaged")
@@ -167,7 +167,7 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
     return sessions
 
 
-def _repaired(entry: Any) -> dict[str, Any] | None:
+def _repair(entry: Any) -> dict[str, Any] | None:
     """Session entry without impossible values; None for an entry that is not a session."""
     if not isinstance(entry, dict):
         return None

@@ -18,7 +18,7 @@ from lmwright.train.peers import expect_abort
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 
 
-def stopped_line(run: Run, outcome: Outcome) -> str:
+def describe_stop(run: Run, outcome: Outcome) -> str:
     """Message about why a session stopped before the end of its run, and what to do."""
     why = {
         EXIT_SESSION_OVER: f"limits.session_hours = {run.limits.session_hours or 0:g} are over: ",
@@ -29,7 +29,7 @@ def stopped_line(run: Run, outcome: Outcome) -> str:
     return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
 
 
-def compared_lines(run: Run, outcome: Outcome) -> list[str]:
+def compare_lines(run: Run, outcome: Outcome) -> list[str]:
     """Held-out losses before the first step and now, by source, where both are known."""
     if run.eval.first != "start" or not outcome.losses:
         return []
@@ -65,9 +65,9 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
         except UserError as error:  # the run itself ended as its exit code says
             report = f"no report: {error}"
         if outcome.exit_code:
-            console.print(stopped_line(run, outcome))
+            console.print(describe_stop(run, outcome))
         else:
-            for line in compared_lines(run, outcome):
+            for line in compare_lines(run, outcome):
                 console.print(visible(line), markup=False)
             console.print(f"done: {outcome.step} steps in {run.dir}; {report}")
     return outcome.exit_code

@@ -27,16 +27,18 @@ def refuse_values(
         word, _, adapter = name.partition("/")
         if word in WORDS and not math.isfinite(value := float(values[name])):
             of = f" of adapter {adapter!r}" if adapter else ""
-            raise diverged(run, checkpoints, f"the {WORDS[word]}{of} of step {step} is {value}")
+            raise divergence_error(
+                run, checkpoints, f"the {WORDS[word]}{of} of step {step} is {value}"
+            )
 
 
 def refuse_state(run: Run, checkpoints: Checkpoints, step: int, state: Tree) -> None:
     """Raises UserError unless weights, averages and optimizer moments after a step are finite."""
     if bad := not_finite(state):
-        raise diverged(run, checkpoints, f"{bad} holds NaN or infinities after step {step}")
+        raise divergence_error(run, checkpoints, f"{bad} holds NaN or infinities after step {step}")
 
 
-def diverged(run: Run, checkpoints: Checkpoints, what: str) -> UserError:
+def divergence_error(run: Run, checkpoints: Checkpoints, what: str) -> UserError:
     """Error that ends such a run; it names the newest checkpoint, which was checked to be finite
     when it was saved or restored."""
     checkpoints.wait()

@@ -22,7 +22,7 @@ from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
 from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.store import TokenStore
-from lmwright.data.tokens.vocabulary import unused_note
+from lmwright.data.tokens.vocabulary import note_unused
 from lmwright.errors import UserError
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
@@ -204,7 +204,7 @@ class Session:
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
-        unused = unused_note(run.model, run.data.dir, self.store.vocab_size)
+        unused = note_unused(run.model, run.data.dir, self.store.vocab_size)
         if unused and run.lora is None and run.train.init_from is None:
             self.display.note(unused)
         if self.start < self.steps and (code := self.budget.over()):

@@ -119,7 +119,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
     changed = sorted(differences(then, now))
     if changed:
         fields = [
-            f"{path} is {_shown(then, path)} there and {_shown(now, path)} here"
+            f"{path} is {_show_value(then, path)} there and {_show_value(now, path)} here"
             for path in changed[:MOST_SHOWN]
         ]
         more = len(changed) - MOST_SHOWN
@@ -130,7 +130,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         )
 
 
-def _shown(fields: dict[str, Any], path: str) -> str:
+def _show_value(fields: dict[str, Any], path: str) -> str:
     """Value for a message, as a run file has it."""
     value: Any = fields
     for key in path.split("."):

@@ -133,7 +133,7 @@ class Order:
         sizes = np.array(self.rows_per_source)[sources]
         passes, places = np.divmod(draws, sizes)
         rows = permute(places, sizes, _keys(self.seed, sources, passes))
-        mixed = _shuffled(last - first, self.seed, epoch, number)
+        mixed = _shuffle(last - first, self.seed, epoch, number)
         block = np.stack([sources, rows])[:, mixed]
         block.setflags(write=False)  # callers share it through the cache
         return block
@@ -176,7 +176,7 @@ def _keys(seed: int, sources: np.ndarray, passes: np.ndarray) -> np.ndarray:
     return _mix(_mix(base + sources.astype(np.uint64)) + passes.astype(np.uint64))
 
 
-def _shuffled(size: int, seed: int, epoch: int, number: int) -> np.ndarray:
+def _shuffle(size: int, seed: int, epoch: int, number: int) -> np.ndarray:
     """Permutation of range(size) from raw Philox bits."""
     key = np.array([seed & MASK, epoch], np.uint64)
     counter = np.array([0, 0, 0, number], np.uint64)

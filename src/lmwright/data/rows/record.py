@@ -75,7 +75,7 @@ def unpack_rows(
     return batch
 
 
-def predicted_tokens(
+def mask_predicted(
     batch: dict[str, np.ndarray], *, pairs: bool = False, rated: bool = False
 ) -> np.ndarray:
     """Mask bool [B, T] of the tokens whose loss is measured. Of pairs (alternating segments) these

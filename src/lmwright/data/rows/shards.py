@@ -13,7 +13,7 @@ import numpy as np
 from lmwright.data.manifest import (
     MANIFEST,
     Manifest,
-    altered,
+    altered_error,
     check_size,
     file_pieces,
     hash_file,
@@ -234,10 +234,12 @@ class Shards:
         """Raises UserError for ids and lengths that were never written: they would train as NaN."""
         if (worst := records["tokens"].max()) > self.max_id:
             what = f"it holds the token id {worst}, and the greatest written was {self.max_id}"
-            raise altered(self.place.name(file), what)
+            raise altered_error(self.place.name(file), what)
         lengths, capacity = records["length"], records["tokens"].shape[1]
         if lengths.min() < 1 or lengths.max() > capacity:
-            raise altered(self.place.name(file), f"a row has no or more than {capacity} tokens")
+            raise altered_error(
+                self.place.name(file), f"a row has no or more than {capacity} tokens"
+            )
 
 
 def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: bool) -> None:
@@ -247,7 +249,7 @@ def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: 
         entry, path = manifest.files[file], f"{manifest.stage}/{file}"
         check_size(place.name(path), entry["bytes"], place.size(path))
         if hashes and place.hash(path) != entry["xxh3_128"]:
-            raise altered(place.name(path), "its hash is not the manifest's")
+            raise altered_error(place.name(path), "its hash is not the manifest's")
 
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         for _ in pool.map(check, files):

@@ -128,14 +128,14 @@ def flat_rows(order: Order, start: int, stop: int) -> np.ndarray:
 
 
 @functools.lru_cache(1)
-def _opened(data_dir: str, _pack_hash: str) -> Shards:
+def _open_shards(data_dir: str, _pack_hash: str) -> Shards:
     packed = read_manifest(Path(data_dir) / "pack")
     return train_shards(UnmappedPlace(data_dir), packed)
 
 
 def write_stretch(stretch: Stretch, tmp_dir: Path) -> dict[str, Any]:
     """Work of one part: gathers rows a buffer at a time and writes them sequentially."""
-    shards = _opened(stretch.data_dir, stretch.pack_hash)
+    shards = _open_shards(stretch.data_dir, stretch.pack_hash)
     order = order_of(stretch.facts)
     path = tmp_dir / f"epoch-{stretch.epoch:05d}" / f"shard-{stretch.number:05d}.bin"
     path.parent.mkdir(parents=True)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from lmwright.data.manifest import MANIFEST, Manifest, digest
-from lmwright.data.rows.record import padding_rows, predicted_tokens, row_dtype, unpack_rows
+from lmwright.data.rows.record import mask_predicted, padding_rows, row_dtype, unpack_rows
 from lmwright.data.rows.shards import Place, Shards, check_files, open_place
 from lmwright.data.rows.shuffle import flat_rows, order_of, source_files, train_shards
 from lmwright.data.tokens.token_bytes import TokenBytes
@@ -183,7 +183,7 @@ class TokenStore:
         return batch | {"text_bytes": self._predicted_bytes(records, batch)}
 
     def _predicted_bytes(self, records: np.ndarray, batch: dict[str, np.ndarray]) -> np.ndarray:
-        predicted = predicted_tokens(batch, pairs=self.pairs, rated=self.rated)
+        predicted = mask_predicted(batch, pairs=self.pairs, rated=self.rated)
         if self._token_bytes is not None:
             return np.sum(self._token_bytes.of(batch["tokens"]), axis=1, where=predicted)
         # rows without their tokenizer: in proportion

@@ -13,7 +13,7 @@ import time
 
 import xxhash
 
-from lmwright.data.manifest import altered
+from lmwright.data.manifest import altered_error
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 
@@ -52,7 +52,9 @@ class HashWatch:
             # a file that cannot be read ends the training where it is needed
             with contextlib.suppress(OSError):
                 if (have := self._hash(file)) is not None and have != wanted:
-                    self._found = altered(self.place.name(file), "its hash is not the manifest's")
+                    self._found = altered_error(
+                        self.place.name(file), "its hash is not the manifest's"
+                    )
             if self._found or self._stop.is_set():
                 return
 

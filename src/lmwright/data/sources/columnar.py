@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import Bad, Row, check_header, from_mapping, wanted_columns
+from lmwright.data.sources.columns import Bad, Row, check_header, from_mapping, select_columns
 from lmwright.data.sources.file import (
     DOCUMENT_BYTES,
     READ_BYTES,
@@ -75,7 +75,7 @@ def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(open_binary(file.path))
         if file.compression:  # parquet needs to seek, so it is unpacked first
-            raw = _unpacked(file, stack.enter_context(tempfile.TemporaryFile()))
+            raw = _unpack(file, stack.enter_context(tempfile.TemporaryFile()))
         parquet = pq.ParquetFile(raw, pre_buffer=False, buffer_size=READ_BYTES)
         names = _check_schema(parquet.schema_arrow, file, source)
         metadata = parquet.metadata
@@ -147,7 +147,7 @@ def row_sizes(column: pa.Array) -> np.ndarray:
     return np.full(len(column), 8.0)
 
 
-def _unpacked(file: File, into: Any) -> Any:
+def _unpack(file: File, into: Any) -> Any:
     """Temporary file `into`, filled with the file's content and rewound."""
     for block in stream(file):
         with _temporary_space(file):
@@ -191,7 +191,7 @@ def _validate(column: pa.Array) -> None:
 def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:
     """Columns to read. Raises UserError unless those that the source names exist."""
     check_header(schema.names, file, source)
-    names = wanted_columns(source, schema.names)
+    names = select_columns(source, schema.names)
     if source.rows != "text":
         return names
     kind = schema.field(source.text_column).type

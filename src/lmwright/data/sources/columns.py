@@ -11,7 +11,7 @@ from typing import Any
 
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
-from lmwright.data.text.chat import UnusableError, conversation, needed, optional
+from lmwright.data.text.chat import UnusableError, conversation, optional_columns, required_columns
 from lmwright.errors import UserError
 
 
@@ -37,7 +37,7 @@ class Bad:
     """A column that every row needs is not there at all."""
 
 
-def needed_columns(source: Source) -> dict[str, list[str]]:
+def list_needed_columns(source: Source) -> dict[str, list[str]]:
     """Columns that every row must have, by the field of the source that names them."""
     columns = {
         "text_column" if source.rows == "text" else "columns": content_columns(source),
@@ -49,13 +49,13 @@ def needed_columns(source: Source) -> dict[str, list[str]]:
 
 def content_columns(source: Source) -> list[str]:
     """Columns without which a row has nothing to learn."""
-    return [source.text_column] if source.rows == "text" else needed(source)
+    return [source.text_column] if source.rows == "text" else required_columns(source)
 
 
-def wanted_columns(source: Source, there: Iterable[str]) -> list[str]:
+def select_columns(source: Source, there: Iterable[str]) -> list[str]:
     """Columns to read out of those that exist, each once."""
-    required = [name for names in needed_columns(source).values() for name in names]
-    extra = [] if source.rows == "text" else optional(source)
+    required = [name for names in list_needed_columns(source).values() for name in names]
+    extra = [] if source.rows == "text" else optional_columns(source)
     there = set(there)
     return list(dict.fromkeys([*required, *(name for name in extra if name in there)]))
 
@@ -105,7 +105,7 @@ def names_of(names: Iterable[str]) -> str:
 
 def check_header(header: list[str], file: File, source: Source) -> list[str]:
     """Raises UserError unless every column that the source names exists."""
-    for key, columns in needed_columns(source).items():
+    for key, columns in list_needed_columns(source).items():
         for column in columns:
             if column not in header:
                 raise UserError(

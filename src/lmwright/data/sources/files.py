@@ -104,7 +104,7 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
     root = Path(source.path).expanduser()
     if root.is_dir():
         if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
-            return _saved_to_disk(root, source)
+            return _find_saved_to_disk(root, source)
         paths = list(_walk(root, Path(exclude).absolute() if exclude else None))
         return _choose(source, [str(p) for p in paths], str(root) + os.sep)
     if root.is_file():
@@ -238,10 +238,10 @@ def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
         raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}.") from None
 
 
-def _saved_to_disk(root: Path, source: Source) -> list[File]:
+def _find_saved_to_disk(root: Path, source: Source) -> list[File]:
     """Arrow files of a folder that `datasets` wrote with save_to_disk."""
     if (root / "dataset_dict.json").is_file():
-        splits = _named(root / "dataset_dict.json", "splits", lambda name: name)
+        splits = _find_named(root / "dataset_dict.json", "splits", lambda name: name)
         if source.split not in splits:
             raise UserError(
                 f"data.sources: {root} has the splits {', '.join(splits)}, not "
@@ -249,7 +249,7 @@ def _saved_to_disk(root: Path, source: Source) -> list[File]:
             )
         root = root / source.split
     files = []
-    for name in _named(root / "state.json", "_data_files", lambda entry: entry["filename"]):
+    for name in _find_named(root / "state.json", "_data_files", lambda entry: entry["filename"]):
         path = root / name
         if not path.is_file():
             raise UserError(f"data.sources: {path} is missing; copy the whole folder again.")
@@ -257,7 +257,7 @@ def _saved_to_disk(root: Path, source: Source) -> list[File]:
     return files
 
 
-def _named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
+def _find_named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
     """Names of files or folders that a JSON file beside them lists. Raises UserError for any other
     name."""
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import content_columns, needed_columns, wanted_columns
+from lmwright.data.sources.columns import content_columns, list_needed_columns, select_columns
 from lmwright.data.sources.file import File
 from lmwright.errors import UserError, first_line, install
 
@@ -38,7 +38,7 @@ def find_shards(source: Source) -> list[File]:
         if name not in columns:
             raise UserError(
                 f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
-                f"change data.sources.{next(iter(needed_columns(source)))}."
+                f"change data.sources.{next(iter(list_needed_columns(source)))}."
             )
     path = f"hf://datasets/{repo}@{sha}"
     return [
@@ -54,7 +54,7 @@ def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
     repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
     dataset = _open(repo, sha, source.subset, source.split)
     if dataset.column_names is not None:
-        columns = wanted_columns(source, dataset.column_names)
+        columns = select_columns(source, dataset.column_names)
         dataset = dataset.select_columns([n for n in columns if n in dataset.column_names])
     yield from dataset.shard(num_shards=shards, index=index)
 

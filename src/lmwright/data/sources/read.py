@@ -19,9 +19,9 @@ from lmwright.data.sources.columns import (
     check_header,
     content_columns,
     from_mapping,
+    list_needed_columns,
     names_of,
-    needed_columns,
-    wanted_columns,
+    select_columns,
 )
 from lmwright.data.sources.file import DOCUMENT_BYTES, File, Slice, stream
 from lmwright.errors import UserError, first_line
@@ -96,7 +96,7 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
             raise UserError(
                 f"{file.path}: none of the first {LOOK_ROWS} rows has "
                 f"{names_of(content_columns(source))}; {row.reason}; change "
-                f"data.sources.{next(iter(needed_columns(source)))}."
+                f"data.sources.{next(iter(list_needed_columns(source)))}."
             )
     else:
         yield from ahead
@@ -273,7 +273,7 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
 
 
 def _table_row(cells: dict[str, str], number: int, file: File, source: Source) -> Row | Bad:
-    used = wanted_columns(source, cells)
+    used = select_columns(source, cells)
     try:
         "".join(cells[name] for name in used if name not in source.meta_columns).encode()
     except UnicodeEncodeError:

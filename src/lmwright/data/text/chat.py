@@ -35,12 +35,12 @@ SHAREGPT_ROLES = {
 }
 
 
-def needed(source: Source) -> list[str]:
+def required_columns(source: Source) -> list[str]:
     """Required columns of a source of examples."""
     return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][0]]
 
 
-def optional(source: Source) -> list[str]:
+def optional_columns(source: Source) -> list[str]:
     """Optional columns of a source of examples."""
     return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][1]]
 
@@ -59,7 +59,7 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     elif source.rows == "preference":
         made = _preference(parts, columns, source)
     elif source.rows == "rated":
-        made = _rated(parts, columns, source)
+        made = _read_rated(parts, columns, source)
     else:
         chat = "messages" if source.rows == "messages" else "conversations"
         made = {"messages": _messages(parts[chat], columns, columns[chat], source)}
@@ -68,7 +68,7 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
             made[name].insert(0, {"role": "system", "content": system})
         if "first" in made:
             made["first"] += 1
-    if tools := _parsed(parts.get("tools"), columns.get("tools", "")):
+    if tools := _parse_cell(parts.get("tools"), columns.get("tools", "")):
         made["tools"] = tools
     if "rejected" in made:
         other = _complete({**made, "messages": made["rejected"]})["messages"]
@@ -113,7 +113,7 @@ def _preference(parts: dict[str, Any], columns: dict[str, str], source: Source) 
     return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
 
 
-def _rated(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
+def _read_rated(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
     before = _said(parts["prompt"], "user", columns["prompt"], source)
     after = _said(parts["completion"], "assistant", columns["completion"], source)
     label = _LABELS.get(str(parts["label"]).strip().lower())
@@ -127,7 +127,7 @@ def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, 
     if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
         return [{"role": role, "content": _text(value, column)}]
     try:
-        value = _parsed(value, column)
+        value = _parse_cell(value, column)
     except UnusableError:  # a text that begins with a bracket
         return [{"role": role, "content": _text(value, column)}]
     value = [value] if isinstance(value, Mapping) else value
@@ -141,7 +141,7 @@ def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, 
 def _messages(
     value: Any, columns: dict[str, str], where: str, source: Source
 ) -> list[dict[str, Any]]:
-    value = _parsed(value, where)
+    value = _parse_cell(value, where)
     if not isinstance(value, list) or not value:
         raise UnusableError(f"{where!r} is not a list of messages")
     role_key, content_key = (columns[n] for n in _keys(columns))
@@ -186,7 +186,7 @@ def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:
 def _calls(value: Any, number: int) -> list[Any]:
     """Tool calls, each of which has a name."""
     where = f"message {number}: 'tool_calls'"
-    calls = _parsed(value, "tool_calls") if isinstance(value, str) else value
+    calls = _parse_cell(value, "tool_calls") if isinstance(value, str) else value
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise UnusableError(f"{where} is not a list of calls")
     for call in calls:
@@ -219,7 +219,7 @@ def _text(value: Any, column: str, *, empty: str = "refused") -> str:
     return value
 
 
-def _parsed(value: Any, column: str) -> Any:
+def _parse_cell(value: Any, column: str) -> Any:
     """Value of a cell, parsed if it is a list written as JSON."""
     if not isinstance(value, str):
         return value

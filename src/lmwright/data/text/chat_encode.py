@@ -84,7 +84,7 @@ class ChatEncoder:
         if size > room:
             room //= 2
         pair = [self._fit(each, room) for each in (chosen, rejected)]
-        return None if None in pair else _joined(*pair), size
+        return None if None in pair else _join_examples(*pair), size
 
     def _whole(self, conversation: dict[str, Any]) -> Example:
         """Example for a conversation of any length."""
@@ -147,7 +147,7 @@ def _to_the_end(text: str, spans: Sequence[Span]) -> Sequence[Span]:
     return spans if text[stop:].strip() else [*spans[:-1], (start, len(text))]
 
 
-def _joined(chosen: Example, rejected: Example) -> Example:
+def _join_examples(chosen: Example, rejected: Example) -> Example:
     return Example(
         np.concatenate([chosen.ids, rejected.ids]),
         np.concatenate([chosen.learned, rejected.learned]),

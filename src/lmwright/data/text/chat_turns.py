@@ -93,7 +93,7 @@ class TurnFinder:
 
     def _end(self, tail: str, ending: str) -> str:
         """Part of the text after a turn's words that ends the turn; `ending` ends the last one."""
-        both = tail[: _shared(tail, ending)]
+        both = tail[: _shared_prefix(tail, ending)]
         if both == ending:
             return both
         if closing := self._closing(both, whole=False):
@@ -247,12 +247,12 @@ def refuse_dropped(renderer: Renderer, text: str, messages: Sequence[Message], t
         if message["role"] == "tool" and message["content"]:
             other = {**message, "content": STAND_INS[0]}
             if same(_with(messages, i, other), tools):
-                raise UnusableError(_dropped(f"message {i + 1}", "a tool's result"))
-        altered = _altered(message.get("tool_calls"))
+                raise UnusableError(_name_dropped(f"message {i + 1}", "a tool's result"))
+        altered = _alter_calls(message.get("tool_calls"))
         for key in ("function_call",) if altered else ("tool_calls", "function_call"):
             without = {k: v for k, v in message.items() if k != key}
             if message.get(key) and same(_with(messages, i, without), tools):
-                raise UnusableError(_dropped(f"message {i + 1}", "its tool call"))
+                raise UnusableError(_name_dropped(f"message {i + 1}", "its tool call"))
         dropped = [
             (call, part)
             for call, part, other in altered
@@ -262,12 +262,14 @@ def refuse_dropped(renderer: Renderer, text: str, messages: Sequence[Message], t
             call, part = dropped[0]
             whole = sum(c == call for c, _ in dropped) == sum(c == call for c, *_ in altered)
             what = "" if whole else f"the {part} of "
-            raise UnusableError(_dropped(f"message {i + 1}", f"{what}its tool call {call + 1}"))
+            raise UnusableError(
+                _name_dropped(f"message {i + 1}", f"{what}its tool call {call + 1}")
+            )
     if tools and same(messages, _other_tools(tools)):
-        raise UnusableError(_dropped("the row", "its tools"))
+        raise UnusableError(_name_dropped("the row", "its tools"))
 
 
-def _dropped(where: str, what: str) -> str:
+def _name_dropped(where: str, what: str) -> str:
     return (
         f"{where}: the chat template leaves out {what}; use one that writes tools and calls, "
         "such as data.chat.template = 'qwen3'"
@@ -278,7 +280,7 @@ def _with(messages: Sequence[Message], number: int, message: Message) -> list[Me
     return [*messages[:number], message, *messages[number + 1 :]]
 
 
-def _altered(calls: Any) -> list[tuple[int, str, list[Any]]]:
+def _alter_calls(calls: Any) -> list[tuple[int, str, list[Any]]]:
     """Copies of the calls with one part of one of them changed: its number, the part, all calls."""
     copies = []
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
@@ -314,8 +316,8 @@ def _other_tools(tools: Any) -> Any:
 
 def _differing(text: str, others: Sequence[str]) -> Span:
     """Characters of a text that are not shared, at either end, with all the others."""
-    start = min(_shared(text, other) for other in others)
-    rest = min(_shared(text[::-1], other[::-1]) for other in others)
+    start = min(_shared_prefix(text, other) for other in others)
+    rest = min(_shared_prefix(text[::-1], other[::-1]) for other in others)
     return start, max(start, len(text) - rest)
 
 
@@ -323,7 +325,7 @@ def _overlap(a: Span, b: Span) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-def _shared(a: str, b: str) -> int:
+def _shared_prefix(a: str, b: str) -> int:
     """Number of leading characters that two texts share."""
     low, high = 0, min(len(a), len(b))
     while low < high:

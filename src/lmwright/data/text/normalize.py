@@ -25,11 +25,11 @@ from lmwright.config.run import Data
 from lmwright.data.bad_examples import QUARANTINE, REASONS_SHOWN, BadWriter, bad_file
 from lmwright.data.manifest import Manifest, save_array, write_atomic
 from lmwright.data.progress import Progress
-from lmwright.data.sources.columns import Bad, Row, content_columns, names_of, needed_columns
+from lmwright.data.sources.columns import Bad, Row, content_columns, list_needed_columns, names_of
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import PART_BYTES, cut_parts, find_files, source_names
 from lmwright.data.sources.read import read_rows
-from lmwright.data.stage import finished_stage, run_stage
+from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.dedup import drop_duplicates
 from lmwright.data.text.holdout import hold_out
 from lmwright.data.text.parts import Part, TableWriter, part_file
@@ -63,7 +63,9 @@ def normalize(
     limit = data.normalize.max_bad_fraction
     private = any(has_secrets(source.path) for source in data.sources)
     options = {"workers": workers, "progress": progress, "unit": "bytes", "private": private}
-    done = finished_stage("normalize", folder / "normalize", len(parts), fingerprint=fingerprint)
+    done = find_finished_stage(
+        "normalize", folder / "normalize", len(parts), fingerprint=fingerprint
+    )
     if done is None:
         name = "read" if exact else "normalize"
 
@@ -207,7 +209,7 @@ def _check_columns(
         seen = tally[part.name]
         if seen["missing"] and seen["missing"] == seen["rows"]:
             reason = next(e["reason"] for e in _bad_rows(quarantine) if e["source"] == part.name)
-            field = next(iter(needed_columns(part.source)))
+            field = next(iter(list_needed_columns(part.source)))
             raise UserError(
                 f"data.sources: no row of {part.source.path} has "
                 f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "

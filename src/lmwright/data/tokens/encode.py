@@ -143,7 +143,7 @@ class TiktokenEncoder:
             "lmwright", pat_str=split_pattern(spec), mergeable_ranks=ranks, special_tokens={}
         )
         self._beyond = _beyond(spec) if max(ranks.values()) >= _beyond(spec) else None
-        words = _matched_words(spec)
+        words = _find_matched_words(spec)
         longest_first = sorted(words, key=len, reverse=True)
         self._words = words
         self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if words else None
@@ -260,7 +260,7 @@ def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | N
     return parts[0], parts[1]
 
 
-def _matched_words(spec: dict[str, Any]) -> dict[str, int]:
+def _find_matched_words(spec: dict[str, Any]) -> dict[str, int]:
     """Added tokens that are not special: `tokenizers` matches them in any text."""
     words = {}
     for token in spec["added_tokens"]:

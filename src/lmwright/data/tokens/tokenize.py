@@ -27,7 +27,7 @@ from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad
 from lmwright.data.manifest import Manifest, read_manifest, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.rows.lengths import bucket
-from lmwright.data.stage import finished_stage, run_stage
+from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import ChatTemplate, template_source
@@ -104,7 +104,7 @@ def tokenize(
     fingerprint = _fingerprint(folder, parts, settings, conversations, facts)
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
-    manifest = finished_stage(
+    manifest = find_finished_stage(
         "tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs
     )
     if manifest:

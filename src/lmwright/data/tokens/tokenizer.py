@@ -301,14 +301,14 @@ def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """Tokenizer of a tokenizer.json. Raises UserError if the file is not one."""
     try:
-        return guarded(tokenizers.Tokenizer.from_str, path.read_text("utf-8"))
+        return call_guarded(tokenizers.Tokenizer.from_str, path.read_text("utf-8"))
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8; it should be a tokenizer.json.") from None
     except Exception as e:  # the library raises bare Exception
         raise UserError(f"{path} is not a readable tokenizer.json: {e}.") from None
 
 
-def guarded(make: Callable[..., Any], *args: Any) -> Any:
+def call_guarded(make: Callable[..., Any], *args: Any) -> Any:
     """Calls `make`; a panic in the library, which no `except Exception` catches, becomes a
     ValueError."""
     try:

@@ -68,7 +68,7 @@ def _after(first: int, names: Iterable[str]) -> dict[str, int]:
     return {name: first + i for i, name in enumerate(names)}
 
 
-def _reserved(first: int, stop: int) -> list[str]:
+def _reserve_names(first: int, stop: int) -> list[str]:
     return [f"<|reserved_special_token_{i}|>" for i in range(first, stop)]
 
 
@@ -76,12 +76,12 @@ def _reserved(first: int, stop: int) -> list[str]:
 LLAMA3_SPECIAL = [
     "<|begin_of_text|>",
     "<|end_of_text|>",
-    *_reserved(0, 4),
+    *_reserve_names(0, 4),
     "<|start_header_id|>",
     "<|end_header_id|>",
-    *_reserved(4, 5),
+    *_reserve_names(4, 5),
     "<|eot_id|>",
-    *_reserved(5, 251),
+    *_reserve_names(5, 251),
 ]
 QWEN_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + [
     f"<|extra_{i}|>" for i in range(205)

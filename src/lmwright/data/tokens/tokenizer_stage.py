@@ -16,12 +16,12 @@ import tokenizers
 from lmwright.config.run import EARLIER_VOCAB_SIZE, Tokenizer
 from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
-from lmwright.data.stage import finished_stage, run_stage
+from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import plain_text
 from lmwright.data.tokens.tokenize import read_rows
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
-from lmwright.data.tokens.vocabulary import train_bytes, trained_size
+from lmwright.data.tokens.vocabulary import choose_size, train_bytes
 from lmwright.errors import UserError
 
 # A chunk is short enough to spread the sample, long enough to keep words whole.
@@ -56,7 +56,7 @@ def make_tokenizer(
         inputs = {"normalize": normalized}
         if earlier := _earlier(folder, spec, inputs):
             return earlier
-        size = trained_size(spec, model_vocab_size, train_bytes(normalized))
+        size = choose_size(spec, model_vocab_size, train_bytes(normalized))
         spec = replace(spec, vocab_size=size)
         fingerprint = _said(spec)
     else:
@@ -86,7 +86,7 @@ def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Mani
     if spec.vocab_size is not None:
         return None
     fingerprint = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
-    return finished_stage(
+    return find_finished_stage(
         "tokenizer", folder / "tokenizer", 1, fingerprint=fingerprint, inputs=inputs
     )
 

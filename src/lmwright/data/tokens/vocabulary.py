@@ -16,7 +16,7 @@ BYTES_PER_ID = 64
 WORTH_SAYING = 0.01
 
 
-def trained_size(spec: Tokenizer, model_size: int | None, text_bytes: int) -> int:
+def choose_size(spec: Tokenizer, model_size: int | None, text_bytes: int) -> int:
     """Size of a tokenizer to train: as set, else the model's, limited by the amount of text."""
     if spec.vocab_size is not None:
         return spec.vocab_size
@@ -58,7 +58,7 @@ def check_size(ids: int, model_size: int | None, where: str) -> None:
         )
 
 
-def unused_note(model: Any, data_dir: str, ids: int) -> str | None:
+def note_unused(model: Any, data_dir: str, ids: int) -> str | None:
     """Note about embedding rows that no token uses, and what to do about them; None if there are
     few."""
     size = getattr(model, "vocab_size", None)
@@ -87,7 +87,7 @@ def _cure(data_dir: str, size: int, ids: int) -> str:
     if "files" in fingerprint:
         return f"{smaller}, or import a larger tokenizer"
     text_bytes = train_bytes(normalized)
-    if ids < fingerprint["vocab_size"] or trained_size(Tokenizer(), size, text_bytes) <= ids:
+    if ids < fingerprint["vocab_size"] or choose_size(Tokenizer(), size, text_bytes) <= ids:
         return f"{smaller}; {text_bytes / 1e6:.1f} MB of text suffice for no more ids"
     return f"{smaller}, or data.tokenizer.vocab_size = {size} and prepare again"
 
