@@ -14,10 +14,12 @@ import pytest
 from programs import SHARED, check_compiled
 from slices import needs_libtpu, run_of
 
+from lmwright.cli.main import main
 from lmwright.errors import UserError
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import cost, hlo
+from lmwright.program import cache
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
 
@@ -163,6 +165,20 @@ def test_sizes_in_the_compilers_messages():
     said = "Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm ..."
     assert aot.memory_of_error(said) == (int(20.5 * 2**30), int(15.75 * 2**30))
     with pytest.raises(UserError, match=r"^train.compiler_options.xla_foo: .* no such option"):
-        aot.memory_of_error("INVALID_ARGUMENT: No such compile option: 'xla_foo'")
-    with pytest.raises(RuntimeError, match="something else"):
-        aot.memory_of_error("INTERNAL: something else")
+        aot.refuse_option("INVALID_ARGUMENT: No such compile option: 'xla_foo'")
+    aot.refuse_option("INTERNAL: something else")
+    assert aot.memory_of_error("INTERNAL: something else") is None
+
+
+@needs_libtpu
+def test_a_failure_that_is_not_about_memory_of_the_chip_is_one_sentence(tmp_path, capsys):
+    run_of(tmp_path)
+    words = ["model.num_layers=1", "train.compiler_options.xla_tpu_scoped_vmem_limit_kib='16'"]
+    assert main(["plan", str(tmp_path / "run.toml"), "--on", "v5e-1", *words]) == 2
+    out, err = capsys.readouterr()
+    said = [line for line in err.splitlines() if "error" in line]
+    assert out == "" and len(said) == 1, err
+    assert said[0].startswith("lmwright: error: v5e-1: the TPU compiler failed and said: ")
+    assert "Ran out of memory in memory space vmem" in said[0] and "--quick" in said[0]
+    kept = [path.read_text() for path in cache.cache_folder().glob("*/answer.json")]
+    assert not any("memory space vmem" in answer for answer in kept)  # it is no answer

@@ -15,6 +15,7 @@ from jax.experimental import topologies
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice, topology_request
+from lmwright.planner.compiler.compile import memory_of_error
 from lmwright.program import cache, executable
 from lmwright.program.plan import resolve
 
@@ -62,16 +63,25 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
         key = cache.key_of(text, where.name, options)
         made = executable.made_of(text, plan.devices, options, plan.run)
         step_key = executable.key_of(text, plan.devices, options)
-        if found := cache.load(key):
+        found = cache.load(key)
+        if found and not is_answer(found[0]):  # as earlier versions kept them
+            found = None
+        if found:
             said, hlo = found
             kept = executable.exists(step_key)
         else:
             said, hlo, compiled = ask_compiler(lowered)
-            cache.save(key, said, hlo)
+            if is_answer(said):
+                cache.save(key, said, hlo)
             kept = compiled is not None and executable.save(step_key, compiled, made)
     if hlo:
         folder.joinpath("step.hlo").write_text(hlo)
     return answer | said | {"from_cache": bool(found), "step_kept": kept}
+
+
+def is_answer(said: dict[str, Any]) -> bool:
+    """Whether the compiler told what it needs, which is worth keeping; a failure is not."""
+    return "error" not in said or memory_of_error(said["error"]) is not None
 
 
 def ask_compiler(
@@ -82,7 +92,10 @@ def ask_compiler(
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
+    except Exception as error:
+        # an error in a kernel is raised as one of JAX's own, from what the compiler raised
+        if not isinstance(error.__cause__ or error, jax.errors.JaxRuntimeError):
+            raise
         return {"error": str(error), "compile_s": time.perf_counter() - started}, "", None
     memory = compiled.memory_analysis()
     said = {

@@ -91,8 +91,8 @@ def compile_for(
     """Compiles the train step of `run` for the slice, in a child process: Python with
     `program`, the run file, the slice and a folder for the answer.
 
-    Raises UserError where the run cannot be laid out on the slice, the compiler is missing,
-    or the host has too little time or memory for it.
+    Raises UserError where the run cannot be laid out on the slice, the compiler is missing, fails
+    or crashes, or the host has too little time or memory for it.
     """
     require_libtpu()
     with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
@@ -132,10 +132,33 @@ _NO_MEMORY = re.compile(
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
+# How C++ and LLVM begin their last words; a stack of addresses follows.
+_LAST_WORDS = re.compile(r"Check failed|LLVM ERROR|terminate called|what\(\):|^F\d{4} |\*\*\* SIG")
+_SHOWN = 400  # letters of what the compiler says; its messages can hold whole programs
+
+
 def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
     if done.returncode in _KILLED or _NO_MEMORY.search(done.stderr):
         return _no_memory(where.name)
-    return RuntimeError(f"the compiler's process ended with {done.returncode}:\n{done.stderr}")
+    number = -done.returncode if done.returncode < 0 else done.returncode - 128
+    crashed = number in list(signal.Signals)
+    if not crashed and "Traceback" in done.stderr:  # our own mistake
+        return RuntimeError(f"the compiler's process ended with {done.returncode}:\n{done.stderr}")
+    end = signal.Signals(number).name if crashed else f"exit code {done.returncode}"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    words = [line for line in lines if _LAST_WORDS.search(line)] or lines[-1:]
+    return _failed(where.name, f"crashed with {end}", " ".join(words))
+
+
+def _failed(name: str, verb: str, text: str) -> UserError:
+    """The error of a compiler that gave no answer, with what it said."""
+    text = " ".join(text.split()).rstrip(".")
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    words = f"said: {text}" if text else "said nothing"
+    return UserError(
+        f"{name}: the TPU compiler {verb} and {words}; change the mesh, train.remat or "
+        f"train.compiler_options, or ask with --quick"
+    )
 
 
 def _no_memory(name: str) -> HostMemoryError:
@@ -153,8 +176,11 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
         return Compiled(**kept, fits=True, peak_bytes=peak, hlo=hlo)
     if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
         raise _no_memory(answer["slice"])
-    used, limit = memory_of_error(answer["error"])
-    return Compiled(**kept, fits=False, peak_bytes=used, limit_bytes=limit)
+    refuse_option(answer["error"])
+    sizes = memory_of_error(answer["error"])
+    if sizes is None:
+        raise _failed(answer["slice"], "failed", answer["error"])
+    return Compiled(**kept, fits=False, peak_bytes=sizes[0], limit_bytes=sizes[1])
 
 
 def refuse_option(text: str) -> None:
@@ -170,15 +196,10 @@ def refuse_option(text: str) -> None:
         )
 
 
-def memory_of_error(text: str) -> tuple[int, int]:
-    """(asked, available) bytes in the compiler's out-of-memory message.
-
-    Raises UserError for a compiler option that is wrong, RuntimeError with the text where it
-    is another error.
-    """
-    refuse_option(text)
+def memory_of_error(text: str) -> tuple[int, int] | None:
+    """(asked, available) bytes in the compiler's message about a chip's memory; None in another."""
     match = _USED.search(text) or _USED_OF.search(text)
     if match is None:
-        raise RuntimeError(f"the TPU compiler failed: {text}")
+        return None
     number = lambda i: int(float(match[i]) * _UNITS[match[i + 1]])  # noqa: E731
     return number(1), number(3)
