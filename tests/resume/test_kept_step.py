@@ -8,9 +8,9 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from lmwright.program import executable
-from lmwright.program.plan import resolve
+from lmwright.program.plan import resolve, step_options
 from lmwright.program.state import abstract_batch, abstract_state
-from lmwright.program.step import make_step, step_options
+from lmwright.program.step import make_step
 from lmwright.train.loop import train
 
 from .conftest import in_dir, losses

@@ -32,7 +32,6 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # Modules that still import each other, within a room.
 CIRCLES = [
-    {"lmwright.program.lora_step", "lmwright.program.step"},
     {"lmwright.train.loop", "lmwright.train.lora_loop"},
 ]
 

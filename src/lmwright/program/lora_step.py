@@ -31,7 +31,7 @@ from lmwright.objectives.base import Loss
 from lmwright.optim.build import clip, make_schedule
 from lmwright.program.lora import ResolvedAdapter, bind, scaled
 from lmwright.program.lora_state import abstract_state, optimizer_of
-from lmwright.program.plan import Plan
+from lmwright.program.plan import Plan, step_options
 
 Parts = Mapping[str, Mapping[str, Array]]
 Step = Callable[[Tree, Batch], tuple[Tree, dict[str, Array]]]
@@ -88,8 +88,6 @@ def _refuse_experts(plan: Plan, active: Sequence[ResolvedAdapter]) -> None:
 def make_step(plan: Plan, active: Sequence[ResolvedAdapter]) -> Step:
     """The jitted step `(state, batch) -> (state, metrics)` for the adapters that train; the
     state, which holds them all, is donated. The batch has their rows alone."""
-    from lmwright.program.step import step_options
-
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan))
     lanes = Lanes.of(plan, active)
     return jax.jit(

@@ -162,3 +162,9 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         context_attention=run.train.context_attention,
         num_microbatches=run.train.num_microbatches,
     )
+
+
+def step_options(plan: Plan) -> dict[str, str]:
+    """XLA's options for the step: those of the platform and those of the run."""
+    ours = select.compiler_options(plan.how, plan.devices[0].device_kind)
+    return ours | plan.run.train.compiler_options

@@ -16,10 +16,9 @@ from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding
-from lmwright.kernels import select
 from lmwright.objectives.base import Loss
 from lmwright.optim.build import clip, gradient_norm, make_schedule
-from lmwright.program.plan import Plan
+from lmwright.program.plan import Plan, step_options
 from lmwright.program.state import abstract_state, optimizer_of
 
 Step = Callable[[Tree, Batch], tuple[Tree, dict[str, Array]]]
@@ -44,12 +43,6 @@ def make_step(plan: Plan) -> Step:
         out_shardings=(shardings, None),
         compiler_options=step_options(plan) or None,
     )
-
-
-def step_options(plan: Plan) -> dict[str, str]:
-    """XLA's options for the step: those of the platform and those of the run."""
-    ours = select.compiler_options(plan.how, plan.devices[0].device_kind)
-    return ours | plan.run.train.compiler_options
 
 
 def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, Array]]:

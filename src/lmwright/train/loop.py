@@ -31,9 +31,9 @@ from lmwright.objectives.base import learns_from
 from lmwright.planner.compiler.compile import refuse_option
 from lmwright.program.executable import load_or_compile, takes
 from lmwright.program.length import with_steps
-from lmwright.program.plan import Plan, resolve
+from lmwright.program.plan import Plan, resolve, step_options
 from lmwright.program.state import abstract_batch, abstract_state, eval_weights
-from lmwright.program.step import Step, make_step, step_options
+from lmwright.program.step import Step, make_step
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
 from lmwright.train.finite import refuse_state, refuse_values

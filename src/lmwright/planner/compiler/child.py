@@ -33,8 +33,9 @@ def shard_bytes(tree: Any) -> int:
 
 def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]:
     """Compiles the step and writes `step.hlo`; what the compiler said, in bytes and seconds."""
+    from lmwright.program.plan import step_options
     from lmwright.program.state import abstract_batch, abstract_state
-    from lmwright.program.step import make_step, step_options
+    from lmwright.program.step import make_step
 
     where = parse_slice(slice_name)
     try:
