@@ -15,11 +15,11 @@ class UserError(Exception):
 
 
 def install(extra: str) -> str:
-    """How to add one of the extras of `pyproject.toml`, for messages; lmwright is not on a package
-    index yet, so a name alone would fetch a stranger's code."""
+    """Instruction to install one of the extras of `pyproject.toml`, for messages; lmwright is not
+    on a package index."""
     return f"run `pip install -e '.[{extra}]'` in your clone of lmwright"
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says, for the middle of a sentence."""
+    """First line of another library's error, for the middle of a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -113,6 +113,6 @@ def test_a_quote_that_is_never_closed(tmp_path, monkeypatch):
     path.write_text('text\none\n"two\n' + "three four five\n" * 200_000)
     before = csv.field_size_limit()
     try:
-        refused(path, "open.csv:3: a cell is longer than 1 million characters; its quote")
+        refused(path, "open.csv:3: a cell is longer than 1 million characters; is a quote")
     finally:
         csv.field_size_limit(before)

@@ -66,8 +66,8 @@ def stamps(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def verify(folder: Path, *, newest: bool) -> bool:
-    """Whether hashes vouch for the files of a committed checkpoint; they may be missing where it
-    is the newest one of an earlier version.
+    """True if hashes vouch for the files of a committed checkpoint; they may be missing if it is
+    the newest one of an earlier version.
 
     Raises Unusable for one that is damaged, UserError where this user may not read it.
     """
@@ -86,7 +86,7 @@ def verify(folder: Path, *, newest: bool) -> bool:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What was saved beside the state: step, data position, the run as TOML."""
+    """Metadata saved beside the state: step, data position, the run as TOML."""
     meta = _read_json(folder / META)
     if not isinstance(meta, dict) or meta.get("step") != int(folder.name):
         raise damaged(f"{META} is not that of step {folder.name}")
@@ -115,7 +115,7 @@ def refuse_unlisted(folder: Path) -> None:
 
 
 def _compare(folder: Path, meta: dict[str, Any], newest: bool) -> bool:
-    """Whether there are hashes; Unusable where a file differs from them."""
+    """True if there are hashes. Raises Unusable if a file differs from them."""
     if not (folder / HASHES).exists() and "version" not in meta and newest:
         return False
     expected = _read_json(folder / HASHES)

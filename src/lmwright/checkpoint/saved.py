@@ -30,7 +30,8 @@ Abstract = Tree | Callable[[Tree], Tree]
 
 @dataclass
 class SavedStates:
-    """What the runs of a directory saved. On several processes all must call the same methods."""
+    """Saved states of the runs of a directory. With several processes all must call the same
+    methods."""
 
     run_dir: Path
     warn: Callable[[str], None] = field(
@@ -99,7 +100,7 @@ class SavedStates:
             ) from error
 
     def shapes(self, step: int) -> Tree:
-        """What a checkpoint's state holds: leaves with `shape` and `dtype`."""
+        """Leaves of the state in a checkpoint, with `shape` and `dtype`."""
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             return checkpointer.metadata(self._state_dir(step)).item_metadata.tree
 
@@ -135,8 +136,8 @@ class SavedStates:
         return state, meta
 
     def _verified(self, folder: Path, newest: bool) -> tuple[dict[str, tuple[int, ...]], bool]:
-        """What tells the files from others, taken before they are compared with their hashes, and
-        whether there were any. Process 0 compares."""
+        """Stamps of the files, taken before they are compared with their hashes, and whether there
+        were any hashes. Process 0 compares."""
         problem, vouched, before = None, True, {}
         try:
             before = stamps(folder)

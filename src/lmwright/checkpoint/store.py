@@ -123,8 +123,8 @@ class Checkpoints(SavedStates):
         self._last = _Save(step, state, meta, time.monotonic())
 
     def _clock_jumped(self, error: Exception) -> bool:
-        """Whether a save timed out though no such time went by: Orbax reads the wall clock. The
-        barriers of several processes do not."""
+        """True if a save timed out although that time had not passed: Orbax reads the wall clock.
+        The barriers of several processes do not."""
         early = time.monotonic() - self._last.began < MIN_TIMEOUT_S if self._last else False
         return isinstance(error, TimeoutError) and early and jax.process_count() == 1
 

@@ -98,7 +98,7 @@ def _fail(message: str) -> int:
 
 
 def usage_message(error: Exception) -> str:
-    """What click found, and where to read more."""
+    """Message for an error found by click, with a hint to the verb's help."""
     message = error.format_message()
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", "")

@@ -33,12 +33,12 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def has_amx() -> bool:
-    """Whether this machine multiplies bfloat16 tiles in hardware."""
+    """True if this machine multiplies bfloat16 tiles in hardware."""
     return CPUINFO.is_file() and "amx_bf16" in CPUINFO.read_text(errors="replace")
 
 
 def compiler_options() -> dict[str, str]:
-    """What `jax.jit` should tell the compiler on this machine."""
+    """Compiler options for `jax.jit` on this machine."""
     if has_amx():
         return OPTIONS
     # float32 products of its newer library (YNN) take up to twice the time of Eigen
@@ -205,7 +205,7 @@ def once(x: Array) -> Array:
 
 @jax.custom_vjp
 def gradient_once(y: Array) -> Array:
-    """`y`, the same for its gradient."""
+    """Returns `y` unchanged and computes its gradient only once."""
     return y
 
 

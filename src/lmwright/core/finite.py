@@ -1,4 +1,4 @@
-"""Whether arrays are free of NaN and infinities, asked once for a whole tree."""
+"""Check that arrays are free of NaN and infinities, for a whole tree at once."""
 
 from typing import Any
 

@@ -86,12 +86,12 @@ TYPED = (Int8, Int4, Lora)
 
 
 def is_typed(leaf: Any) -> bool:
-    """Whether a walk over weights has met a typed leaf: an `is_leaf` of jax.tree functions."""
+    """True for a typed leaf of the weights: an `is_leaf` for jax.tree functions."""
     return isinstance(leaf, TYPED)
 
 
 def has_adapters(w: Tree) -> bool:
-    """Whether any leaf is a base with an adapter."""
+    """True if any leaf is a base with an adapter."""
     return any(isinstance(leaf, Lora) for leaf in jax.tree.leaves(w, is_leaf=is_typed))
 
 

@@ -71,14 +71,14 @@ def _tpu_devices(shape: dict[str, int], devices: Sequence[jax.Device]) -> np.nda
 
 
 def num_slices_of(devices: Sequence[jax.Device]) -> int:
-    """How many TPU slices the devices are on; 1 where they are no TPUs."""
+    """Number of TPU slices that the devices belong to; 1 for other devices."""
     if devices[0].platform != "tpu":
         return 1
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def slices_of(shape: dict[str, int], num_slices: int) -> dict[str, int]:
-    """How many slices each of data and stage crosses; data takes as many as it can."""
+    """Number of slices that each of data and stage crosses; data takes as many as it can."""
     data = math.gcd(shape["data"], num_slices)
     stage = num_slices // data
     if shape["stage"] % stage:

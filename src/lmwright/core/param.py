@@ -27,9 +27,9 @@ class Param:
     """Shape, meaning and initialization of one weight.
 
     Matrices start as a normal of `std` (one over the square root of the fan-in if unset);
-    `fill` makes a constant. What has a `balance_rate` moves by that much against the sign of its
-    gradient, which counts something and is none of the loss: no optimizer, no clipping. Raises
-    ValueError where arrow and shape disagree.
+    `fill` makes a constant. A weight with a `balance_rate` moves by that much against the sign of
+    its gradient, which is a count and not a gradient of the loss: no optimizer, no clipping.
+    Raises ValueError if arrow and shape disagree.
     """
 
     arrow: str
@@ -90,7 +90,7 @@ class Param:
         return math.prod(self.shape)
 
     def stacked(self, axis: str, count: int) -> "Param":
-        """The same weight `count` times, stacked in front as a batch axis."""
+        """Param of `count` such weights, stacked in front as a batch axis."""
         batch = " ".join((axis, *self.batch))
         rest = _ARROW.match(self.arrow)["rest"]
         return replace(self, arrow=f"[{batch}] {rest}", shape=(count, *self.shape))
@@ -104,7 +104,7 @@ class Param:
 
 
 def is_param(leaf: Any) -> bool:
-    """Where a walk over a spec stops: the `is_leaf` of jax.tree functions."""
+    """True for a Param: the `is_leaf` of jax.tree functions over a spec."""
     return isinstance(leaf, Param)
 
 

@@ -84,7 +84,7 @@ def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
 
 
 def lenient_shardings(spec: Tree, mesh: Mesh) -> Tree:
-    """The same, with dimensions that do not divide left whole."""
+    """Shardings in which dimensions that do not divide are left unsharded."""
 
     def one(param: Param) -> NamedSharding:
         entries = partition(param.axes, WEIGHTS)
@@ -123,13 +123,13 @@ def refuse_uneven(mesh: Mesh, entry: Entry, size: int, what: str) -> None:
 
 
 def context_ways() -> int:
-    """How many pieces the rows of the program being traced are cut into."""
+    """Number of shards of the rows in the program being traced."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else mesh.shape["context"]
 
 
 def batch_ways(mesh: Mesh | AbstractMesh) -> int:
-    """How many pieces the batch is cut into."""
+    """Number of shards of the batch."""
     return _ways(mesh, ACTIVATIONS["batch"])
 
 
@@ -148,5 +148,5 @@ def constrain(x: Array, axes: str) -> Array:
 
 
 def replicated(mesh: Mesh, tree: Any) -> Any:
-    """The same fully replicated sharding for every leaf."""
+    """Fully replicated sharding for every leaf."""
     return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)

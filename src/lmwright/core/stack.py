@@ -68,9 +68,9 @@ def run_stack(
 
 
 def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
-    """The same without a loop, for platforms where fresh memory costs more than arithmetic on
-    elements: what is no product's result is computed again, and a layer's slice of the
-    weights is taken again, rather than kept."""
+    """Stack of layers without a loop, for platforms where fresh memory costs more than elementwise
+    arithmetic. Results other than those of matmuls, and the slices of the weights, are recomputed
+    in the backward pass rather than kept."""
     leaves, tree = jax.tree.flatten(layers)
 
     def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
@@ -113,8 +113,8 @@ def run_stack_cached(
     x: Array,
     cache: Tree,
 ) -> tuple[Array, Tree]:
-    """The same with a cache laid out like the weights, read and rewritten layer by layer. Both
-    may be lists of layers (`apart`), which are not scanned."""
+    """Runs the stack with a cache laid out like the weights, read and rewritten layer by layer.
+    Both are unrolled or scanned together."""
     if isinstance(layers, list):
         slots = []
         for w, slot in zip(layers, cache, strict=True):

@@ -89,7 +89,8 @@ def _heads_as_one(eqn: str) -> str | None:
 
 
 def name_of(eqn: str) -> str:
-    """What rematerialization policies know the result of `eqn` by, if nothing else is said."""
+    """Name by which rematerialization policies know the result of `eqn`, unless another is
+    given."""
     return WIDE_MATMUL if eqn.endswith("f") else MATMUL
 
 
@@ -302,8 +303,8 @@ def added_up(sums: Array) -> Array:
 
 
 def before_products(x: Array) -> Array:
-    """`x`, and its gradient, as TPUs had better have them in memory: a normalization would
-    otherwise be done again for every tile of every product that reads it."""
+    """Returns `x` in memory as TPUs need it, and its gradient likewise: otherwise a normalization
+    is recomputed for every tile of every matmul that reads it."""
     barrier = lax.optimization_barrier
     return lax.platform_dependent(x, tpu=barrier, default=lambda x: x)
 

@@ -23,7 +23,7 @@ SECTIONS = ("objective.", "optim.", "train.", "data.pack.", "data.tokenizer.", "
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about where a model comes from; empty fields are left out of the card."""
+    """Facts about the origin of a model; empty fields are left out of the card."""
 
     name: str
     origin: str = ""
@@ -163,7 +163,7 @@ def _word(name: str) -> str:
 
 
 def facts_of_run(run_dir: Path) -> Facts:
-    """What the files of a run directory say; secrets and paths of data are left out."""
+    """Facts from the files of a run directory; secrets and paths of data are left out."""
     from lmwright.report.read import read_run
     from lmwright.report.summary import summarize
 

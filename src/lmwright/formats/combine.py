@@ -34,7 +34,7 @@ Mix = Callable[[Sequence[np.ndarray], Sequence[float]], np.ndarray]
 
 @dataclass(frozen=True)
 class Combination:
-    """How adapters become one."""
+    """Settings of the combination of adapters."""
 
     method: Method = "svd"
     density: float = 1.0

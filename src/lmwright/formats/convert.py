@@ -40,7 +40,7 @@ def export_loaded(
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
 ) -> Proof:
-    """The same for a model that is loaded."""
+    """Exports a model that is already loaded, like `export_command`."""
     loaded.check()
     options = {
         "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),

@@ -1,4 +1,4 @@
-"""How models are called in GGUF: architectures, metadata, tensors, both ways.
+"""Names of models in GGUF: architectures, metadata and tensors, both ways.
 
 A GGUF file is read as if it were a Hugging Face folder: its metadata become a config.json, its
 tensors get their Hugging Face names and layout, and everything else follows from those. Names of
@@ -226,7 +226,7 @@ def pairs(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:
 
 
 def rotated_heads(name: str, config: Mapping[str, Any]) -> int | None:
-    """How many heads a tensor's rows are, if it is a q or k projection."""
+    """Number of heads in the rows of a tensor if it is a q or k projection."""
     if ".q_proj." in name:
         return int(config["num_attention_heads"])
     return int(config["num_key_value_heads"]) if ".k_proj." in name else None

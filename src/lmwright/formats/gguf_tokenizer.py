@@ -44,7 +44,7 @@ def _split(pattern: str) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class Pre:
-    """What llama.cpp does for a name: the split, and what it takes for granted."""
+    """Pre-tokenizer behind a name of llama.cpp: its split, and its implicit settings."""
 
     make: Callable[[], Any]
     names: tuple[str, ...]

@@ -22,7 +22,7 @@ BESIDE = (
 
 
 def is_hub_name(path: str | os.PathLike) -> bool:
-    """Whether a path names a model of the hub."""
+    """True if a path is the name of a model on the hub."""
     return str(path).startswith(PREFIX)
 
 
@@ -62,7 +62,7 @@ def fetch(name: str, only: Sequence[str] = ()) -> tuple[Path, str]:
 def _fetched_before(
     hub: Any, repo: str, revision: str | None, file: str | None, name: str
 ) -> tuple[Path, str]:
-    """The same without the network, from the hub's cache."""
+    """Files of a repository from the hub's cache, without the network."""
     found = hub.try_to_load_from_cache(repo, file or "config.json", revision=revision)
     if not isinstance(found, str):
         raise UserError(f"{name}: was not fetched before, and HF_HUB_OFFLINE is set; unset it")
@@ -114,7 +114,7 @@ def _no_weights(held: set[str]) -> str:
 
 
 def _said(error: Exception, repo: str, revision: str | None) -> str:
-    """An error of the client in a sentence, without the token."""
+    """Sentence for an error of the client, without the token."""
     from huggingface_hub import errors
 
     token = "set HF_TOKEN to a token that may read it"

@@ -76,7 +76,7 @@ class LoadedModel:
 
     @property
     def source(self) -> Source | None:
-        """What transformers can be asked about; None where it can read nothing."""
+        """Source that transformers can load for comparison; None if it cannot read any."""
         if self.origin is not None or self.reference is None:
             return self.origin
         return Source(self.reference, self.model, self.load)
@@ -148,7 +148,7 @@ def _open_gguf(place: Place) -> LoadedModel:
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
-    """What generation_config.json (or config.json) says ends a text: one id or several."""
+    """Ids that end a text, according to generation_config.json (or config.json)."""
     config = read_config(folder) | read_json(folder / "generation_config.json")
     said = config.get("eos_token_id")
     said = said if isinstance(said, list) else [said]

@@ -40,7 +40,7 @@ MODEL_PLACES = "a run directory, a Hugging Face model folder, a .gguf file or hf
 
 @dataclass(frozen=True)
 class Place:
-    """What lies at a path, read lazily."""
+    """A place, read lazily."""
 
     kind: Literal["run directory", "Hugging Face folder", "GGUF file", "adapter folder"]
     path: Path
@@ -85,8 +85,8 @@ class Place:
 
 
 def open_place(name: str | Path, *, header: bool = False) -> Place:
-    """What lies at a path or under a hub name, of which only config.json is fetched where no more
-    than the `header` is wanted. Raises UserError where nothing is that lmwright reads."""
+    """Place at a path or under a hub name, of which only config.json is fetched if only the
+    `header` is needed. Raises UserError if there is nothing that lmwright reads."""
     if is_hub_name(name):
         path, commit = fetch(str(name), only=["config.json"] if header else ())
         return replace(_open_path(path), hub=commit)
@@ -146,7 +146,7 @@ def _nothing_at(path: Path) -> UserError:
 
 
 def is_run(name: str | Path) -> bool:
-    """Whether a name means a run: a run file, or a folder that holds one."""
+    """True if a name means a run: a run file, or a folder that holds one."""
     path = Path(name)
     return path.suffix == ".toml" or (path / "run.toml").exists()
 

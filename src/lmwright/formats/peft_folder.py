@@ -55,7 +55,7 @@ class PeftModule:
 
     @property
     def delta(self) -> np.ndarray:
-        """What it adds to the weight, [outputs, inputs]."""
+        """Update that the adapter adds to the weight, [outputs, inputs]."""
         return self.scale * (self.b @ self.a)
 
 

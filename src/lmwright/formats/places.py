@@ -70,8 +70,8 @@ def _clean(out: Path) -> None:
 
 
 def _abandoned(path: Path, host: str | None, pid: int) -> bool:
-    """Whether the process that wrote there is gone. One of another host is, by guess, after a
-    day without a word."""
+    """True if the process that wrote there is gone. For a process of another host this is a guess,
+    after a day."""
     if host in (HOST, None):
         try:
             os.kill(pid, 0)

@@ -38,7 +38,7 @@ TOLERANCE = 1e-3  # of the largest logit; float32 sums in another order stay bel
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two sets of logits are apart."""
+    """Distance between two sets of logits."""
 
     max_abs_diff: float
     max_abs_logit: float
@@ -50,7 +50,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Accounting:
-    """Which tensors the result was made from."""
+    """Tensors that the result was made from."""
 
     tensors: int
     """Each used exactly once."""
@@ -65,7 +65,7 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Source:
-    """What a model was made from, where transformers may read it."""
+    """Origin of a model, where transformers may read it."""
 
     path: Path | None
     """None where transformers can read nothing."""
@@ -83,7 +83,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, and how well it agrees."""
+    """Comparisons that were made, and how well they agree."""
 
     dtype: str
     tokens: int
@@ -176,7 +176,7 @@ def accounting(model: Any, source: Mapping[str, Any], xxh3: str) -> Accounting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `prove` finds about the logits."""
+    """Comparison of the logits by `prove`."""
 
     source_to_folder: Agreement | None
     folder_to_transformers: Agreement | None

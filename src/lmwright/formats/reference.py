@@ -21,7 +21,7 @@ ROOM = 1.3  # memory a model takes while it is loaded, over its weights
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers said, or why it said nothing."""
+    """Logits of transformers, or the reason why there are none."""
 
     logits: np.ndarray | None
     """float32 [B, T, V]."""
@@ -70,7 +70,7 @@ WHOLE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def _dropped(config: Mapping[str, Any]) -> str | None:
-    """What transformers silently leaves out when it reads a GGUF file."""
+    """Setting that transformers silently ignores when it reads a GGUF file, if any."""
     if config.get("model_type") not in WHOLE:
         return f"some of {config.get('model_type')}'s settings"
     if config.get("attention_bias") or config.get("mlp_bias"):

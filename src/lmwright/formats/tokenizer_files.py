@@ -17,7 +17,7 @@ FILES = (
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds the files of a tokenizer."""
+    """True if a folder holds the files of a tokenizer."""
     return any((folder / name).exists() for name in MARKS)
 
 

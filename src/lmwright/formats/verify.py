@@ -51,7 +51,7 @@ class TensorDiff:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found."""
+    """Result of a comparison of two models."""
 
     a: str
     b: str

@@ -36,7 +36,7 @@ STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 @dataclass(frozen=True)
 class Surgery:
-    """What becomes of a vocabulary."""
+    """Changes to a vocabulary."""
 
     rows: int
     """Of the embedding, afterwards."""

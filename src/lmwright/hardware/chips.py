@@ -13,7 +13,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """What one device can do at best."""
+    """Peak performance of one device."""
 
     bf16_flops: float
     """Multiply-adds in bfloat16, counted as two operations, per second."""

@@ -1,4 +1,4 @@
-"""What the analytic model reckons with beyond TPU chips: GPUs, CPU cores, data-center networks.
+"""Devices of the analytic model other than TPU chips: GPUs, CPU cores, data-center networks.
 
 Peaks and memory of the devices themselves are in `presets.hardware`. Rates are the vendors',
 one way, in bytes per second; the GPUs' efficiencies are assumed, the core's rates come from one

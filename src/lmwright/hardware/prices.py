@@ -1,4 +1,4 @@
-"""What an hour of one chip costs, by kind of machine: list prices of one day, to be overridden.
+"""List prices of one chip-hour by kind of machine, of one day; a run may override them.
 
 `plan.prices` in the run file and `lmwright plan --price` go before this table. Prices differ by
 region, contract and day; none here is an offer.

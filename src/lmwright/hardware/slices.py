@@ -25,7 +25,7 @@ CUBES = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """How slices of one TPU generation are named and laid out."""
+    """Naming and layout of the slices of one TPU generation."""
 
     compiler_name: str
     device_kind: str
@@ -77,7 +77,7 @@ class Slice:
 
     @property
     def num_chips(self) -> int:
-        """Of all slices together."""
+        """Number of chips of all slices together."""
         return math.prod(self.shape) * self.num_slices
 
     @property

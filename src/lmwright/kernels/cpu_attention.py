@@ -50,7 +50,7 @@ def _chunks(t: int) -> list[tuple[int, int]]:
 
 
 def _together(q: Array, kv_heads: int) -> int:
-    """How many kv heads go through the loop at once: one alone leaves cores idle."""
+    """Number of kv heads that go through the loop at once: one alone leaves cores idle."""
     _, t, n, _ = q.shape
     start, end = _chunks(t)[0]
     one = 4 * (n // kv_heads) * (end - start) * t
@@ -87,8 +87,8 @@ def _hidden(ids: Array, start: int, end: int, how: Scoring) -> Array:
 
 
 def _scores(q: Array, k: Array, ids: Array, how: Scoring, start: int, end: int):
-    """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk, and what the cap
-    makes of a change of them (None without one)."""
+    """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk, and the derivative of the
+    soft cap (None without one)."""
     g, _, h = q.shape
     scaled = (q[:, start:end] * how.scale).reshape(-1, h)
     keys = k[_first_key(start, how) : end]

@@ -107,8 +107,8 @@ def _pick(low: Array, tree: Tree) -> Tree:
 def _scores(
     how: Scoring, q: Array, k: Array, q_ids: Array, k_ids: Array, q_start: Array, k_start: Array
 ) -> tuple[Array, Array | None]:
-    """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and what the
-    cap makes of a change of them (None without one)."""
+    """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and the derivative
+    of the soft cap (None without one)."""
     scores = jnp.einsum("bkgth,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
     slope = None
     if how.soft_cap is not None:

@@ -1,4 +1,4 @@
-"""Which implementation runs where. Every kernel equals its `nn/` twin."""
+"""Selects the implementation for each platform. Every kernel equals its `nn/` twin."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
 
 
 def compiler_options(how: Compute, device_kind: str = "") -> dict[str, str]:
-    """What `jax.jit` should tell the compiler for these kernels."""
+    """Compiler options for `jax.jit` that these kernels need."""
     if how.kernels in ("tpu", "early tpu"):
         # other generations' compilers refuse it
         torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
@@ -68,8 +68,8 @@ def _whole_rows(how: Compute) -> Callable[..., Array]:
 
 
 def for_lanes(how: Compute, num_rows: int, embed_dim: int) -> Compute:
-    """The same for a step that is mapped over lanes of `num_rows` rows in all: a lane does not
-    see the rows beside it, memory does."""
+    """Compute settings for a step that is mapped over lanes with `num_rows` rows in total: each
+    lane sees only its own rows, but all of them share the memory."""
     if how.kernels != "cpu":
         return how
     from lmwright.kernels.cpu_xent import chunk_tokens

@@ -28,8 +28,8 @@ FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each blo
 
 
 def fits(seq_len: int, early: bool = False) -> bool:
-    """Whether rows of this length divide into the kernel's blocks; v2 and v3 have no room for
-    the table of blocks of long rows."""
+    """True if rows of this length divide into the kernel's blocks; v2 and v3 have no room for
+    longer rows."""
     return seq_len % LANES == 0 and not (early and seq_len > FUSED_LEN)
 
 

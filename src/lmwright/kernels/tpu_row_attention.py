@@ -36,7 +36,7 @@ Sums = tuple[Array, Array, Array]  # of the online softmax: the largest score, t
 
 
 def fits(seq_len: int, head_dim: int, itemsize: int) -> bool:
-    """Whether the backward pass has room for a whole head, of dimensions that fill tiles."""
+    """True if the backward pass has room for a whole head, of dimensions that fill tiles."""
     whole = seq_len % LANES == 0 and head_dim % 16 == 0
     return whole and _vector_memory(seq_len, head_dim, itemsize) <= VECTOR_MEMORY
 
@@ -55,7 +55,7 @@ def block_of(seq_len: int) -> int:
 
 
 class _Row(NamedTuple):
-    """How a row is cut into blocks, and what becomes of their scores."""
+    """Blocks of a row, and the transformation of their scores."""
 
     size: int
     count: int
@@ -179,7 +179,7 @@ def _backward_kernel(
 
 
 class _Call(NamedTuple):
-    """What both kernels are called with."""
+    """Arguments of both kernels."""
 
     how: Scoring
     interpret: bool

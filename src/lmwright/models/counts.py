@@ -60,7 +60,8 @@ def count_by_part(model: Any) -> list[PartCount]:
 
 
 def active_share(model: Any, path: str, param: Param) -> float:
-    """How much of a weight each token meets: all of it, but of experts those it is sent to."""
+    """Fraction of a weight that each token meets: all of it, but of experts only those it is sent
+    to."""
     if "experts" not in param.batch:
         return 1.0
     reasoning = path.rpartition(".")[2].startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""What causal decoders share: layers run over whole rows, or after those in a kv cache.
+"""Decoder: what causal decoders share. Layers run over whole rows, or continue those in a kv cache.
 
     family: layer(kind, weights, x, tables, attend) -> (x, aux)
                                             |
@@ -80,7 +80,7 @@ class Decoder:
 
     @property
     def rotary_dim(self) -> int:
-        """How much of a head is rotated."""
+        """Number of dimensions of a head that are rotated."""
         return self.head_dim
 
     @property

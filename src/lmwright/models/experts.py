@@ -76,7 +76,7 @@ class Experts:
 
     @property
     def routing(self) -> Routing:
-        """How the router chooses."""
+        """Routing settings for the router."""
         return Routing(
             self.experts_per_token, self.score, self.shares, self.scale,
             self.num_groups, self.groups_per_token,

@@ -71,7 +71,7 @@ class Phi3(Decoder):
 
     @property
     def rotary_dim(self) -> int:
-        """How much of a head is rotated."""
+        """Number of dimensions of a head that are rotated."""
         return int(self.head_dim * self.rotary_fraction)
 
     def spec(self) -> Tree:

@@ -62,7 +62,7 @@ class Reasoning:
 
     @property
     def experts(self) -> Experts:
-        """The same as a section of experts."""
+        """Settings of the reasoning layers as a section of experts."""
         chosen = self.experts_per_token or self.num_experts
         return Experts(num_experts=self.num_experts, experts_per_token=chosen, mlp_dim=self.mlp_dim)
 

@@ -14,7 +14,7 @@ from lmwright.errors import UserError
 
 @dataclass(frozen=True)
 class TextPart:
-    """Where one architecture of Hugging Face keeps its text model."""
+    """Location of the text model in one architecture of Hugging Face."""
 
     architecture: str
     """Of the text model alone."""
@@ -51,7 +51,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
-    """How a config.json's text model is kept, where it is a part of another one."""
+    """Text model of a config.json if it is a part of another model."""
     return TEXT_PARTS.get(architecture_of(config))
 
 

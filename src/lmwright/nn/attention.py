@@ -11,7 +11,7 @@ MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight i
 
 
 class Scoring(NamedTuple):
-    """What becomes of the products of queries and keys, as kernels pass it on."""
+    """Transformation of the products of queries and keys into scores, as kernels pass it on."""
 
     scale: float
     window: int | None

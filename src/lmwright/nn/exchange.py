@@ -116,12 +116,12 @@ class Exchange:
         return num * min(k, self.counts.shape[0] // self.ways)
 
     def _parts(self) -> tuple[Array, Array]:
-        """Where the choices of each device begin in the order, and how many they are."""
+        """Start and number of the choices of each device in the sorted order."""
         sent = jnp.sum(self.counts.reshape(self.ways, -1), axis=1)
         return jnp.cumsum(sent) - sent, sent
 
     def _ours(self) -> Array:
-        """Where this device's rows begin in what each other one receives."""
+        """Start of this device's rows in what each other device receives."""
         return jnp.full(self.ways, lax.axis_index(AXIS) * self.room)
 
     @staticmethod
@@ -134,7 +134,7 @@ class Exchange:
         return lax.ragged_all_to_all(rows, empty, *where, axis_name=AXIS)
 
     def _slots(self) -> tuple[Array, Array]:
-        """Where each choice [N, k] goes in what is sent, and the choice in each such place."""
+        """Slot of each choice [N, k] in the send buffer, and the choice in each slot."""
         num, k = self.ids.shape
         starts, sent = self._parts()
         device = self.ids // (self.counts.shape[0] // self.ways)

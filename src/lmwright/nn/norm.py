@@ -13,8 +13,7 @@ def rms_norm(x: Array, scale: Array, eps: float, *, dims: int = 1) -> Array:
 
 
 def rms_norm_from_zero(x: Array, scale: Array, eps: float) -> Array:
-    """The same with weights that are zero where they change nothing, as Gemma stores them
-    (https://arxiv.org/abs/2403.08295): times 1 + scale, before the result is rounded."""
+    """RMS norm whose weights are zero where they change nothing, as Gemma stores them."""
     x32 = x.astype(jnp.float32)
     inverse = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * inverse * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)

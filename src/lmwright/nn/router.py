@@ -21,7 +21,7 @@ TINY = 1e-20  # keeps a sum of sigmoids that are all zero finite, as DeepSeek's 
 
 @dataclass(frozen=True)
 class Routing:
-    """How k of E experts are chosen.
+    """Settings for choosing k of E experts.
 
     `shares` are normalized over the chosen experts ("chosen": for softmax the same as taking
     the softmax after the choice) or left as they are among all ("all"), then multiplied by
@@ -38,7 +38,8 @@ class Routing:
 
 
 class Choice(NamedTuple):
-    """Where tokens go: experts int32 and shares float32, [B, T, k], and all scores [B, T, E]."""
+    """Routing of tokens: experts int32 and routing weights float32, [B, T, k], and all scores [B,
+    T, E]."""
 
     experts: Array
     shares: Array
@@ -61,7 +62,7 @@ def choose(logits: Array, bias: Array | None, how: Routing) -> Choice:
 
 
 def _best_groups(ranked: Array, how: Routing) -> Array:
-    """The same with all but the best groups at minus infinity."""
+    """Scores with all but the best groups at minus infinity."""
     grouped = ranked.reshape(*ranked.shape[:-1], how.num_groups, -1)
     worth = jnp.sum(jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0], axis=-1)
     best = jax.lax.top_k(worth, how.groups_per_token)[1]

@@ -1,4 +1,5 @@
-"""What objectives over whole answers share: each token's log probability, and the reference."""
+"""Log probabilities of whole answers, and the reference model, for the objectives that compare
+answers."""
 
 from typing import Annotated, Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What an objective returns: sums and weights, never means, so that accumulation, packing
+"""Loss: the result of an objective, as sums and weights, never means, so that accumulation, packing
 and uneven hosts are exact."""
 
 from typing import Any, NamedTuple

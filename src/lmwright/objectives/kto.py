@@ -103,8 +103,8 @@ def liked_answers(batch: Batch) -> Array:
 
 
 def rotate(batch: Batch) -> Batch:
-    """The same prompts, each with the answer of the segment before it; the first has the last's.
-    What follows an answer moves with it."""
+    """Batch with the same prompts, each with the answer of the segment before it; the first gets
+    the last one."""
     t = batch.tokens.shape[1]
 
     def of_row(tokens: Array, ids: Array, positions: Array, weight: Array) -> Batch:

@@ -63,7 +63,7 @@ class Sft:
         return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
     def without_noise(self) -> "Sft":
-        """What evaluation measures."""
+        """Objective for evaluation, without noise."""
         return replace(self, neftune_alpha=0.0)
 
 

@@ -25,7 +25,7 @@ TIE_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What bounds a run, and what to try."""
+    """Resource that bounds a run, and changes to try."""
 
     bound: str
     share: float
@@ -80,7 +80,7 @@ class Advice:
 
 
 def bound_of(by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
-    """What bounds a step, by the seconds that go to each kind of work and part of the model."""
+    """Resource that bounds a step, by the seconds of each kind of work and part of the model."""
     bounds: dict[str, float] = {}
     for kind, seconds in by_kind.items():
         name = BOUNDS.get(kind, kind)

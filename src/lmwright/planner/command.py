@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is printed, and the exit code."""
+    """Printed answer and exit code."""
 
     lines: list[str]
     json: str

@@ -30,7 +30,7 @@ from lmwright.planner.sessions import (
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """How far a run gets in a limited time."""
+    """Progress of a run in a session of limited time."""
 
     hours: float
     steps: int
@@ -47,7 +47,7 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """Of all training steps; start-up, compilation and evaluation come on top."""
+    """Cost of all training steps; start-up, compilation and evaluation come on top."""
 
     steps: int
     tokens: int

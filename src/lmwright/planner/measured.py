@@ -36,7 +36,7 @@ SETTLING = 1  # logged values after a start that hold the first, slower steps
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a run directory says of its speed and size; None where it says nothing."""
+    """Measured speed and size of a run directory; None where nothing was measured."""
 
     step_s: float
     steps: int
@@ -56,7 +56,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What plan says of the same run."""
+    """Plan's prediction for the same run."""
 
     by: str
     """quick, or compiler."""
@@ -96,7 +96,7 @@ def measured(record: RunRecord) -> Measured:
 
 
 def _follows_start(step: int, steps: list[int], starts: set[int]) -> bool:
-    """Whether a logged value is the first after a start."""
+    """True if a logged value is the first after a start."""
     before = [s for s in steps if s < step]
     return not before or any(before[-1] <= start < step for start in starts - {steps[0]})
 

@@ -35,7 +35,7 @@ class Factor:
                 raise ValueError(f"{value} is not a factor")
 
     def note(self, machine: str, value: float) -> str:
-        """That it is used, and how not to."""
+        """Note that the ratio is applied, and how to remove it."""
         return (
             f"times {value:.3g}, as {self.run} measured on {machine} ({self.date}); "
             f"`lmwright plan --measured {self.run} --forget` removes that"
@@ -48,7 +48,7 @@ def path() -> Path:
 
 
 def factor_of(machine: str) -> Factor | None:
-    """What is known of a machine of this name; None where nothing is, or the file is damaged."""
+    """Stored ratio for a machine of this name; None if there is none, or the file is damaged."""
     file = path()
     try:
         stamp = file.stat().st_mtime_ns

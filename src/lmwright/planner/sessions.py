@@ -20,7 +20,7 @@ ASSUMED_SAVE_BYTES_PER_S = 5e8
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run goes, in seconds."""
+    """Speed of a run, in seconds."""
 
     step_s: float
     save_s: float
@@ -46,7 +46,7 @@ def session_limit_s(limits: Limits) -> float:
 
 
 def fits(elapsed_s: float, next_s: float, save_s: float, limit_s: float) -> bool:
-    """Whether there is time for `next_s` more seconds of training and a save."""
+    """True if there is time for `next_s` more seconds of training and a save."""
     return elapsed_s + next_s + save_s <= limit_s
 
 

@@ -37,12 +37,12 @@ class Cures:
 
 
 def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
-    """What would make it fit, as lines; `hours` is the length of a session."""
+    """Suggestions that would make a run fit, as lines; `hours` is the length of a session."""
     return cures(run, machine, hours).lines
 
 
 def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
-    """What would make the run fit the machine, or on which it would."""
+    """Suggestions that would make the run fit the machine, or machines on which it would fit."""
     lines = ["", "what would make it fit, by the analytic model:"]
     found = {c.overrides: c for c in single_cures(run, machine) if c.quick.fits}
     lines += [_line(candidate) for candidate in found.values()]

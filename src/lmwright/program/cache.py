@@ -28,7 +28,7 @@ PACKAGES = ("jax", "jaxlib", "libtpu")
 
 
 def cache_folder() -> Path:
-    """Where entries are: `$XDG_CACHE_HOME/lmwright/plans`."""
+    """Folder of the entries: `$XDG_CACHE_HOME/lmwright/plans`."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root, "lmwright", "plans")
 

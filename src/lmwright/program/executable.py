@@ -40,7 +40,7 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def folder() -> Path:
-    """Where entries are: `$XDG_CACHE_HOME/lmwright/steps`."""
+    """Folder of the entries: `$XDG_CACHE_HOME/lmwright/steps`."""
     return cache_folder().parent / "steps"
 
 
@@ -111,7 +111,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def exists(key: str) -> bool:
-    """Whether there is an entry."""
+    """True if there is an entry."""
     return (folder() / key).exists()
 
 
@@ -133,7 +133,7 @@ def load(
 
 
 def _trusted_bytes(path: Path) -> bytes:
-    """What an entry holds. Raises ValueError where it is damaged or others may have written it."""
+    """Content of an entry. Raises ValueError if it is damaged or others may have written it."""
     content = read_private(path)
     told, packed = content[:DIGEST], content[DIGEST:]
     if hashlib.sha256(packed).digest() != told:
@@ -153,7 +153,7 @@ class Ready:
 
 
 def takes(compiled: jax.stages.Compiled, state: Tree) -> bool:
-    """Whether a compiled step accepts this state as its first argument.
+    """True if a compiled step accepts this state as its first argument.
 
     XLA packs int4 inside a program for CPUs, JAX's arrays report a layout that is not packed, and
     a compiled program refuses arguments that differ in that, while a jitted function converts.
@@ -194,7 +194,7 @@ def load_or_compile(
 
 
 def notes() -> list[Made]:
-    """What the kept steps were made of, the newest first."""
+    """Descriptions of the kept steps, the newest first."""
     try:
         paths = [p for p in folder().glob(f"*{NOTE}") if p.with_suffix("").exists()]
         paths.sort(key=lambda path: path.stat().st_mtime, reverse=True)

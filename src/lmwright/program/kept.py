@@ -24,7 +24,7 @@ SECTIONS = ("seed", "model", "objective", "optim", "train", "lora", "mesh")
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What one compiled step is for."""
+    """Description of one compiled step."""
 
     program: str
     """Its fingerprint."""
@@ -72,7 +72,7 @@ class Made:
 
     @property
     def kinds(self) -> Counter:
-        """How many devices of which kind."""
+        """Number of devices of each kind."""
         return Counter(str(device[1]) for device in self.devices)
 
     @property
@@ -91,7 +91,7 @@ def difference(here: Made, kept: Iterable[Made]) -> str:
 
 
 def _rank(made: Made, here: Made) -> int:
-    """How many things differ, so that the nearest step is compared."""
+    """Number of differences, so that the nearest step is compared."""
     names = ("program", "devices", "options", "versions")
     return sum(getattr(made, name) != getattr(here, name) for name in names)
 

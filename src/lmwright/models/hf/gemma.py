@@ -1,4 +1,4 @@
-"""How the Gemma family is written in Hugging Face's config.json and weight names."""
+"""Gemma in Hugging Face: config.json and weight names."""
 
 from typing import Any
 

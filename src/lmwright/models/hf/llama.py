@@ -1,4 +1,4 @@
-"""How the llama family is written in Hugging Face's config.json and weight names.
+"""The llama family in Hugging Face: config.json and weight names.
 
 One table serves both directions; the layout of each weight follows from its arrow.
 A field that no listed architecture can express is refused, never dropped.

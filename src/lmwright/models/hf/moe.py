@@ -1,4 +1,4 @@
-"""How decoders with experts are written in Hugging Face's config.json and weight names.
+"""Decoders with experts in Hugging Face: config.json and weight names.
 
 On disk every expert has names of its own, `{}` in the tables; transformers stacks them when it
 loads. A field that an architecture cannot express is refused, never dropped.

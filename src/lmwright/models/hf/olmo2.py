@@ -1,4 +1,4 @@
-"""How OLMo 2 is written in Hugging Face's config.json and weight names."""
+"""OLMo 2 in Hugging Face: config.json and weight names."""
 
 from typing import Any
 

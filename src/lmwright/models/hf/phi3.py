@@ -1,4 +1,4 @@
-"""How Phi-3 is written in Hugging Face's config.json and weight names."""
+"""Phi-3 in Hugging Face: config.json and weight names."""
 
 from typing import Any
 

@@ -133,7 +133,7 @@ def microbatches_of(run: Run) -> Iterator[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """Of a positive number, smallest first."""
+    """Divisors of a positive number, smallest first."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 

@@ -67,12 +67,13 @@ class Weight:
 
     @property
     def is_wide(self) -> bool:
-        """Whether `remat = "mlp"` computes its product again, as `core.weight.dot` names it."""
+        """True if `remat = "mlp"` recomputes the product of this weight, as `core.weight.dot` names
+        it."""
         return self.outputs[-1:] == ("mlp",)
 
     @property
     def is_gate(self) -> bool:
-        """Whether `remat = "gate"` does."""
+        """True if `remat = "gate"` recomputes the product of this weight."""
         return self.path.endswith("gate")
 
 
@@ -226,12 +227,12 @@ class Layout:
 
     @property
     def weight_elements(self) -> float:
-        """Of all weights, on one device."""
+        """Elements of all weights on one device."""
         return held_weights(self._sizes, self.model)
 
     @property
     def optimizer_bytes(self) -> float:
-        """Of the optimizer's state, on one device."""
+        """Bytes of the optimizer state on one device."""
         return held_optimizer_bytes(self._sizes, self.run.optim, self.model)
 
     @cached_property
@@ -255,7 +256,7 @@ class Layout:
         return self.model.num_layers / self.stages
 
     def share(self, weight: Weight) -> float:
-        """Of all layers, those that have a weight of this stack."""
+        """Fraction of the layers that have a weight of this stack."""
         return weight.layers / self.model.num_layers
 
     def product_ways(self, weight: Weight) -> int:
@@ -272,7 +273,7 @@ class Layout:
 
     @property
     def activation_bytes(self) -> int:
-        """Of one element."""
+        """Bytes of one element of an activation."""
         return 2 if self.run.train.precision == "bf16" else 4
 
     def stream_bytes(self) -> float:
@@ -306,7 +307,7 @@ class Layout:
 
     @property
     def has_whole_rows(self) -> bool:
-        """Whether attention is that of `kernels/tpu_row_attention.py`."""
+        """True if attention is computed by `kernels/tpu_row_attention.py`."""
         alone = self.kernels == "tpu" and self.sizes["context"] == 1
         return alone and fits(self.seq_len, self.model.head_dim, self.activation_bytes)
 

@@ -58,8 +58,8 @@ class Quick:
 
     @property
     def factor(self) -> float | None:
-        """What runs took over the model's prediction on this very machine; None where no one
-        measured."""
+        """Ratio of measured runs to the prediction on this very machine; None without a
+        measurement."""
         kept = factor_of(self.machine.name)
         return None if kept is None else kept.quick
 
@@ -70,7 +70,7 @@ class Quick:
 
     @property
     def over_bytes(self) -> float:
-        """How much too large the run is for a device; negative where it fits."""
+        """Bytes by which the run is too large for a device; negative if it fits."""
         return self.memory.peak - self.limit_bytes if self.limit_bytes else -1.0
 
     @property
@@ -79,7 +79,7 @@ class Quick:
 
     @property
     def is_close(self) -> bool:
-        """Whether the error of the model could turn the verdict."""
+        """True if the error of the model could change the verdict."""
         limit = self.limit_bytes
         return limit is not None and abs(self.over_bytes) < MEMORY_ERROR_SHARE * limit
 
@@ -167,7 +167,7 @@ class Quick:
         return [f"if it did fit, it would take {self._speed()}", *takes.lines()[:2]]
 
     def verdict(self) -> str:
-        """Whether it fits, and how sure that is."""
+        """Sentence on whether the run fits, and how certain that is."""
         used, error = self.memory.peak, f"give or take {MEMORY_ERROR_SHARE:.0%}"
         if self.limit_bytes is None:
             return f"NEEDS {memory_size(used)} of the host's memory, {error}"
@@ -203,7 +203,7 @@ class Quick:
 
 
 def machine_text(machine: Machine) -> str:
-    """What a machine is made of."""
+    """Description of the parts of a machine."""
     groups = {"tpu": "slices", "gpu": "nodes"}.get(machine.platform, "")
     text = f"{machine.num_chips} {machine.unit}{'s' if machine.num_chips > 1 else ''}"
     return f"{text} in {machine.num_groups} {groups}" if machine.num_groups > 1 else text

@@ -110,8 +110,8 @@ def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
 
 
 def products(layout: Layout, weight: Weight) -> int:
-    """How often a token meets a weight: forward, for its gradient, for the weight's, and
-    where it is computed again. A looked-up table is in none, unless it is the head too."""
+    """Number of matmuls of a token with a weight: forward, for its gradient, for the gradient of
+    the weight, and if it is recomputed. A lookup table has none, unless it is also the head."""
     if weight.part == "embedding" and getattr(layout.model, "head", "tied") == "untied":
         return 0
     if not weight.stacked:
@@ -147,7 +147,7 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
-    """The same where `kernels/tpu_row_attention.py` does it, so many times forward."""
+    """Seconds of attention by `kernels/tpu_row_attention.py`, counted so many times forward."""
     m, size, heads = layout.model, block_of(layout.seq_len), _heads(layout)
     below = heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
     tokens = heads * layout.seq_len * m.num_layers
@@ -159,7 +159,7 @@ def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
 
 
 def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
-    """The same where JAX's splash kernel does it."""
+    """Seconds of attention by JAX's splash kernel."""
     m, length = layout.model, layout.seq_len
     sizes = block_sizes(length, m.head_dim)
     sides = {"fwd": (sizes.block_q, sizes.block_kv), "bwd": (sizes.block_kv_dkv, sizes.block_q_dkv)}

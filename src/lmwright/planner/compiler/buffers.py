@@ -79,7 +79,7 @@ def filled_by(program: Program, frames: Frames) -> dict[str, str]:
 
 
 def _origin(holder: Computation, name: str) -> str:
-    """What an array was before it was passed on unchanged."""
+    """Instruction that made an array before it was passed on unchanged."""
     step = holder.by_name[name]
     while step.opcode in ("bitcast", "copy") and step.operands[0] in holder.by_name:
         step = holder.by_name[step.operands[0]]
@@ -87,7 +87,7 @@ def _origin(holder: Computation, name: str) -> str:
 
 
 def _part_put_in(step: Instruction, body: Computation, frames: Frames) -> str:
-    """What a stack is for, by what made the row that is put in."""
+    """Part that a stack belongs to, by the instruction that made the row put into it."""
     given = [body.by_name[name] for name in step.operands if name in body.by_name]
     parts = [part_of(one, frames) for one in given]
     if step.shape.startswith("("):

@@ -45,7 +45,7 @@ _USED_OF = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the compiler said of one train step on one slice; bytes are of one device."""
+    """The compiler's answer for one train step on one slice; bytes are of one device."""
 
     slice: str
     mesh: dict[str, int]
@@ -75,7 +75,7 @@ class Compiled:
 
 
 def has_libtpu() -> bool:
-    """Whether the TPU compiler is installed."""
+    """True if the TPU compiler is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 

@@ -305,7 +305,7 @@ class _Walk:
         return "memory", moved / self.rates.hbm_bytes_per_s
 
     def written_bytes(self, step: Instruction) -> int:
-        """What an instruction must write to memory; 0 where it may write a part in place."""
+        """Bytes that an instruction must write to memory; 0 if it may write a part in place."""
         inner = [i for name in step.called for i in self.program.computations[name].instructions]
         if any(one.opcode in IN_PLACE for one in (step, *inner)):
             return 0

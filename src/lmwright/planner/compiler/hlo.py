@@ -109,7 +109,7 @@ class Program:
     """All of it; tables at its top say where instructions come from."""
 
     def trip_count(self, loop: Instruction, holder: Computation) -> int | None:
-        """How often the body of a `while` in `holder` runs; None where it cannot be told.
+        """Number of iterations of a `while` in `holder`; None if unknown.
 
         Understood is the loop that counts: an element of its tuple that starts as a
         constant, grows by a constant, and is compared with a constant.
@@ -218,7 +218,7 @@ def _constant(holder: Computation, name: str | None) -> int | None:
 
 
 def _step(body: Computation, name: str) -> int | None:
-    """What is added to the counter each time around."""
+    """Increment of the loop counter per iteration."""
     grown = body.by_name[name]
     while grown.opcode in ("copy", "bitcast"):
         grown = body.by_name[grown.operands[0]]

@@ -120,7 +120,7 @@ def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, f
 
 
 def flops_per_cycle(generation: str) -> float:
-    """What the matrix units of one core do at best."""
+    """Peak FLOPs per cycle of the matrix units of one core."""
     rates = RATES[generation]
     peak = peak_of(GENERATIONS[generation].device_kind).bf16_flops
     return peak / (rates.clock_hz * rates.cores)

@@ -48,7 +48,7 @@ def spanned(chips: int, where: Slice) -> tuple[int, ...] | None:
 
 
 def wraps(side: int, where: Slice) -> bool:
-    """Whether a torus axis of this length is a ring."""
+    """True if a torus axis of this length is a ring."""
     if where.generation in POD_SIDES:
         return side == POD_SIDES[where.generation]
     return all(length % CUBE == 0 for length in where.shape)

@@ -46,7 +46,7 @@ class _Walk:
         self.weights = {dims for i in given for _, dims in arrays(i.shape) if len(dims) > 1}
 
     def fullest(self, computation: Computation) -> frozenset[str]:
-        """What is alive at the fullest moment of a computation, of what is made in it."""
+        """Arrays alive at the fullest moment of a computation, of those made in it."""
         steps = computation.instructions
         values, last = {}, {}
         for at, step in enumerate(steps):
@@ -79,7 +79,7 @@ class _Walk:
         return frozenset()
 
     def _value(self, step: Instruction, values: dict[str, Value]) -> Value:
-        """What a step's result is made of; new arrays are noted in `sizes` and `made`."""
+        """Arrays that make up a step's result; new ones are recorded in `sizes` and `made`."""
         given = [values.get(name, frozenset()) for name in step.operands]
         if step.opcode == "parameter":
             return frozenset()
@@ -104,7 +104,7 @@ class _Walk:
         return old | {step.name}
 
     def use_of(self, name: str) -> str:
-        """What an array is for."""
+        """Purpose of an array."""
         stack = self.stacks.get(name)
         if stack:
             return GRADIENTS if stack.startswith("gradients") else SAVED
