@@ -101,8 +101,8 @@ def _wide_first(a: Array) -> Array:
 
 
 def stands_left(w: Array) -> bool:
-    """Whether a weight is a matrix that, contracted over its last axis, is the left one of its
-    product."""
+    """True if a weight is a matrix that should be the left operand of its product, contracted over
+    its last axis."""
     return w.ndim == 2 and w.shape[0] >= WIDE * w.shape[1] and w.shape[1] >= NARROW
 
 

@@ -270,8 +270,8 @@ def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
 
 
 def scatters(device_kind: str, sizes: Mapping[str, int], batch_ways: int) -> bool:
-    """Whether gradients go to their shards by `scattered_gradient` on a mesh of these sizes:
-    where rows are cut over `fsdp` alone and the way of an all-to-all is short."""
+    """True if gradients go to their shards by `scattered_gradient` on a mesh of these sizes: rows
+    are sharded over `fsdp` alone and the all-to-all is short."""
     alone = sizes["fsdp"] == batch_ways and sizes["context"] == 1
     return device_kind in TORUS and alone and 1 < sizes["fsdp"] <= MOST_SCATTERED
 

@@ -63,7 +63,8 @@ def restore(
 
 
 def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
-    """What to read: of adapters in both as the run wants it, of others as it was saved."""
+    """Shapes to read: adapters of both the run and the checkpoint as the run wants them, others as
+    they were saved."""
     whole = NamedSharding(plan.mesh, PartitionSpec())
     as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
     found = dict(shapes)

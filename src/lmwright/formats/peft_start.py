@@ -20,8 +20,8 @@ from lmwright.formats.peft_folder import PeftFolder, PeftModule
 
 
 def as_plain(found: PeftFolder, weight_of: Callable[[str], np.ndarray]) -> PeftFolder:
-    """The same adapter as plain LoRA of up to twice the rank, for the base whose weights [outputs,
-    inputs] `weight_of` gives by module name."""
+    """Adapter as plain LoRA of up to twice the rank, for the base whose weights [outputs, inputs]
+    `weight_of` gives by module name."""
     if found.start is None:
         return found
     modules = {

@@ -45,8 +45,8 @@ def new_place(out: str | os.PathLike) -> Path:
 
 
 def unfinished(out: Path, ending: str) -> Path:
-    """Where `out` is written before it takes its name; what killed processes left of it is
-    removed, or put back where it was the only copy of an earlier output."""
+    """Temporary path of `out` while it is written. Leftovers of killed processes are removed, or
+    restored if one was the only copy of an earlier output."""
     out = out.absolute()
     _clean(out)
     return out.parent / f".{out.name}.{HOST}-{os.getpid()}{ending}"

@@ -1,4 +1,4 @@
-"""What lmwright wrote is looked at again before it is written on: tensors against the hash in
+"""Check of files that lmwright wrote before they are used: tensors against the hash in
 convert.json, since neither safetensors nor GGUF has checksums of its own."""
 
 from collections.abc import Mapping

@@ -56,7 +56,7 @@ def peak_of(device_kind: str) -> Peak | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What `plan` reckons with for one device of a TPU generation."""
+    """Rates of one device of a TPU generation, for `plan`."""
 
     clock_hz: float
     """bf16 peak over 2 x side^2 x number of MXUs."""
@@ -110,7 +110,7 @@ RATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCycles:
-    """Of one core, for `kernels/tpu_row_attention.py`."""
+    """Cycles of one core for `kernels/tpu_row_attention.py`."""
 
     forward: float
     """For 1,000 scores below the blocks of the diagonal."""
@@ -163,7 +163,7 @@ ROW_ATTENTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class SplashCycles:
-    """Of one core, for 1,000 scores of the blocks that JAX's splash kernel visits, as
+    """Cycles of one core for 1,000 scores of the blocks that JAX's splash kernel visits, as
     `kernels/tpu_attention.py` chooses them."""
 
     fwd: float

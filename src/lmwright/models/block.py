@@ -1,5 +1,5 @@
-"""What the blocks of decoders are made of: projections of attention and a feed-forward, each
-with its weights and what it computes.
+"""Parts of the blocks of decoders: projections of attention and a feed-forward, each with its
+weights and its computation.
 
     h [B, T, D] --project--> q k v --(the family: norms, rotations)--> attend --output--> [B, T, D]
     h [B, T, D] --feed_forward--> [B, T, D]
@@ -50,7 +50,8 @@ def mlp_spec(model: Any, bias: Bias = "none") -> Tree:
 
 
 def _into_stream(model: Any) -> float:
-    """What keeps the residual stream's scale over all layers (GPT-2)."""
+    """Standard deviation of weights that write to the residual stream, which keeps its scale over
+    all layers (GPT-2)."""
     return (2 * model.num_layers) ** -0.5
 
 

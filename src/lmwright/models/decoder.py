@@ -190,8 +190,8 @@ def check_decoder(model: Any) -> None:
 
 
 def penalties(model: Any, aux: Aux) -> tuple[Array | float, dict[str, tuple[Array, Array]]]:
-    """What layers with experts add to the mean loss of a token, and metrics as (sum, weight);
-    `aux` is what the layers returned beside the residual stream."""
+    """Losses that layers with experts add to the mean loss of a token, and metrics as (sum,
+    weight); `aux` is what the layers returned beside the residual stream."""
     total, metrics = 0.0, {}
     for prefix, how in (("router", "experts"), ("reasoning", "reasoning")):
         if f"{prefix}_counts" in aux:

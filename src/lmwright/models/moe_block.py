@@ -1,4 +1,4 @@
-"""What decoders with experts share: fields, and the layer, which their families fill in.
+"""MoeBlock: fields and layer of decoders with experts, which their families complete.
 
 x --+--> norm --> attention (queries and keys as the family has them) --+-->
     +-------------------------------------------------------------------^
@@ -117,7 +117,7 @@ def head_norms(model: MoeDecoder) -> Tree:
 
 
 def norm_heads(w: Tree, eps: float, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """What becomes of queries, keys and values by `head_norms`."""
+    """Queries, keys and values after the norms that `head_norms` asks for."""
     return rms_norm(q, w["q_norm"], eps), rms_norm(k, w["k_norm"], eps), v
 
 

@@ -54,8 +54,8 @@ def cached_attention(
 def _one_query(
     q: Array, k: Array, v: Array, mask: Array, scale: float, soft_cap: float | None
 ) -> Array:
-    """The same for T = 1 without products of matrices, for which CPUs would turn keys and values
-    around first."""
+    """Attention for T = 1 without matrix products, for which CPUs would transpose keys and values
+    first."""
     b, _, n, h = q.shape
     kv_heads = k.shape[2]
     grouped = q.reshape(b, 1, kv_heads, n // kv_heads, h).astype(jnp.float32) * scale

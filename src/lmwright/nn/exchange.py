@@ -146,8 +146,8 @@ class Exchange:
         return slot, choice
 
     def _arrivals(self) -> tuple[Array, Array, Array, Array]:
-        """How what arrives is sorted by expert, each row's place then, how many rows each expert
-        has, and how many each device sends."""
+        """Order of the received rows sorted by expert, the place of each row in it, the number of
+        rows of each expert, and the number that each device sends."""
         counts = lax.all_to_all(self.counts.reshape(self.ways, -1), AXIS, 0, 0, tiled=True)
         ends = jnp.cumsum(counts, axis=1)  # [devices, experts here]
         expert = jnp.sum(jnp.arange(self.room)[:, None] >= ends[:, None, :], axis=-1)

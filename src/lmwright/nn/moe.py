@@ -33,8 +33,8 @@ Experts = dict[str, Array]
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How many experts there are, their nonlinearity, and the places for each: that many times
-    an even share, or as many as it takes."""
+    """Number of experts, their nonlinearity, and their capacity: that many times an even share, or
+    unlimited."""
 
     num_experts: int
     mlp: Mlp = "swiglu"

@@ -53,8 +53,8 @@ def _by_halves(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _by_product(x: Array, cos: Array, sin: Array) -> Array:
-    """The same with the halves swapped by a permutation matrix, which is exact: half a head
-    leaves most of a TPU's vector lanes empty."""
+    """Rotation with the halves swapped by a permutation matrix, which is exact: half a head leaves
+    most vector lanes of a TPU empty."""
     head_dim = x.shape[-1]
     swap = jnp.asarray(np.roll(np.eye(head_dim), head_dim // 2, axis=0), x.dtype)
     whole = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # TPUs would round it

@@ -78,8 +78,8 @@ def _is_chosen(ids: Array, count: int) -> Array:
 def router_sums(
     choice: Choice, logits: Array, real: Array, dropped: Array, bias: Array | None
 ) -> dict[str, Array]:
-    """What a layer's router did, as float32 sums over tokens: `real` [B, T] is False at padding,
-    which counts for nothing; `dropped` [B, T] counts choices that found no room.
+    """Statistics of a layer's router, as float32 sums over tokens: `real` [B, T] is False at
+    padding, which is not counted; `dropped` [B, T] counts choices without a slot.
 
     counts, probs    [E]: choices, and scores that sum to one for each token
     tokens, layers   what the sums are of

@@ -19,8 +19,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Said(NamedTuple):
-    """Of the token that each place predicts, float32 [B, T]: its log probability, whether it is
-    learned, and whether it is of the same segment as the place."""
+    """Predictions of the next token at each position, float32 [B, T]: its log probability, whether
+    it is learned, and whether it belongs to the same segment as the position."""
 
     logps: Array
     learned: Array

@@ -29,8 +29,8 @@ Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class Answers(NamedTuple):
-    """Of each pair, float32 [B, P]: log probability and tokens of both answers, and of both
-    whole conversations."""
+    """Log probability and number of tokens of both answers of each pair, and of both whole
+    conversations, float32 [B, P]."""
 
     chosen: Array
     rejected: Array

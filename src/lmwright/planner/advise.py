@@ -10,7 +10,8 @@ from lmwright.planner.analytic.quick import Quick
 
 
 def advise(quick: Quick, by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
-    """What bounds a run that fits, and the fastest other way to run it on this machine."""
+    """Advice for a run that fits: the resource that bounds it, and the fastest other configuration
+    on this machine."""
     ways = candidates(quick.run, quick.machine)
     return advised(bound_of(by_kind, by_part), quick, ways[0] if ways else None)
 
@@ -41,7 +42,8 @@ def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
 def too_large(
     parts: Mapping[str, float], limit_bytes: float, quick: Quick, best: Candidate | None
 ) -> Advice:
-    """That a run does not fit, and the way that does, which may be on another machine."""
+    """Advice for a run that does not fit, with the configuration that does, possibly on another
+    machine."""
     part, whole = max(parts, key=parts.get), sum(parts.values())
     found = Advice(
         bound=MEMORY, share=whole / limit_bytes, part=part, part_share=parts[part] / whole

@@ -55,7 +55,7 @@ class Report:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """Where the step's time goes, times what is kept of this machine; None where nothing was
+        """Estimate of the step, scaled by the ratio stored for this machine; None if nothing was
         compiled."""
         if self.program is None:
             return None
@@ -64,8 +64,8 @@ class Report:
 
     @property
     def factor(self) -> float | None:
-        """What runs took over the compiler's prediction on this very slice; None where no one
-        measured."""
+        """Ratio of measured runs to the compiler's prediction on this slice; None without a
+        measurement."""
         kept = factor_of(self.where.name)
         return None if kept is None else kept.compiler
 

@@ -28,7 +28,7 @@ MOST_NODES = 64
 
 @dataclass(frozen=True)
 class Cures:
-    """What would make a run fit."""
+    """Suggestions that would make a run fit."""
 
     lines: list[str]
     best: Candidate | None

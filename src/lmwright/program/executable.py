@@ -47,8 +47,8 @@ def folder() -> Path:
 def made_of(
     program: str, devices: Sequence[Any], options: dict[str, str], run: Run | None = None
 ) -> Made:
-    """What a compiled step depends on: a lowered program's text, the mesh's devices in order,
-    options, versions; and the run that it was lowered from, to explain another program."""
+    """Everything a compiled step depends on: the text of a lowered program, the devices of the mesh
+    in order, options, versions; and the run that it was lowered from, to explain differences."""
     places = [
         (d.id, d.device_kind, _plain(getattr(d, "coords", None)), getattr(d, "core_on_chip", None))
         for d in devices

@@ -60,7 +60,7 @@ class Made:
 
     @classmethod
     def read(cls, path: Path) -> "Made | None":
-        """That of a file; None where it is damaged or of another version."""
+        """Description in a file; None if the file is damaged or of another version."""
         try:
             return cls(**parse_json(path))
         except (OSError, ValueError, TypeError):

@@ -10,8 +10,8 @@ from lmwright.errors import UserError
 
 
 def with_steps(run: Run) -> Run:
-    """The same run with `train.steps` in the place of `train.epochs`; the last step may reach
-    into the next epoch. Raises UserError where the data is not prepared."""
+    """Run with `train.steps` in place of `train.epochs`; the last step may reach into the next
+    epoch."""
     if run.train.epochs is None:
         return run
     try:

@@ -26,7 +26,7 @@ class Target:
     names: tuple[str, ...]
 
     def answers(self, word: str) -> bool:
-        """Whether a word of a run file or of PEFT means this matrix."""
+        """True if a name in a run file or of PEFT means this matrix."""
         return word in self.names or any(name.endswith(f".{word}") for name in self.names)
 
 

@@ -233,7 +233,7 @@ def _sorted_out(
 
 
 def _damage(damaged: list[int]) -> str:
-    """What became of the lines of these numbers; empty if there are none."""
+    """Sentence about the damaged lines of these numbers; empty if there are none."""
     if not damaged:
         return ""
     if len(damaged) == 1:

@@ -57,7 +57,8 @@ class Weight:
 
     @property
     def is_expert(self) -> bool:
-        """Whether tokens come to where it is, which `expert` cuts, and it is not gathered."""
+        """True if tokens are sent to this weight, which `expert` shards and which is not
+        gathered."""
         return "experts" in self.param.batch
 
     @property
@@ -193,7 +194,7 @@ def on_paper(run: Run, machine: Machine) -> Plan:
 
 @dataclass(frozen=True)
 class Layout:
-    """What one device holds and computes of a run, in elements, tokens and ways."""
+    """Sizes of a run on one device, in elements, tokens and shards."""
 
     run: Run
     sizes: Mapping[str, int]
@@ -283,13 +284,13 @@ class Layout:
 
     @property
     def mlp_width(self) -> float:
-        """Of what a token has in a layer between up and down, the mean over layers."""
+        """Width of a token in a layer between up and down, averaged over layers."""
         down = [w for w in self.weights if w.inputs == ("mlp",)]
         return sum(w.per_token * w.fan_in * w.layers for w in down) / self.model.num_layers
 
     def output_bytes(self, weight: Weight) -> float:
-        """What the product with one layer's weight leaves on one device; a product back into
-        the residual stream is cut as that is."""
+        """Bytes of the output of one layer's matmul with this weight on one device; an output added
+        to the residual stream is sharded like the stream."""
         if weight.outputs == ("embed",) and not weight.is_expert:
             return self.stream_bytes()
         cuts = activation_cuts(("batch", "seq", *weight.outputs))[2:]
@@ -313,7 +314,7 @@ class Layout:
 
     @property
     def attention_bytes(self) -> float:
-        """What attention keeps of its forward pass: its output and, for each query and head,
+        """Bytes that attention saves of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
         m = self.model
         lanes = m.head_dim if self.has_whole_rows else self.lanes

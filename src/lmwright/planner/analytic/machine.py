@@ -66,7 +66,7 @@ class Machine:
 
     @property
     def unit(self) -> str:
-        """What is counted and paid for."""
+        """Unit that is counted and paid for."""
         return {"tpu": "chip", "gpu": "GPU", "cpu": "core"}[self.platform]
 
     @property
@@ -79,8 +79,8 @@ class Machine:
         return links_of(ways, self.where) if self.where else 1.0
 
     def fits_torus(self, sizes: Mapping[str, int]) -> bool:
-        """Whether each mesh axis is a product of whole torus axes, once `data` has taken the
-        slices; otherwise axes share links. True where there is no torus."""
+        """True if each mesh axis is a product of whole torus axes once `data` has taken the slices;
+        otherwise axes share links. Also true without a torus."""
         if not self.shape:
             return True
         within = dict(sizes)

@@ -38,7 +38,7 @@ class Memory:
 
     @property
     def state(self) -> float:
-        """What is there before the first step."""
+        """Bytes of the state before the first step."""
         return self.weights + self.optimizer
 
     @property
@@ -78,8 +78,8 @@ def memory(layout: Layout) -> Memory:
 
 
 def saved_bytes(layout: Layout) -> float:
-    """What the backward pass keeps, by `train.remat`; with pipeline stages, that of all
-    microbatches under way."""
+    """Bytes saved for the backward pass, by `train.remat`; with pipeline stages, those of all
+    microbatches in flight."""
     remat = layout.run.train.remat
     inside = [w for w in layout.weights if w.stacked and w.is_matrix]
     kept = layout.attention_bytes if keeps_attention(layout) else 0.0
@@ -103,8 +103,8 @@ def saved_bytes(layout: Layout) -> float:
 
 
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
-    """Whether the backward pass computes a layer's product again. The block's last product
-    is not needed again."""
+    """True if the backward pass recomputes a layer's matmul. The last matmul of a block is not
+    needed again."""
     remat = layout.run.train.remat
     if remat == "block":
         return "mlp" not in weight.inputs
@@ -112,8 +112,8 @@ def is_recomputed(layout: Layout, weight: Weight) -> bool:
 
 
 def keeps_attention(layout: Layout) -> bool:
-    """Whether attention's own result outlives the forward pass: rematerialization knows it by
-    the name that the kernels give it."""
+    """True if attention's own result is saved: rematerialization knows it by the name that the
+    kernels give it."""
     remat = layout.run.train.remat
     return remat == "none" or (remat != "block" and layout.kernels != "reference")
 

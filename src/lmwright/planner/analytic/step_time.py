@@ -236,7 +236,7 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
 
 
 def is_scattered(layout: Layout, machine: Machine) -> bool:
-    """Whether gradients go to their shards as `core.weight.scattered_gradient` does it."""
+    """True if gradients go to their shards by `core.weight.scattered_gradient`."""
     if machine.platform != "tpu":
         return False
     return scatters(GENERATIONS[machine.kind].device_kind, layout.sizes, layout.ways("batch"))

@@ -81,15 +81,14 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
 
 
 def is_answer(said: dict[str, Any]) -> bool:
-    """Whether the compiler told what it needs, which is worth keeping; a failure is not."""
+    """True if the compiler said what memory it needs, which is worth caching; a failure is not."""
     return "error" not in said or memory_of_error(said["error"]) is not None
 
 
 def ask_compiler(
     lowered: jax.stages.Lowered,
 ) -> tuple[dict[str, Any], str, jax.stages.Compiled | None]:
-    """What the compiler says of a program, and the program that it makes of it: as text, and
-    itself."""
+    """The compiler's answer for a program, and the compiled program, as text and as an object."""
     started = time.perf_counter()
     try:
         compiled = lowered.compile()

@@ -98,7 +98,7 @@ class _Transfer:
 
 @dataclass
 class _Clocks:
-    """Where a walk through one computation stands; the core's clock is `found.step_s`."""
+    """Clocks of a walk through one computation; the clock of the core is `found.step_s`."""
 
     found: Estimate = field(default_factory=Estimate)
     free_s: dict[str, float] = field(default_factory=dict)
