@@ -42,9 +42,13 @@ CASES = {
     "table": dict(r=4, lora_alpha=7, target_modules=["q_proj", "embed_tokens"]),
     "tied table": dict(r=4, lora_alpha=7, target_modules=["q_proj", "embed_tokens"]),
     "by regex": dict(r=4, lora_alpha=7, target_modules=r".*\.(q|v)_proj"),
+    "all but a regex": dict(r=4, lora_alpha=7, exclude_modules=r".*\.1\..*(q|up)_proj"),
+    "layers by regex": dict(
+        r=4, lora_alpha=7, layers_to_transform=[1], layers_pattern=["lay(er|ers)"]
+    ),
 }
 
-QUICK = ("pissa", "pissa dora rslora", "olora patterns rslora", "head", "tied table")
+QUICK = ("pissa", "pissa dora rslora", "olora patterns rslora", "head", "tied table", "by regex")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +177,35 @@ def test_a_pattern_that_never_ends_is_refused_in_seconds(bases, tmp_path, capsys
     code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
     assert code == 2 and "match module names for more than 1 seconds" in said
     assert time.monotonic() - start < 30
+
+
+ENDLESS = r"(([\w.]+)*)*!"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"target_modules": rf".*\.q_proj|{ENDLESS}"},
+        {"exclude_modules": ENDLESS},
+        {"layers_to_transform": [0, 1], "layers_pattern": ["layers", ENDLESS]},
+    ],
+    ids=lambda said: list(said)[-1],
+)
+def test_a_pattern_that_never_ends_in_peft_is_not_compared(
+    said, bases, tmp_path, capsys, monkeypatch
+):
+    """What is merged does not depend on it; PEFT itself would match it for ever."""
+    monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 1.0)
+    adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7, target_modules=["q_proj"])
+    theirs = logits(peft.PeftModel.from_pretrained(base_model(bases[False]), tmp_path / "a"))
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    start = time.monotonic()
+    code, out = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    why = f"{path}: its patterns match module names for more than 1 seconds"
+    assert code == 0 and f"the adapter in PEFT: not compared, {why}" in out, out
+    assert time.monotonic() - start < 60
+    close(logits(base_model(tmp_path / "m")), theirs)
 
 
 def test_adapters_that_began_as_the_base_are_not_added_up(bases, tmp_path, capsys):

@@ -50,6 +50,7 @@ HARMLESS = {
     "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
+ENDING = r"(.*\.)?({})$"  # how PEFT looks for a pattern of ranks or alphas in a name
 SECONDS = 5.0  # for all patterns of a file; honest ones take microseconds
 LONGEST = 1000
 
@@ -147,33 +148,63 @@ def patterned(
                 "export it again"
             )
         try:
-            re.compile(rf"(.*\.)?({pattern})$")
+            re.compile(ENDING.replace("{}", pattern))
         except (re.error, RecursionError, OverflowError) as error:
             raise UserError(
                 f"{where}: {_short(pattern)} is not a regular expression ({error}); export it again"
             ) from None
-    firsts = _matched([pattern for pattern, _ in patterns], names, where)
+    firsts = _firsts([pattern for pattern, _ in patterns], names, where)
     return {n: patterns[i][1] for n, i in zip(names, firsts, strict=True) if i is not None}
 
 
+def refuse_endless(config: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    """Tries each regular expression of adapter_config.json on the names that PEFT is going to
+    match it with: modules, their last parts, and with PEFT's prefix. Raises UserError where that
+    does not come to an end; PEFT has no limit of its own."""
+    tests = [("fullmatch", config.get(key), "{}") for key in ("target_modules", "exclude_modules")]
+    layers = config.get("layers_pattern")
+    for each in layers if isinstance(layers, list | dict) else [layers]:
+        tests.append(("match", each, r"(?:^|.*?\.){}\.(?P<idx>\d+)\."))
+    for key in ("rank_pattern", "alpha_pattern"):
+        tests += [("match", pattern, ENDING) for pattern in config.get(key) or {}]
+    told = [
+        (method, around.replace("{}", pattern))
+        for method, pattern, around in tests
+        if isinstance(pattern, str) and not LIKE_TEXT.fullmatch(pattern)
+    ]
+    if told:
+        lasts = sorted({name.rpartition(".")[2] for name in names})
+        _matched(told, [*names, *lasts, *(f"base_model.model.{name}" for name in names)], where)
+
+
 MATCH = """
-import json, re, sys
-patterns, names = json.load(sys.stdin)
-made = [re.compile(rf"(.*\\.)?({p})$") for p in patterns]
-json.dump([next((i for i, m in enumerate(made) if m.match(n)), None) for n in names], sys.stdout)
+import itertools, json, re, sys
+tests, names, most = json.load(sys.stdin)
+made = [getattr(re.compile(e), method) for method, e in tests]
+hits = ((i for i, match in enumerate(made) if match(n)) for n in names)
+json.dump([list(itertools.islice(each, most)) for each in hits], sys.stdout)
 """
 
 
-def _matched(patterns: list[str], names: Sequence[str], where: str) -> list[int | None]:
-    """The first pattern that matches each name. Patterns that repeat or branch are tried in a
-    process of their own: a regular expression may run for ever, and cannot be stopped."""
+def _firsts(patterns: list[str], names: Sequence[str], where: str) -> list[int | None]:
+    """The first pattern that matches each name."""
     if all(LIKE_TEXT.fullmatch(pattern) for pattern in patterns):
-        made = [re.compile(rf"(.*\.)?({pattern})$") for pattern in patterns]
+        made = [re.compile(ENDING.replace("{}", pattern)) for pattern in patterns]
         return [next((i for i, m in enumerate(made) if m.match(n)), None) for n in names]
+    tests = [("match", ENDING.replace("{}", pattern)) for pattern in patterns]
+    return [hits[0] if hits else None for hits in _matched(tests, names, where, most=1)]
+
+
+def _matched(
+    tests: Sequence[tuple[str, str]], names: Sequence[str], where: str, most: int | None = None
+) -> list[list[int]]:
+    """Which tests, (method of a pattern, expression), match each name: all, or the first `most`.
+    They are tried in a process of their own: a regular expression may run for ever, and cannot be
+    stopped."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", MATCH],
-            input=json.dumps([patterns, list(names)]),
+            input=json.dumps([tests, list(names), most]),
             capture_output=True,
             text=True,
             timeout=SECONDS,

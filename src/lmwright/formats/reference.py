@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from lmwright.errors import first_line
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError, first_line
+from lmwright.formats.peft_config import refuse_endless
 
 NOT_INSTALLED = "it is not installed"
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
@@ -61,6 +63,8 @@ def transformers_says(
         with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
             said = _logits(path, tokens, is_gguf, adapter)
         return Reference(said, version)
+    except UserError as error:
+        return Reference(None, str(error))
     except Exception as error:  # whatever it raises for what it does not know
         return Reference(None, f"version {version} cannot load it: {first_line(error)}")
 
@@ -108,9 +112,12 @@ def _logits(
 
 
 def _adapted(theirs: Any, adapter: Path) -> Any:
-    """The model with PEFT's adapter. Raises ValueError where PEFT left factors out."""
+    """The model with PEFT's adapter. Raises ValueError where PEFT left factors out, UserError where
+    it would match the adapter's patterns without end."""
     import peft
 
+    path = adapter / peft.utils.CONFIG_NAME
+    refuse_endless(parse_json(path), [name for name, _ in theirs.named_modules()], str(path))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         theirs = peft.PeftModel.from_pretrained(theirs, str(adapter), torch_device="cpu")
