@@ -50,8 +50,8 @@ def mlp_spec(model: Any, bias: Bias = "none") -> Tree:
 
 
 def _into_stream(model: Any) -> float:
-    """Standard deviation of weights that write to the residual stream, which keeps its scale over
-    all layers (GPT-2)."""
+    """Factor on the standard deviation of weights that write to the residual stream, which keeps
+    its scale over all layers (GPT-2)."""
     return (2 * model.num_layers) ** -0.5
 
 
