@@ -6,6 +6,8 @@ and the cure. The command line prints it without a traceback and exits with code
 
 from lmwright.guard.redact import redact_text
 
+EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells count
+
 
 class UserError(Exception):
     """Bad input from outside; `str(error)` is the whole message, without credentials of URLs."""

@@ -10,7 +10,7 @@ import pytest
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.param import walk
+from lmwright.core.param import at, walk
 from lmwright.errors import UserError
 from lmwright.formats.combine import Combination, combine
 from lmwright.formats.hf_layout import slots
@@ -20,7 +20,7 @@ from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.program.lora import at, bind, resolved, scaled
+from lmwright.program.lora import bind, resolved, scaled
 from lmwright.program.lora_section import LowRank
 
 torch = pytest.importorskip("torch")

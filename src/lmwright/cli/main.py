@@ -18,13 +18,12 @@ from typing import Any
 import click
 
 from lmwright.cli.commands import lmwright
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.private import make_private
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 

@@ -9,7 +9,7 @@ fan-in, weight decay, Muon's matrix view, quantization scales, the Hugging Face 
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,6 +137,26 @@ def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from walk(tree[name], path)
         else:
             yield path, tree[name]
+
+
+def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Nested dict of (dotted path, leaf) pairs: the inverse of `walk`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *above, name = path.split(".")
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree
+
+
+def at(tree: Mapping[str, Any], path: str) -> Any:
+    """The leaf or subtree at a dotted path."""
+    node: Any = tree
+    for name in path.split("."):
+        node = node[name]
+    return node
 
 
 def init_weights(spec: Tree, key: Array) -> Tree:

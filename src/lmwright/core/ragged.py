@@ -20,7 +20,7 @@ from lmwright.core import cpu
 TILE = 512  # rows of a TPU kernel's step
 WIDEST = 1024  # inputs or outputs of it
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
-LANES = 128
+LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
 

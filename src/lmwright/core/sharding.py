@@ -22,6 +22,7 @@ from lmwright.core.param import Param, Tree, map_params
 from lmwright.errors import UserError
 
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # outermost first
+NO_MESH = AbstractMesh((), ())  # for what one device computes by itself
 
 Entry = None | str | tuple[str, ...]
 

@@ -24,6 +24,8 @@ PARTS = ("stage", "fingerprint", "counts", "facts", "files", "versions")
 SELF = "xxh3_128"
 READ_BYTES = 1 << 22
 
+STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
+
 
 @dataclass(frozen=True)
 class Manifest:

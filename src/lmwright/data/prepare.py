@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.config.run import Data, Run
-from lmwright.data.manifest import Manifest
+from lmwright.data.manifest import STAGES, Manifest
 from lmwright.data.progress import Noted, Progress, console_progress
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
-
-STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
 
 
 @dataclass(frozen=True)

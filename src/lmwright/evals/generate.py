@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import AbstractMesh, use_abstract_mesh
+from jax.sharding import use_abstract_mesh
 
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
+from lmwright.core.sharding import NO_MESH
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, decode_compute
@@ -36,7 +37,6 @@ __all__ = ["Generation", "Sampling", "generate", "generate_command"]
 
 STEPS = 16  # decode steps in one call; a finished row computes at most so many in vain
 BATCH_ROWS = 32
-NO_MESH = AbstractMesh((), ())
 
 Prompt = str | Sequence[int]
 OnText = Callable[[int, str], None]

@@ -20,6 +20,7 @@ from rich.console import Console
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
+from lmwright.core.ragged import LANES
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, row_compute
@@ -29,7 +30,6 @@ from lmwright.objectives.clm import Clm
 
 CONTEXT = 1024
 BATCH_TOKENS = 4096
-LANES = 128  # rows of a TPU's kernels are a multiple of it
 
 
 def evaluate_text(

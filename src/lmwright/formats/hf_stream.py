@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lmwright.core.param import Tree, walk
+from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import described, some
@@ -49,7 +49,7 @@ def from_hf(
     for path, parts in _by_leaf(wanted).items():
         kind = jnp.dtype(dtype or _stored_dtype(parts, given))
         leaves[path] = _filled(parts, given, kind, placed.get(path))
-    return nested(leaves)
+    return nest(leaves.items())
 
 
 def check_tensors(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
@@ -163,15 +163,3 @@ def _put(depth: int, cut: bool, sharding: NamedSharding | None) -> Any:
 
     options = {} if sharding is None else {"out_shardings": sharding}
     return jax.jit(stages if cut else whole, donate_argnums=0, **options)
-
-
-def nested(leaves: Mapping[str, Any]) -> Tree:
-    """A tree from dotted paths: the opposite of `walk`."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split(".")
-        node = tree
-        for name in parents:
-            node = node.setdefault(name, {})
-        node[last] = leaf
-    return tree

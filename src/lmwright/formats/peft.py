@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from lmwright.core.param import Tree, walk
+from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import TIED_HEAD
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
-from lmwright.program.lora import Module, ResolvedAdapter, module_spec, nest
+from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
 def module_slots(model: Any) -> dict[str, Slot]:

@@ -14,13 +14,13 @@ import xxhash
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Mesh, Run
 from lmwright.core.leaves import quantize
-from lmwright.core.param import Tree, first_difference, walk
+from lmwright.core.param import Tree, first_difference, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.loaded import load_files
 from lmwright.formats.lora_restore import pick, restore
 from lmwright.formats.open import RUN, Place, open_place, open_run
 from lmwright.formats.tensor_hash import add_to_hash
-from lmwright.program.lora import merged, nest, storages
+from lmwright.program.lora import merged, storages
 from lmwright.program.lora_state import Base, base_shardings, fresh_base
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import abstract_state, eval_weights

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from jax import Array, lax
-from jax.sharding import AbstractMesh, use_abstract_mesh
+from jax.sharding import use_abstract_mesh
 
+from lmwright.core.sharding import NO_MESH
 from lmwright.kernels.shards import by_shard
 
 AXIS = "context"
-NO_MESH = AbstractMesh((), ())
 
 
 def causal_attention(

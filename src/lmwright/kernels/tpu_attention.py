@@ -17,13 +17,13 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from lmwright.core.ragged import LANES
 from lmwright.core.stack import ATTENTION
 from lmwright.kernels import tpu_row_attention
 from lmwright.kernels.shards import by_shard
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 
-LANES = 128  # blocks are multiples of it
 FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
 
 

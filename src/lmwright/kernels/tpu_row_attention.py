@@ -24,10 +24,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from lmwright.core.ragged import LANES
 from lmwright.core.stack import ATTENTION
 from lmwright.nn.attention import MASKED, Scoring
 
-LANES = 128
 BLOCK = 512  # tokens whose scores with as many others exist at once
 VECTOR_MEMORY = 2**24  # bytes that a kernel may use on every generation
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.registry import Registry
-from lmwright.core.param import Param, Tree, walk
+from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import Optim
@@ -70,7 +70,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
                 step = step + optim.weight_decay * w[path]
             updates[path] = -(rate * shares[path] if path in shares else rate) * step
             leaves += [(name, path, array) for name, array in new.items()]
-        return _nest(updates.items()), _state(count + 1, leaves)
+        return nest(updates.items()), _state(count + 1, leaves)
 
     return optax.GradientTransformation(init, update)
 
@@ -134,7 +134,7 @@ def state_slots(optim: Optim, spec: Tree) -> Tree:
 
 def _state(count: Any, leaves: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
     """Nested state {"count": ..., slot: tree} from (slot, path of the weight, leaf) triples."""
-    return {"count": count, **_nest((f"{name}.{path}", leaf) for name, path, leaf in leaves)}
+    return {"count": count, **nest((f"{name}.{path}", leaf) for name, path, leaf in leaves)}
 
 
 def _by_weight(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
@@ -145,15 +145,3 @@ def _by_weight(state: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
             for path, array in walk(tree):
                 slots.setdefault(path, {})[name] = array
     return slots
-
-
-def _nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Nested dict from (dotted path, leaf) pairs."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves:
-        *above, name = path.split(".")
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[name] = leaf
-    return tree

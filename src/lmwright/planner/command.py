@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmwright.config.run import Run
-from lmwright.errors import UserError, install
+from lmwright.errors import EXIT_INTERRUPTED, UserError, install
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.advice import bound_of
 from lmwright.planner.advise import advise, too_large
@@ -24,7 +24,6 @@ from lmwright.program.length import with_steps
 
 EXIT_DOES_NOT_FIT = 1
 EXIT_HOST_MEMORY = 3
-EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from jax import Array
 
 from lmwright.config.run import Run
 from lmwright.core.leaves import Lora, column_norms, dequantize, merge, quantize, stored_spec
-from lmwright.core.param import Param, Tree, path_key, walk
+from lmwright.core.param import Param, Tree, at, nest, path_key, walk
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter
@@ -253,22 +253,3 @@ def merged(adapter: ResolvedAdapter, base: Tree, weights: Tree) -> Tree:
 def widened(base: Tree) -> Tree:
     """float32 weights of the frozen model itself."""
     return nest((path, dequantize(leaf, jnp.float32)) for path, leaf in walk(base))
-
-
-def at(tree: Tree, path: str) -> Any:
-    """What lies at a dotted path."""
-    for name in path.split("."):
-        tree = tree[name]
-    return tree
-
-
-def nest(leaves: Any) -> Tree:
-    """(dotted path, leaf) pairs to a nested dict."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves:
-        *above, name = path.split(".")
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[name] = leaf
-    return tree

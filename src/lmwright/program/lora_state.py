@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lmwright.core.param import Tree, init_weights, walk
+from lmwright.core.param import Tree, init_weights, nest, walk
 from lmwright.core.sharding import lenient_shardings, weight_shardings
 from lmwright.optim.build import build_optimizer, state_spec
 from lmwright.program.lora import (
@@ -24,7 +24,6 @@ from lmwright.program.lora import (
     base_spec,
     bind,
     init_adapter,
-    nest,
     resolved,
     scaled,
     storages,

@@ -23,7 +23,7 @@ from lmwright.core.param import Tree
 from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.vocabulary import note_unused
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.objectives import KINDS
@@ -42,7 +42,6 @@ from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
 from lmwright.train.rundir import claim, keep_tokenizer
 from lmwright.train.signals import (
-    EXIT_INTERRUPTED,
     EXIT_SESSION_OVER,
     EXIT_TIME_SPENT,
     StopRequest,

@@ -10,7 +10,8 @@ import signal
 import sys
 from types import FrameType, TracebackType
 
-EXIT_INTERRUPTED = 130
+from lmwright.errors import EXIT_INTERRUPTED
+
 EXIT_PREEMPTED = 42  # a supervisor restarts this without counting a failure
 EXIT_SESSION_OVER = 43  # limits.session_hours; the next session goes on
 EXIT_PEER_LOST = 45  # another process of the run; starting all of them again goes on

@@ -25,9 +25,9 @@ import tomli_w
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
-from lmwright.train.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED, HANGUP, StopRequest
+from lmwright.train.signals import EXIT_PREEMPTED, HANGUP, StopRequest
 
 EXIT_SOME_FAILED = 1
 MOST_RUNS = 100

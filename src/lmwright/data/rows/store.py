@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from lmwright.data.manifest import MANIFEST, Manifest, digest
+from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
 from lmwright.data.rows.record import mask_predicted, padding_rows, row_dtype, unpack_rows
 from lmwright.data.rows.shards import Place, Shards, check_files, open_place
 from lmwright.data.rows.shuffle import flat_rows, order_of, source_files, train_shards
@@ -24,7 +24,6 @@ from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
-STAGES = ("normalize", "tokenizer", "tokenize", "pack", "shuffle")
 Verify = Literal["sizes", "hashes"]
 
 

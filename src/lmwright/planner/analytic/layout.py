@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from lmwright.config.run import Run
 from lmwright.core.mesh import mesh_shape, slices_of
 from lmwright.core.param import Param, walk
+from lmwright.core.ragged import LANES
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
 from lmwright.errors import UserError
 from lmwright.hardware.slices import GENERATIONS
@@ -28,7 +29,6 @@ from lmwright.optim.kinds import Optim
 from lmwright.planner.analytic.machine import Machine
 from lmwright.program.plan import Plan, compute_of, refuse_impossible, seq_len_of
 
-LANES = 128
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
 
