@@ -37,23 +37,26 @@ class Generation:
     """Chips to torus shape."""
     pod_chips: int
     """Of the largest slice."""
+    pod_side: int | None = None
+    """At which an axis of a 2D torus closes to a ring; None for the 3D generations."""
     chip_config: str | None = None
 
 
 GENERATIONS = {
     "v2": Generation(compiler_name="v2", device_kind="TPU v2", count=2, devices_per_chip=2,
-                     pod_chips=256, layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}),
+                     pod_chips=256, pod_side=16,
+                     layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}),
     "v3": Generation(compiler_name="v3", device_kind="TPU v3", count=2, devices_per_chip=2,
-                     pod_chips=1024, layouts=OLD_SQUARES),
+                     pod_chips=1024, pod_side=32, layouts=OLD_SQUARES),
     "v4": Generation(compiler_name="v4", device_kind="TPU v4", count=2, devices_per_chip=1,
                      pod_chips=4096, layouts={k: v for k, v in CUBES.items() if k <= 2048},
                      chip_config="megacore"),
     "v5e": Generation(compiler_name="v5e", device_kind="TPU v5 lite", count=1,
-                      pod_chips=256, devices_per_chip=1, layouts=SQUARES),
+                      pod_chips=256, pod_side=16, devices_per_chip=1, layouts=SQUARES),
     "v5p": Generation(compiler_name="v5p", device_kind="TPU v5", count=2, devices_per_chip=1,
                       pod_chips=8960, layouts=CUBES),
     "v6e": Generation(compiler_name="v6e", device_kind="TPU v6 lite", count=1,
-                      pod_chips=256, devices_per_chip=1, layouts=SQUARES),
+                      pod_chips=256, pod_side=16, devices_per_chip=1, layouts=SQUARES),
     "7x": Generation(compiler_name="tpu7x", device_kind="TPU7x", count=2, devices_per_chip=2,
                      pod_chips=9216, layouts=CUBES),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from jax import Array
 
 from lmwright.core import cpu
 from lmwright.core.compute import Compute, Kernels
+from lmwright.core.ragged import EARLY
 from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent
@@ -24,13 +25,10 @@ TPU_OPTIONS = {
 }
 
 
-EARLY_TPUS = ("TPU v2", "TPU v3")
-
-
 def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kernels:
     """The set of kernels for devices of a platform; those of the CPU are for one device."""
     if platform == "tpu":
-        return "early tpu" if device_kind in EARLY_TPUS else "tpu"
+        return "early tpu" if device_kind in EARLY else "tpu"
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 

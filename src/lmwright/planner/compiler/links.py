@@ -18,8 +18,6 @@ from functools import cache
 from lmwright.hardware.slices import Slice
 from lmwright.planner.compiler.hlo import Computation, Instruction
 
-# sides at which an axis of the 2D generations closes to a ring: that of the whole pod
-POD_SIDES = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
 # what the compiler says of a collective that goes around one ring through all its devices
 _RING = re.compile(r'"emitter":"1D|"strategy":"(?:StrategyRing|UniDirection1DRing)')
 CUBE = 4  # v4, v5p and 7x are built of 4x4x4 cubes, and wrap where they are whole
@@ -49,8 +47,8 @@ def spanned(chips: int, where: Slice) -> tuple[int, ...] | None:
 
 def wraps(side: int, where: Slice) -> bool:
     """True if a torus axis of this length is a ring."""
-    if where.generation in POD_SIDES:
-        return side == POD_SIDES[where.generation]
+    if where.family.pod_side:
+        return side == where.family.pod_side
     return all(length % CUBE == 0 for length in where.shape)
 
 
