@@ -79,7 +79,7 @@ def lmwright_step(shape: str, count: int) -> tuple[Step, dict]:
     step = make_step(plan).lower(state, batch).compile()
     memory = step.memory_analysis()
     facts = {
-        "adapter_bytes": nbytes({k: state[k] for k in ("weights", "optimizer")}),
+        "adapter_bytes": nbytes(state["trained"]),
         "program_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
     }
 

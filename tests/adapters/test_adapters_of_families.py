@@ -12,11 +12,10 @@ from lmwright.core.param import walk
 from lmwright.formats.hf_read import model_from_config
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from lmwright.program.lora import resolved
 from lmwright.program.lora_section import Adapter, LowRank
-from lmwright.program.lora_step import Lanes, lora_step
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_batch, abstract_state
+from lmwright.program.step import train_step
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from families import ROWS
@@ -40,11 +39,11 @@ def test_every_matrix_of_the_layers_takes_an_adapter(name):
             train=Train(steps=9, global_batch_size=4, precision="bf16"),
         )  # fmt: skip
         plan = resolve(run, jax.devices()[:1])
-        active = resolved(run)
+        active = plan.training.trainees
         found = {module.path for module in active[0].modules}
         matrices = {p for p, w in walk(model.spec()) if w.is_matrix and "vocab" not in w.axes}
         assert {p for p in matrices - found if not p.endswith("router")} == set()
-        step = partial(lora_step, plan, active, Lanes.of(plan, active))
+        step = partial(train_step, plan, active)
         with jax.set_mesh(plan.mesh):
             state = abstract_state(plan)
             new, metrics = jax.eval_shape(step, state, abstract_batch(plan))

@@ -20,7 +20,7 @@ from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
-from lmwright.program.state import abstract_state
+from lmwright.program.state import abstract_state, saved
 
 LINES = [
     {"step": 2, "time": 5.0, "kind": "train", "loss": 3.25, "tokens_seen": 256},
@@ -63,12 +63,13 @@ def run_dir(tmp_path_factory):
     folder.mkdir()
     (folder / "run.toml").write_text(dump_toml(run))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    shapes = abstract_state(resolve(run, jax.devices()[:1]))
+    shapes = saved(abstract_state(resolve(run, jax.devices()[:1])))
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     with Checkpoints(folder) as checkpoints:
         for step in (1, 2):
             weights = weights_at(step, run.model)
-            checkpoints.save(step, state | {"weights": weights}, {})
+            model = state["trained"]["model"] | {"weights": weights}
+            checkpoints.save(step, state | {"trained": {"model": model}}, {})
             checkpoints.wait()
     return folder
 

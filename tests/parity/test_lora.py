@@ -7,8 +7,8 @@ import pytest
 
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.batch import Batch
-from lmwright.formats.lora_restore import init_state
-from lmwright.formats.weights import load_base
+from lmwright.formats.train_state import init_state
+from lmwright.formats.weights import load_frozen
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
@@ -92,7 +92,7 @@ def test_fifty_steps_follow_peft(theirs, ours, tmp_path, record_property):
     plan = resolve(run, jax.devices()[:1])
     with jax.set_mesh(plan.mesh):
         step, losses = make_step(plan), []
-        state = init_state(plan, load_base(plan))
+        state = init_state(plan, load_frozen(plan))
         for rows in tokens:
             shape = (1, *rows.shape)
             batch = Batch(

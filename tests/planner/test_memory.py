@@ -27,11 +27,11 @@ KINDS = ["adamw", "adam8bit", "adafactor", "lion", "muon"]
 def test_state_is_what_the_shardings_give_a_device(mesh, kind, tmp_path):
     choice = (f"optim.kind={kind}", "optim.learning_rate=1e-3", "train.ema_decay=0.9")
     run = run_of(tmp_path, *SMALL, *mesh, *choice, batch=16)
-    state = abstract_state(resolve(run, jax.devices()))
+    part = abstract_state(resolve(run, jax.devices()))["trained"]["model"]
     found = memory(Layout.of(on_paper(run, parse_machine("v5e-8"))))
-    assert found.weights == shard_bytes(state["weights"])
+    assert found.weights == shard_bytes(part["weights"])
     scalar = 4  # the optimizer's own step
-    assert found.optimizer == shard_bytes(state["optimizer"]) + shard_bytes(state["ema"])
+    assert found.optimizer == shard_bytes(part["optimizer"]) + shard_bytes(part["ema"])
     assert scalar <= found.optimizer
 
 

@@ -11,9 +11,8 @@ from lmwright.hardware.prices import PRICES
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.cost import checkpoint_bytes, takes
 from lmwright.planner.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
-from lmwright.program.lora_state import saved
 from lmwright.program.plan import resolve
-from lmwright.program.state import abstract_state
+from lmwright.program.state import abstract_state, saved
 
 V4 = parse_machine("v4-32")
 
@@ -94,8 +93,8 @@ def test_checkpoints(tmp_path, overrides, written, kept):
 def test_bytes_of_a_checkpoint(tmp_path):
     params = 3_325_627_392
     run = run_of(tmp_path)
-    assert checkpoint_bytes(run) == 12 * params + 4  # weights, two moments, the step
-    assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 4
+    assert checkpoint_bytes(run) == 12 * params + 8  # weights, two moments, two counts
+    assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 8
     small = run_of(tmp_path, "optim.kind=adam8bit", "optim.learning_rate=1e-3")
     assert 6 * params < checkpoint_bytes(small) < 6.1 * params
 

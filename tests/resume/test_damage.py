@@ -22,7 +22,7 @@ from lmwright.errors import UserError
 from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.program.plan import resolve
-from lmwright.program.state import abstract_state
+from lmwright.program.state import abstract_state, saved
 from lmwright.train.budget import Budget
 from lmwright.train.loop import train
 from lmwright.train.metrics import MetricsWriter
@@ -94,10 +94,10 @@ class Truth:
 
     def __init__(self, run):
         self.run, self.plan = run, resolve(run, jax.devices()[:1])
-        self.abstract = abstract_state(self.plan)
-        saved = SavedStates(Path(run.dir))
+        self.abstract = saved(abstract_state(self.plan))
+        states = SavedStates(Path(run.dir))
         self.states = {
-            step: flat(saved.restore_at(step, self.abstract)[0]) for step in (BEFORE, NEWEST)
+            step: flat(states.restore_at(step, self.abstract)[0]) for step in (BEFORE, NEWEST)
         }
 
     def read(self, folder):

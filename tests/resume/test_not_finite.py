@@ -17,8 +17,9 @@ from lmwright.errors import UserError
 from lmwright.formats.weights import load_run_weights
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
-from lmwright.train import loop
+from lmwright.program.state import init_state, saved
+from lmwright.train import hooks, loop
+from lmwright.train.hooks import Hook
 
 from .conftest import STEPS, in_dir
 
@@ -29,19 +30,20 @@ def checkpoints_of(run):
 
 def spoil(monkeypatch, part, step, value=np.nan):
     """One number of a part of the state goes bad in the update of a step."""
-    inner = loop.Session._step
 
-    def spoiled(self, k):
-        values = inner(self, k)
-        if k == step - 1:
-            leaves, tree = jax.tree.flatten(self.state[part])
+    class Spoil(Hook):
+        def after_step(self, session, done):
+            if done != step:
+                return
+            model = session.state["trained"]["model"]
+            leaves, tree = jax.tree.flatten(model[part])
             i = next(i for i, leaf in enumerate(leaves) if leaf.dtype == jnp.float32 and leaf.ndim)
             leaves[i] = jax.device_put(leaves[i].at[(0,) * leaves[i].ndim].set(value),
                                        leaves[i].sharding)  # fmt: skip
-            self.state = self.state | {part: jax.tree.unflatten(tree, leaves)}
-        return values
+            model[part] = jax.tree.unflatten(tree, leaves)
 
-    monkeypatch.setattr(loop.Session, "_step", spoiled)
+    monkeypatch.setattr(hooks, "HOOKS", [Spoil()])
+    monkeypatch.setattr(loop, "HOOKS", hooks.HOOKS)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -89,14 +91,17 @@ def test_an_earlier_run_saved_nan(trained_run, tmp_path, capsys):
     shutil.copytree(trained_run.dir, run.dir)
     expected = load_run_weights(run.dir)[1]
     bad = init_state(resolve(run, jax.devices()[:1]))
-    bad["weights"] = jax.tree.map(lambda leaf: leaf * jnp.nan, bad["weights"])
+    model = bad["trained"]["model"]
+    model["weights"] = jax.tree.map(lambda leaf: leaf * jnp.nan, model["weights"])
     keep = replace(run.checkpoint, keep_last=9)
     with Checkpoints(Path(run.dir), keep) as checkpoints:
-        checkpoints.save(STEPS + 1, bad, {"run": ""})
+        checkpoints.save(STEPS + 1, saved(bad), {"run": ""})
     got = load_run_weights(run.dir)[1]
-    assert "checkpoint 13 is not finite: weights/" in capsys.readouterr().err
+    assert "checkpoint 13 is not finite: trained/model/weights/" in capsys.readouterr().err
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-    with pytest.raises(UserError, match=r"checkpoints/13: is not finite: weights/.*choose another"):
+    with pytest.raises(
+        UserError, match=r"checkpoints/13: is not finite: trained/model/weights/.*choose another"
+    ):
         load_run_weights(run.dir, 13)
     more = replace(run, train=replace(run.train, steps=STEPS + 2))
     assert loop.train(more, jax.devices()[:1]).step == STEPS + 2

@@ -50,7 +50,7 @@ def test_readers_beside_a_run_that_saves(small_run, tmp_path, monkeypatch):
     saved, outcomes, save = {}, [], loop.Checkpoints.save
 
     def noted(self, step, state, meta):
-        saved[step] = digest(state["weights"])
+        saved[step] = digest(state["trained"]["model"]["weights"])
         save(self, step, state, meta)
 
     monkeypatch.setattr(loop.Checkpoints, "save", noted)

@@ -20,24 +20,21 @@ from .conftest import STEPS, in_dir, losses, train_in_process, typed
 
 KILL_IN_STEP = """
     import os, signal
-    from lmwright.train import loop
-    inner = loop.Session._step
-    def step(self, k):
-        values = inner(self, k)
-        if k == {step}:
-            os.kill(os.getpid(), signal.{signal})
-        return values
-    loop.Session._step = step
+    from lmwright.train.hooks import HOOKS, Hook
+    class Kill(Hook):
+        def after_step(self, session, done):
+            if done == {step} + 1:
+                os.kill(os.getpid(), signal.{signal})
+    HOOKS.append(Kill())
 """
 KILL_AFTER_SAVE = """
     import os, signal
-    from lmwright.train import loop
-    inner = loop.Session._save
-    def save(self, step):
-        inner(self, step)
-        if step == {step}:
-            os.kill(os.getpid(), signal.SIGKILL)
-    loop.Session._save = save
+    from lmwright.train.hooks import HOOKS, Hook
+    class Kill(Hook):
+        def after_save(self, session, step):
+            if step == {step}:
+                os.kill(os.getpid(), signal.SIGKILL)
+    HOOKS.append(Kill())
 """
 
 
@@ -236,7 +233,7 @@ def test_a_directory_of_another_run_is_refused(uninterrupted):
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
     from lmwright.checkpoint.store import Checkpoints
     from lmwright.program.plan import resolve
-    from lmwright.program.state import abstract_state
+    from lmwright.program.state import abstract_state, saved
 
     model = replace(small_run.model, mlp_dim=56)
     plan = resolve(replace(small_run, model=model), jax.devices()[:1])
@@ -244,7 +241,7 @@ def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
         Checkpoints(Path(uninterrupted[0].dir), small_run.checkpoint) as checkpoints,
         pytest.raises(UserError, match=re.escape("'down'")),
     ):
-        checkpoints.restore(abstract_state(plan))
+        checkpoints.restore(saved(abstract_state(plan)))
 
 
 def test_two_processes_never_train_one_directory(small_run, tmp_path):
@@ -293,16 +290,16 @@ def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message)
 
 ONE_LINE = """
     import os, resource, signal, sys
-    from lmwright.train import loop
-    inner = loop.Session._save
-    def save(self, step):
-        if {full}:  # no file can become longer, as on a full disk
-            resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        inner(self, step)
-        if not {full}:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-    loop.Session._save = save
+    from lmwright.train.hooks import HOOKS, Hook
+    class Trouble(Hook):
+        def before_save(self, session, step):
+            if {full}:  # no file can become longer, as on a full disk
+                resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        def after_save(self, session, step):
+            if not {full}:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+    HOOKS.append(Trouble())
     from lmwright.cli.main import main
     raise SystemExit(main(["train", {file!r}]))
 """

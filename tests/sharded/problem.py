@@ -74,8 +74,15 @@ def gradients(run):
     batch = make_batch(run.train.num_microbatches)
     with jax.set_mesh(plan.mesh):
         weights = jax.device_put(fresh_weights(run.model), plan.shardings)
-        fn = jax.jit(lambda w, b: summed_gradients(plan, w, b, jax.random.key(0)))
+        fn = jax.jit(lambda w, b: model_gradients(plan, w, b))
         return jax.tree.map(np.asarray, fn(weights, batch))
+
+
+def model_gradients(plan, weights, batch):
+    """Summed gradients of the model's weights, and the loss's sums; traceable."""
+    trainees, keys = plan.training.trainees, [jax.random.key(0)]
+    grads, (loss,) = summed_gradients(plan, trainees, {}, {"model": weights}, batch, keys)
+    return grads["model"], loss
 
 
 @cache

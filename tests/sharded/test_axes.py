@@ -13,12 +13,13 @@ from problem import (
     gradients,
     make_batch,
     make_run,
+    model_gradients,
     plan_of,
 )
 
 from lmwright.core.sharding import AXES
 from lmwright.program.state import abstract_batch, abstract_state, init_state
-from lmwright.program.step import make_step, summed_gradients
+from lmwright.program.step import make_step
 
 
 @pytest.mark.parametrize("axis", ["data", "expert", "context", "tensor"])
@@ -105,14 +106,15 @@ def test_a_whole_step_and_where_its_state_lies(axes):
     (state, metrics), (want, want_metrics) = step(make_run(axes)), step(make_run())
     for name, value in want_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+    part, want = state["trained"]["model"], want["trained"]["model"]
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        jax.tree.map(np.asarray, state["weights"]), jax.tree.map(np.asarray, want["weights"]),
+        jax.tree.map(np.asarray, part["weights"]), jax.tree.map(np.asarray, want["weights"]),
     )  # fmt: skip
-    up = state["weights"]["layers"]["up"]
+    up = part["weights"]["layers"]["up"]
     cut = np.prod([axes.get(a, 1) for a in ("fsdp", "expert", "context")])
     shard = (4, 24 // cut, 40 // axes["tensor"])
-    moments = [a for a in jax.tree.leaves(state["optimizer"]) if a.shape == up.shape]
+    moments = [a for a in jax.tree.leaves(part["optimizer"]) if a.shape == up.shape]
     assert len(moments) == 2 * 2, "two moments each of up and gate"
     for leaf in [up, *moments]:
         assert {piece.data.shape for piece in leaf.addressable_shards} == {shard}
@@ -122,8 +124,8 @@ def test_the_residual_stream_is_cut_along_tokens():
     run = make_run({"tensor": 2})
     plan = plan_of(run)
     with jax.set_mesh(plan.mesh):
-        fn = jax.jit(lambda w, b: summed_gradients(plan, w, b, jax.random.key(0)))
-        weights = abstract_state(plan)["weights"]
+        fn = jax.jit(lambda w, b: model_gradients(plan, w, b))
+        weights = abstract_state(plan)["trained"]["model"]["weights"]
         text = fn.lower(weights, abstract_batch(plan)).compile().as_text()
     layers, embed = run.model.num_layers, run.model.embed_dim
     assert f"f32[{layers},{ROWS},{SEQ_LEN // 2},{embed}]" in text, "what the layers keep of it"

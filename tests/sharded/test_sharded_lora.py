@@ -43,7 +43,8 @@ def two_steps(lora, num_devices, **mesh):
         step, state = make_step(plan), init_state(plan)
         for _ in range(2):
             state, metrics = step(state, batch)
-    return jax.device_get((state["weights"], metrics)), state["base"]
+    weights = {name: part["weights"] for name, part in state["trained"].items()}
+    return jax.device_get((weights, metrics)), state["frozen"]
 
 
 @pytest.mark.slow

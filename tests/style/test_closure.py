@@ -23,7 +23,7 @@ def test_the_step_reaches_no_more_than_its_budget():
     "module, chain",
     [
         ("lmwright.models.llama", "program.step > models.llama"),  # a registry's
-        ("lmwright.program.lora_step", "program.step > program.lora_step"),  # inside a function
+        ("lmwright.optim.rule", "program.step > optim.adamw > optim.rule"),
         ("lmwright.core", "program.step > core"),  # a package on the way
     ],
 )

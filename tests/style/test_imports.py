@@ -31,9 +31,7 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # Modules that still import each other, within a room.
-CIRCLES = [
-    {"lmwright.train.loop", "lmwright.train.lora_loop"},
-]
+CIRCLES = []
 
 JAX_FREE = ("cli", "cloud", "config", "data", "errors", "guard", "hardware", "presets", "report")
 HEAVY = {"jax", "jaxlib", "torch", "tensorflow", "transformers", "datasets"}

@@ -53,24 +53,31 @@ def rows(step, pieces):
     )
 
 
+def weights_of(state):
+    return state["trained"]["model"]["weights"]
+
+
 @pytest.mark.parametrize("pieces", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_step_moves_the_bias_by_its_rate(pieces):
     plan = resolve(run_of(num_microbatches=pieces), jax.devices()[:1])
     state = init_state(plan)
-    before = dict(walk(jax.tree.map(np.asarray, state["weights"])))
+    before = dict(walk(jax.tree.map(np.asarray, weights_of(state))))
     batch = rows(0, pieces)
-    gradients = jax.jit(lambda w: summed_gradients(plan, w, batch, jax.random.key(0)))
-    grads, _ = gradients(state["weights"])
+    trainees, keys = plan.training.trainees, [jax.random.key(0)]
+    gradients = jax.jit(lambda w: summed_gradients(plan, trainees, {}, {"model": w}, batch, keys))
+    grads = gradients(weights_of(state))[0]["model"]
     above = dict(walk(jax.tree.map(np.asarray, grads)))["layers.router_bias"]  # [2, 6]
     norm = optax.global_norm([g for path, g in walk(grads) if path != "layers.router_bias"])
     state, metrics = make_step(plan)(state, batch)
-    after = dict(walk(jax.tree.map(np.asarray, state["weights"])))
+    after = dict(walk(jax.tree.map(np.asarray, weights_of(state))))
     moved = after["layers.router_bias"] - before["layers.router_bias"]
     np.testing.assert_allclose(moved, -0.05 * np.sign(above), rtol=1e-6)
     assert (np.abs(moved) > 0).any(axis=1).all() and above.sum() == pytest.approx(0, abs=1e-2)
     weight = metrics["target_tokens"]
     np.testing.assert_allclose(metrics["grad_norm"], norm / weight, rtol=1e-5)
-    assert not any("router_bias" in path for path, _ in walk(state["optimizer"]))
+    assert not any(
+        "router_bias" in path for path, _ in walk(state["trained"]["model"]["optimizer"])
+    )
 
 
 def test_it_evens_the_load_out_and_goes_on_after_a_restart():
@@ -83,7 +90,7 @@ def test_it_evens_the_load_out_and_goes_on_after_a_restart():
     state, last = step(state, rows(6, 1))
     again, _ = step(jax.device_put(kept), rows(6, 1))
     jax.tree.map(np.testing.assert_array_equal, state, again)
-    assert np.any(kept["weights"]["layers"]["router_bias"])
+    assert np.any(weights_of(kept)["layers"]["router_bias"])
     assert last["router_busiest"] < first["router_busiest"]
     assert last["router_dropped"] == 0
 

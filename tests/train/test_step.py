@@ -87,8 +87,14 @@ def one_step(run, devices=1):
 def gradients(run):
     plan = resolve(run, jax.devices()[:1])
     batch = make_batch(run)
-    fn = jax.jit(lambda w: summed_gradients(plan, w, batch, jax.random.key(0)))
-    return fn(init_state(plan)["weights"])
+    trainees, keys = plan.training.trainees, [jax.random.key(0)]
+    fn = jax.jit(lambda w: summed_gradients(plan, trainees, {}, {"model": w}, batch, keys))
+    grads, (loss,) = fn(model_of(init_state(plan))["weights"])
+    return grads["model"], loss
+
+
+def model_of(state):
+    return state["trained"]["model"]
 
 
 def assert_close(a, b, rtol=2e-5, atol=1e-6):
@@ -142,11 +148,11 @@ def test_meshes_equal_one_device(axes, head, remat):
     sizes = {"fsdp": 1} | axes
     many, many_metrics = one_step(replace(run, mesh=Mesh(**sizes)), devices=count)
     assert_close(metrics, many_metrics, rtol=1e-5)
-    assert_close(alone["weights"], many["weights"], rtol=1e-4, atol=1e-5)
-    assert len(many["weights"]["layers"]["up"].sharding.device_set) == count
+    assert_close(model_of(alone)["weights"], model_of(many)["weights"], rtol=1e-4, atol=1e-5)
+    assert len(model_of(many)["weights"]["layers"]["up"].sharding.device_set) == count
     moments = [
-        leaf for leaf in jax.tree.leaves(many["optimizer"])
-        if leaf.shape == many["weights"]["layers"]["up"].shape
+        leaf for leaf in jax.tree.leaves(model_of(many)["optimizer"])
+        if leaf.shape == model_of(many)["weights"]["layers"]["up"].shape
     ]  # fmt: skip
     assert moments
     for leaf in moments:
@@ -205,10 +211,10 @@ def test_two_runs_are_bit_equal():
 def test_ema_follows_the_weights():
     run = make_run(ema_decay=0.75)
     plan = resolve(run, jax.devices()[:1])
-    before = jax.tree.map(np.asarray, init_state(plan)["weights"])
+    before = jax.tree.map(np.asarray, model_of(init_state(plan))["weights"])
     after, _ = one_step(run)
-    expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, after["weights"])
-    assert_close(after["ema"], expected)
+    expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, model_of(after)["weights"])
+    assert_close(model_of(after)["ema"], expected)
 
 
 @pytest.mark.parametrize(

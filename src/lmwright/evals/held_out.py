@@ -20,6 +20,7 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.formats.open import open_run
+from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_run_weights
 from lmwright.guard.terminal import visible
 from lmwright.program.plan import Plan, resolve
@@ -140,16 +141,13 @@ def eval_command(
         text = f"{path}: not a run directory, so it has no held-out data; add --text FILE"
         raise UserError(text) from None
     run, weights = load_run_weights(place.path, place.step, adapter=adapter)
-    own = run.lora.adapters if run.lora is not None else ()
-    folder = next(
-        (entry.data for entry in own if entry.name == adapter and entry.data), run.data.dir
-    )
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     if precision:
         run = replace(run, train=replace(run.train, precision=precision))
     plan = resolve(run, jax.local_devices()[:1])
     if kernels == "reference":
         plan = replace(plan, how=replace(plan.how, kernels="reference", unroll=False))
+    folder = pick(plan, adapter).data
     losses = HeldOut(plan, TokenStore.open(folder)).losses(weights)
     if not losses:
         raise UserError(

@@ -9,14 +9,14 @@ import ml_dtypes
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.tensor_hash import weights_hash
-from lmwright.program.lora_state import Base
+from lmwright.program.trainee import Frozen
 
 NOTE = "lmwright.json"
 EARLIER_NOTE = "podsmith.json"  # written before the project was renamed
 ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
-def write_note(folder: Path, base: Base, storage: str) -> None:
+def write_note(folder: Path, base: Frozen, storage: str) -> None:
     """Beside an adapter that was trained on this base, kept as `storage`."""
     said = {"base": base.path, "base_hash": base.hash, "base_storage": storage}
     if base.read is not None:

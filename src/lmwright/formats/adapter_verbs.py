@@ -29,15 +29,15 @@ def export_adapter_command(
 ) -> None:
     """Writes an adapter of a run's newest checkpoint as a PEFT folder."""
     from lmwright.config.run import Mesh
-    from lmwright.formats.lora_restore import pick
+    from lmwright.formats.train_state import pick
     from lmwright.formats.weights import trained
     from lmwright.program.plan import resolve
 
     place = open_run(run_dir)
     folder, run = place.path, replace(place.run, mesh=Mesh())
-    if run.lora is None:
-        raise UserError(f"{folder}: trained all weights; use lmwright export instead")
     plan = resolve(run, jax.local_devices()[:1])
+    if not plan.training.freezes:
+        raise UserError(f"{folder}: trained all weights; use lmwright export instead")
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     found = to_peft(run.model, chosen, weights[chosen.name], base.path)

@@ -17,13 +17,13 @@ from lmwright.core.leaves import quantize
 from lmwright.core.param import Tree, first_difference, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.loaded import load_files
-from lmwright.formats.lora_restore import pick, restore
 from lmwright.formats.open import RUN, Place, open_place, open_run
 from lmwright.formats.tensor_hash import add_to_hash
-from lmwright.program.lora import merged, storages
-from lmwright.program.lora_state import Base, base_shardings, fresh_base
+from lmwright.formats.train_state import pick, restore
+from lmwright.program.lora import storages
 from lmwright.program.plan import Plan, resolve
-from lmwright.program.state import abstract_state, eval_weights
+from lmwright.program.state import averaged_weights, fresh_frozen
+from lmwright.program.trainee import Frozen
 
 
 def refuse_unlike(place: Place, spec: Tree) -> None:
@@ -67,46 +67,34 @@ def load_run_weights(
     there. Raises UserError where there are none."""
     folder = Path(run_dir)
     run = open_run(folder).run
-    alone = replace(run, mesh=Mesh())
-    plan = resolve(alone, jax.local_devices()[:1])
-    if run.lora is not None:
-        return run, _merged_weights(plan, folder, adapter, step)
-    if adapter is not None:
-        raise UserError(f"{folder}: trained all weights and has no adapters; remove {adapter!r}")
-    saved, abstract = SavedStates(folder), abstract_state(plan)
-    if step is not None:
-        return run, eval_weights(saved.restore_at(step, abstract)[0])
-    restored = saved.restore(abstract)
+    plan = resolve(replace(run, mesh=Mesh()), jax.local_devices()[:1])
+    trainee = pick(plan, adapter)
+    frozen, weights = trained(plan, folder, step)
+    with jax.set_mesh(plan.mesh):
+        return run, plan.training.merged(trainee, frozen.weights, weights[trainee.name])
+
+
+def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Frozen, dict[str, Tree]]:
+    """What is frozen, and each trainee's weights (the moving average where there is one), newest
+    or of a step. Raises UserError where there is no checkpoint."""
+    frozen = load_frozen(plan)
+    restored = restore(plan, SavedStates(folder), frozen, step)
     if restored is None:
         raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
-    return run, eval_weights(restored[0])
+    parts = restored[0]["trained"]
+    return frozen, {name: averaged_weights(part) for name, part in parts.items()}
 
 
-def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Base, Tree]:
-    """The base, and each adapter's weights (the moving average where there is one), newest or
-    of a step. Raises UserError where there is no checkpoint."""
-    base = load_base(plan)
-    state, meta = restore(plan, SavedStates(folder), base, step)
-    if not meta:
-        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
-    return base, state.get("ema", state["weights"])
-
-
-def _merged_weights(plan: Plan, folder: Path, name: str | None, step: int | None) -> Tree:
-    """float32 weights of the model with one adapter in them."""
-    adapter = pick(plan, name)
-    base, weights = trained(plan, folder, step)
-    with jax.set_mesh(plan.mesh):
-        return jax.jit(lambda b, w: merged(adapter, b, w))(base.weights, weights[adapter.name])
-
-
-def load_base(plan: Plan) -> Base:
+def load_frozen(plan: Plan) -> Frozen:
     """The frozen weights, made or read, as the run keeps them. Raises UserError where they are
     another model's."""
     path = plan.run.train.init_from
+    if not plan.training.freezes:
+        return Frozen({})
     if path is None:
-        return fresh_base(plan)
-    shardings = base_shardings(plan)  # refuses what does not divide before anything is read
+        return fresh_frozen(plan)
+    shapes = plan.training.abstract_frozen(plan.mesh)  # refuses before anything is read
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     try:
         place = open_place(path)
         refuse_unlike(place, plan.spec)
@@ -120,4 +108,4 @@ def load_base(plan: Plan) -> Base:
         keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
         with jax.set_mesh(plan.mesh):
             leaves.append((name, keep(array, params[name], kinds[name])))
-    return Base(nest(leaves), path, digest.hexdigest(), lambda: host_weights(place))
+    return Frozen(nest(leaves), path, digest.hexdigest(), lambda: host_weights(place))

@@ -26,6 +26,7 @@ from lmwright.planner.sessions import (
     session_limit_s,
     steps_that_fit,
 )
+from lmwright.program.trainee import training_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,15 +185,10 @@ def _price(run: Run, kind: str, said: float | None) -> tuple[float | None, float
 def checkpoint_bytes(run: Run) -> int:
     """Bytes of a train state, as a checkpoint holds it; of adapters without their base."""
     copies = 1 if run.train.ema_decay is None else 2
-    if run.lora is not None:
-        from lmwright.program.lora import resolved
-
-        trained = [(one.spec, one.optim) for one in resolved(run)]
-        count = 4  # the run's own, beside that of each optimizer
-    else:
-        trained, count = [(run.model.spec(), run.optim)], 0
+    trained = [(one.spec, one.optim) for one in training_of(run).trainees]
     weights = sum(count_params(spec) for spec, _ in trained)
-    return count + copies * WEIGHT_BYTES * weights + sum(_optimizer_bytes(*one) for one in trained)
+    step = 4  # the run's own count, beside that of each optimizer
+    return step + copies * WEIGHT_BYTES * weights + sum(_optimizer_bytes(*one) for one in trained)
 
 
 def _optimizer_bytes(spec: Tree, optim: Any) -> int:

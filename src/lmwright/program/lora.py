@@ -23,6 +23,7 @@ from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter
 from lmwright.program.targets import by_target, choose
+from lmwright.program.trainee import Trainee
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
 DEFAULT = "default"  # what PEFT calls a single adapter
@@ -40,29 +41,18 @@ class Module:
     scale: float
 
 
-@dataclass(frozen=True, eq=False)
-class ResolvedAdapter:
-    """One adapter of a run with everything that follows from the run."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ResolvedAdapter(Trainee):
+    """One adapter of a run with everything that follows from the run; its spec has, for each
+    target, `a`, `b` and, for DoRA, `magnitude`."""
 
-    name: str
-    data: str
-    rows: int
-    steps: int
-    optim: Any
     modules: tuple[Module, ...]
     variant: str
-    dropout: float
-    patience: int | None
     init_from: str | None
 
     @cached_property
     def by_path(self) -> dict[str, Module]:
         return {module.path: module for module in self.modules}
-
-    @cached_property
-    def spec(self) -> Tree:
-        """Its weights: for each target `a`, `b` and, for DoRA, `magnitude`."""
-        return nest((m.path, module_spec(m, self.variant)) for m in self.modules)
 
 
 def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
@@ -103,13 +93,15 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
         learning_rate=adapter.learning_rate or optim.learning_rate,
         schedule=adapter.schedule or optim.schedule,
     )
+    modules = _modules(run, adapter)
     return ResolvedAdapter(
         name=adapter.name,
+        spec=nest((m.path, module_spec(m, lora.variant)) for m in modules),
         data=adapter.data or run.data.dir,
         rows=rows,
         steps=adapter.steps or run.train.steps,
         optim=optim,
-        modules=_modules(run, adapter),
+        modules=modules,
         variant=lora.variant,
         dropout=lora.dropout if adapter.dropout is None else adapter.dropout,
         patience=adapter.patience,

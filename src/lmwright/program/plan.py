@@ -21,6 +21,7 @@ from lmwright.core.sharding import (
 from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models.counts import active_share
+from lmwright.program.trainee import Training, training_of
 
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
@@ -37,6 +38,11 @@ class Plan:
     @cached_property
     def spec(self) -> Tree:
         return self.run.model.spec()
+
+    @cached_property
+    def training(self) -> Training:
+        """What the run trains. Raises UserError for adapters that do not fit the run."""
+        return training_of(self.run)
 
     @cached_property
     def shardings(self) -> Tree:
@@ -56,18 +62,17 @@ class Plan:
 
     @property
     def flops_per_step(self) -> float:
-        """Forward and backward: 6 per matmul weight that a token meets, 4 where it is frozen,
+        """Forward and backward: 6 per matmul weight that a token meets, 4 if it is frozen,
         and 12 (N H) for each key that a query sees in a layer; the embedding lookup counts only
         where the table is the head too."""
         model = self.run.model
-        each = 6 if self.run.lora is None else 4  # the adapters' own are a few percent
         matrices = ((path, p) for path, p in walk(self.spec) if p.is_matrix)
         weights = sum(p.size * active_share(model, path, p) for path, p in matrices)
         if getattr(model, "head", "tied") == "untied":
             weights -= model.vocab_size * model.embed_dim
         keys = sum(seen_keys(window, self.seq_len) for window in model.windows)
         attention = 12 * keys * model.num_heads * model.head_dim
-        return float(self.tokens_per_step) * (each * weights + attention)
+        return float(self.tokens_per_step) * (self.training.flops_per_weight * weights + attention)
 
     def to_json(self) -> str:
         """plan.json: everything that was derived."""

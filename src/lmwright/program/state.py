@@ -1,8 +1,11 @@
-"""State: everything that a step reads and writes, and what a checkpoint holds.
+"""State: everything that a step reads and writes.
 
-    {"step": int32, "weights": tree, "optimizer": tree, "ema": tree or absent}
+    {"step": int32, "frozen": tree,
+     "trained": {name: {"weights": tree, "optimizer": tree, "ema": tree or absent}}}
 
-`abstract_state` serves init, checkpoint restore and ahead-of-time compilation.
+A checkpoint holds all of it but `frozen`, which is made again from where it came. The count in an
+optimizer is the number of its own steps. `abstract_state` serves init, checkpoint restore and
+ahead-of-time compilation.
 """
 
 import jax
@@ -11,46 +14,53 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.core.batch import Batch
-from lmwright.core.param import Tree, init_weights
+from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, lenient_shardings
 from lmwright.optim.build import build_optimizer, state_spec
-from lmwright.program import lora_state
 from lmwright.program.plan import Plan
+from lmwright.program.trainee import Frozen, Trainee
 
 
-def optimizer_of(plan: Plan) -> optax.GradientTransformation:
-    """The run's optimizer, built from the arrows of the plan's spec."""
-    return build_optimizer(plan.run.optim, plan.spec, plan.run.train.steps)
+def optimizer_of(trainee: Trainee) -> optax.GradientTransformation:
+    """A trainee's optimizer, built from the arrows of its spec."""
+    return build_optimizer(trainee.optim, trainee.spec, trainee.steps)
 
 
-def fresh_state(plan: Plan) -> Tree:
-    """Traceable: the state before the first step."""
-    weights = init_weights(plan.spec, jax.random.key(plan.run.seed))
-    state = {
+def fresh_part(plan: Plan, trainee: Trainee, weights: Tree) -> Tree:
+    """Traceable: a trainee's part of the state before its first step."""
+    part = {"weights": weights, "optimizer": optimizer_of(trainee).init(weights)}
+    return part if plan.run.train.ema_decay is None else {**part, "ema": weights}
+
+
+def fresh_state(plan: Plan, frozen: Tree) -> Tree:
+    """Traceable: what a checkpoint holds of the state before the first step."""
+    key, training = jax.random.key(plan.run.seed), plan.training
+    return {
         "step": jnp.zeros((), jnp.int32),
-        "weights": weights,
-        "optimizer": optimizer_of(plan).init(weights),
+        "trained": {
+            one.name: fresh_part(plan, one, training.init(one, frozen, key))
+            for one in training.trainees
+        },
     }
-    if plan.run.train.ema_decay is not None:
-        state["ema"] = weights
-    return state
 
 
 def abstract_state(plan: Plan) -> Tree:
     """The state as ShapeDtypeStructs with shardings; no memory is taken."""
-    if plan.run.lora is not None:
-        return lora_state.abstract_state(plan)
-    shapes = jax.eval_shape(lambda: fresh_state(plan))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_shardings(plan),
-    )
+    frozen = plan.training.abstract_frozen(plan.mesh)
+    shapes = jax.eval_shape(lambda base: fresh_state(plan, base), frozen)
+    return {
+        **jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            saved_shardings(plan),
+        ),
+        "frozen": frozen,
+    }
 
 
 def abstract_batch(plan: Plan, num_rows: int | None = None) -> Batch:
     """The batch of one step, [A, B, T], as ShapeDtypeStructs with shardings; B is `num_rows`
-    where not all adapters of a run still train."""
+    where not all trainees of a run still train."""
     train = plan.run.train
     rows = num_rows or train.global_batch_size // train.num_microbatches
     shape = (train.num_microbatches, rows, plan.seq_len)
@@ -64,28 +74,61 @@ def abstract_batch(plan: Plan, num_rows: int | None = None) -> Batch:
     )
 
 
-def state_shardings(plan: Plan) -> Tree:
-    """Shardings of a state: the optimizer's arrays follow the axes of their weights; a
-    dimension that does not divide (a few block scales, say) stays whole."""
-    whole = NamedSharding(plan.mesh, PartitionSpec())
-    shardings = {
-        "step": whole,
-        "weights": plan.shardings,
-        "optimizer": lenient_shardings(state_spec(plan.run.optim, plan.spec), plan.mesh),
+def saved_shardings(plan: Plan) -> Tree:
+    """Shardings of what a checkpoint holds: the optimizer's arrays follow the axes of their
+    weights; a dimension that does not divide (a few block scales, say) stays whole."""
+    return {
+        "step": NamedSharding(plan.mesh, PartitionSpec()),
+        "trained": {one.name: part_shardings(plan, one) for one in plan.training.trainees},
     }
-    if plan.run.train.ema_decay is not None:
-        shardings["ema"] = plan.shardings
-    return shardings
 
 
-def init_state(plan: Plan) -> Tree:
-    """A fresh state made by chance, created in place on the plan's devices."""
-    if plan.run.lora is not None:
-        return lora_state.init_state(plan, lora_state.fresh_base(plan))
+def part_shardings(plan: Plan, trainee: Trainee) -> Tree:
+    """Shardings of a trainee's part of the state."""
+    weights = plan.training.shardings(trainee, plan.mesh)
+    optimizer = lenient_shardings(state_spec(trainee.optim, trainee.spec), plan.mesh)
+    part = {"weights": weights, "optimizer": optimizer}
+    return part if plan.run.train.ema_decay is None else {**part, "ema": weights}
+
+
+def saved(state: Tree) -> Tree:
+    """The part of a state that a checkpoint holds."""
+    return {name: tree for name, tree in state.items() if name != "frozen"}
+
+
+def fresh_frozen(plan: Plan) -> Frozen:
+    """Frozen weights made from the run's seed."""
+    shapes = plan.training.abstract_frozen(plan.mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     with jax.set_mesh(plan.mesh):
-        return jax.jit(lambda: fresh_state(plan), out_shardings=state_shardings(plan))()
+        key = jax.random.key(plan.run.seed)
+        make = jax.jit(lambda: plan.training.make_frozen(key), out_shardings=shardings)
+        return Frozen(make(), "", f"seed {plan.run.seed}")
 
 
-def eval_weights(state: Tree) -> Tree:
-    """What evaluation, generation and export use: the moving average where there is one."""
-    return state.get("ema", state["weights"])
+def init_state(plan: Plan, frozen: Frozen | None = None) -> Tree:
+    """A fresh state made by chance, created in place on the plan's devices, around what is
+    frozen (made by chance, too, if unset)."""
+    frozen = fresh_frozen(plan) if frozen is None else frozen
+    with jax.set_mesh(plan.mesh):
+        make = jax.jit(lambda w: fresh_state(plan, w), out_shardings=saved_shardings(plan))
+        return make(frozen.weights) | {"frozen": frozen.weights}
+
+
+def averaged_weights(part: Tree) -> Tree:
+    """A trainee's weights as evaluation, generation and export use them: the moving average
+    where there is one."""
+    return part.get("ema", part["weights"])
+
+
+def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
+    """The model with one trainee, as evaluation and generation read it; traceable."""
+    training = plan.training
+    trainee = next(one for one in training.trainees if one.name == name)
+    parts = training.parts(trainee, averaged_weights(state["trained"][name]))
+    return training.bind(state["frozen"], parts)
+
+
+def counts_of(state: Tree) -> dict[str, int]:
+    """Steps that each trainee has done."""
+    return {name: int(part["optimizer"]["count"]) for name, part in state["trained"].items()}

@@ -1,11 +1,15 @@
 """The train step: the only jit of training.
 
-batch [A, B, T] --scan over A--> sum of gradients, sum of weights
-                                 --> mean --> clip --> optimizer --> weights
+batch [A, B, T] --scan over A--> sums of gradients and losses of each trainee
+each trainee:    its own mean --> clip --> optimizer --> weights
+
+Several trainees share one pass through what is frozen, which has no lane axis, so that its
+matmuls see all rows at once (`program.lanes`).
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +20,30 @@ from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding
+from lmwright.kernels import select
 from lmwright.objectives.base import Loss
 from lmwright.optim.build import clip, gradient_norm, make_schedule
+from lmwright.program.lanes import Lanes
 from lmwright.program.plan import Plan, step_options
 from lmwright.program.state import abstract_state, optimizer_of
+from lmwright.program.trainee import Trainee
 
 Step = Callable[[Tree, Batch], tuple[Tree, dict[str, Array]]]
 
 
-def make_step(plan: Plan) -> Step:
-    """The jitted step `(state, batch) -> (state, metrics)`; the state is donated.
+def make_step(plan: Plan, active: Sequence[Trainee] | None = None) -> Step:
+    """The jitted step `(state, batch) -> (state, metrics)` for the trainees that still train, all
+    if unset; the state, which holds them all, is donated.
 
-    Leaves of the batch are [A, B, T] with A microbatches; metrics are float32 scalars.
+    Leaves of the batch are [A, B, T] with A microbatches, the rows of those trainees alone;
+    metrics are float32 scalars.
     """
-    if plan.run.lora is not None:
-        from lmwright.program import lora_step
-        from lmwright.program.lora import resolved
-
-        return lora_step.make_step(plan, resolved(plan.run))
+    active = tuple(plan.training.trainees if active is None else active)
+    Lanes.of(plan, active)  # refuses rows that do not divide
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan))
     batch = batch_sharding(plan.mesh, leading=1)
     return jax.jit(
-        partial(train_step, plan),
+        partial(train_step, plan, active),
         donate_argnums=0,
         in_shardings=(shardings, batch),
         out_shardings=(shardings, None),
@@ -45,62 +51,112 @@ def make_step(plan: Plan) -> Step:
     )
 
 
-def train_step(plan: Plan, state: Tree, batch: Batch) -> tuple[Tree, dict[str, Array]]:
-    """One optimizer step; traceable."""
-    run = plan.run
-    weights = state["weights"]
-    key = jax.random.fold_in(jax.random.key(run.seed), state["step"])
-    grads, loss = summed_gradients(plan, weights, batch, key)
+def train_step(
+    plan: Plan, active: tuple[Trainee, ...], state: Tree, batch: Batch
+) -> tuple[Tree, dict[str, Array]]:
+    """One optimizer step of each active trainee; traceable."""
+    parts = {one.name: state["trained"][one.name] for one in active}
+    key = jax.random.key(plan.run.seed)
+    keys = [jax.random.fold_in(key, part["optimizer"]["count"]) for part in parts.values()]
+    weights = {name: part["weights"] for name, part in parts.items()}
+    grads, losses = summed_gradients(plan, active, state["frozen"], weights, batch, keys)
+    trained, metrics = dict(state["trained"]), []
+    for one, loss in zip(active, losses, strict=True):
+        trained[one.name], values = _updated(plan, one, parts[one.name], grads[one.name], loss)
+        metrics.append(values)
+    new = {"step": state["step"] + 1, "frozen": state["frozen"], "trained": trained}
+    values = metrics[0] if len(active) == 1 else _together(active, metrics)
+    return new, {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+
+def _updated(
+    plan: Plan, trainee: Trainee, part: Tree, grads: Tree, loss: Loss
+) -> tuple[Tree, dict[str, Array]]:
+    """A trainee's part of the state after an update by summed gradients, and its metrics."""
+    optim, weights, count = trainee.optim, part["weights"], part["optimizer"]["count"]
     weight = jnp.maximum(loss.weight, 1.0)
     # the norm is that of the sums, and means are a product, not a quotient: this way a CPU
     # takes them while the optimizer reads the sums, and never stores them
     share = 1 / weight
-    norm = gradient_norm(grads, plan.spec) * share
+    norm = gradient_norm(grads, trainee.spec) * share
     grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)
-    grads = clip(grads, norm, run.optim.clip_norm)
-    updates, opt = optimizer_of(plan).update(grads, state["optimizer"], weights)
-    new = {
-        "step": state["step"] + 1,
-        "weights": optax.apply_updates(weights, updates),
-        "optimizer": opt,
-    }
-    if "ema" in state:
-        decay = run.train.ema_decay
+    grads = clip(grads, norm, optim.clip_norm)
+    updates, optimizer = optimizer_of(trainee).update(grads, part["optimizer"], weights)
+    updates = plan.training.scale_updates(updates)
+    new = {"weights": optax.apply_updates(weights, updates), "optimizer": optimizer}
+    if "ema" in part:
+        decay = plan.run.train.ema_decay
         new["ema"] = jax.tree.map(
-            lambda old, fresh: decay * old + (1 - decay) * fresh, state["ema"], new["weights"]
+            lambda old, fresh: decay * old + (1 - decay) * fresh, part["ema"], new["weights"]
         )
     metrics = {
         "loss": loss.total / weight,
         "grad_norm": norm,
-        "learning_rate": make_schedule(run.optim, run.train.steps)(state["step"]),
+        "learning_rate": make_schedule(optim, trainee.steps)(count),
         "target_tokens": loss.weight,
         **{name: total / jnp.maximum(n, 1.0) for name, (total, n) in loss.metrics.items()},
     }
-    return new, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+    return new, metrics
 
 
-def summed_gradients(plan: Plan, weights: Tree, batch: Batch, key: Array) -> tuple[Tree, Loss]:
-    """Gradient of the summed loss and the sums themselves, over all A microbatches: one after
-    the other, or following each other through the stages of a pipeline."""
-    objective, model, how = plan.run.objective, plan.run.model, plan.how
+def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dict[str, Array]:
+    """Metrics of all trainees over all their tokens, and those of each by its name."""
+    tokens = [values["target_tokens"] for values in metrics]
+    total = jnp.maximum(sum(tokens), 1.0)
+    means = {
+        name: sum(values[name] * n for values, n in zip(metrics, tokens, strict=True)) / total
+        for name in metrics[0]
+    }
+    own = {
+        f"{name}/{trainee.name}": value
+        for trainee, values in zip(active, metrics, strict=True)
+        for name, value in values.items()
+    }
+    return means | {"target_tokens": sum(tokens)} | own
 
-    def one(rows: Batch, index: Array | int) -> tuple[Tree, Loss]:
-        def total(w: Tree) -> tuple[Array, Loss]:
-            loss = objective.loss(model, w, rows, jax.random.fold_in(key, index), how)
-            return loss.total, loss
 
-        (_, loss), grads = jax.value_and_grad(total, has_aux=True)(weights)
-        return grads, loss
+def summed_gradients(
+    plan: Plan,
+    active: tuple[Trainee, ...],
+    frozen: Tree,
+    weights: Mapping[str, Tree],
+    batch: Batch,
+    keys: Sequence[Array],
+) -> tuple[Tree, tuple[Loss, ...]]:
+    """Gradient of each trainee's summed loss, by name, and the sums, over all A microbatches: one
+    after the other, or following each other through the stages of a pipeline. `keys` has one for
+    each trainee."""
+    objective, model, training = plan.run.objective, plan.run.model, plan.training
+    compute = select.for_lanes(plan.how, batch.tokens.shape[1], model.embed_dim)
+    lanes, rates = Lanes.of(plan, active), [one.dropout for one in active]
+
+    def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:
+        key = jax.random.fold_in(key, index)
+        drop = (jax.random.fold_in(key, 1), rate) if any(rates) else ()
+        return objective.loss(model, training.bind(frozen, parts, *drop), rows, key, compute)
+
+    def piece_gradients(rows: Batch, index: Array | int) -> tuple[Tree, tuple[Loss, ...]]:
+        def total(weights: Mapping[str, Tree]) -> tuple[Array, tuple[Loss, ...]]:
+            parts = [training.parts(one, weights[one.name]) for one in active]
+            loss = partial(loss_of, index=index)
+            if len(lanes.trainees) == 1:
+                losses = (loss(parts[0], rows, keys[0], jnp.float32(rates[0])),)
+            else:
+                stacked = training.stack(parts, lanes.trainees)
+                losses = lanes.losses(loss, stacked, rows, keys, rates)
+            return reduce(jnp.add, [loss.total for loss in losses]), losses
+
+        (_, losses), grads = jax.value_and_grad(total, has_aux=True)(weights)
+        return grads, losses
 
     num = batch.tokens.shape[0]
     if num == 1 or num_stages() > 1:  # a pipeline takes all of them at once
-        return one(jax.tree.map(interleaved, batch), 0)
+        return piece_gradients(jax.tree.map(interleaved, batch), 0)
 
-    def body(sums: tuple[Tree, Loss], piece: tuple[Batch, Array]):
-        return jax.tree.map(jnp.add, sums, one(*piece)), None
+    def body(sums: Any, piece: tuple[Batch, Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, piece_gradients(*piece)), None
 
     first = jax.tree.map(lambda a: a[0], batch)
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(one, first, 0)
-    )
+    shapes = jax.eval_shape(piece_gradients, first, 0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(body, zeros, (batch, jnp.arange(num)))[0]

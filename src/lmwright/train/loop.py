@@ -1,15 +1,17 @@
 """The training loop: reads a batch, runs the step, and sees to everything around it.
 
-    loader.batch(k) --> step --> metrics --> every so often: log, evaluate, save
+    feed.batch(k) --> step --> metrics --> every so often: log, evaluate, save
 
-Resume is one integer: the batch of step k is a pure function of (seed, k), and the state
-holds the rest.
+Resume is one integer for each trainee: the batch of its step k is a pure function of (seed, k),
+and the state holds the rest. A trainee that has done its steps, or whose held-out loss stopped
+falling, leaves the batch, and the step is compiled again for the others. The run ends with the
+last of them.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,23 +22,26 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.core.batch import Batch
 from lmwright.core.param import Tree
-from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.vocabulary import note_unused
-from lmwright.errors import EXIT_INTERRUPTED, UserError
+from lmwright.errors import EXIT_INTERRUPTED
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
-from lmwright.objectives import KINDS
-from lmwright.objectives.base import learns_from
+from lmwright.formats.train_state import restore
+from lmwright.formats.weights import load_frozen
 from lmwright.planner.compiler.compile import refuse_option
 from lmwright.program.executable import load_or_compile, takes
+from lmwright.program.lanes import Lanes
 from lmwright.program.length import with_steps
 from lmwright.program.plan import Plan, resolve, step_options
-from lmwright.program.state import abstract_batch, abstract_state, eval_weights
-from lmwright.program.step import Step, make_step
+from lmwright.program.state import abstract_batch, abstract_state, counts_of, eval_weights, saved
+from lmwright.program.step import make_step
+from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
+from lmwright.train.feed import Feed
 from lmwright.train.finite import refuse_state, refuse_values
+from lmwright.train.hooks import HOOKS, Hook
 from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
@@ -47,7 +52,9 @@ from lmwright.train.signals import (
     StopRequest,
 )
 from lmwright.train.start import first_state
+from lmwright.train.stores import open_stores, refuse_other_data
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
+from lmwright.train.watch import Watch
 
 ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total limit"}
 
@@ -67,6 +74,7 @@ def train(
     *,
     began: float | None = None,
     stop: StopRequest | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Outcome:
     """Trains until the run is done, told to stop or out of time; goes on from the newest intact
     checkpoint. `began` is when the session's machine time began (`time.monotonic`), now if unset.
@@ -78,89 +86,49 @@ def train(
         run = with_steps(run)
         plan = resolve(run, devices)
         stop.starting = stop.starting and jax.process_count() == 1
-        if run.lora is not None:
-            from lmwright.train.lora_loop import train_adapters
-
-            return train_adapters(plan, began, stop)
-        store = open_store(run, plan)  # before the claim: a refusal leaves no folder behind
+        stores = open_stores(plan)  # before the claim: a refusal leaves no folder behind
+        trainees = plan.training.trainees
+        Lanes.of(plan, trainees)  # refuses rows that do not divide
+        frozen = load_frozen(plan)
         folder = stack.enter_context(claim(run, plan))
-        keep_tokenizer(folder, store)
+        keep_tokenizer(folder, stores[trainees[0].name])
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
-        state, start = restore_or_init(plan, checkpoints, store)
+        state, meta = restore_or_init(plan, checkpoints, stores, frozen)
+        start, counts = int(meta.get("step", 0)), counts_of(state)
+        left = max(0, *(one.steps - counts[one.name] for one in trainees))
         stack.enter_context(jax.set_mesh(plan.mesh))
+        watched = meta.get("trainees", {})
         session = Session(
             plan=plan,
             state=state,
             start=start,
-            store=store,
+            frozen=frozen,
+            stores=stores,
+            counts=counts,
+            watches={one.name: Watch(**watched.get(one.name, {})) for one in trainees},
             checkpoints=checkpoints,
             stop=stop,
-            budget=Budget.of(run, folder, start, state, began),
+            budget=Budget.of(run, folder, start, saved(state), began),
             metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
-            display=stack.enter_context(Display(run, run.train.steps, start)),
+            display=stack.enter_context(Display(run, start + left, start)),
             profiler=stack.enter_context(Profiler(folder, run.metrics.profile_steps)),
-            loader=stack.enter_context(make_loader(plan, store, start)),
+            hooks=(*HOOKS, *hooks),
         )
+        stack.callback(session.close)
         return session.run()
 
 
-def open_store(
-    run: Run, plan: Plan, folder: str | None = None, rows: int | None = None
-) -> TokenStore:
-    """The run's prepared data, or that of `folder`, checked against the run and the rows that
-    each step takes of it."""
-    folder = folder or run.data.dir
-    store = TokenStore.open(folder)
-    if store.seq_len != plan.seq_len:
-        raise UserError(
-            f"{folder}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
-            f"prepare again or set data.pack.seq_len = {store.seq_len}"
-        )
-    if store.vocab_size > run.model.vocab_size:
-        raise UserError(
-            f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
-            f"of the tokenizer in {folder}; raise it"
-        )
-    _check_kind(run, store)
-    store.check(global_batch_size=rows or run.train.global_batch_size)
-    return store
-
-
-def _check_kind(run: Run, store: TokenStore) -> None:
-    wanted = learns_from(run.objective)
-    if wanted != store.holds:
-        known = " or ".join(name for name, o in KINDS.items() if learns_from(o) == store.holds)
-        rows = {"pairs of answers": "preference", "rated answers": "rated"}
-        other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
-        raise UserError(
-            f"{run.data.dir}: holds {store.holds}, which objective.kind = {run.objective.kind!r} "
-            f"cannot train on; choose {known}{other}"
-        )
-
-
-def make_loader(plan: Plan, store: TokenStore, start: int) -> Loader:
-    """This host's share of every batch."""
-    return Loader(
-        store,
-        global_batch_size=plan.run.train.global_batch_size,
-        stretches=HostRows.of(plan).of_batch,
-        start_step=start,
-        host=(jax.process_index(), jax.process_count()),
-    )
-
-
-def restore_or_init(plan: Plan, checkpoints: Checkpoints, store: TokenStore) -> tuple[Tree, int]:
-    """The newest intact state and its step, or a fresh one and 0."""
-    restored = checkpoints.restore(abstract_state(plan))
+def restore_or_init(
+    plan: Plan, checkpoints: Checkpoints, stores: dict[str, TokenStore], frozen: Frozen
+) -> tuple[Tree, dict[str, Any]]:
+    """The newest intact state and its meta, or a fresh one and an empty meta."""
+    restored = restore(plan, checkpoints, frozen)
     if restored is None:
-        return first_state(plan, store), 0
+        first = stores[plan.training.trainees[0].name]
+        return first_state(plan, first, frozen), {}
     state, meta = restored
-    if meta.get("store") != store.fingerprint:
-        raise UserError(
-            f"{plan.run.data.dir}: the prepared data is not what {plan.run.dir} was trained on; "
-            f"prepare it as before, or choose another dir="
-        )
-    return state, int(meta["step"])
+    refuse_other_data(plan, stores, meta["stores"])
+    return state, meta
 
 
 def to_device(plan: Plan, host: HostRows, rows: dict[str, np.ndarray]) -> Batch:
@@ -175,37 +143,56 @@ class Session:
     plan: Plan
     state: Tree
     start: int
-    store: TokenStore
+    frozen: Frozen
+    stores: dict[str, TokenStore]
+    """Prepared data by trainee."""
+    counts: dict[str, int]
+    """Steps that each trainee has done."""
+    watches: dict[str, Watch]
     checkpoints: Checkpoints
     stop: StopRequest
     budget: Budget
     metrics: MetricsWriter
     display: Display
     profiler: Profiler
-    loader: Loader
+    hooks: tuple[Hook, ...] = ()
+    losses: list[SourceLoss] = field(default_factory=list)
+    """Of the last evaluation."""
+
+    def __post_init__(self) -> None:
+        self.at = self.start  # steps that the run has done
+        self._feed: Feed | None = None
+        self._feeding: tuple[str, ...] = ()  # the trainees that the compiled step is for
+        self._eval_s = self._blocked_s = 0.0
+
+    @property
+    def active(self) -> tuple[Trainee, ...]:
+        """The trainees that still train."""
+        return tuple(one for one in self.plan.training.trainees if not self._done(one))
+
+    def _done(self, trainee: Trainee) -> bool:
+        name = trainee.name
+        return self.counts[name] >= trainee.steps or self.watches[name].stopped
 
     @property
     def steps(self) -> int:
-        """The step at which the run ends."""
-        return self.plan.run.train.steps
+        """The step at which the last trainee ends."""
+        return self.at + max((one.steps - self.counts[one.name] for one in self.active), default=0)
 
-    def prepare(self) -> None:
-        """What is made once, before the first step."""
-        self.held_out = HeldOut(self.plan, self.store)
+    def close(self) -> None:
+        """Ends the threads that read rows."""
+        if self._feed is not None:
+            self._feed.close()
 
     def run(self) -> Outcome:
         """Steps until the end or until asked to stop."""
         run = self.plan.run
-        self.prepare()
+        self._held_out = {name: HeldOut(self.plan, s) for name, s in self.stores.items()}
         self.display.note(opening_line(self.plan))
-        self.losses: list[SourceLoss] = []
-        self._eval_s = self._blocked_s = 0.0
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
-        unused = note_unused(run.model, run.data.dir, self.store.vocab_size)
-        if unused and run.lora is None and run.train.init_from is None:
-            self.display.note(unused)
+        self._note_unused()
         if self.start < self.steps and (code := self.budget.over()):
             return self._end(self.start, code)
         if self.start == 0 and run.eval.first == "start":
@@ -239,32 +226,34 @@ class Session:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
         return self._end(done, 0)
 
+    def _note_unused(self) -> None:
+        run, store = self.plan.run, self.stores[self.plan.training.trainees[0].name]
+        if run.train.init_from is None and not self.plan.training.freezes:
+            unused = note_unused(run.model, run.data.dir, store.vocab_size)
+            if unused:
+                self.display.note(unused)
+
     def _evaluation_due(self, done: int) -> bool:
-        return done == self.steps or _due(done, self.plan.run.eval.every_steps)
+        ended = any(self.counts[one.name] == one.steps for one in self._trained())
+        return ended or done == self.steps or _due(done, self.plan.run.eval.every_steps)
 
     def _beside_s(self, step: int) -> float:
         """Seconds of the evaluation that follows a step, as long as the one before took."""
         return self._eval_s if self._evaluation_due(step) else 0.0
 
-    def _program(self) -> tuple[Step, Batch, HostRows]:
-        """The step, the shapes of its batch, and this host's rows of it."""
-        return make_step(self.plan), abstract_batch(self.plan), HostRows.of(self.plan)
-
-    @property
-    def share(self) -> float:
-        """Rows of a step over the run's rows of a step."""
-        return 1.0
-
-    def _tokens_seen(self, step: int) -> float:
-        return float(step * self.plan.tokens_per_step)
-
     def _compile(self) -> None:
-        began = time.monotonic()
-        step, batch, self._host = self._program()
+        """Compiles the step for the trainees that still train, whose rows are read meanwhile."""
+        began, plan, active = time.monotonic(), self.plan, self.active
+        lanes = Lanes.of(plan, active)
+        num_rows = len(lanes.trainees) * lanes.rows
+        self._host = HostRows.of(plan, num_rows)
+        self.close()
+        self._feed = Feed(active, self.stores, self.counts, lanes, self._host, self.at)
+        self._feeding = tuple(one.name for one in active)
+        step = make_step(plan, active)
         try:
-            lowered = step.lower(abstract_state(self.plan), batch)
-            devices, options = self.plan.devices, step_options(self.plan)
-            ready = load_or_compile(lowered, devices, options, self.plan.run)
+            lowered = step.lower(abstract_state(plan), abstract_batch(plan, num_rows))
+            ready = load_or_compile(lowered, plan.devices, step_options(plan), plan.run)
             # the jitted function finds the program that was just compiled
             self._compiled = ready.compiled if takes(ready.compiled, self.state) else step
         except jax.errors.JaxRuntimeError as error:
@@ -274,45 +263,72 @@ class Session:
         why = {"reason": ready.reason} if ready.reason else {}
         event = {"seconds": seconds, "by_plan": ready.by_plan} | why
         self.metrics.event("compile", step=self.start, **event)
-        how = "loaded the step that plan compiled" if ready.by_plan else "compiled the train step"
+        verb = "loaded the step that plan compiled" if ready.by_plan else "compiled the train step"
         beside = f" ({ready.reason})" if ready.reason else ""
-        self.display.note(f"{how} in {seconds:.1f} s{beside}")
+        self.display.note(f"{verb} in {seconds:.1f} s{beside}")
         self._running: jax.Array | None = None
-        self.timer = StepTimer(
-            round(self.share * self.plan.tokens_per_step),
-            self.share * self.plan.flops_per_step,
-            peak_flops(self.plan.devices),
-        )
+        share = sum(one.rows for one in active) / plan.run.train.global_batch_size
+        tokens, flops = round(share * plan.tokens_per_step), share * plan.flops_per_step
+        self.timer = StepTimer(tokens, flops, peak_flops(plan.devices))
 
     def _step(self, k: int) -> dict[str, jax.Array]:
+        if self._feeding != tuple(one.name for one in self.active):
+            with self.budget.apart():
+                self._compile()
         with self.timer.waiting():
-            rows = self.loader.batch(k)
+            rows = self._feed.batch(k)
         self.state, values = self._compiled(self.state, to_device(self.plan, self._host, rows))
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
             self.timer.step()
         self._running, self._values = values["loss"], values
-        self.display.update(k + 1)
+        for name in self._feeding:
+            self.counts[name] += 1
+        self.at = k + 1
+        self.display.update(self.at)
+        for hook in self.hooks:
+            hook.after_step(self, self.at)
         return values
 
     def _log(self, step: int, values: dict[str, jax.Array]) -> None:
         measured = {name: float(value) for name, value in values.items()}
         measured |= self.timer.window()
         measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
-        measured["tokens_seen"] = self._tokens_seen(step)
+        rows = sum(one.rows * self.counts[one.name] for one in self.plan.training.trainees)
+        measured["tokens_seen"] = float(rows * self.plan.seq_len)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
-        refuse_values(self.plan.run, self.checkpoints, step, measured)
+        refuse_values(self.plan, self.checkpoints, step, measured)
+
+    def _trained(self) -> list[Trainee]:
+        """The trainees of the last step; all of them before there is one."""
+        names = self._feeding or self.counts
+        return [one for one in self.plan.training.trainees if one.name in names]
 
     def _evaluate(self, step: int) -> None:
-        weights = eval_weights(self.state)
-        with self._paused():
-            self.losses = self.held_out.losses(weights)
-            samples = self.held_out.samples(weights)
-        for loss in self.losses:
+        """Held-out losses and samples of each trainee of the last step, on its own data."""
+        self.losses = []
+        for trainee in self._trained():
+            prefix = f"{trainee.name}/" if len(self.stores) > 1 else ""
+            held_out = self._held_out[trainee.name]
+            weights = eval_weights(self.plan, self.state, trainee.name)
+            with self._paused():
+                losses, samples = held_out.losses(weights), held_out.samples(weights)
+            self._note(step, prefix, losses, samples)
+            tokens = sum(loss.tokens for loss in losses)
+            if tokens:
+                mean = sum(loss.loss * loss.tokens for loss in losses) / tokens
+                self._watch(step, trainee, mean)
+        for hook in self.hooks:
+            hook.after_evaluate(self, step)
+
+    def _note(
+        self, step: int, prefix: str, losses: list[SourceLoss], samples: list[dict[str, Any]]
+    ) -> None:
+        for loss in losses:
             self.metrics.log_eval(
                 step,
-                loss.source,
+                prefix + loss.source,
                 loss=loss.loss,
                 ppl=loss.perplexity,
                 bits_per_byte=loss.bits_per_byte,
@@ -320,27 +336,41 @@ class Session:
                 rows=loss.rows,
                 of_rows=loss.of_rows,
             )
-        if self.losses:
-            self.display.evaluated(
-                step, {loss.source: (loss.loss, loss.rows_text) for loss in self.losses}
-            )
+        self.losses += losses
+        if losses:
+            shown = {prefix + loss.source: (loss.loss, loss.rows_text) for loss in losses}
+            self.display.evaluated(step, shown)
         if samples:
-            self.metrics.log_samples(step, samples)
+            named = [s | {"prompt": f"{prefix} {s['prompt']}".strip()} for s in samples]
+            self.metrics.log_samples(step, named if prefix else samples)
+
+    def _watch(self, step: int, trainee: Trainee, loss: float) -> None:
+        watch, name = self.watches[trainee.name], trainee.name
+        watch.see(loss, trainee.patience)
+        if watch.stopped and self.counts[name] < trainee.steps:
+            self.metrics.event("adapter stopped", step=step, adapter=name, best_loss=watch.best)
+            self.display.note(f"{name}: stopped: its held-out loss no longer falls")
 
     def _save(self, step: int) -> None:
-        meta = {"store": self.store.fingerprint, "run": dump_toml(self.plan.run)}
-        self.checkpoint(step, self.state, meta)
-
-    def checkpoint(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
-        """Starts saving a state. Raises UserError where it, or its step, is not finite."""
-        began = time.monotonic()
+        """Starts saving the state. Raises UserError where it, or its step, is not finite."""
+        for hook in self.hooks:
+            hook.before_save(self, step)
+        meta = {
+            "stores": {name: store.fingerprint for name, store in self.stores.items()},
+            "frozen": {"path": self.frozen.path, "hash": self.frozen.hash},
+            "trainees": {name: vars(watch) for name, watch in self.watches.items()},
+            "run": dump_toml(self.plan.run),
+        }
+        began, state = time.monotonic(), saved(self.state)
         with self._paused():
-            refuse_values(self.plan.run, self.checkpoints, step, self._values)
-            refuse_state(self.plan.run, self.checkpoints, step, state)
+            refuse_values(self.plan, self.checkpoints, step, self._values)
+            refuse_state(self.plan, self.checkpoints, step, state)
             self.checkpoints.save(step, state, meta)
         self._blocked_s = time.monotonic() - began
         self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)
         self.display.saved(step)
+        for hook in self.hooks:
+            hook.after_save(self, step)
 
     @contextmanager
     def _paused(self) -> Iterator[None]:

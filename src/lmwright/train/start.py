@@ -14,19 +14,22 @@ from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.open import Place, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
+from lmwright.formats.train_state import init_state
 from lmwright.formats.weights import placed_weights, refuse_unlike
 from lmwright.program.plan import Plan
-from lmwright.program.state import init_state, optimizer_of, state_shardings
+from lmwright.program.state import fresh_part, saved_shardings
+from lmwright.program.trainee import Frozen
 
 INIT_FILE = "init.json"
 
 
-def first_state(plan: Plan, store: TokenStore) -> Tree:
-    """A fresh state, or one with the weights of `train.init_from`, which is then written down
-    in the run directory. Raises UserError for another model or tokenizer there."""
+def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
+    """A fresh state around what is frozen, or one with the weights of `train.init_from`, which is
+    then written down in the run directory. Raises UserError for another model or tokenizer
+    there."""
     path = plan.run.train.init_from
-    if path is None:
-        return init_state(plan)
+    if path is None or plan.training.freezes:
+        return init_state(plan, frozen)
     try:
         origin = open_place(path)
         refuse_tokenizer(origin, store)
@@ -52,17 +55,16 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     """
     refuse_unlike(origin, plan.spec)
 
+    (trainee,) = plan.training.trainees
+
     def build(weights: Tree) -> Tree:
-        state = {
-            "step": jnp.zeros((), jnp.int32),
-            "weights": weights,
-            "optimizer": optimizer_of(plan).init(weights),
-        }
-        return state if plan.run.train.ema_decay is None else {**state, "ema": weights}
+        part = fresh_part(plan, trainee, weights)
+        return {"step": jnp.zeros((), jnp.int32), "trained": {trainee.name: part}}
 
     with jax.set_mesh(plan.mesh):
         weights = placed_weights(origin, plan.shardings)
-        return jax.jit(build, out_shardings=state_shardings(plan), donate_argnums=0)(weights)
+        make = jax.jit(build, out_shardings=saved_shardings(plan), donate_argnums=0)
+        return make(weights) | {"frozen": {}}
 
 
 def refuse_tokenizer(origin: Place, store: TokenStore) -> None:

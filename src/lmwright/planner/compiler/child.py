@@ -46,6 +46,7 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
         ) from None
     plan = resolve(load_run(run_file), devices)
     state = abstract_state(plan)
+    frozen, parts = state["frozen"], list(state["trained"].values())
     with jax.set_mesh(plan.mesh):
         started = time.perf_counter()
         lowered = make_step(plan).lower(state, abstract_batch(plan))
@@ -56,8 +57,8 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
             "num_params": plan.num_params,
             "tokens_per_step": plan.tokens_per_step,
             "flops_per_step": plan.flops_per_step,
-            "weights_bytes": shard_bytes(state["weights"]),
-            "optimizer_bytes": shard_bytes(state["optimizer"]) + shard_bytes(state.get("ema", {})),
+            "weights_bytes": shard_bytes([frozen, [part["weights"] for part in parts]]),
+            "optimizer_bytes": shard_bytes([(p["optimizer"], p.get("ema", {})) for p in parts]),
             "lower_s": lower_s,
         }
         text, options = lowered.as_text(), step_options(plan)

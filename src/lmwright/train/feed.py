@@ -1,9 +1,9 @@
-"""Feed: the batch of a step from the data of several adapters, each with its own place in it.
+"""Feed: the batch of a step from the data of each trainee, each with its own place in it.
 
-    adapter a: rows 0 1 2 3 of its own step --+
-    adapter b: rows 0 1     of its own step --+--> rows by lane (see `lora_step.Lanes`)
+    trainee a: rows 0 1 2 3 of its own step --+
+    trainee b: rows 0 1     of its own step --+--> rows by lane (see `program.lanes`)
 
-The batch of an adapter's own step s is what it would be if the adapter trained alone.
+The batch of a trainee's own step s is what it would be if it trained alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,17 @@ import numpy as np
 
 from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.store import TokenStore
-from lmwright.program.lora import ResolvedAdapter
-from lmwright.program.lora_step import Lanes
+from lmwright.program.lanes import Lanes
+from lmwright.program.trainee import Trainee
 from lmwright.train.hosts import HostRows
 
 
 class Feed:
-    """Batches of one host for the adapters that train; a context manager that ends threads."""
+    """Batches of one host for the trainees that train; a context manager that ends threads."""
 
     def __init__(
         self,
-        active: Sequence[ResolvedAdapter],
+        active: Sequence[Trainee],
         stores: Mapping[str, TokenStore],
         counts: Mapping[str, int],
         lanes: Lanes,
@@ -32,7 +32,7 @@ class Feed:
         start: int,
     ):
         self._start, self._counts = start, [counts[one.name] for one in active]
-        shares = [lanes.adapters.count(i) for i in range(len(active))]
+        shares = [lanes.trainees.count(i) for i in range(len(active))]
         self._order = row_order(lanes, host)
         self._stack = ExitStack()
         self._loaders = [
@@ -40,7 +40,7 @@ class Feed:
                 Loader(
                     stores[one.name],
                     global_batch_size=one.rows,
-                    stretches=own_stretches(host, len(lanes.adapters), share),
+                    stretches=own_stretches(host, len(lanes.trainees), share),
                     start_step=count,
                     host=(jax.process_index(), jax.process_count()),
                 )
@@ -75,19 +75,20 @@ class Feed:
 
 
 def own_stretches(host: HostRows, lanes: int, share: int) -> list[tuple[int, int]]:
-    """The rows of an adapter's own batch that a host reads; `share` of all lanes are its."""
+    """The rows of a trainee's own batch that a host reads, as (start, stop); `share` of the `lanes`
+    are the trainee's."""
     num = host.num_microbatches
     return [(s // lanes * share * num, e // lanes * share * num) for s, e in host.stretches]
 
 
 def row_order(lanes: Lanes, host: HostRows) -> np.ndarray:
-    """For each row of a host's batch, which of the adapters' rows (one adapter's after the
+    """For each row of a host's batch, which of the trainees' rows (one trainee's after the
     other's) it is."""
-    num, of = host.num_microbatches, np.array(lanes.adapters)
+    num, of = host.num_microbatches, np.array(lanes.trainees)
     groups = sum(stop - start for start, stop in host.stretches) // len(of)
     shares = np.bincount(of)
     starts = np.concatenate([[0], np.cumsum(shares * groups * num)[:-1]])
-    place = np.array([np.sum(of[:i] == adapter) for i, adapter in enumerate(of)])
+    place = np.array([np.sum(of[:i] == trainee) for i, trainee in enumerate(of)])
     group, lane, piece = np.ix_(np.arange(groups), np.arange(len(of)), np.arange(num))
     own = (group * shares[of][lane] + place[lane]) * num + piece
     return (starts[of][lane] + own).reshape(-1)

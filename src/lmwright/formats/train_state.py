@@ -1,0 +1,167 @@
+"""The state of a run out of its checkpoints, or a fresh one around what is frozen.
+
+    checkpoint   {"step": ..., "trained": {name: {"weights", "optimizer", "ema"}}}
+    earlier      {"step": ..., "weights": ..., "optimizer": ..., "ema": ...}, each of them by name
+                 where the run trained adapters
+
+A run may have gained adapters since the checkpoint (they start fresh) or lost some (they are
+left out); what is frozen must be what they were trained beside.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lmwright.checkpoint.saved import SavedStates
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.formats.adapter_note import refuse_other_base
+from lmwright.formats.peft import read_adapter
+from lmwright.formats.tensor_hash import weights_hash
+from lmwright.program import state as program_state
+from lmwright.program.lora import DEFAULT, ResolvedAdapter
+from lmwright.program.plan import Plan
+from lmwright.program.state import abstract_state, part_shardings, saved
+from lmwright.program.trainee import MODEL, Frozen, Trainee
+
+PARTS = ("weights", "optimizer", "ema")
+
+
+def restore(
+    plan: Plan, checkpoints: SavedStates, frozen: Frozen, step: int | None = None
+) -> tuple[Tree, dict[str, Any]] | None:
+    """The state around `frozen` and the meta of the newest checkpoint, or of that of a step; None
+    where there is none.
+
+    Raises UserError where other weights were frozen.
+    """
+    wanted = saved(abstract_state(plan))
+    abstract = lambda shapes: _in_checkpoint(plan, shapes, wanted)  # noqa: E731
+    if step is None:
+        restored = checkpoints.restore(abstract)
+    else:
+        restored = checkpoints.restore_at(step, abstract)
+    if restored is None:
+        return None
+    state, meta = restored
+    meta = today(meta)
+    _refuse_other_frozen(plan, frozen, meta)
+    trained, fresh = by_name(state), {}
+    if wanted["trained"].keys() - trained.keys():
+        fresh = init_state(plan, frozen)["trained"]
+    trained = {name: trained.get(name) or fresh[name] for name in wanted["trained"]}
+    return {"step": state["step"], "frozen": frozen.weights, "trained": trained}, meta
+
+
+def today(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The meta of a checkpoint by today's names: `stores`, `frozen`, `trainees`."""
+    earlier = {"stores": {MODEL: meta["store"]}} if "store" in meta else {}
+    earlier |= {"frozen": meta["base"]} if "base" in meta else {}
+    earlier |= {"trainees": meta["adapters"]} if "adapters" in meta else {}
+    return {"stores": {}, "frozen": {}, "trainees": {}, **earlier, **meta}
+
+
+def _refuse_other_frozen(plan: Plan, frozen: Frozen, meta: dict[str, Any]) -> None:
+    told = meta["frozen"]
+    if plan.training.freezes and told.get("hash") != frozen.hash:
+        raise UserError(
+            f"train.init_from: {frozen.path or frozen.hash} is not the base that the adapters in "
+            f"{plan.run.dir} were trained on ({told.get('path') or told.get('hash')}); "
+            f"point to that one"
+        )
+
+
+def by_name(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """{name: part} of a checkpoint's state, or of its shapes."""
+    if "trained" in tree:
+        return dict(tree["trained"])
+    kinds = [kind for kind in PARTS if kind in tree]
+    if _of_one(tree):
+        return {MODEL: {kind: tree[kind] for kind in kinds}}
+    return {name: {kind: tree[kind][name] for kind in kinds} for name in tree["weights"]}
+
+
+def _of_one(tree: Mapping[str, Any]) -> bool:
+    """Whether an earlier state is that of a run that trained all weights."""
+    count = tree["optimizer"].get("count")
+    return count is not None and not isinstance(count, Mapping)
+
+
+def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
+    """What to read: of trainees in both as the run wants it, of others as it was saved; in the
+    form of the checkpoint."""
+    whole = NamedSharding(plan.mesh, PartitionSpec())
+    as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
+    ours, theirs = wanted["trained"], by_name(shapes)
+    trained = {
+        name: ours.get(name) or jax.tree.map(as_saved, _plain(part))
+        for name, part in theirs.items()
+    }
+    if MODEL in ours:  # which no run gains: that it is missing is told as a difference
+        trained[MODEL] = ours[MODEL]
+    step = {"step": wanted["step"]}
+    if "trained" in shapes:
+        return step | {"trained": trained}
+    if _of_one(shapes):
+        return step | trained[MODEL] if MODEL in trained else step
+    kinds = [kind for kind in PARTS if any(kind in part for part in trained.values())]
+    return step | {
+        kind: {name: part[kind] for name, part in trained.items() if kind in part} for kind in kinds
+    }
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _plain(inner) for name, inner in tree.items()}
+    return tree
+
+
+def pick(plan: Plan, name: str | None) -> Trainee:
+    """The trainee of a name, or the only one. Raises UserError where that is not clear."""
+    trainees = {one.name: one for one in plan.training.trainees}
+    if name is None and len(trainees) == 1:
+        return next(iter(trainees.values()))
+    if not plan.training.freezes:
+        raise UserError(f"{plan.run.dir}: trained all weights and has no adapters; remove {name!r}")
+    if name not in trainees:
+        listed = ", ".join(trainees)
+        what = f"no adapter is called {name!r}" if name else "it has several adapters"
+        raise UserError(f"{plan.run.dir}: {what}; choose with --adapter: {listed or DEFAULT}")
+    return trainees[name]
+
+
+def init_state(plan: Plan, frozen: Frozen) -> Tree:
+    """A fresh state around what is frozen; adapters that start from PEFT folders have read
+    them."""
+    state = program_state.init_state(plan, frozen)
+    for trainee in plan.training.trainees:
+        if getattr(trainee, "init_from", None) is None:
+            continue
+        try:
+            weights = _read_adapter(plan.run.model, trainee, frozen)
+        except UserError as error:
+            of = f".adapters[{trainee.name!r}]" if plan.run.lora.adapters else ""
+            raise UserError(f"lora{of}.init_from: {error}") from error
+        part = state["trained"][trainee.name]
+        part["weights"] = jax.device_put(weights, part_shardings(plan, trainee)["weights"])
+        if "ema" in part:
+            part["ema"] = jax.tree.map(jnp.copy, part["weights"])
+    return state
+
+
+def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Frozen) -> Tree:
+    """The factors of a PEFT folder, which must have been trained on this base."""
+
+    def hashes() -> Iterator[str]:
+        yield base.hash
+        if base.read is not None:
+            yield weights_hash(base.read(), ml_dtypes.bfloat16)
+
+    folder = Path(adapter.init_from)
+    refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
+    return read_adapter(folder, model, adapter, base.read)

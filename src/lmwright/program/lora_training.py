@@ -1,0 +1,161 @@
+"""LoRA as a kind of training: the adapters are the trainees, the model's weights are frozen.
+
+The base is kept as `lora.base` says and is in no checkpoint, which holds its hash.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+
+from lmwright.config.run import Run
+from lmwright.core.param import Param, Tree, init_weights, nest, walk
+from lmwright.core.sharding import lenient_shardings, weight_shardings
+from lmwright.errors import UserError
+from lmwright.program.lora import (
+    ResolvedAdapter,
+    base_spec,
+    bind,
+    init_adapter,
+    merged,
+    resolved,
+    scaled,
+    storages,
+    stored,
+)
+
+SMALL = {"int8": jnp.int8, "int4": jnp.int4}
+Parts = Mapping[str, Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class LoraTraining:
+    """Adapters beside a frozen base."""
+
+    run: Run
+    flops_per_weight: ClassVar[int] = 4  # the adapters' own are a few percent
+    freezes: ClassVar[bool] = True
+
+    @cached_property
+    def trainees(self) -> tuple[ResolvedAdapter, ...]:
+        """The adapters of the run."""
+        return resolved(self.run)
+
+    @cached_property
+    def _params(self) -> dict[str, Param]:
+        return {m.path: m.param for adapter in self.trainees for m in adapter.modules}
+
+    def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
+        """Raises UserError for what matrices of experts, and several adapters, cannot do yet."""
+        paths = walk(self.run.model.spec())
+        experts = any("experts" in param.axes for _, param in paths)
+        if experts and len(active) > 1:
+            raise UserError(
+                "lora.adapters: several at once need a model without experts; train one at a time"
+            )
+        if len(active) > 1 and mesh.shape["stage"] > 1:
+            raise UserError(
+                "mesh.stage: several adapters at once cannot be split into stages; use mesh.fsdp"
+            )
+        if mesh.size == 1:
+            return
+        if any("experts" in module.param.axes for one in active for module in one.modules):
+            raise UserError(
+                "lora.targets: experts take adapters on one device only; leave them out"
+            )
+        if experts and self.run.lora.base in ("int8", "int4"):
+            raise UserError(
+                f'lora.base: {self.run.lora.base} with experts is for one device; use "bf16"'
+            )
+
+    def abstract_frozen(self, mesh: Mesh) -> Tree:
+        """The base: integers are sharded as their weights; a few scales may stay whole."""
+        weight_shardings(self.run.model.spec(), mesh)  # refuses what does not divide, by its name
+        kinds, spec = storages(self.run), base_spec(self.run)
+        shapes = nest((path, _stored_shape(leaf, kinds[path])) for path, leaf in walk(spec))
+        return jax.tree.map(
+            lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
+            shapes,
+            lenient_shardings(spec, mesh),
+        )
+
+    def make_frozen(self, key: Array) -> Tree:
+        """A base by chance."""
+        return stored(self.run, init_weights(self.run.model.spec(), key))
+
+    def shardings(self, trainee: ResolvedAdapter, mesh: Mesh) -> Tree:
+        """By the axes of each factor; a dimension that does not divide stays whole."""
+        return lenient_shardings(trainee.spec, mesh)
+
+    def init(self, trainee: ResolvedAdapter, frozen: Tree, key: Array) -> Tree:
+        """Factors that leave the model as it is."""
+        return init_adapter(trainee, frozen, key)
+
+    def parts(self, trainee: ResolvedAdapter, weights: Tree) -> Parts:
+        """The factors by path, with the scale in `b`."""
+        return scaled(trainee, weights)
+
+    def stack(self, parts: Sequence[Parts], order: Sequence[int]) -> Parts:
+        """Factors with a leading axis, ranks padded with zeros, whose gradients are zero."""
+        stacked = {}
+        for path, param in self._params.items():
+            if path not in parts[0]:  # of an adapter that does not train any more
+                continue
+            width = max(part[path]["a"].shape[-1] for part in parts)
+            padded = [_padded(part[path], len(param.batch), width) for part in parts]
+            names = padded[0]
+            stacked[path] = {name: jnp.stack([padded[i][name] for i in order]) for name in names}
+        return stacked
+
+    def bind(
+        self, frozen: Tree, parts: Parts, key: Array | None = None, dropout: Any = None
+    ) -> Tree:
+        """The base with `Lora` leaves at the adapter's targets."""
+        return bind(self._params, frozen, parts, key, dropout)
+
+    def scale_updates(self, updates: Tree) -> Tree:
+        """Those of every second factor times `lora.b_rate_ratio` (LoRA+,
+        https://arxiv.org/abs/2402.12354)."""
+        ratio = self.run.lora.b_rate_ratio
+        return updates if ratio == 1 else _faster_b(updates, ratio)
+
+    def merged(self, trainee: ResolvedAdapter, frozen: Tree, weights: Tree) -> Tree:
+        """The base, widened to float32, with one adapter added."""
+        return jax.jit(partial(merged, trainee))(frozen, weights)
+
+
+def _stored_shape(leaf: Any, storage: str) -> Any:
+    if storage in ("fp32", "bf16"):
+        return _struct(leaf, jnp.float32 if storage == "fp32" else jnp.bfloat16)
+    scale = jnp.float32 if storage == "int8" else jnp.bfloat16
+    sides = {"inputs": leaf.inputs, "outputs": leaf.outputs}
+    return type(leaf)(_struct(leaf.values, SMALL[storage]), _struct(leaf.scale, scale), **sides)
+
+
+def _struct(param: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(param.shape, dtype)
+
+
+def _padded(part: Mapping[str, Array], axis: int, width: int) -> dict[str, Array]:
+    """`a` [..., R] and `b` [..., R at `axis`, ...] with zeros up to rank `width`."""
+    a, b = part["a"], part["b"]
+    missing = width - a.shape[-1]
+    wider = {
+        "a": jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)]),
+        "b": jnp.pad(b, [(0, missing if i == axis else 0) for i in range(b.ndim)]),
+    }
+    return dict(part) | wider if missing else dict(part)
+
+
+def _faster_b(updates: Tree, ratio: float) -> Tree:
+    return {
+        name: _faster_b(tree, ratio)
+        if isinstance(tree, Mapping)
+        else tree * (ratio if name == "b" else 1)
+        for name, tree in updates.items()
+    }

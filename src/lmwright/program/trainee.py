@@ -1,0 +1,175 @@
+"""Trainees: what a run trains, each with its own weights, optimizer, data and length.
+
+    frozen weights ----------------+
+                                   +--bind--> the weights that the objective sees
+    weights of a trainee --parts---+
+
+Full training has one trainee, the model, and nothing frozen. Adapters are trainees beside a
+frozen base (`program.lora_training`). The step, the state and the loop know no other difference.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+from jax import Array
+from jax.sharding import Mesh
+
+from lmwright.config.registry import Registry
+from lmwright.config.run import Run
+from lmwright.core.param import Tree, init_weights
+from lmwright.core.sharding import weight_shardings
+
+MODEL = "model"  # the trainee of a run that trains all weights
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trainee:
+    """Weights that one optimizer trains on one set of prepared data."""
+
+    name: str
+    spec: Tree
+    """Its weights as Params."""
+    optim: Any
+    data: str
+    """Folder of the prepared data."""
+    rows: int
+    """Rows of each step."""
+    steps: int
+    dropout: float = 0.0
+    patience: int | None = None
+    """Evaluations without a better held-out loss until it stops."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The weights that are not trained, on the devices, and what tells them from others."""
+
+    weights: Tree
+    path: str = ""
+    """Where they came from; empty for weights made from the run's seed."""
+    hash: str = ""
+    read: Callable[[], Tree] | None = None
+    """Reads them again as they lie there, in float32 on the host; None for a run's own."""
+
+
+class Training(Protocol):
+    """What is trained, and how it joins what is not."""
+
+    flops_per_weight: int
+    """FLOPs that a token costs per matmul weight of the model, forward and backward."""
+
+    @property
+    def trainees(self) -> tuple[Trainee, ...]:
+        """In the order of the run."""
+
+    @property
+    def freezes(self) -> bool:
+        """Whether there are frozen weights."""
+
+    def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
+        """Raises UserError where these trainees cannot train on the mesh."""
+
+    def abstract_frozen(self, mesh: Mesh) -> Tree:
+        """The frozen weights as ShapeDtypeStructs with shardings."""
+
+    def make_frozen(self, key: Array) -> Tree:
+        """Frozen weights from a key; traceable."""
+
+    def shardings(self, trainee: Trainee, mesh: Mesh) -> Tree:
+        """Shardings of a trainee's weights."""
+
+    def init(self, trainee: Trainee, frozen: Tree, key: Array) -> Tree:
+        """A trainee's fresh weights; traceable."""
+
+    def parts(self, trainee: Trainee, weights: Tree) -> Any:
+        """A trainee's weights as `bind` takes them; traceable."""
+
+    def stack(self, parts: Sequence[Any], order: Sequence[int]) -> Any:
+        """Parts of several trainees with a leading axis, one entry for each of `order`."""
+
+    def bind(self, frozen: Tree, parts: Any, key: Array | None = None, dropout: Any = None) -> Tree:
+        """The model's weights as the objective sees them. With a key, `dropout` is applied."""
+
+    def scale_updates(self, updates: Tree) -> Tree:
+        """The optimizer's updates as they are applied."""
+
+    def merged(self, trainee: Trainee, frozen: Tree, weights: Tree) -> Tree:
+        """float32 weights of the model with a trainee in it."""
+
+
+@dataclass(frozen=True)
+class FullTraining:
+    """All weights of the model are trained."""
+
+    run: Run
+    flops_per_weight: ClassVar[int] = 6
+    freezes: ClassVar[bool] = False
+
+    @cached_property
+    def trainees(self) -> tuple[Trainee, ...]:
+        """The model."""
+        run = self.run
+        return (
+            Trainee(
+                name=MODEL,
+                spec=run.model.spec(),
+                optim=run.optim,
+                data=run.data.dir,
+                rows=run.train.global_batch_size,
+                steps=run.train.steps,
+            ),
+        )
+
+    def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
+        """Any mesh will do."""
+
+    def abstract_frozen(self, mesh: Mesh) -> Tree:
+        """Nothing is frozen."""
+        return {}
+
+    def make_frozen(self, key: Array) -> Tree:
+        """Nothing is frozen."""
+        return {}
+
+    def shardings(self, trainee: Trainee, mesh: Mesh) -> Tree:
+        """By the axes of each weight. Raises UserError where one does not divide."""
+        return weight_shardings(trainee.spec, mesh)
+
+    def init(self, trainee: Trainee, frozen: Tree, key: Array) -> Tree:
+        """The model's weights by chance."""
+        return init_weights(trainee.spec, key)
+
+    def parts(self, trainee: Trainee, weights: Tree) -> Tree:
+        """The weights themselves."""
+        return weights
+
+    def stack(self, parts: Sequence[Tree], order: Sequence[int]) -> Tree:
+        """There is one trainee, so nothing is stacked."""
+        raise NotImplementedError("a run that trains all weights has one trainee")
+
+    def bind(
+        self, frozen: Tree, parts: Tree, key: Array | None = None, dropout: Any = None
+    ) -> Tree:
+        """The weights themselves."""
+        return parts
+
+    def scale_updates(self, updates: Tree) -> Tree:
+        """As they are."""
+        return updates
+
+    def merged(self, trainee: Trainee, frozen: Tree, weights: Tree) -> Tree:
+        """The weights themselves."""
+        return weights
+
+
+TRAININGS = Registry(
+    "lmwright.program", {"full": "trainee.FullTraining", "lora": "lora_training.LoraTraining"}
+)
+
+
+def training_of(run: Run) -> Training:
+    """What a run trains; the one place that decides it. Raises UserError for adapters that do
+    not fit the run."""
+    return TRAININGS["full" if run.lora is None else "lora"](run)

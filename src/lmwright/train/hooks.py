@@ -1,0 +1,39 @@
+"""Hooks: what is done beside the training, at its moments.
+
+    step --> after_step --> log --> evaluate --> before_save --> save --> after_save
+
+A hook overrides what it wants, and is given to `train(run, hooks=[...])`.
+"""
+
+from typing import Protocol
+
+from lmwright.core.param import Tree
+from lmwright.evals.loss import SourceLoss
+
+HOOKS: list["Hook"] = []
+"""For every run of this process, before those of the run."""
+
+
+class Running(Protocol):
+    """What a hook sees of a run."""
+
+    state: Tree
+    """Of `program.state`; a hook may replace it."""
+    losses: list[SourceLoss]
+    """Of the last evaluation."""
+
+
+class Hook:
+    """Does nothing at any moment. `step` counts the steps that are done."""
+
+    def after_step(self, session: Running, step: int) -> None:
+        """A step was started; its values may not be there yet."""
+
+    def after_evaluate(self, session: Running, step: int) -> None:
+        """Held-out losses were taken."""
+
+    def before_save(self, session: Running, step: int) -> None:
+        """A save is due."""
+
+    def after_save(self, session: Running, step: int) -> None:
+        """A save was started; it may not be on disk yet."""

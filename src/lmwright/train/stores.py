@@ -1,0 +1,57 @@
+"""Stores: the prepared data of each trainee, checked against the run."""
+
+from lmwright.config.run import Run
+from lmwright.data.rows.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.objectives import KINDS
+from lmwright.objectives.base import learns_from
+from lmwright.program.plan import Plan
+from lmwright.program.trainee import Trainee
+
+
+def open_stores(plan: Plan) -> dict[str, TokenStore]:
+    """The prepared data of each trainee, by its name."""
+    return {one.name: open_store(plan, one) for one in plan.training.trainees}
+
+
+def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
+    """The prepared data of a trainee. Raises UserError where it does not fit the run, or has fewer
+    rows than a step takes."""
+    run, folder = plan.run, trainee.data
+    store = TokenStore.open(folder)
+    if store.seq_len != plan.seq_len:
+        raise UserError(
+            f"{folder}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
+            f"prepare again or set data.pack.seq_len = {store.seq_len}"
+        )
+    if store.vocab_size > run.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
+            f"of the tokenizer in {folder}; raise it"
+        )
+    _check_kind(run, store)
+    store.check(global_batch_size=trainee.rows)
+    return store
+
+
+def _check_kind(run: Run, store: TokenStore) -> None:
+    wanted = learns_from(run.objective)
+    if wanted != store.holds:
+        known = " or ".join(name for name, o in KINDS.items() if learns_from(o) == store.holds)
+        rows = {"pairs of answers": "preference", "rated answers": "rated"}
+        other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
+        raise UserError(
+            f"{run.data.dir}: holds {store.holds}, which objective.kind = {run.objective.kind!r} "
+            f"cannot train on; choose {known}{other}"
+        )
+
+
+def refuse_other_data(plan: Plan, stores: dict[str, TokenStore], trained: dict[str, str]) -> None:
+    """Raises UserError where a trainee goes on with other data than it was `trained` on, which
+    has the fingerprints by its name."""
+    for one in plan.training.trainees:
+        if trained.get(one.name, stores[one.name].fingerprint) != stores[one.name].fingerprint:
+            raise UserError(
+                f"{one.data}: the prepared data is not what {plan.run.dir} was trained on; "
+                f"prepare it as before, or choose another dir="
+            )
