@@ -56,8 +56,8 @@ def test_every_named_slice_reads_back(generation):
         ("v4:3x5x7", ["multiples of 4", "4x4x8"]),
         ("v4:4x4x2", ["2x4x4"]),
         ("v5p:64x64x64", ["16x16x16"]),
-        ("v4:2x2", ["3 sides"]),
-        ("v5e:2xx4", ["2 sides"]),
+        ("v4:2x2", ["3 dimensions"]),
+        ("v5e:2xx4", ["2 dimensions"]),
         ("0xv5e-8", ["at least one"]),
     ],
 )

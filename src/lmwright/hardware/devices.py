@@ -1,6 +1,6 @@
 """Devices of the analytic model other than TPU chips: GPUs, CPU cores, data-center networks.
 
-Peaks and memory of the devices themselves are in `presets.hardware`. Rates are the vendors',
+Peaks and memory of the devices themselves are in `hardware.chips`. Rates are the vendors',
 one way, in bytes per second; the GPUs' efficiencies are assumed, the core's rates come from one
 measured run.
 """
@@ -13,7 +13,7 @@ class Gpu:
     """One GPU and what joins it to others."""
 
     device_kind: str
-    """Key of `presets.hardware.PEAKS`."""
+    """Key of `hardware.chips.PEAKS`."""
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     """NVLink (PCIe for the L4) to the GPUs of its node, all links together."""

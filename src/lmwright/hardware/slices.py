@@ -29,7 +29,7 @@ class Generation:
 
     compiler_name: str
     device_kind: str
-    """What JAX reports; the key of `presets.hardware.PEAKS`."""
+    """What JAX reports; the key of `hardware.chips.PEAKS`."""
     count: int
     """Units in the slice's name per chip."""
     devices_per_chip: int

@@ -2,7 +2,7 @@
 
     ~/.cache/lmwright/plans/KEY/  answer.json, step.hlo.zst
 
-The key is a hash of the program before compilation (`plan.program`), the slice, the compiler's
+The key is a hash of the program before compilation (`program.text`), the slice, the compiler's
 options and the versions of JAX and the compiler: another program, or another compiler, is
 another entry.
 """

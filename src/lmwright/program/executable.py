@@ -3,7 +3,7 @@
     plan, no TPU      lower --> compile for the slice --> serialize --> ~/.cache/lmwright/steps/KEY
     train, the slice  lower --> the same KEY? load --> run                (or compile, as ever)
 
-The key is a hash of the program before compilation (`plan.program`), the devices (kind, number,
+The key is a hash of the program before compilation (`program.text`), the devices (kind, number,
 place on the torus), the compiler's options and the versions of JAX and the compiler. KEY.json
 beside it says what it was made of, so that `train` can say what differs. Whatever does not fit,
 cannot be read or will not load is compiled anew. An entry is code: it is taken only from a

@@ -8,7 +8,7 @@ as they turn. Costs of one instruction:
     other fusion        the same cycles, never less than what it writes / HBM bandwidth
     products' kernel    FLOPs / peak / the share of it that a large model's products reach
     attention kernel    blocks x cycles of a block, see `plan.kernel_cost`
-    collective          bytes a device receives / (links x bandwidth), see `plan.links`
+    collective          bytes a device receives / (links x bandwidth), see `compiler.links`
     between slices      bytes that a chip sends or receives / its share of the host's network
     what has no cycles  bytes / HBM bandwidth; fills of memory too
 
@@ -19,7 +19,7 @@ result, or the end of the loop's turn.
     ready ---- product ---- product ---- first use      hidden: what fits between
       '---- bytes on the links ----'
 
-Rates are in `presets.hardware.RATES`; the estimate is as good as they.
+Rates are in `hardware.chips.RATES`; the estimate is as good as they.
 """
 
 import math

@@ -10,8 +10,8 @@ diagonal in full; behind a window, none:
 Both kernels cost what the compiler's own schedule of them has, as
 `benchmarks/attention_schedule.py` reads it, and never less than the matrix units need for
 their products: our own (`kernels/tpu_row_attention.py`) by score below the diagonal and by token
-for all else (`presets.hardware.ROW_ATTENTION`), JAX's splash kernel by score of the blocks that it
-visits (`presets.hardware.SPLASH`): forward, and backward in one kernel or in two. Which blocks
+for all else (`hardware.chips.ROW_ATTENTION`), JAX's splash kernel by score of the blocks that it
+visits (`hardware.chips.SPLASH`): forward, and backward in one kernel or in two. Which blocks
 those are is read off the program: from the kernel's metadata, and from the table of blocks that
 splash gets as its first operand.
 """

@@ -1,7 +1,7 @@
 """Profile: where the time of a run's step went, by part of the model, where a profile was kept.
 
     RUN/profile/**/*.xplane.pb --jax.profiler--> seconds of each instruction of the train step
-    the compiled step's text   --plan.parts----> part of each instruction
+    the compiled step's text   --parts---------> part of each instruction
 
 A run with `metrics.profile_steps` makes one. An instruction's seconds are its
 own, without those that ran inside of it; on a CPU some run beside each other, so that shares say
