@@ -112,7 +112,7 @@ BAD = {
     "missing": (lambda t: {n: a for n, a in t.items() if n != NORM}, r"lacks model\.norm\.weight"),
     "of no part": (lambda t: t | {"audio_tower.w": t[NORM]}, r"holds audio_tower\.w, which"),
     "left over": (lambda t: t | {NORM + "_scale": t[NORM]}, r"holds model\.norm\.weight_scale"),
-    "twice": (lambda t: t | {"model.language_model.norm.weight": t[NORM]}, "one tensor"),
+    "twice": (lambda t: t | {"model.language_model.norm.weight": t[NORM]}, "the same tensor"),
 }
 
 

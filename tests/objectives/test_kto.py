@@ -156,7 +156,7 @@ def test_gradients_reach_adapters_alone_and_start_where_nothing_moved():
         leaf = w["layers"][name]
         zero["layers"][name] = Lora(leaf.base, leaf.a, jnp.zeros_like(leaf.b))
     np.testing.assert_allclose(float(run(Kto(), zero, conversations()).total) / 5, 0.5, rtol=1e-6)
-    with pytest.raises(UserError, match="adapters off"):
+    with pytest.raises(UserError, match=r"compares with the base; add a .lora. section"):
         run(Kto(), base, conversations())
 
 

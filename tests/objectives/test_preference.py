@@ -138,5 +138,5 @@ def test_at_the_start_it_is_log_2_and_smoothing_by_hand():
     # -(1 - s) log sig(m) - s log sig(-m) = -log sig(m) + s m
     margin = float(plain.metrics["reward_margin"][0])
     np.testing.assert_allclose(float(smooth.total), float(plain.total) + 0.1 * margin, rtol=1e-5)
-    with pytest.raises(UserError, match="adapters off"):
+    with pytest.raises(UserError, match=r"compares with the base; add a .lora. section"):
         run(Dpo(), base)

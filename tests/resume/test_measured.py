@@ -211,6 +211,6 @@ def test_what_cannot_be_compared_is_one_line(trained, capsys, words, says):
 
 def test_options_that_need_another(trained, capsys):
     assert main(["plan", str(trained), "--on", "cpu:2", "--keep"]) == 2
-    assert "--keep: goes with --measured" in capsys.readouterr().err
+    assert "--keep: only works with --measured; add it" in capsys.readouterr().err
     assert main(["plan", str(trained)]) == 2
     assert "--on: missing" in capsys.readouterr().err
