@@ -3,6 +3,7 @@ are refused with one sentence, and nothing is left behind."""
 
 import json
 import shutil
+import struct
 import sys
 from dataclasses import replace
 
@@ -217,7 +218,19 @@ def integers(name, data):
     return name, (data.astype("i4") if name == "blk.1.attn_k.weight" else data)
 
 
+def list_of(entries):
+    """A header whose one list says how many entries it has, and holds two."""
+
+    def spoil(path):
+        head = struct.pack("<IIQQ", 0x46554747, 3, 0, 1) + struct.pack("<Q", 1) + b"a"
+        path.write_bytes(head + struct.pack("<IIQ", 9, 4, entries) + b"\0" * 8)
+
+    return spoil
+
+
 BAD = {
+    "list longer than the file": (list_of(2**22), "beyond its end"),
+    "list longer than any": (list_of(2**50), "1,125,899,906,842,624 entries"),
     "empty": (lambda p: p.write_bytes(b""), "not a GGUF file"),
     "text": (lambda p: p.write_text("hello " * 99), "not a GGUF file"),
     "cut in the header": (lambda p: cut(p, 0.004), "truncated or damaged"),
