@@ -68,12 +68,12 @@ def lmwright_tasks(folder: str) -> dict[str, Task]:
     plain = TextTokenizer(tokenizers.Tokenizer(words))
     text = tokens(CONTEXT + 1, model.vocab_size)
     prompt = tokens(PROMPT_TOKENS, model.vocab_size)
-    eval_compute, how = row_compute(), decode_compute(model, w, LONG_TEXT)
-    print(f"eval: {compute_text(eval_compute)}; decode: {compute_text(how)}", file=sys.stderr)
+    eval_compute, compute = row_compute(), decode_compute(model, w, LONG_TEXT)
+    print(f"eval: {compute_text(eval_compute)}; decode: {compute_text(compute)}", file=sys.stderr)
 
     def decode(count: int) -> list[int]:
         settings = Sampling(max_new_tokens=count)
-        return list(generate(model, w, plain, [prompt], settings, how)[0].tokens)
+        return list(generate(model, w, plain, [prompt], settings, compute)[0].tokens)
 
     return {
         "eval": lambda: evaluate_text(model, w, text, context=CONTEXT, compute=eval_compute).loss,

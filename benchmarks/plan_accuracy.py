@@ -289,8 +289,8 @@ def quick_of(row: Row) -> Quick:
     quick = Quick.of(row.run(row.num_layers), machine_of(row.where))
     if row.said.get("attention") != "no kernel":
         return quick
-    how = replace(quick.plan.how, kernels="reference")
-    return replace(quick, plan=replace(quick.plan, how=how))
+    compute = replace(quick.plan.compute, kernels="reference")
+    return replace(quick, plan=replace(quick.plan, compute=compute))
 
 
 def print_quick(rows: list[Row]) -> None:

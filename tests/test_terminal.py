@@ -97,7 +97,7 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
         model = weights = tokenizer = None
         prompt_prefix = end_ids = ()
 
-    def says(model, weights, tokenizer, prompts, settings, how, on_text=None, **_):
+    def says(model, weights, tokenizer, prompts, settings, compute, on_text=None, **_):
         if on_text:
             on_text(0, EVIL)
         return [module.Generation(**dict.fromkeys(module.Generation.__dataclass_fields__, EVIL))

@@ -65,14 +65,14 @@ texts = st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1,
     a=texts,
     b=texts,
     part_bytes=st.integers(1, 400),
-    how=st.sampled_from([("none", "eos"), ("bos", "eos"), ("bos", "none"), ("none", "none")]),
+    edges=st.sampled_from([("none", "eos"), ("bos", "eos"), ("bos", "none"), ("none", "none")]),
 )
-def test_every_document_in_its_place(tmp_path_factory, tokenizer_dir, a, b, part_bytes, how):
+def test_every_document_in_its_place(tmp_path_factory, tokenizer_dir, a, b, part_bytes, edges):
     folder = tmp_path_factory.mktemp("tokenize")
     if not any(t.strip() for t in [*a, *b]):
         return
     data_dir = prepared(folder, {"a": a, "b": b}, tokenizer_dir, holdout=0.3)
-    prepend, append = how
+    prepend, append = edges
     manifest = tokenize(
         data_dir, Tokenize(prepend=prepend, append=append), workers=1, part_bytes=part_bytes
     )

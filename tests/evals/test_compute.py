@@ -33,12 +33,12 @@ def weights():
 def test_layers_apart_write_the_same_text(weights, tokenizer):
     """So that the choice between the two, which is one of speed, is seen by nobody."""
     found = {}
-    for name, how in (
+    for name, line in (
         ("reference", Compute()),
         ("scanned", Compute(kernels="cpu")),
         ("apart", Compute(kernels="cpu", unroll=True)),
     ):
-        out = generate(MODEL, weights, tokenizer, PROMPTS, GREEDY, how)
+        out = generate(MODEL, weights, tokenizer, PROMPTS, GREEDY, line)
         found[name] = [one.tokens for one in out]
     assert found["scanned"] == found["reference"] == found["apart"]
     assert all(found["apart"])
@@ -96,8 +96,8 @@ def test_the_commands_say_it_and_take_options(shared_data, tmp_path, capsys, mon
         (("--precision", "bf16"), "bf16, cpu kernels"),
     ):
         assert main(["eval", stories, "--text", str(text), "--context", "64", *options]) == 0
-        *_, row, how = capsys.readouterr().out.splitlines()
-        assert how == says
+        *_, row, line = capsys.readouterr().out.splitlines()
+        assert line == says
         losses[says] = float(row.split()[2])
     assert losses["fp32, cpu kernels"] == losses["fp32, reference kernels on cpu"]
     assert losses["bf16, cpu kernels"] == pytest.approx(losses["fp32, cpu kernels"], abs=0.03)

@@ -233,8 +233,8 @@ def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
     model.add_weighted_adapter(
         ["a0", "a1"], weights, "mixed", method.replace("-", "_"), **said, **votes
     )
-    how = Combination(method, density=density, sign=sign)
-    ours = combine([read_folder(tmp_path / f"a{i}") for i in (0, 1)], weights, how)
+    combination = Combination(method, density=density, sign=sign)
+    ours = combine([read_folder(tmp_path / f"a{i}") for i in (0, 1)], weights, combination)
     for name, module in ours.modules.items():
         layer = model.base_model.model.get_submodule(name)
         close(module.delta, layer.get_delta_weight("mixed").detach().numpy(), 2e-5)
@@ -246,8 +246,8 @@ def test_dare_keeps_the_mean_and_needs_one_rank(tmp_path):
     torch_adapter(dict(r=3, lora_alpha=7)).save_pretrained(tmp_path / "b")
     a, b = read_folder(tmp_path / "a"), read_folder(tmp_path / "b")
     name = next(iter(a.modules))
-    how = partial(Combination, "dare-linear-svd", 0.5, rank=24)
-    seeds = [combine([a], [1.0], how(seed=i)) for i in range(300)]
+    combination = partial(Combination, "dare-linear-svd", 0.5, rank=24)
+    seeds = [combine([a], [1.0], combination(seed=i)) for i in range(300)]
     mean = np.mean([one.modules[name].delta for one in seeds], axis=0)
     delta = a.modules[name].delta
     assert np.abs(mean - delta).max() < 6 * np.abs(delta).max() / 300**0.5

@@ -205,8 +205,8 @@ def test_cross_entropy_gradient_equals_automatic_differentiation(chunk, z_loss, 
         return jnp.tanh(x @ w) * 3
 
     def ours(w, x):
-        how = {"chunk": chunk, "z_loss": z_loss, "vocab_first": vocab_first}
-        return 1.7 * xent.chunked_xent(logits, w, x, targets, weights, **how).total
+        options = {"chunk": chunk, "z_loss": z_loss, "vocab_first": vocab_first}
+        return 1.7 * xent.chunked_xent(logits, w, x, targets, weights, **options).total
 
     def plain(w, x):
         log_probs = jax.nn.log_softmax(logits(w, x))
@@ -324,18 +324,18 @@ def test_backward_pass_keeps_results_of_products_only():
 
 
 def test_select():
-    how = Compute()
+    compute = Compute()
     assert select.kernels_for("cpu", 1) == "cpu"
     assert select.kernels_for("cpu", 8) == select.kernels_for("gpu", 1) == "reference"
     assert select.kernels_for("tpu", 8, "TPU v4") == "tpu"
     assert select.kernels_for("tpu", 8, "TPU v3") == "early tpu"
-    assert select.causal_attention(how) is attention.causal_attention
-    assert select.compiler_options(how) == {}
-    fast = replace(how, kernels="cpu")
+    assert select.causal_attention(compute) is attention.causal_attention
+    assert select.compiler_options(compute) == {}
+    fast = replace(compute, kernels="cpu")
     assert select.causal_attention(fast) is cpu_attention.causal_attention
     assert select.cross_entropy(fast) is cpu_xent.chunked_xent
-    assert select.cross_entropy(how) is xent.chunked_xent
+    assert select.cross_entropy(compute) is xent.chunked_xent
     assert select.compiler_options(fast) == cpu.compiler_options()
-    tpu = replace(how, kernels="tpu")
+    tpu = replace(compute, kernels="tpu")
     assert select.causal_attention(tpu) is tpu_attention.causal_attention
     assert select.compiler_options(tpu) == select.TPU_OPTIONS

@@ -58,9 +58,9 @@ def stack_at(tree, path):
     return tree
 
 
-@pytest.mark.parametrize("how", [pytest.param(HOW, marks=pytest.mark.slow), CHOSEN])
-def test_it_starts_as_nothing_and_then_learns(how):
-    model = replace(PLAIN, reasoning=how)
+@pytest.mark.parametrize("reasoning", [pytest.param(HOW, marks=pytest.mark.slow), CHOSEN])
+def test_it_starts_as_nothing_and_then_learns(reasoning):
+    model = replace(PLAIN, reasoning=reasoning)
     w = init_weights(model.spec(), jax.random.key(0))
     plain = init_weights(PLAIN.spec(), jax.random.key(0))
     added = {path for path, _ in walk(w) if "reasoning_" in path}
@@ -74,7 +74,7 @@ def test_it_starts_as_nothing_and_then_learns(how):
     w |= {name: plain[name] for name in ("embed", "norm")}
     value, metrics, grads = loss_and_gradients(model, w)
     want, _, _ = loss_and_gradients(PLAIN, plain)
-    penalty = 0.1 * metrics["reasoning_balance"][0] if how is CHOSEN else 0.0
+    penalty = 0.1 * metrics["reasoning_balance"][0] if reasoning is CHOSEN else 0.0
     np.testing.assert_allclose(value, want + penalty, rtol=1e-6)
     assert all(np.any(grads[path]) == ("down" in path) for path in added if "expert_" in path)
     for path, leaf in list(walk(w)):

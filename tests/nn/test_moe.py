@@ -49,12 +49,12 @@ def places(experts, real, count):
 @pytest.mark.parametrize("factor", [None, 1.0])
 def test_a_mixture_and_its_gradients(factor):
     x, experts, shares, real, w = problem()
-    how = Dispatch(E, capacity_factor=factor)
+    dispatch = Dispatch(E, capacity_factor=factor)
     kept = None if factor is None else places(experts, real, -(-T * K // E))
     pull = np.random.default_rng(1).standard_normal(x.shape).astype("f4")
 
     def ours(x, shares, w):
-        y, dropped = mixture(x, jnp.asarray(experts), shares, jnp.asarray(real), w, how)
+        y, dropped = mixture(x, jnp.asarray(experts), shares, jnp.asarray(real), w, dispatch)
         return jnp.sum(y * pull), (y, dropped)
 
     def theirs(x, shares, w):
@@ -117,8 +117,8 @@ def test_sigmoid_routing_in_groups_equals_transformers(normalize):
     router.weight.data, router.e_score_correction_bias = torch.tensor(weight), torch.tensor(bias)
     x = rng.standard_normal((B, T, D)).astype("f4")
     logits, weights, ids = (a.detach().numpy() for a in router(torch.tensor(x)))
-    how = Routing(3, "sigmoid", "chosen" if normalize else "all", 2.5, 4, 2)
-    ours = choose(jnp.asarray(logits.reshape(B, T, 12)), jnp.asarray(bias), how)
+    routing = Routing(3, "sigmoid", "chosen" if normalize else "all", 2.5, 4, 2)
+    ours = choose(jnp.asarray(logits.reshape(B, T, 12)), jnp.asarray(bias), routing)
     for found, want in ((ours.experts, ids), (ours.shares, weights)):
         order = np.argsort(ids, axis=-1)
         found = np.take_along_axis(np.asarray(found).reshape(-1, 3), np.argsort(

@@ -46,9 +46,9 @@ def logits(w, ids):
     return np.asarray(_logits(w, jnp.pad(jnp.asarray(ids), (0, LONGEST - len(ids)))))[: len(ids)]
 
 
-def loss_of(objective, w, batch, how=Compute()):  # noqa: B008
+def loss_of(objective, w, batch, compute=Compute()):  # noqa: B008
     """The objective's sums, compiled."""
-    loss = lambda w, batch: objective.loss(MODEL, w, batch, jax.random.key(0), how)  # noqa: E731
+    loss = lambda w, batch: objective.loss(MODEL, w, batch, jax.random.key(0), compute)  # noqa: E731
     return jax.jit(loss)(w, batch)
 
 

@@ -86,8 +86,8 @@ def by_trl(found, w, base, beta, kind):
 def test_dpo_equals_trl(kind):
     base, w = weights()
     found = list(conversations())
-    how = Compute(loss_chunk_tokens=7)
-    loss = loss_of(Dpo(beta=0.3, loss_kind=kind), w, packed(found), how)
+    compute = Compute(loss_chunk_tokens=7)
+    loss = loss_of(Dpo(beta=0.3, loss_kind=kind), w, packed(found), compute)
     assert float(loss.weight) == 3
     want = by_trl(found, w, base, 0.3, kind)
     np.testing.assert_allclose(float(loss.total) / 3, want, rtol=2e-5)

@@ -114,8 +114,8 @@ def test_noise_is_on_the_embeddings_alone_and_only_in_training():
     class Shifted(Llama):
         """The same model whose embeddings are told outright."""
 
-        def embedded(self, w, tokens, how):
-            return super().embedded(w, tokens, how) + noise
+        def embedded(self, w, tokens, compute):
+            return super().embedded(w, tokens, compute) + noise
 
     noise = embedding_noise(rows, 12, 3.0, key)
     told = Shifted(**vars(MODEL))

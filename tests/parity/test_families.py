@@ -62,17 +62,17 @@ def logits_of(model, w, tokens):
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.gradients])
 def test_logits_loss_and_gradients(name, record_property):
     _, theirs, model, w = problem(name)
-    how = Compute(loss_chunk_tokens=5)
+    compute = Compute(loss_chunk_tokens=5)
     theirs.zero_grad()
     out = theirs(input_ids=torch.tensor(TOKENS), labels=torch.tensor(TOKENS))
     out.loss.backward()
 
     def loss(w):
-        result = Clm().loss(model, w, make_batch(TOKENS), jax.random.key(0), how)
+        result = Clm().loss(model, w, make_batch(TOKENS), jax.random.key(0), compute)
         return result.total / result.weight
 
     def both(w):
-        hidden, _ = model.hidden(w, make_batch(TOKENS), how)
+        hidden, _ = model.hidden(w, make_batch(TOKENS), compute)
         return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
 
     logits, value, grads = jax.jit(both)(w)

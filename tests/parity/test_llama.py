@@ -84,14 +84,14 @@ def test_logits_loss_and_gradients_equal_transformers(case):
     model, w, theirs, tokens, batch = setup(case)
     out = theirs(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens))
     out.loss.backward()
-    how = Compute(loss_chunk_tokens=5)
+    compute = Compute(loss_chunk_tokens=5)
 
     def loss(w):
-        result = Clm().loss(model, w, batch, jax.random.key(0), how)
+        result = Clm().loss(model, w, batch, jax.random.key(0), compute)
         return result.total / result.weight
 
     def both(w):
-        hidden, _ = model.hidden(w, batch, how)
+        hidden, _ = model.hidden(w, batch, compute)
         return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
 
     logits, value, grads = jax.jit(both)(w)

@@ -49,12 +49,12 @@ def test_products_are_those_that_jax_traces(remat, head, tmp_path):
     # sides that fill the tiles: padding is the compiler's, and not in the trace
     overrides += ("model.embed_dim=128", "model.mlp_dim=384")
     run = run_of(tmp_path, *overrides, batch=2)
-    how = Compute(precision="fp32", remat=remat, kernels="tpu", loss_chunk_tokens=128)
+    compute = Compute(precision="fp32", remat=remat, kernels="tpu", loss_chunk_tokens=128)
     leaf = lambda dtype: jax.ShapeDtypeStruct((2, 256), dtype)  # noqa: E731
     batch = Batch(leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.float32))
 
     def loss(w, batch):
-        return run.objective.loss(run.model, w, batch, None, how).total
+        return run.objective.loss(run.model, w, batch, None, compute).total
 
     traced = jax.make_jaxpr(jax.grad(loss))(abstract_weights(run.model.spec()), batch)
     machine = parse_machine("v5e:1x1")

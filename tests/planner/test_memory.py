@@ -41,12 +41,12 @@ def test_saved_activations_are_the_residuals_that_jax_keeps(remat, head, tmp_pat
     overrides = (*SMALL, f"train.remat={remat}", f"model.head={head}")
     run = run_of(tmp_path, *overrides, batch=3)
     machine = replace(parse_machine("v5e:1x1"))
-    model, how = run.model, Compute(precision="bf16", remat=remat, kernels="tpu")
+    model, compute = run.model, Compute(precision="bf16", remat=remat, kernels="tpu")
     leaf = lambda dtype: jax.ShapeDtypeStruct((3, 256), dtype)  # noqa: E731
     batch = Batch(leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.float32))
 
     def residuals(w, batch):
-        return jax.vjp(lambda w: model.hidden(w, batch, how)[0], w)[1]
+        return jax.vjp(lambda w: model.hidden(w, batch, compute)[0], w)[1]
 
     kept = jax.tree.leaves(jax.eval_shape(residuals, abstract_weights(model.spec()), batch))
     stacked = [a for a in kept if a.shape[:2] == (model.num_layers, 3)]

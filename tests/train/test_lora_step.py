@@ -28,7 +28,7 @@ def program(lora):
         train=Train(steps=9, global_batch_size=2, precision="fp32", loss_chunk_tokens=16),
     )  # fmt: skip
     plan = resolve(run, jax.devices()[:1])
-    plan = replace(plan, how=replace(plan.how, unroll=False))
+    plan = replace(plan, compute=replace(plan.compute, unroll=False))
     with jax.set_mesh(plan.mesh):
         lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan))
         return lowered.compile().as_text()

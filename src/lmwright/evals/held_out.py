@@ -47,7 +47,7 @@ class HeldOut:
         run, store = self._plan.run, self._store
         batches = store.eval_batches(source, self._rows, run.eval.max_rows)
         loss = evaluate_rows(
-            run.model, run.objective, self._plan.how, weights, source, batches, self._place
+            run.model, run.objective, self._plan.compute, weights, source, batches, self._place
         )
         count = store.eval_rows(source)
         return replace(loss, rows=min(count, run.eval.max_rows or count), of_rows=count)
@@ -81,7 +81,7 @@ class HeldOut:
             tokenizer,
             list(self._asked),
             settings,
-            replace(self._plan.how, unroll=False),  # a few tokens: not worth the compilation
+            replace(self._plan.compute, unroll=False),  # a few tokens: not worth the compilation
             prefix=(tokenizer.bos_id,) if starts else (),
         )
         return [
@@ -146,7 +146,7 @@ def eval_command(
         run = replace(run, train=replace(run.train, precision=precision))
     plan = resolve(run, jax.local_devices()[:1])
     if kernels == "reference":
-        plan = replace(plan, how=replace(plan.how, kernels="reference", unroll=False))
+        plan = replace(plan, compute=replace(plan.compute, kernels="reference", unroll=False))
     folder = pick(plan, adapter).data
     losses = HeldOut(plan, TokenStore.open(folder)).losses(weights)
     if not losses:
@@ -156,7 +156,7 @@ def eval_command(
         )
     console = Console()
     console.print(loss_table(losses))
-    console.print(compute_text(plan.how), highlight=False)
+    console.print(compute_text(plan.compute), highlight=False)
     return 0
 
 

@@ -80,11 +80,11 @@ def merge_command(
 
 
 def combine_command(
-    out: str | Path, adapters: Sequence[str], *, weights: Sequence[float] = (), **how: Any
+    out: str | Path, adapters: Sequence[str], *, weights: Sequence[float] = (), **options: Any
 ) -> None:
     """Writes several PEFT adapters of one base as one; equal weights if none are given."""
     said = list(weights) or [1.0 / len(adapters)] * len(adapters)
-    found = combine([read_folder(folder) for folder in adapters], said, Combination(**how))
+    found = combine([read_folder(folder) for folder in adapters], said, Combination(**options))
     with new_folder(Path(out)) as temporary:
         write_folder(temporary, found)
     _say(out, found)

@@ -48,14 +48,14 @@ class Combination:
 
 
 def combine(
-    adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combination
+    adapters: Sequence[PeftFolder], weights: Sequence[float], combination: Combination
 ) -> PeftFolder:
     """One adapter of several on the same base. A module that some lack is made of the others.
 
     Raises UserError for weights, ranks or settings that do not fit the method.
     """
-    _check(adapters, weights, how)
-    rng = np.random.default_rng(how.seed)
+    _check(adapters, weights, combination)
+    rng = np.random.default_rng(combination.seed)
     names = dict.fromkeys(name for adapter in adapters for name in adapter.modules)
     modules = {}
     for name in names:
@@ -64,7 +64,9 @@ def combine(
             for adapter, weight in zip(adapters, weights, strict=True)
             if name in adapter.modules
         ]
-        modules[name] = _combined(name, [m for m, _ in found], [w for _, w in found], how, rng)
+        modules[name] = _combined(
+            name, [m for m, _ in found], [w for _, w in found], combination, rng
+        )
     # the scale is in the factors, so that alpha is the rank
     alphas = {name: float(module.rank) for name, module in modules.items()}
     base = adapters[0].config.get("base_model_name_or_path") or ""
@@ -81,19 +83,23 @@ def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
     return found
 
 
-def _check(adapters: Sequence[PeftFolder], weights: Sequence[float], how: Combination) -> None:
-    if how.method not in METHODS:
-        raise UserError(f"method: {how.method!r} is not one of {', '.join(METHODS)}")
+def _check(
+    adapters: Sequence[PeftFolder], weights: Sequence[float], combination: Combination
+) -> None:
+    if combination.method not in METHODS:
+        raise UserError(f"method: {combination.method!r} is not one of {', '.join(METHODS)}")
     if len(adapters) != len(weights) or not adapters:
         raise UserError(
             f"weights: {len(weights)} for {len(adapters)} adapters; give one per adapter"
         )
-    if not 0 <= how.density <= 1 or (how.density == 0 and how.method.startswith("dare")):
-        raise UserError(f"density: {how.density} is not a fraction between 0 and 1")
-    if how.density != 1 and not how.method.startswith(SPARSE):
-        raise UserError(f"density: has no effect on {how.method!r}; remove it")
-    if how.rank is not None and not how.method.endswith("svd"):
-        raise UserError(f"rank: has no effect on {how.method!r}; remove it or use an svd")
+    if not 0 <= combination.density <= 1 or (
+        combination.density == 0 and combination.method.startswith("dare")
+    ):
+        raise UserError(f"density: {combination.density} is not a fraction between 0 and 1")
+    if combination.density != 1 and not combination.method.startswith(SPARSE):
+        raise UserError(f"density: has no effect on {combination.method!r}; remove it")
+    if combination.rank is not None and not combination.method.endswith("svd"):
+        raise UserError(f"rank: has no effect on {combination.method!r}; remove it or use an svd")
     if starts := sorted({adapter.start for adapter in adapters if adapter.start}):
         raise UserError(
             f"adapters that began as {' or '.join(starts)} add up only together with their base; "
@@ -110,24 +116,25 @@ def _combined(
     name: str,
     modules: Sequence[PeftModule],
     weights: Sequence[float],
-    how: Combination,
+    combination: Combination,
     rng: np.random.Generator,
 ) -> PeftModule:
     shapes = {(m.a.shape[1], m.b.shape[0]) for m in modules}
     if len(shapes) > 1:
         raise UserError(f"{name}: has other dimensions in another adapter; their bases differ")
     table = modules[0].is_table
-    if how.method == "cat":
+    if combination.method == "cat":
         a = np.concatenate([m.a * w * m.scale for m, w in zip(modules, weights, strict=True)])
         return PeftModule(a, np.concatenate([m.b for m in modules], axis=1), 1.0, None, table)
-    mix = _mixer(how, rng)
-    if how.method.endswith("svd"):
-        rank = how.rank or max(m.rank for m in modules)
+    mix = _mixer(combination, rng)
+    if combination.method.endswith("svd"):
+        rank = combination.rank or max(m.rank for m in modules)
         a, b = _cut(mix([m.delta for m in modules], weights), rank)
         return PeftModule(a, b, 1.0, None, table)
     if len({m.rank for m in modules}) > 1:
         raise UserError(
-            f"{name}: {how.method!r} needs adapters of one rank; use cat, svd or {how.method}-svd"
+            f"{name}: {combination.method!r} needs adapters of one rank; "
+            f"use cat, svd or {combination.method}-svd"
         )
     shares = [w * m.scale for m, w in zip(modules, weights, strict=True)]
     roots = [math.sqrt(abs(share)) for share in shares]
@@ -142,15 +149,15 @@ def _cut(delta: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     return vh[:rank], u[:, :rank] * s[:rank]
 
 
-def _mixer(how: Combination, rng: np.random.Generator) -> Mix:
-    method = how.method.removesuffix("-svd")
+def _mixer(combination: Combination, rng: np.random.Generator) -> Mix:
+    method = combination.method.removesuffix("-svd")
     if method in ("linear", "svd"):
         return weighted_sum
-    drop = partial(keep_random, density=how.density, rng=rng)
+    drop = partial(keep_random, density=combination.density, rng=rng)
     if method == "dare-linear":
         return lambda values, weights: weighted_sum([drop(v) for v in values], weights)
-    prune = drop if method == "dare-ties" else partial(keep_largest, density=how.density)
-    return lambda values, weights: elected([prune(v) for v in values], weights, how.sign)
+    prune = drop if method == "dare-ties" else partial(keep_largest, density=combination.density)
+    return lambda values, weights: elected([prune(v) for v in values], weights, combination.sign)
 
 
 def weighted_sum(values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

@@ -39,8 +39,8 @@ def causal_attention(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring) -> Array:
-    return _fwd(q, k, v, segment_ids, how)[0]
+def _attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+    return _fwd(q, k, v, segment_ids, scoring)[0]
 
 
 def _chunks(t: int) -> list[tuple[int, int]]:
@@ -72,42 +72,42 @@ def _join(x: Array, kv_heads: int, like: Array) -> Array:
     return x.reshape(-1, t, kv_heads * g, h).astype(like.dtype)
 
 
-def _first_key(start: int, how: Scoring) -> int:
+def _first_key(start: int, scoring: Scoring) -> int:
     """The first key that any query of a chunk may look at."""
-    return 0 if how.window is None else max(0, start - how.window + 1)
+    return 0 if scoring.window is None else max(0, start - scoring.window + 1)
 
 
-def _hidden(ids: Array, start: int, end: int, how: Scoring) -> Array:
+def _hidden(ids: Array, start: int, end: int, scoring: Scoring) -> Array:
     """bool [C, n], True where a query of the chunk must not look."""
-    first = _first_key(start, how)
+    first = _first_key(start, scoring)
     query = start + lax.broadcasted_iota(jnp.int32, (end - start, end - first), 0)
     key = first + lax.broadcasted_iota(jnp.int32, (end - start, end - first), 1)
     hidden = (query < key) | (ids[start:end, None] != ids[None, first:end])
-    return hidden if how.window is None else hidden | (query - key >= how.window)
+    return hidden if scoring.window is None else hidden | (query - key >= scoring.window)
 
 
-def _scores(q: Array, k: Array, ids: Array, how: Scoring, start: int, end: int):
+def _scores(q: Array, k: Array, ids: Array, scoring: Scoring, start: int, end: int):
     """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk, and the derivative of the
     soft cap (None without one)."""
     g, _, h = q.shape
-    scaled = (q[:, start:end] * how.scale).reshape(-1, h)
-    keys = k[_first_key(start, how) : end]
+    scaled = (q[:, start:end] * scoring.scale).reshape(-1, h)
+    keys = k[_first_key(start, scoring) : end]
     scores = product(scaled, keys, 1, 1).reshape(g, end - start, keys.shape[0])
     slope = None
-    if how.soft_cap is not None:
-        capped = jnp.tanh(scores / how.soft_cap)
-        scores, slope = how.soft_cap * capped, 1 - capped**2
-    return scaled, jnp.where(_hidden(ids, start, end, how), MASKED, scores), slope
+    if scoring.soft_cap is not None:
+        capped = jnp.tanh(scores / scoring.soft_cap)
+        scores, slope = scoring.soft_cap * capped, 1 - capped**2
+    return scaled, jnp.where(_hidden(ids, start, end, scoring), MASKED, scores), slope
 
 
-def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring):
-    out, log_sums = over_rows(partial(_outputs, how))(q, k, v, segment_ids)
+def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring):
+    out, log_sums = over_rows(partial(_outputs, scoring))(q, k, v, segment_ids)
     out = checkpoint_name(out, ATTENTION)
     log_sums = checkpoint_name(log_sums, ATTENTION)
     return out, (q, k, v, segment_ids, out, log_sums)
 
 
-def _outputs(how: Scoring, q: Array, k: Array, v: Array, segment_ids: Array):
+def _outputs(scoring: Scoring, q: Array, k: Array, v: Array, segment_ids: Array):
     """[B, T, N, H], and the logs of the softmax sums [B K, G, T]."""
     kv_heads = k.shape[2]
 
@@ -117,11 +117,11 @@ def _outputs(how: Scoring, q: Array, k: Array, v: Array, segment_ids: Array):
         k, v = k[0], v[0]
         outs, sums = [], []
         for start, end in _chunks(q.shape[1]):
-            _, scores, _ = _scores(q, k, ids, how, start, end)
+            _, scores, _ = _scores(q, k, ids, scoring, start, end)
             top = jnp.max(scores, axis=-1, keepdims=True)
             probs = jnp.exp(scores - top)
             total = jnp.sum(probs, axis=-1, keepdims=True)
-            seen = v[_first_key(start, how) : end]
+            seen = v[_first_key(start, scoring) : end]
             out = product(probs.reshape(-1, seen.shape[0]), seen, 1, 0)  # [G C, H]
             outs.append(out.reshape(*probs.shape[:2], -1) / total)
             sums.append((top + jnp.log(total))[..., 0])
@@ -133,11 +133,11 @@ def _outputs(how: Scoring, q: Array, k: Array, v: Array, segment_ids: Array):
     return _join(out, kv_heads, q), log_sums
 
 
-def _bwd(how: Scoring, kept: tuple[Array, ...], g_out: Array):
-    return *over_rows(partial(_gradients, how))(*kept, g_out), None
+def _bwd(scoring: Scoring, kept: tuple[Array, ...], g_out: Array):
+    return *over_rows(partial(_gradients, scoring))(*kept, g_out), None
 
 
-def _gradients(how: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
+def _gradients(scoring: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
     """Those of q, k and v."""
     kv_heads = k.shape[2]
 
@@ -147,8 +147,8 @@ def _gradients(how: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
         inner = jnp.sum(out * g_out, axis=-1)  # [G, T]
         dq, dk, dv = [], jnp.zeros_like(k.T), jnp.zeros_like(v.T)  # [H, T]: matmuls like it
         for start, end in _chunks(q.shape[1]):
-            at = slice(_first_key(start, how), end)
-            scaled, scores, slope = _scores(q, k, ids, how, start, end)
+            at = slice(_first_key(start, scoring), end)
+            scaled, scores, slope = _scores(q, k, ids, scoring, start, end)
             probs = jnp.exp(scores - log_sums[:, start:end, None]).reshape(scaled.shape[0], -1)
             g = g_out[:, start:end].reshape(-1, q.shape[2])  # [G C, H]
             dv = dv.at[:, at].add(product(g, probs, 0, 0))
@@ -157,7 +157,7 @@ def _gradients(how: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
             if slope is not None:
                 dscores *= slope.reshape(dscores.shape)
             dk = dk.at[:, at].add(product(scaled, dscores, 0, 0))
-            dq_chunk = product(dscores, k[at], 1, 0) * how.scale
+            dq_chunk = product(dscores, k[at], 1, 0) * scoring.scale
             dq.append(dq_chunk.reshape(q.shape[0], -1, q.shape[2]))
         return jnp.concatenate(dq, axis=1), dk.T[None], dv.T[None]
 

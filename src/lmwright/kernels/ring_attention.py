@@ -50,12 +50,12 @@ def causal_attention(
     return by_shard(local)(q, k, v, segment_ids)
 
 
-def _local(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
+def _local(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
     """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
     b, t, n, h = q.shape
     q = q.reshape(b, t, k.shape[2], -1, h)
     q, k, v, ids = (_striped(ways, a) for a in (q, k, v, ids))
-    out = _ring(ways, how, jnp.moveaxis(q, 2, 4), k, v, ids)
+    out = _ring(ways, scoring, jnp.moveaxis(q, 2, 4), k, v, ids)
     return _unstriped(ways, jnp.moveaxis(out, 4, 2)).reshape(b, t, n, h)
 
 
@@ -105,20 +105,20 @@ def _pick(low: Array, tree: Tree) -> Tree:
 
 
 def _scores(
-    how: Scoring, q: Array, k: Array, q_ids: Array, k_ids: Array, q_start: Array, k_start: Array
+    scoring: Scoring, q: Array, k: Array, q_ids: Array, k_ids: Array, q_start: Array, k_start: Array
 ) -> tuple[Array, Array | None]:
     """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and the derivative
     of the soft cap (None without one)."""
     scores = jnp.einsum("bkgth,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
     slope = None
-    if how.soft_cap is not None:
-        capped = jnp.tanh(scores / how.soft_cap)
-        scores, slope = how.soft_cap * capped, 1 - capped**2
+    if scoring.soft_cap is not None:
+        capped = jnp.tanh(scores / scoring.soft_cap)
+        scores, slope = scoring.soft_cap * capped, 1 - capped**2
     query = q_start + jnp.arange(q.shape[3])[:, None]
     key = k_start + jnp.arange(k.shape[1])[None]
     seen = (query >= key) & (q_ids[:, :, None] == k_ids[:, None, :])
-    if how.window is not None:
-        seen &= query - key < how.window
+    if scoring.window is not None:
+        seen &= query - key < scoring.window
     return jnp.where(seen[:, None, None], scores, MASKED), slope
 
 
@@ -150,14 +150,14 @@ def _in_pieces(fn, queries: tuple[Array, ...], ids: Array, start: Array):
     return joined, *sums
 
 
-def _seen(how: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
+def _seen(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
     """Online softmax: (out, top, total) after one more chunk (k, v, ids, start) of keys."""
     q, ids, start = queries
     k, v, k_ids, k_start = keys
 
     def some(queries, ids, start):
         q, out, top, total = queries
-        scores, _ = _scores(how, q, k, ids, k_ids, start, k_start)
+        scores, _ = _scores(scoring, q, k, ids, k_ids, start, k_start)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         probs = jnp.exp(scores - new_top[..., None])
         keep = jnp.exp(top - new_top)
@@ -170,30 +170,30 @@ def _seen(how: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
+def _ring(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
     """q [2, B, K, G, t, H]; k, v [2, B, t, K, H]; ids [2, B, t]: low and high chunk."""
-    return _forward(ways, how, q, k, v, ids)[0]
+    return _forward(ways, scoring, q, k, v, ids)[0]
 
 
-def _forward(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array):
+def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array):
     rank, size = lax.axis_index(AXIS), ids.shape[2]
-    queries = (q * how.scale, ids, _starts(ways, rank, size))
+    queries = (q * scoring.scale, ids, _starts(ways, rank, size))
     mine = (k, v, ids, queries[2])
 
     shape = q.shape[1:-1]
     zeros = jnp.zeros((*shape, q.shape[-1]), jnp.float32)
     none = (zeros, jnp.full(shape, MASKED, jnp.float32), zeros[..., 0])
-    low = _seen(how, _at(0, queries), _at(0, mine), none)
-    high = _seen(how, _at(1, queries), _at(0, mine), none)
-    high = _seen(how, _at(1, queries), _at(1, mine), high)
+    low = _seen(scoring, _at(0, queries), _at(0, mine), none)
+    high = _seen(scoring, _at(1, queries), _at(0, mine), none)
+    high = _seen(scoring, _at(1, queries), _at(1, mine), high)
 
     def body(carry, step: Array):
         kv, low, high = carry
         owner = (rank - step) % ways
         keys, before = (*kv, _starts(ways, owner, size)), owner < rank
-        high = _seen(how, _at(1, queries), _at(0, keys), high)
+        high = _seen(scoring, _at(1, queries), _at(0, keys), high)
         sums = jax.tree.map(partial(jnp.where, before), low, high)
-        new = _seen(how, _pick(before, queries), _pick(before, keys), sums)
+        new = _seen(scoring, _pick(before, queries), _pick(before, keys), sums)
         low = jax.tree.map(partial(jnp.where, before), new, low)
         high = jax.tree.map(partial(jnp.where, before), high, new)
         return (_rotated(ways, kv), low, high), None
@@ -206,19 +206,19 @@ def _forward(ways: int, how: Scoring, q: Array, k: Array, v: Array, ids: Array):
     return out, (q, k, v, ids, out, log_sums)
 
 
-def _gradients(how: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
+def _gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
     """(dq, dk, dv) in float32 of one pair of chunks."""
     *arrays, ids, start = queries
     k, v, k_ids, k_start = keys
 
     def some(arrays, ids, start):
         q, g, inner, log_sums = arrays
-        scores, slope = _scores(how, q * how.scale, k, ids, k_ids, start, k_start)
+        scores, slope = _scores(scoring, q * scoring.scale, k, ids, k_ids, start, k_start)
         probs = jnp.exp(scores - log_sums[..., None])
         wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
         dv = wide("bkgts,bkgth->bskh", probs.astype(g.dtype), g)
         dprobs = wide("bkgth,bskh->bkgts", g, v)
-        dscores = probs * (dprobs - inner[..., None]) * how.scale
+        dscores = probs * (dprobs - inner[..., None]) * scoring.scale
         dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
         dq = wide("bkgts,bskh->bkgth", dscores, k)
         return (dq,), wide("bkgts,bkgth->bskh", dscores, q), dv
@@ -227,14 +227,14 @@ def _gradients(how: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array,
     return dq, dk, dv
 
 
-def _backward(ways: int, how: Scoring, kept: tuple[Array, ...], g: Array):
+def _backward(ways: int, scoring: Scoring, kept: tuple[Array, ...], g: Array):
     q, k, v, ids, out, log_sums = kept
     rank, size = lax.axis_index(AXIS), ids.shape[2]
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
     queries = (q, g.astype(q.dtype), inner, log_sums, ids, _starts(ways, rank, size))
     mine = (k, v, ids, queries[-1])
 
-    pair = lambda i, j: _gradients(how, _at(i, queries), _at(j, mine))  # noqa: E731
+    pair = lambda i, j: _gradients(scoring, _at(i, queries), _at(j, mine))  # noqa: E731
     (dq_low, *dkv_low), (dq_high, *dkv_both), (dq_last, *dkv_high) = (
         pair(0, 0),
         pair(1, 0),
@@ -247,8 +247,8 @@ def _backward(ways: int, how: Scoring, kept: tuple[Array, ...], g: Array):
         kv, dq, dkv = carry
         owner = (rank - step) % ways
         keys, before = (*kv, _starts(ways, owner, size)), owner < rank
-        dq_high, *dkv_low = _gradients(how, _at(1, queries), _at(0, keys))
-        new_dq, *new_dkv = _gradients(how, _pick(before, queries), _pick(before, keys))
+        dq_high, *dkv_low = _gradients(scoring, _at(1, queries), _at(0, keys))
+        new_dq, *new_dkv = _gradients(scoring, _pick(before, queries), _pick(before, keys))
         chunk = jnp.where(before, 0, 1)
         dq = dq.at[1].add(dq_high).at[chunk].add(new_dq)
         dkv = [

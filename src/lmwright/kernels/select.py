@@ -32,52 +32,54 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
-def compiler_options(how: Compute, device_kind: str = "") -> dict[str, str]:
+def compiler_options(compute: Compute, device_kind: str = "") -> dict[str, str]:
     """Compiler options for `jax.jit` that these kernels need."""
-    if how.kernels in ("tpu", "early tpu"):
+    if compute.kernels in ("tpu", "early tpu"):
         # other generations' compilers refuse it
         torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
         return TPU_OPTIONS | torus
-    return cpu.compiler_options() if how.kernels == "cpu" else {}
+    return cpu.compiler_options() if compute.kernels == "cpu" else {}
 
 
-def causal_attention(how: Compute) -> Callable[..., Array]:
+def causal_attention(compute: Compute) -> Callable[..., Array]:
     """Causal self-attention for this platform; signature of `nn.attention.causal_attention`."""
     if context_ways() == 1:
-        return _whole_rows(how)
+        return _whole_rows(compute)
     from lmwright.kernels import all_to_all_attention, ring_attention
 
-    if how.context_attention == "ring":
+    if compute.context_attention == "ring":
         return ring_attention.causal_attention
-    return partial(all_to_all_attention.causal_attention, _whole_rows(how))
+    return partial(all_to_all_attention.causal_attention, _whole_rows(compute))
 
 
-def _whole_rows(how: Compute) -> Callable[..., Array]:
-    if how.kernels == "cpu":
+def _whole_rows(compute: Compute) -> Callable[..., Array]:
+    if compute.kernels == "cpu":
         from lmwright.kernels import cpu_attention
 
         return cpu_attention.causal_attention
-    if how.kernels in ("tpu", "early tpu"):
+    if compute.kernels in ("tpu", "early tpu"):
         from lmwright.kernels import tpu_attention
 
         attend = tpu_attention.causal_attention
-        return partial(attend, early=True) if how.kernels == "early tpu" else attend
+        return partial(attend, early=True) if compute.kernels == "early tpu" else attend
     return attention.causal_attention
 
 
-def for_lanes(how: Compute, num_rows: int, embed_dim: int) -> Compute:
+def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:
     """Compute settings for a step that is mapped over lanes with `num_rows` rows in total: each
     lane sees only its own rows, but all of them share the memory."""
-    if how.kernels != "cpu":
-        return how
+    if compute.kernels != "cpu":
+        return compute
     from lmwright.kernels.cpu_xent import chunk_tokens
 
-    return replace(how, loss_chunk_tokens=chunk_tokens(how.loss_chunk_tokens, num_rows, embed_dim))
+    return replace(
+        compute, loss_chunk_tokens=chunk_tokens(compute.loss_chunk_tokens, num_rows, embed_dim)
+    )
 
 
-def cross_entropy(how: Compute) -> Callable[..., xent.Xent]:
+def cross_entropy(compute: Compute) -> Callable[..., xent.Xent]:
     """Chunked cross-entropy for this platform; signature of `nn.xent.chunked_xent`."""
-    if how.kernels == "cpu":
+    if compute.kernels == "cpu":
         from lmwright.kernels import cpu_xent
 
         return cpu_xent.chunked_xent

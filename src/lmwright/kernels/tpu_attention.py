@@ -76,8 +76,10 @@ def _local(
 ) -> Array:
     dtype, (_, t, n, h) = q.dtype, q.shape
     if not early and tpu_row_attention.fits(t, h, q.dtype.itemsize):
-        how = Scoring(scale, window, soft_cap)
-        return tpu_row_attention.causal_attention(q, k, v, segment_ids, how, interpret=interpret)
+        scoring = Scoring(scale, window, soft_cap)
+        return tpu_row_attention.causal_attention(
+            q, k, v, segment_ids, scoring, interpret=interpret
+        )
     q = q * scale
     if early:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))

@@ -59,7 +59,7 @@ class _Row(NamedTuple):
 
     size: int
     count: int
-    how: Scoring
+    scoring: Scoring
     q_ids: Ref
     """[1, T]."""
     k_ids: Ref
@@ -70,16 +70,16 @@ class _Row(NamedTuple):
 
     def first_keys(self, queries: Array) -> Array | int:
         """The first block of keys that a block of queries sees."""
-        if self.how.window is None:
+        if self.scoring.window is None:
             return 0
-        first = jnp.maximum(0, queries * self.size - self.how.window + 1)
+        first = jnp.maximum(0, queries * self.size - self.scoring.window + 1)
         return lax.div(first, self.size)  # `//` asks which TPU this is, which a plan cannot say
 
     def end_of_queries(self, keys: Array) -> Array | int:
         """The first block of queries after those that see a block of keys."""
-        if self.how.window is None:
+        if self.scoring.window is None:
             return self.count
-        last = (keys + 1) * self.size + self.how.window - 2  # who sees the block's last key
+        last = (keys + 1) * self.size + self.scoring.window - 2  # who sees the block's last key
         return jnp.minimum(self.count, lax.div(last, self.size) + 1)
 
     def scores(
@@ -89,17 +89,17 @@ class _Row(NamedTuple):
         cap makes of a change of them (None without one). Below the diagonal all are in order."""
         scores = _dot(k, q)
         slope = None
-        if self.how.soft_cap is not None:
-            capped = jnp.tanh(scores / self.how.soft_cap)
-            scores, slope = self.how.soft_cap * capped, 1 - capped**2
+        if self.scoring.soft_cap is not None:
+            capped = jnp.tanh(scores / self.scoring.soft_cap)
+            scores, slope = self.scoring.soft_cap * capped, 1 - capped**2
         ids = jnp.tile(self.k_ids[self.at(keys), :], (1, self.size // LANES))
         seen = ids == self.q_ids[:, self.at(queries)]
-        if diagonal or self.how.window is not None:
+        if diagonal or self.scoring.window is not None:
             key, query = (lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (0, 1))
             behind = query - key + (queries - keys) * self.size
             seen &= behind >= 0
-            if self.how.window is not None:
-                seen &= behind < self.how.window
+            if self.scoring.window is not None:
+                seen &= behind < self.scoring.window
         return jnp.where(seen, scores, MASKED), slope
 
 
@@ -108,12 +108,12 @@ def _dot(a: Array, b: Array, over: tuple[int, int] = (1, 0)) -> Array:
     return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _forward_kernel(size: int, how: Scoring, q_ids, k_ids, q, k, v, out, log_sums, keys):
-    row = _Row(size, q.shape[1] // size, how, q_ids, k_ids)
+def _forward_kernel(size: int, scoring: Scoring, q_ids, k_ids, q, k, v, out, log_sums, keys):
+    row = _Row(size, q.shape[1] // size, scoring, q_ids, k_ids)
 
     @pl.when(pl.program_id(2) == 0)
     def _():
-        keys[...] = (k[...].astype(jnp.float32) * how.scale).T.astype(keys.dtype)
+        keys[...] = (k[...].astype(jnp.float32) * scoring.scale).T.astype(keys.dtype)
 
     def queries(i: Array, _: None) -> None:
         block = q[:, row.at(i)]
@@ -137,14 +137,14 @@ def _forward_kernel(size: int, how: Scoring, q_ids, k_ids, q, k, v, out, log_sum
 
 
 def _backward_kernel(
-    size: int, how: Scoring, q_ids, k_ids, q, k, v, g, log_sums, inner,
+    size: int, scoring: Scoring, q_ids, k_ids, q, k, v, g, log_sums, inner,
     dq, dk, dv, turned_k, turned_v, scaled_k, dq_sum, dk_sum, dv_sum,
 ):  # fmt: skip
-    row = _Row(size, q.shape[1] // size, how, q_ids, k_ids)
+    row = _Row(size, q.shape[1] // size, scoring, q_ids, k_ids)
 
     @pl.when(pl.program_id(2) == 0)
     def _():
-        scaled = k[...].astype(jnp.float32) * how.scale
+        scaled = k[...].astype(jnp.float32) * scoring.scale
         scaled_k[...] = scaled.astype(k.dtype)
         turned_k[...] = scaled.T.astype(k.dtype)
         turned_v[...] = v[...].T
@@ -174,14 +174,14 @@ def _backward_kernel(
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _():
-        dk[...] = (dk_sum[...] * how.scale).astype(dk.dtype)
+        dk[...] = (dk_sum[...] * scoring.scale).astype(dk.dtype)
         dv[...] = dv_sum[...].astype(dv.dtype)
 
 
 class _Call(NamedTuple):
     """Arguments of both kernels."""
 
-    how: Scoring
+    scoring: Scoring
     interpret: bool
 
     def __call__(
@@ -206,8 +206,8 @@ class _Call(NamedTuple):
 
         size = block_of(t)
         sizes = {"block_q": size, "block_kv": size}  # what `plan.kernel_cost` reads
-        if self.how.window is not None:
-            sizes["window"] = self.how.window
+        if self.scoring.window is not None:
+            sizes["window"] = self.scoring.window
         ids_specs = [
             pl.BlockSpec((None, 1, t), lambda b, *_: (b, 0, 0)),
             pl.BlockSpec((None, t, LANES), lambda b, *_: (b, 0, 0)),
@@ -215,7 +215,7 @@ class _Call(NamedTuple):
         wide_ids = jnp.broadcast_to(ids[:, :, None], (b, t, LANES))
         with jax.named_scope(name):
             return pl.pallas_call(
-                partial(kernel, size, self.how),
+                partial(kernel, size, self.scoring),
                 name=name,
                 grid=(b, kv_heads, group),
                 in_specs=[*ids_specs, *map(whole, arrays)],
@@ -264,8 +264,8 @@ def _like(array: Array) -> jax.ShapeDtypeStruct:
 
 
 def causal_attention(
-    q: Array, k: Array, v: Array, segment_ids: Array, how: Scoring, *, interpret: bool = False
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *, interpret: bool = False
 ) -> Array:
     """As `nn.attention.causal_attention`, of one device's own rows, for which `fits` holds."""
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
-    return _attend(_Call(how, interpret), q, k, v, segment_ids).transpose(0, 3, 1, 2)
+    return _attend(_Call(scoring, interpret), q, k, v, segment_ids).transpose(0, 3, 1, 2)

@@ -65,8 +65,8 @@ def active_share(model: Any, path: str, param: Param) -> float:
     if "experts" not in param.batch:
         return 1.0
     reasoning = path.rpartition(".")[2].startswith(PREFIX)
-    how = model.reasoning.experts if reasoning else model.experts
-    return how.experts_per_token / how.num_experts
+    experts = model.reasoning.experts if reasoning else model.experts
+    return experts.experts_per_token / experts.num_experts
 
 
 def count_active(model: Any) -> int:

@@ -94,9 +94,9 @@ class Decoder:
         """x [B, T, D] after one layer, and sums over tokens beside it."""
         raise NotImplementedError
 
-    def embedded(self, w: Tree, tokens: Array, how: Compute) -> Array:
+    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""
-        return constrain(lookup(w["embed"], tokens, how.dtype), "batch stream embed")
+        return constrain(lookup(w["embed"], tokens, compute.dtype), "batch stream embed")
 
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, as every layer sees them."""
@@ -108,12 +108,12 @@ class Decoder:
         """The residual stream as the head sees it."""
         return rms_norm(x, w["norm"], self.norm_eps)
 
-    def hidden(self, w: Tree, batch: Batch, how: Compute) -> tuple[Array, Aux]:
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last norm, [B, T, D] in the compute dtype, and what the
         layers return beside it."""
-        x = self.embedded(w, batch.tokens, how)
+        x = self.embedded(w, batch.tokens, compute)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
-        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, how)
+        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute)
         return self.last_norm(w, x), aux
 
     def head_weights(self, w: Tree) -> Tree:
@@ -126,12 +126,12 @@ class Decoder:
             return dot("btd,dv->btv", hidden, w["head"], out_dtype=jnp.float32)
         return dot("btd,vd->btv", hidden, w["embed"], out_dtype=jnp.float32)
 
-    def new_cache(self, batch_size: int, length: int, how: Compute) -> Tree:
+    def new_cache(self, batch_size: int, length: int, compute: Compute) -> Tree:
         """Empty kv cache for `length` tokens a row."""
-        return new_cache(self.spans, batch_size, length, self.num_kv_heads, self.head_dim, how)
+        return new_cache(self.spans, batch_size, length, self.num_kv_heads, self.head_dim, compute)
 
     def layers_apart(self, w: Tree) -> Tree:
-        """The weights with each span's layers as a list, for `extend` with `how.unroll`."""
+        """The weights with each span's layers as a list, for `extend` with `compute.unroll`."""
         return w | {span.name: apart(w[span.name]) for span in self.spans}
 
     def extend(
@@ -140,7 +140,7 @@ class Decoder:
         tokens: Array,
         valid: Array,
         cache: Tree,
-        how: Compute,
+        compute: Compute,
         *,
         first: bool = False,
     ) -> tuple[Array, Tree]:
@@ -151,8 +151,8 @@ class Decoder:
         for no position. The caller sees to it that the cache is long enough.
         """
         tables = self.tables(cache_positions(valid, cache), cache["valid"].shape[1])
-        x = self.embedded(w, tokens, how)
-        kernel = select.causal_attention(how) if first else None
+        x = self.embedded(w, tokens, compute)
+        kernel = select.causal_attention(compute) if first else None
         x, cache = extend_layers(self.layer, self.spans, w, x, tables, valid, cache, kernel)
         return self.last_norm(w, x), cache
 
@@ -193,9 +193,9 @@ def penalties(model: Any, aux: Aux) -> tuple[Array | float, dict[str, tuple[Arra
     """Losses that layers with experts add to the mean loss of a token, and metrics as (sum,
     weight); `aux` is what the layers returned beside the residual stream."""
     total, metrics = 0.0, {}
-    for prefix, how in (("router", "experts"), ("reasoning", "reasoning")):
+    for prefix, section in (("router", "experts"), ("reasoning", "reasoning")):
         if f"{prefix}_counts" in aux:
-            added, new = penalty(aux, prefix, getattr(model, how))
+            added, new = penalty(aux, prefix, getattr(model, section))
             total, metrics = total + added, metrics | new
     return total, metrics
 
@@ -214,11 +214,11 @@ def _by_place(trees: list[Tree]) -> Tree:
 
 
 def run_layers(
-    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, how: Compute
+    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute
 ) -> tuple[Array, Aux]:
     """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
     arrays [B, ...] that every layer sees, such as rotations."""
-    kernel = select.causal_attention(how)
+    kernel = select.causal_attention(compute)
 
     def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
         def attend(q: Array, k: Array, v: Array, scale: float, **masks: Any) -> Array:
@@ -231,23 +231,23 @@ def run_layers(
         x, aux = run_stack(
             [partial(block, kind) for kind in span.kinds],
             w[span.name], x, tables, batch.segment_ids,
-            remat=how.remat, unroll=how.unroll, num_microbatches=how.num_microbatches,
+            remat=compute.remat, unroll=compute.unroll, num_microbatches=compute.num_microbatches,
         )  # fmt: skip
         total = added(total, aux)
     return x, total
 
 
 def new_cache(
-    spans: Spans, batch_size: int, length: int, kv_heads: int, head_dim: int, how: Compute
+    spans: Spans, batch_size: int, length: int, kv_heads: int, head_dim: int, compute: Compute
 ) -> Tree:
     """Empty kv cache for `length` tokens a row."""
 
     def kv(*layers: int) -> Tree:
         shape = (*layers, batch_size, length, kv_heads, head_dim)
-        return {"k": jnp.zeros(shape, how.dtype), "v": jnp.zeros(shape, how.dtype)}
+        return {"k": jnp.zeros(shape, compute.dtype), "v": jnp.zeros(shape, compute.dtype)}
 
     def of(span: Span) -> Tree:
-        if how.unroll:
+        if compute.unroll:
             return [_by_place([kv() for _ in span.kinds]) for _ in range(span.repeats)]
         return _by_place([kv(span.repeats) for _ in span.kinds])
 

@@ -117,8 +117,8 @@ def expert_layer(experts: Experts, mlp: Mlp, w: Tree, h: Array, real: Array) -> 
     bias = w.get("router_bias")
     logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
     choice = choose(logits, bias, experts.routing)
-    how = Dispatch(experts.num_experts, mlp, experts.capacity_factor)
-    y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), how)
+    dispatch = Dispatch(experts.num_experts, mlp, experts.capacity_factor)
+    y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
     if experts.shared_dim is not None:
         y = y + feed_forward(mlp, part(w, SHARED), h)
     sums = router_sums(choice, logits, real, dropped, bias)
@@ -130,13 +130,13 @@ def part(w: Tree, prefix: str) -> Tree:
     return {name.removeprefix(prefix): a for name, a in w.items() if name.startswith(prefix)}
 
 
-def penalty(aux: Aux, prefix: str, how: Any) -> tuple[Array, dict[str, tuple[Array, Array]]]:
-    """What `how.balance_loss` and `how.z_loss` add to the mean loss of a token, and metrics as
-    (sum, weight), from the sums over layers whose names begin with `prefix`."""
+def penalty(aux: Aux, prefix: str, section: Any) -> tuple[Array, dict[str, tuple[Array, Array]]]:
+    """Losses of a section's `balance_loss` and `z_loss`, added to the mean loss of a token, and
+    metrics as (sum, weight), from the sums over layers whose names begin with `prefix`."""
     a = part(aux, f"{prefix}_")
     balance = load_balance(a["counts"], a["probs"], a["tokens"])
     tokens = jnp.maximum(a["tokens"], 1.0)
-    total = how.balance_loss * balance + how.z_loss * a["z"] / tokens
+    total = section.balance_loss * balance + section.z_loss * a["z"] / tokens
     if "balance" in a:  # adds nothing; its gradient is what moves the bias
         total = total + (a["balance"] - jax.lax.stop_gradient(a["balance"]))
     metrics = {

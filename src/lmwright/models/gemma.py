@@ -99,9 +99,9 @@ class Gemma(Decoder):
             layer |= {name: _norm("head_dim", self.head_dim) for name in ("q_norm", "k_norm")}
         return layer
 
-    def embedded(self, w: Tree, tokens: Array, how: Compute) -> Array:
+    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""
-        x = super().embedded(w, tokens, how)
+        x = super().embedded(w, tokens, compute)
         return x * jnp.asarray(self.embed_dim**0.5, x.dtype)
 
     def tables(self, positions: Array, length: int) -> Tree:

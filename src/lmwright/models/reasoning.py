@@ -72,7 +72,7 @@ class Reasoned:
     """A kind of layer with a reasoning layer after it."""
 
     kind: str
-    how: Reasoning
+    reasoning: Reasoning
     embed_dim: int
     norm_eps: float
 
@@ -80,23 +80,23 @@ class Reasoned:
 def reasoned(model: Any, kinds: tuple[str, ...]) -> tuple[Any, ...]:
     """The kinds of a model's layers, every n-th with a reasoning layer. Raises UserError where
     there is none."""
-    how = model.reasoning
-    if how is None:
+    reasoning = model.reasoning
+    if reasoning is None:
         return kinds
-    if how.every > len(kinds):
+    if reasoning.every > len(kinds):
         raise UserError(
-            f"model.reasoning.every: {how.every} is more than the {len(kinds)} layers; "
+            f"model.reasoning.every: {reasoning.every} is more than the {len(kinds)} layers; "
             f"lower it or drop model.reasoning"
         )
-    add = lambda kind: Reasoned(kind, how, model.embed_dim, model.norm_eps)  # noqa: E731
-    return tuple(kind if (i + 1) % how.every else add(kind) for i, kind in enumerate(kinds))
+    add = lambda kind: Reasoned(kind, reasoning, model.embed_dim, model.norm_eps)  # noqa: E731
+    return tuple(kind if (i + 1) % reasoning.every else add(kind) for i, kind in enumerate(kinds))
 
 
 def whole_spec(spec_of: Callable[[str], Tree], kind: Any) -> Tree:
     """`spec_of(kind)` and the weights of the reasoning layer, if the kind has one."""
     if not isinstance(kind, Reasoned):
         return spec_of(kind)
-    d, e, f = kind.embed_dim, kind.how.num_experts, kind.how.mlp_dim
+    d, e, f = kind.embed_dim, kind.reasoning.num_experts, kind.reasoning.mlp_dim
     own = {
         "norm": Param("norm", (d,), fill=1.0),
         ROUTER: Param("embed -> experts", (d, e)),
@@ -116,9 +116,9 @@ def run_whole(
     x, aux = layer(kind.kind, w, x, tables, attend)
     w = part(w, PREFIX)
     h = rms_norm(x, w["norm"], kind.norm_eps)
-    if kind.how.experts_per_token is None:
+    if kind.reasoning.experts_per_token is None:
         return constrain(x + all_experts(w, h), "batch stream embed"), aux
-    y, sums = expert_layer(kind.how.experts, "swiglu", w, h, attend.real)
+    y, sums = expert_layer(kind.reasoning.experts, "swiglu", w, h, attend.real)
     sums = {name.replace(ROUTER, PREFIX[:-1], 1): value for name, value in sums.items()}
     return constrain(x + y, "batch stream embed"), aux | sums
 

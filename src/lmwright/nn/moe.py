@@ -42,20 +42,20 @@ class Dispatch:
 
 
 def mixture(
-    x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch
 ) -> tuple[Array, Array]:
     """[B, T, D] sums of the experts' outputs by share, and float32 [B, T] counts of choices
     that were dropped; x [B, T, D], experts int32 and shares float32 [B, T, k], `real` [B, T]
     False where a token takes no part."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return _local(x, experts, shares, real, w, how=how, ways=1, tensor=1)
+        return _local(x, experts, shares, real, w, dispatch=dispatch, ways=1, tensor=1)
     act = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
     tokens, choices = act("batch seq"), act("batch seq experts")
     arrows = {"up": "experts embed mlp", "gate": "experts embed mlp", "down": "experts mlp embed"}
     specs = {name: partition(tuple(arrows[name].split()), WEIGHTS) for name in w}
     w = {name: as_array(a, x.dtype) for name, a in w.items()}
-    local = partial(_local, how=how, ways=mesh.shape[EXPERT], tensor=mesh.shape[TENSOR])
+    local = partial(_local, dispatch=dispatch, ways=mesh.shape[EXPERT], tensor=mesh.shape[TENSOR])
     return jax.shard_map(
         local,
         mesh=mesh,
@@ -67,14 +67,14 @@ def mixture(
 
 def _local(
     x: Array, experts: Array, shares: Array, real: Array, w: Experts,
-    *, how: Dispatch, ways: int, tensor: int,
+    *, dispatch: Dispatch, ways: int, tensor: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     """On one device of `ways` along expert and `tensor` along tensor: its own tokens and
     experts, an even part of the experts' width."""
     if not jax.sharding.get_abstract_mesh().empty and jax.sharding.get_abstract_mesh().size > 1:
         w = {name: _gathered(a, 1 if name != "down" else 2, x.dtype) for name, a in w.items()}
-    by = _by_capacity if how.capacity_factor is not None else _by_rows
-    y, dropped = by(x, experts, shares, real, w, how, ways)
+    by = _by_capacity if dispatch.capacity_factor is not None else _by_rows
+    y, dropped = by(x, experts, shares, real, w, dispatch, ways)
     if tensor > 1:  # each has summed over its part of the width
         y = lax.psum_scatter(y, TENSOR, scatter_dimension=1, tiled=True)
     return y.astype(x.dtype), dropped
@@ -98,13 +98,13 @@ _gathered.defvjp(_gathered_fwd, _gathered_bwd)
 
 
 def _by_rows(
-    x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch, ways: int
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch, ways: int
 ) -> tuple[Array, Array]:
     b, t, k = experts.shape
-    ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), how.num_experts)
-    swap = Exchange.of(ids, how.num_experts, ways)
+    ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
+    swap = Exchange.of(ids, dispatch.num_experts, ways)
     rows, sizes = swap.there(x.reshape(b * t, -1))
-    y = swap.back(_mlp_of_rows(rows, sizes, w, how.mlp))  # [b t, k, D]
+    y = swap.back(_mlp_of_rows(rows, sizes, w, dispatch.mlp))  # [b t, k, D]
     y = jnp.sum(y.astype(jnp.float32) * shares.reshape(b * t, k, 1), axis=1)
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
@@ -118,12 +118,12 @@ def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, mlp: Mlp) -> Array:
 
 
 def _by_capacity(
-    x: Array, experts: Array, shares: Array, real: Array, w: Experts, how: Dispatch, ways: int
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch, ways: int
 ) -> tuple[Array, Array]:
     """Each row of the batch (its piece on a device) gives each expert the same places; tokens
     are placed in their order, so that none depends on later ones."""
-    (b, t, k), num = experts.shape, how.num_experts
-    places = min(t, math.ceil(how.capacity_factor * t * k / num))
+    (b, t, k), num = experts.shape, dispatch.num_experts
+    places = min(t, math.ceil(dispatch.capacity_factor * t * k / num))
     wants = (experts[..., None] == jnp.arange(num)) & real[..., None, None]  # [b, t, k, E]
     queue = jnp.cumsum(wants.reshape(b, t * k, num), axis=1, dtype=jnp.int32) - 1
     queue = queue.reshape(wants.shape)
@@ -144,7 +144,7 @@ def _by_capacity(
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 0, 1, tiled=True)  # [E here, b of all, C, D]
     there = rows.shape
-    rows = _mlp_of_places(rows.reshape(there[0], -1, there[-1]), w, how.mlp).reshape(there)
+    rows = _mlp_of_places(rows.reshape(there[0], -1, there[-1]), w, dispatch.mlp).reshape(there)
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)
     rows = rows.swapaxes(0, 1).reshape(b, end, -1)

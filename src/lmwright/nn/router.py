@@ -46,27 +46,27 @@ class Choice(NamedTuple):
     scores: Array
 
 
-def choose(logits: Array, bias: Array | None, how: Routing) -> Choice:
+def choose(logits: Array, bias: Array | None, routing: Routing) -> Choice:
     """The choice for float32 logits [B, T, E]; a bias [E] has a say in the choice alone."""
-    softmax = how.score == "softmax"
+    softmax = routing.score == "softmax"
     scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
     ranked = jax.lax.stop_gradient(scores if bias is None else scores + bias)
-    if how.num_groups > 1:
-        ranked = _best_groups(ranked, how)
-    experts = jax.lax.top_k(ranked, how.experts_per_token)[1]
+    if routing.num_groups > 1:
+        ranked = _best_groups(ranked, routing)
+    experts = jax.lax.top_k(ranked, routing.experts_per_token)[1]
     # by comparison: a gather's gradient is a scatter, which TPUs do one by one
     shares = jnp.sum(jnp.where(_is_chosen(experts, logits.shape[-1]), scores[..., None, :], 0), -1)
-    if how.shares == "chosen":
+    if routing.shares == "chosen":
         shares /= jnp.sum(shares, axis=-1, keepdims=True) + (0 if softmax else TINY)
-    return Choice(experts, shares * how.scale, scores)
+    return Choice(experts, shares * routing.scale, scores)
 
 
-def _best_groups(ranked: Array, how: Routing) -> Array:
+def _best_groups(ranked: Array, routing: Routing) -> Array:
     """Scores with all but the best groups at minus infinity."""
-    grouped = ranked.reshape(*ranked.shape[:-1], how.num_groups, -1)
+    grouped = ranked.reshape(*ranked.shape[:-1], routing.num_groups, -1)
     worth = jnp.sum(jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0], axis=-1)
-    best = jax.lax.top_k(worth, how.groups_per_token)[1]
-    kept = jnp.any(_is_chosen(best, how.num_groups), axis=-2)
+    best = jax.lax.top_k(worth, routing.groups_per_token)[1]
+    kept = jnp.any(_is_chosen(best, routing.num_groups), axis=-2)
     return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(ranked.shape)
 
 

@@ -27,14 +27,14 @@ class Said(NamedTuple):
     inside: Array
 
 
-def said(model: Any, w: Tree, batch: Batch, how: Compute) -> Said:
+def said(model: Any, w: Tree, batch: Batch, compute: Compute) -> Said:
     """What the model says of a batch under these weights."""
-    x, _ = model.hidden(w, batch, how)
+    x, _ = model.hidden(w, batch, compute)
     targets, learned = next_tokens(batch)
     # a segment's last token predicts nothing of it
     inside = jnp.roll(batch.positions, -1, axis=1) > 0
     logps = token_logps(
-        model.logits, model.head_weights(w), x, targets, chunk=how.loss_chunk_tokens
+        model.logits, model.head_weights(w), x, targets, chunk=compute.loss_chunk_tokens
     )
     learned = (learned > 0) & inside
     return Said(logps, learned.astype(jnp.float32), inside.astype(jnp.float32))

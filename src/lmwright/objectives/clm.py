@@ -24,17 +24,17 @@ class Clm:
     z_loss: Annotated[float, Field(ge=0)] = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is unused, nothing is sampled."""
-        x, aux = model.hidden(w, batch, how)
+        x, aux = model.hidden(w, batch, compute)
         targets, weights = next_tokens(batch)
-        sums = select.cross_entropy(how)(
+        sums = select.cross_entropy(compute)(
             model.logits,
             model.head_weights(w),
             x,
             targets,
             weights,
-            chunk=how.loss_chunk_tokens,
+            chunk=compute.loss_chunk_tokens,
             z_loss=self.z_loss,
         )
         weight = jnp.sum(weights)

@@ -41,25 +41,25 @@ class Kto:
 
     learns_from: ClassVar[str] = "rated answers"
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's answers; the reference point is the mean of the batch. Raises
         UserError for weights without adapters."""
         base = reference_of(w, self.kind)
-        logps, tokens = answer_logps(model, w, batch, how)
-        ratio = logps - answer_logps(model, base, batch, how)[0]  # [B, T + 1]
+        logps, tokens = answer_logps(model, w, batch, compute)
+        ratio = logps - answer_logps(model, base, batch, compute)[0]  # [B, T + 1]
         there = (tokens > 0).astype(jnp.float32)
         point = jnp.zeros(())
         if self.loss_kind == "kto":
-            point = self._point(model, lax.stop_gradient(w), base, batch, how)
+            point = self._point(model, lax.stop_gradient(w), base, batch, compute)
         liked = liked_answers(batch)
         return self.of(ratio, liked, there, point, (logps, tokens))
 
-    def _point(self, model: Any, w: Tree, base: Tree, batch: Batch, how: Compute) -> Array:
+    def _point(self, model: Any, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
         """Mean log ratio of answers with other prompts, at least 0. An answer that is alone in
         its row has no other prompt, and does not count."""
         rotated = rotate(batch)
-        moved, tokens = answer_logps(model, w, rotated, how)
-        moved -= answer_logps(model, base, rotated, how)[0]
+        moved, tokens = answer_logps(model, w, rotated, compute)
+        moved -= answer_logps(model, base, rotated, compute)[0]
         several = jnp.max(rotated.segment_ids, axis=1, keepdims=True) > 1  # [B, 1]
         counted = ((tokens > 0) & several).astype(jnp.float32)
         mean = jnp.sum(moved * counted) / jnp.maximum(jnp.sum(counted), 1.0)
@@ -89,9 +89,9 @@ class Kto:
         return Loss(jnp.sum(each * there), count, metrics)
 
 
-def answer_logps(model: Any, w: Tree, batch: Batch, how: Compute) -> tuple[Array, Array]:
+def answer_logps(model: Any, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array]:
     """Log probability of each segment's answer, and its tokens; both float32 [B, T + 1]."""
-    logps, learned, _ = said(model, w, batch, how)
+    logps, learned, _ = said(model, w, batch, compute)
     ids = batch.segment_ids
     return segment_sums(logps * learned, ids), segment_sums(learned, ids)
 

@@ -45,9 +45,9 @@ class Answers(NamedTuple):
         return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
 
 
-def answers(model: Any, w: Tree, batch: Batch, how: Compute) -> Answers:
+def answers(model: Any, w: Tree, batch: Batch, compute: Compute) -> Answers:
     """The answers of a batch under these weights."""
-    logps, learned, whole = said(model, w, batch, how)
+    logps, learned, whole = said(model, w, batch, compute)
     ids = batch.segment_ids
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
     pairs = ids.shape[1] // 2
@@ -83,10 +83,10 @@ class Dpo:
                 f"remove it"
             )
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
         reference = reference_of(w, self.kind)
-        return self.of(answers(model, w, batch, how), answers(model, reference, batch, how))
+        return self.of(answers(model, w, batch, compute), answers(model, reference, batch, compute))
 
     def of(self, found: Answers, base: Answers) -> Loss:
         """The loss of answers, given the reference's."""
@@ -118,9 +118,9 @@ class Orpo:
 
     learns_from: ClassVar[str] = "pairs of answers"
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs."""
-        return self.of(answers(model, w, batch, how))
+        return self.of(answers(model, w, batch, compute))
 
     def of(self, found: Answers) -> Loss:
         """The loss of answers."""

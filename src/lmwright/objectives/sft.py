@@ -36,21 +36,21 @@ class Sft:
     neftune_alpha: NonNegative = 0.0
     """Noise on the embeddings while training (https://arxiv.org/abs/2310.05914); 5 is usual."""
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, how: Compute) -> Loss:
+    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is for the noise."""
         noisy = w
         if self.neftune_alpha:
             noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
-            noisy = {**w, "embed": Noisy(w["embed"], noise.astype(how.dtype))}
-        x, aux = model.hidden(noisy, batch, how)
+            noisy = {**w, "embed": Noisy(w["embed"], noise.astype(compute.dtype))}
+        x, aux = model.hidden(noisy, batch, compute)
         targets, weights = next_tokens(batch)
-        sums = select.cross_entropy(how)(
+        sums = select.cross_entropy(compute)(
             model.logits,
             model.head_weights(w),
             x,
             targets,
             weights,
-            chunk=how.loss_chunk_tokens,
+            chunk=compute.loss_chunk_tokens,
             z_loss=self.z_loss,
             smoothing=self.label_smoothing,
         )

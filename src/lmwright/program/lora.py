@@ -172,7 +172,7 @@ def base_spec(run: Run) -> Tree:
 def stored(run: Run, w: Tree) -> Tree:
     """A model's weights as `lora.base` keeps them; traceable."""
     leaves = dict(walk(w))
-    return nest((path, quantize(leaves[path], p, how)) for path, p, how in _storages(run))
+    return nest((path, quantize(leaves[path], p, compute)) for path, p, compute in _storages(run))
 
 
 def storages(run: Run) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Plan:
 
     run: Run
     mesh: Mesh
-    how: Compute
+    compute: Compute
     seq_len: int
 
     @cached_property
@@ -84,7 +84,7 @@ class Plan:
                     "kind": self.mesh.devices.flat[0].device_kind,
                     "platform": self.mesh.devices.flat[0].platform,
                 },
-                "compute": self.how.__dict__,
+                "compute": self.compute.__dict__,
                 "seq_len": self.seq_len,
                 "num_params": self.num_params,
                 "tokens_per_step": self.tokens_per_step,
@@ -119,8 +119,8 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
     cannot be laid out on them."""
     devices = list(devices) if devices is not None else jax.devices()
     mesh = make_mesh(mesh_shape(run.mesh, len(devices), num_slices_of(devices)), devices)
-    how = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
-    plan = Plan(run=run, mesh=mesh, how=how, seq_len=seq_len_of(run))
+    compute = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
+    plan = Plan(run=run, mesh=mesh, compute=compute, seq_len=seq_len_of(run))
     refuse_impossible(plan)
     return plan
 
@@ -171,5 +171,5 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
 
 def step_options(plan: Plan) -> dict[str, str]:
     """XLA's options for the step: those of the platform and those of the run."""
-    ours = select.compiler_options(plan.how, plan.devices[0].device_kind)
+    ours = select.compiler_options(plan.compute, plan.devices[0].device_kind)
     return ours | plan.run.train.compiler_options

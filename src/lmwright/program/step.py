@@ -127,7 +127,7 @@ def summed_gradients(
     after the other, or following each other through the stages of a pipeline. `keys` has one for
     each trainee."""
     objective, model, training = plan.run.objective, plan.run.model, plan.training
-    compute = select.for_lanes(plan.how, batch.tokens.shape[1], model.embed_dim)
+    compute = select.for_lanes(plan.compute, batch.tokens.shape[1], model.embed_dim)
     lanes, rates = Lanes.of(plan, active), [one.dropout for one in active]
 
     def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:

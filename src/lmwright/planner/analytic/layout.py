@@ -185,7 +185,7 @@ def on_paper(run: Run, machine: Machine) -> Plan:
     plan = Plan(
         run=run,
         mesh=AbstractMesh(tuple(sizes.values()), tuple(sizes)),
-        how=compute_of(run, machine.platform, machine.num_devices, kind),
+        compute=compute_of(run, machine.platform, machine.num_devices, kind),
         seq_len=seq_len_of(run),
     )
     refuse_impossible(plan)
@@ -205,7 +205,7 @@ class Layout:
     @classmethod
     def of(cls, plan: Plan) -> "Layout":
         """The layout of a plan, whose mesh may be abstract."""
-        return cls(plan.run, dict(plan.mesh.shape), plan.seq_len, plan.how.kernels)
+        return cls(plan.run, dict(plan.mesh.shape), plan.seq_len, plan.compute.kernels)
 
     @property
     def model(self) -> Any:
