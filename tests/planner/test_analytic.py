@@ -84,9 +84,9 @@ def test_every_generation_has_an_attention_kernel(on, tmp_path):
     run = run_of(tmp_path, *changes, preset="llama-1b")
     machine, heads = parse_machine(on), 16 * run.model.num_heads * run.model.num_layers
     found = Quick.of(run, machine)
-    assert found.layout.has_whole_rows == (on[:2] not in ("v2", "v3"))
+    assert found.layouts[0].has_whole_rows == (on[:2] not in ("v2", "v3"))
     assert 0 < found.timing.by_kind["attention"] < found.step_s
-    if found.layout.has_whole_rows:
+    if found.layouts[0].has_whole_rows:
         forward, backward = row_attention_cycles(machine.kind, run.model.head_dim)
         each = [6 * 512**2 * scores + 2048 * token for scores, token in (forward, backward)]
         rates = RATES[machine.kind]
@@ -122,10 +122,10 @@ def test_gathers_and_gradients_by_hand(tmp_path):
 
 def test_every_axis_costs_what_it_should(tmp_path):
     machine = parse_machine("v5p-128")  # 4 x 4 x 4
-    base = Layout.of(on_paper(run_of(tmp_path), machine))
+    (base,) = Layout.of(on_paper(run_of(tmp_path), machine))
 
     def cut(**sizes):
-        return timing(replace(base, sizes=dict(base.sizes) | {"fsdp": 64} | sizes), machine)
+        return timing([replace(base, sizes=dict(base.sizes) | {"fsdp": 64} | sizes)], machine)
 
     whole = cut()
     tensor, context, stage = cut(fsdp=16, tensor=4), cut(fsdp=16, context=4), cut(fsdp=16, stage=4)

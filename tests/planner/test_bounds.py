@@ -5,6 +5,7 @@ import math
 import pytest
 from runs import run_of
 
+from lmwright.core.contract import seen_keys
 from lmwright.hardware.chips import RATES, ROW_ATTENTION, peak_of
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of, parse_machine
@@ -19,7 +20,6 @@ from lmwright.planner.compiler.kernel_cost import (
     splash_s,
 )
 from lmwright.presets import of_section
-from lmwright.program.plan import seen_keys
 
 SLICES = ("v2-8", "v3-8", "v4-16", "v5e-8", "v5p-16", "v6e-8", "7x-8")  # of eight devices
 HEADS = (64, 80, 96, 128, 192, 256)
@@ -48,9 +48,9 @@ def test_no_preset_is_faster_than_the_chip(preset, tmp_path):
     run = run_of(tmp_path, "data.tokenizer.vocab_size=512", preset=preset, batch=8)
     for on in SLICES:
         quick = Quick.of(run, parse_machine(on))
-        layout, kinds = quick.layout, quick.timing.by_kind
+        (layout,), kinds = quick.layouts, quick.timing.by_kind
         everywhere = quick.machine.flops * quick.machine.num_devices
-        tokens, m = quick.plan.tokens_per_step, layout.model
+        tokens, m = quick.plan.tokens_per_step, run.model
         met = sum(products(layout, w) * w.active * w.size for w in layout.weights if w.is_matrix)
         assert kinds["matmul"] >= 2 * tokens * met / everywhere, on
         keys = sum(seen_keys(window, layout.seq_len) for window in m.windows)

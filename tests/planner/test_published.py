@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import run_of
 
 from lmwright.planner.analytic.interval import error_share
 from lmwright.planner.compiler.hlo import parse
-from lmwright.presets import of_section
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmark is the source
 import plan_accuracy as accuracy
@@ -93,15 +93,17 @@ def test_the_interval_of_quick_holds_nine_published_runs_of_ten_and_is_no_wider(
     assert len(errors) >= 28
     assert sum(inside) >= 0.9 * len(errors)
     tenth = sorted(errors)[int(0.9 * len(errors))]
-    assert tenth > 0.8 * error_share("v4", ROWS[0].run().model, compiled=False)
+    assert tenth > 0.8 * error_share("v4", ROWS[0].run(), compiled=False)
     assert sorted(errors)[len(errors) // 2] < 0.08
 
 
-def test_what_no_published_run_speaks_for_has_a_wider_interval():
-    dense, sparse = of_section("model")["llama-1b"](), of_section("model")["mixtral-8x7b"]()
+def test_what_no_published_run_speaks_for_has_a_wider_interval(tmp_path):
+    dense, sparse = (run_of(tmp_path, preset=p) for p in ("llama-1b", "mixtral-8x7b"))
+    adapters = run_of(tmp_path, "lora.rank=8", preset="llama-1b")
     for compiled in (True, False):
         usual = error_share("v5e", dense, compiled=compiled)
         assert usual < error_share("v5e", sparse, compiled=compiled)
+        assert usual < error_share("v5e", adapters, compiled=compiled)
         assert (
             usual
             < error_share("7x", dense, compiled=compiled)

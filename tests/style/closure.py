@@ -17,7 +17,12 @@ from pathlib import Path
 from sources import PACKAGE, parsed
 
 STEP = "lmwright.program.step"
-MEMBERS = ("lmwright.models.llama", "lmwright.objectives.clm", "lmwright.optim.adamw")
+MEMBERS = (
+    "lmwright.models.llama",
+    "lmwright.objectives.clm",
+    "lmwright.optim.adamw",
+    "lmwright.kernels.tpu_attention",
+)
 
 Chains = dict[str, tuple[str, ...]]
 """The shortest chain of imports to each module, from the first to itself."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from lmwright.core.stack import Remat
+from lmwright.core.remat import RematName
 
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 ContextAttention = Literal["ring", "all_to_all"]
@@ -21,7 +21,7 @@ class Compute:
     rows pass through the stages of a pipeline."""
 
     precision: str = "fp32"
-    remat: Remat = "none"
+    remat: RematName = "none"
     unroll: bool = False
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024

@@ -6,7 +6,7 @@ are stored the same way in all cases.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,31 +15,11 @@ from jax import Array
 from lmwright.core.cpu import layer_of, together, unstacked
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
-from lmwright.core.weight import GATE, MATMUL, WIDE_MATMUL
-
-ATTENTION = "attention"  # what a kernel keeps of its forward pass
+from lmwright.core.remat import REMATS, RematName
 
 Aux = dict[str, Array]
 """Sums over tokens that blocks return beside the residual stream: losses, counts."""
 Block = Callable[..., tuple[Array, Aux]]
-Remat = Literal["none", "dots", "gate", "mlp", "block"]
-
-
-def rematerialized(
-    block: Callable[..., Any], remat: Remat, *, prevent_cse: bool = False
-) -> Callable[..., Any]:
-    """`block` whose backward pass recomputes what `remat` says; outside of a loop
-    `prevent_cse` keeps the compiler from finding it in the forward pass."""
-    if remat == "none":
-        return block
-    policies = jax.checkpoint_policies
-    policy = {
-        "dots": policies.save_only_these_names(MATMUL, WIDE_MATMUL, GATE, ATTENTION),
-        "gate": policies.save_only_these_names(MATMUL, WIDE_MATMUL, ATTENTION),
-        "mlp": policies.save_only_these_names(MATMUL, ATTENTION),
-        "block": policies.nothing_saveable,
-    }[remat]
-    return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
 
 
 def run_stack(
@@ -47,7 +27,7 @@ def run_stack(
     layers: Tree,
     x: Array,
     *side: Any,
-    remat: Remat = "none",
+    remat: RematName = "none",
     unroll: bool = False,
     num_microbatches: int = 1,
 ) -> tuple[Array, Aux]:
@@ -60,14 +40,16 @@ def run_stack(
     layers = layers if len(blocks) > 1 else {"0": layers}
     if unroll and num_stages() == 1:
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
-    block = _chained([rematerialized(block, remat) for block in blocks])
+    block = _chained([REMATS[remat].apply(block) for block in blocks])
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
     return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
 
 
-def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
+def _unrolled(
+    block: Block, layers: Tree, x: Array, *side: Any, remat: RematName
+) -> tuple[Array, Aux]:
     """Stack of layers without a loop, for platforms where fresh memory costs more than elementwise
     arithmetic. Results other than those of matmuls, and the slices of the weights, are recomputed
     in the backward pass rather than kept."""
@@ -78,11 +60,9 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
         return block(jax.tree.unflatten(tree, layer), x, *side)
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    aux = None
+    aux, kept = None, REMATS["dots" if remat == "none" else remat]
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
-        again = rematerialized(
-            partial(one, index), "dots" if remat == "none" else remat, prevent_cse=True
-        )
+        again = kept.apply(partial(one, index), prevent_cse=True)
         x, *slots = together(x, *slots)
         x, new = again(slots, fixed, x, *side)
         aux = new if aux is None else jax.tree.map(jnp.add, aux, new)

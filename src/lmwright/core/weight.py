@@ -31,14 +31,10 @@ from lmwright.core.leaves import (
 )
 from lmwright.core.param import Tree
 from lmwright.core.ragged import ragged_product
+from lmwright.core.remat import MATMUL, WIDE_MATMUL
 from lmwright.core.sharding import batch_ways
 
 Weight = Array | Int8 | Int4 | Lora
-
-# what rematerialization policies know the results by
-MATMUL = "dot"
-WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
-GATE = "gate"  # as wide as they are
 
 # where gradients are scattered by an all-to-all
 TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # whose links run one by themselves

@@ -17,7 +17,6 @@ from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.kernels.select import compiler_options
-from lmwright.objectives.base import for_eval
 
 Rows = dict[str, np.ndarray]  # tokens, segment_ids, positions, loss_weight, text_bytes
 
@@ -55,7 +54,7 @@ class SourceLoss:
 @lru_cache(maxsize=8)
 def _sums(model: Any, objective: Any, compute: Compute) -> Callable[..., dict[str, Any]]:
     def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
-        return for_eval(objective).loss(model, w, batch, jax.random.key(0), compute).metrics
+        return objective.for_eval().loss(model, w, batch, jax.random.key(0), compute).metrics
 
     options = compiler_options(compute, jax.local_devices()[0].device_kind)
     return jax.jit(metrics, compiler_options=options)

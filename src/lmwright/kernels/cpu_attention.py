@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from lmwright.core.cpu import over_rows, product
-from lmwright.core.stack import ATTENTION
+from lmwright.core.remat import ATTENTION
 from lmwright.nn.attention import MASKED, Scoring
 
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin

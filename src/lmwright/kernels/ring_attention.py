@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from lmwright.core.param import Tree
-from lmwright.core.stack import ATTENTION
+from lmwright.core.remat import ATTENTION
 from lmwright.kernels.shards import by_shard
 from lmwright.nn.attention import MASKED, Scoring
 

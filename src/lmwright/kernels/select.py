@@ -6,12 +6,26 @@ from functools import partial
 
 from jax import Array
 
+from lmwright.config.registry import Registry
 from lmwright.core import cpu
 from lmwright.core.compute import Compute, Kernels
 from lmwright.core.ragged import EARLY
 from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent
+
+# imported on demand: a step needs those of one platform
+KERNELS = Registry(
+    "lmwright.kernels",
+    {
+        "tpu attention": "tpu_attention.causal_attention",
+        "cpu attention": "cpu_attention.causal_attention",
+        "ring attention": "ring_attention.causal_attention",
+        "all-to-all attention": "all_to_all_attention.causal_attention",
+        "cpu cross-entropy": "cpu_xent.chunked_xent",
+        "cpu chunk": "cpu_xent.chunk_tokens",
+    },
+)
 
 # docs/internals/flagship.md says what each of them brings
 TPU_OPTIONS = {
@@ -45,22 +59,16 @@ def causal_attention(compute: Compute) -> Callable[..., Array]:
     """Causal self-attention for this platform; signature of `nn.attention.causal_attention`."""
     if context_ways() == 1:
         return _whole_rows(compute)
-    from lmwright.kernels import all_to_all_attention, ring_attention
-
     if compute.context_attention == "ring":
-        return ring_attention.causal_attention
-    return partial(all_to_all_attention.causal_attention, _whole_rows(compute))
+        return KERNELS["ring attention"]
+    return partial(KERNELS["all-to-all attention"], _whole_rows(compute))
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:
     if compute.kernels == "cpu":
-        from lmwright.kernels import cpu_attention
-
-        return cpu_attention.causal_attention
+        return KERNELS["cpu attention"]
     if compute.kernels in ("tpu", "early tpu"):
-        from lmwright.kernels import tpu_attention
-
-        attend = tpu_attention.causal_attention
+        attend = KERNELS["tpu attention"]
         return partial(attend, early=True) if compute.kernels == "early tpu" else attend
     return attention.causal_attention
 
@@ -70,17 +78,12 @@ def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:
     lane sees only its own rows, but all of them share the memory."""
     if compute.kernels != "cpu":
         return compute
-    from lmwright.kernels.cpu_xent import chunk_tokens
-
-    return replace(
-        compute, loss_chunk_tokens=chunk_tokens(compute.loss_chunk_tokens, num_rows, embed_dim)
-    )
+    chunk = KERNELS["cpu chunk"](compute.loss_chunk_tokens, num_rows, embed_dim)
+    return replace(compute, loss_chunk_tokens=chunk)
 
 
 def cross_entropy(compute: Compute) -> Callable[..., xent.Xent]:
     """Chunked cross-entropy for this platform; signature of `nn.xent.chunked_xent`."""
     if compute.kernels == "cpu":
-        from lmwright.kernels import cpu_xent
-
-        return cpu_xent.chunked_xent
+        return KERNELS["cpu cross-entropy"]
     return xent.chunked_xent

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from lmwright.core.ragged import LANES
-from lmwright.core.stack import ATTENTION
+from lmwright.core.remat import ATTENTION
 from lmwright.kernels import tpu_row_attention
 from lmwright.kernels.shards import by_shard
 from lmwright.nn import attention

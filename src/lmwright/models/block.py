@@ -13,8 +13,9 @@ from jax import Array
 
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
+from lmwright.core.remat import GATE
 from lmwright.core.sharding import constrain
-from lmwright.core.weight import GATE, before_products, dot
+from lmwright.core.weight import before_products, dot
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]

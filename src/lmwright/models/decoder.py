@@ -20,6 +20,7 @@ from jax import Array
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Work
 from lmwright.core.param import Tree, stack
 from lmwright.core.pattern import Span, spans
 from lmwright.core.sharding import constrain
@@ -27,6 +28,7 @@ from lmwright.core.stack import Aux, added, apart, run_stack, run_stack_cached
 from lmwright.core.weight import dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
+from lmwright.models.counts import decoder_work
 from lmwright.models.experts import penalty
 from lmwright.models.hf import TableOf
 from lmwright.models.reasoning import Reasoning, reasoned, run_whole, whole_spec
@@ -87,6 +89,10 @@ class Decoder:
     def spans(self) -> Spans:
         """The layers as they are stacked."""
         return spans(reasoned(self, self.kinds))
+
+    def work(self, seq_len: int) -> Work:
+        """What a token of a row of `seq_len` costs."""
+        return decoder_work(self, seq_len)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend

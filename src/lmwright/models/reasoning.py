@@ -22,9 +22,10 @@ from pydantic import Field
 from lmwright.config.run import STRICT, PositiveInt
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
+from lmwright.core.remat import GATE
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import GATE, dot
+from lmwright.core.weight import dot
 from lmwright.errors import UserError
 from lmwright.models.experts import EXPERT, ROUTER, Experts, expert_layer, part, refuse_more
 from lmwright.nn.mlp import gated

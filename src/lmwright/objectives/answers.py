@@ -1,7 +1,7 @@
 """Log probabilities of whole answers, and the reference model, for the objectives that compare
 answers."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,6 +9,7 @@ from pydantic import Field
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Model
 from lmwright.core.leaves import has_adapters, without_adapters
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
@@ -27,7 +28,7 @@ class Said(NamedTuple):
     inside: Array
 
 
-def said(model: Any, w: Tree, batch: Batch, compute: Compute) -> Said:
+def said(model: Model, w: Tree, batch: Batch, compute: Compute) -> Said:
     """What the model says of a batch under these weights."""
     x, _ = model.hidden(w, batch, compute)
     targets, learned = next_tokens(batch)

@@ -1,34 +1,36 @@
-"""Loss: the result of an objective, as sums and weights, never means, so that accumulation, packing
-and uneven hosts are exact."""
+"""Base: what the objectives of one model share."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
-from jax import Array
-
-from lmwright.core.stack import Aux
+from lmwright.core.contract import Aux, Loss, Model, Work
+from lmwright.core.param import Tree
 from lmwright.models.decoder import penalties
 
 
-class Loss(NamedTuple):
-    """float32 scalars. The gradient is that of `total`; the loss is total over weight."""
+class OneModel:
+    """An objective that trains the run's own model (see `core.contract.Objective`)."""
 
-    total: Array
-    weight: Array
-    metrics: dict[str, tuple[Array, Array]]
+    learns_from: ClassVar[str] = "texts"
+
+    def spec(self, model: Model) -> Tree:
+        """The model's weights."""
+        return model.spec()
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The model's work, under no name."""
+        return {"": model.work(seq_len)}
+
+    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
+        """The model as it is."""
+        return model, w
+
+    def for_eval(self) -> Self:
+        """The same objective."""
+        return self
 
 
-def for_eval(objective: Any) -> Any:
-    """The objective as it is measured: without the noise that some add in training."""
-    without_noise = getattr(objective, "without_noise", None)
-    return without_noise() if without_noise else objective
-
-
-def learns_from(objective: Any) -> str:
-    """What a store must hold for it (`TokenStore.holds`)."""
-    return getattr(objective, "learns_from", "texts")
-
-
-def with_penalties(loss: Loss, model: Any, aux: Aux) -> Loss:
+def with_penalties(loss: Loss, model: Model, aux: Aux) -> Loss:
     """The loss with what the model's layers add to that of each token, and their metrics; `aux`
     is what `model.hidden` returned beside the residual stream."""
     added, metrics = penalties(model, aux)

@@ -1,7 +1,7 @@
 """Causal language modeling: each token predicts the next one of its segment."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -10,13 +10,14 @@ from pydantic import Field
 from lmwright.config.run import STRICT
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Loss, Model
 from lmwright.core.param import Tree
 from lmwright.kernels import select
-from lmwright.objectives.base import Loss, with_penalties
+from lmwright.objectives.base import OneModel, with_penalties
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clm:
+class Clm(OneModel):
     """Next-token prediction."""
 
     __pydantic_config__ = STRICT
@@ -24,7 +25,7 @@ class Clm:
     z_loss: Annotated[float, Field(ge=0)] = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is unused, nothing is sampled."""
         x, aux = model.hidden(w, batch, compute)
         targets, weights = next_tokens(batch)

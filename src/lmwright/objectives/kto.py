@@ -9,7 +9,7 @@ answers are made of the row itself, each conversation taking the answer of the o
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,15 @@ from jax import Array, lax
 from lmwright.config.run import STRICT
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Loss, Model
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import Positive, reference_of, said
-from lmwright.objectives.base import Loss
+from lmwright.objectives.base import OneModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kto:
+class Kto(OneModel):
     """Kahneman-Tversky optimization; needs adapters, whose base is the reference."""
 
     __pydantic_config__ = STRICT
@@ -41,7 +42,7 @@ class Kto:
 
     learns_from: ClassVar[str] = "rated answers"
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's answers; the reference point is the mean of the batch. Raises
         UserError for weights without adapters."""
         base = reference_of(w, self.kind)
@@ -54,7 +55,7 @@ class Kto:
         liked = liked_answers(batch)
         return self.of(ratio, liked, there, point, (logps, tokens))
 
-    def _point(self, model: Any, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
+    def _point(self, model: Model, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
         """Mean log ratio of answers with other prompts, at least 0. An answer that is alone in
         its row has no other prompt, and does not count."""
         rotated = rotate(batch)
@@ -89,7 +90,7 @@ class Kto:
         return Loss(jnp.sum(each * there), count, metrics)
 
 
-def answer_logps(model: Any, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array]:
+def answer_logps(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array]:
     """Log probability of each segment's answer, and its tokens; both float32 [B, T + 1]."""
     logps, learned, _ = said(model, w, batch, compute)
     ids = batch.segment_ids

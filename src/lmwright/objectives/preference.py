@@ -9,7 +9,7 @@ adapters off, so that there is no second copy. ORPO (https://arxiv.org/abs/2403.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from pydantic import Field
 from lmwright.config.run import STRICT
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Loss, Model
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import Positive, reference_of, said
-from lmwright.objectives.base import Loss
+from lmwright.objectives.base import OneModel
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -45,7 +46,7 @@ class Answers(NamedTuple):
         return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
 
 
-def answers(model: Any, w: Tree, batch: Batch, compute: Compute) -> Answers:
+def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Answers:
     """The answers of a batch under these weights."""
     logps, learned, whole = said(model, w, batch, compute)
     ids = batch.segment_ids
@@ -60,7 +61,7 @@ def answers(model: Any, w: Tree, batch: Batch, compute: Compute) -> Answers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dpo:
+class Dpo(OneModel):
     """Direct preference optimization; needs adapters, whose base is the reference."""
 
     __pydantic_config__ = STRICT
@@ -83,7 +84,7 @@ class Dpo:
                 f"remove it"
             )
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
         reference = reference_of(w, self.kind)
         return self.of(answers(model, w, batch, compute), answers(model, reference, batch, compute))
@@ -106,7 +107,7 @@ class Dpo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orpo:
+class Orpo(OneModel):
     """Odds-ratio preference optimization: fine-tuning on what was chosen, and away from the
     other, at once."""
 
@@ -118,7 +119,7 @@ class Orpo:
 
     learns_from: ClassVar[str] = "pairs of answers"
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs."""
         return self.of(answers(model, w, batch, compute))
 

@@ -4,7 +4,7 @@ Which tokens these are is in the data (`loss_weight`, see docs/conversations.md)
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,18 @@ from pydantic import Field
 from lmwright.config.run import STRICT, Fraction
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Loss, Model
 from lmwright.core.param import Tree
 from lmwright.core.weight import Noisy
 from lmwright.kernels import select
-from lmwright.objectives.base import Loss, with_penalties
+from lmwright.objectives.base import OneModel, with_penalties
 from lmwright.objectives.clm import next_tokens
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sft:
+class Sft(OneModel):
     """Next-token prediction of completions."""
 
     __pydantic_config__ = STRICT
@@ -36,7 +37,7 @@ class Sft:
     neftune_alpha: NonNegative = 0.0
     """Noise on the embeddings while training (https://arxiv.org/abs/2310.05914); 5 is usual."""
 
-    def loss(self, model: Any, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is for the noise."""
         noisy = w
         if self.neftune_alpha:
@@ -62,7 +63,7 @@ class Sft:
         }
         return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
-    def without_noise(self) -> "Sft":
+    def for_eval(self) -> "Sft":
         """Objective for evaluation, without noise."""
         return replace(self, neftune_alpha=0.0)
 

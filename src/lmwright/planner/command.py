@@ -148,11 +148,6 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
     compiles = machine.platform == "tpu" and not wanted.quick
     if compiles and not has_libtpu():
-        if run.lora is not None:
-            raise UserError(
-                f"the TPU compiler is not installed, and --quick does not know adapters; "
-                f"{install('tpu')} (no TPU is needed)"
-            )
         found = (
             _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
         )
@@ -222,21 +217,17 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
     print(f"compiling the train step for {where.name} (about a minute)", file=sys.stderr)
     report = Report(run, where, compile_for(run, where))
     found, machine = report.compiled, machine_of(where)
-    quick = None if run.lora is not None else Quick.of(run, machine)  # which it does not know
+    quick = Quick.of(run, machine)
     took = report.estimate
     if took is not None:
         cost = _takes(run, machine, took.step_s, found.tokens_per_step, wanted)
         parts = {name: sum(kinds.values()) for name, kinds in took.by_part.items()}
-        last = bound_of(took.by_kind, parts)
-        if quick is not None:
-            last = advise(quick, took.by_kind, parts)
+        last = advise(quick, took.by_kind, parts)
         return Answer([*report.lines(cost), "", last.text], report.to_json(cost, last), found.fits)
-    lines, cost, last = report.lines(), None, None
-    if quick is not None:
-        cost = _takes(run, machine, quick.step_s, found.tokens_per_step, wanted)
-        cure = cures(run, machine, wanted.hours)
-        last = too_large(report.parts, report.limit_bytes, quick, cure.best)
-        lines += ["", *quick.would_take(cost), *cure.lines, "", last.text]
+    cost = _takes(run, machine, quick.step_s, found.tokens_per_step, wanted)
+    cure = cures(run, machine, wanted.hours)
+    last = too_large(report.parts, report.limit_bytes, quick, cure.best)
+    lines = [*report.lines(), "", *quick.would_take(cost), *cure.lines, "", last.text]
     return Answer(lines, report.to_json(cost, last), found.fits)
 
 

@@ -172,13 +172,8 @@ def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
             **saved,
         )
         return answer, found.hlo
-    if run.lora is not None:
-        raise UserError(
-            f"--measured: {run.name} trains adapters, which only the TPU compiler predicts; there "
-            f"is nothing to compare it with on {machine.name}"
-        )
     found = Quick.of(run, machine)
-    took = timing(found.layout, machine)
+    took = timing(found.layouts, machine)
     answer = Predicted(
         by="quick",
         step_s=took.step_s,

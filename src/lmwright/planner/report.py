@@ -149,7 +149,7 @@ class Report:
 
     def _time(self) -> list[str]:
         found, c = self.estimate, self.compiled
-        error = error_share(self.where.generation, self.run.model, compiled=True)
+        error = error_share(self.where.generation, self.run, compiled=True)
         lines = [
             f"predicted: {short_duration(found.step_s)} a step, give or take {error:.0%}; "
             f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"

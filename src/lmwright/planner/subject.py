@@ -75,11 +75,6 @@ class _Alone:
             return rows, f"{rows:,} rows a step (about 4 M tokens, the same on every machine)"
         if machine.usable_bytes is None:
             return HOST_ROWS, f"{HOST_ROWS} rows a step (the memory of the host is not known)"
-        if first.lora is not None:
-            raise UserError(
-                "train.global_batch_size: missing; --quick, which would find it, does not know "
-                "adapters"
-            )
         rows, fits = self._most_rows(machine)
         every = rows * machine.num_chips
         why = "the largest power of two that fits, by --quick" if fits else "which do not fit"

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.batch import Batch
+from lmwright.core.contract import Loss
 from lmwright.core.sharding import batch_ways
 from lmwright.errors import UserError
-from lmwright.objectives.base import Loss
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Trainee
 

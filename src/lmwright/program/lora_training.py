@@ -23,11 +23,13 @@ from lmwright.program.lora import (
     bind,
     init_adapter,
     merged,
+    module_spec,
     resolved,
     scaled,
     storages,
     stored,
 )
+from lmwright.program.trainee import Held
 
 SMALL = {"int8": jnp.int8, "int4": jnp.int4}
 Parts = Mapping[str, Mapping[str, Array]]
@@ -49,6 +51,23 @@ class LoraTraining:
     @cached_property
     def _params(self) -> dict[str, Param]:
         return {m.path: m.param for adapter in self.trainees for m in adapter.modules}
+
+    def held(self) -> list[Held]:
+        """The base as it is stored, and the factors of each adapter."""
+        base, kinds = base_spec(self.run), storages(self.run)
+        leaves, held = dict(walk(base)), []
+        for path, param in walk(self.run.model.spec()):
+            parts = jax.tree.leaves(_stored_shape(leaves[path], kinds[path]))
+            stored = sum(leaf.size * _bytes(leaf.dtype) for leaf in parts)
+            held.append(Held(path, param, stored / param.size, trained=False))
+        rows = sum(one.rows for one in self.trainees)
+        for one in self.trainees:
+            for module in one.modules:
+                for name, param in module_spec(module, one.variant).items():
+                    path = f"{one.name}.{module.path}.{name}"
+                    share = one.rows / rows
+                    held.append(Held(path, param, share=share, adds_to=module.path))
+        return held
 
     def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
         """Raises UserError for what matrices of experts, and several adapters, cannot do yet."""
@@ -135,6 +154,10 @@ def _stored_shape(leaf: Any, storage: str) -> Any:
     scale = jnp.float32 if storage == "int8" else jnp.bfloat16
     sides = {"inputs": leaf.inputs, "outputs": leaf.outputs}
     return type(leaf)(_struct(leaf.values, SMALL[storage]), _struct(leaf.scale, scale), **sides)
+
+
+def _bytes(dtype: Any) -> float:
+    return 0.5 if dtype == jnp.int4 else jnp.dtype(dtype).itemsize
 
 
 def _struct(param: Any, dtype: Any) -> jax.ShapeDtypeStruct:

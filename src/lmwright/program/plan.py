@@ -1,7 +1,7 @@
 """Plan: what follows from a run on given devices. `plan` prints it, `train` executes it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from lmwright.config.run import Run
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Work
 from lmwright.core.mesh import make_mesh, mesh_shape, num_slices_of
-from lmwright.core.param import Tree, count_params, walk
+from lmwright.core.param import Tree, count_params
 from lmwright.core.sharding import (
     ACTIVATIONS,
     batch_ways,
@@ -20,7 +21,6 @@ from lmwright.core.sharding import (
 )
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.models.counts import active_share
 from lmwright.program.trainee import Training, training_of
 
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
@@ -37,7 +37,13 @@ class Plan:
 
     @cached_property
     def spec(self) -> Tree:
-        return self.run.model.spec()
+        """All weights of the run as Params."""
+        return self.run.objective.spec(self.run.model)
+
+    @cached_property
+    def works(self) -> Mapping[str, Work]:
+        """The work of a token in each model of the objective."""
+        return self.run.objective.works(self.run.model, self.seq_len)
 
     @cached_property
     def training(self) -> Training:
@@ -62,17 +68,10 @@ class Plan:
 
     @property
     def flops_per_step(self) -> float:
-        """Forward and backward: 6 per matmul weight that a token meets, 4 if it is frozen,
-        and 12 (N H) for each key that a query sees in a layer; the embedding lookup counts only
-        where the table is the head too."""
-        model = self.run.model
-        matrices = ((path, p) for path, p in walk(self.spec) if p.is_matrix)
-        weights = sum(p.size * active_share(model, path, p) for path, p in matrices)
-        if getattr(model, "head", "tied") == "untied":
-            weights -= model.vocab_size * model.embed_dim
-        keys = sum(seen_keys(window, self.seq_len) for window in model.windows)
-        attention = 12 * keys * model.num_heads * model.head_dim
-        return float(self.tokens_per_step) * (self.training.flops_per_weight * weights + attention)
+        """Forward and backward, none recomputed."""
+        per_weight = self.training.flops_per_weight
+        works = self.works.values()
+        return float(self.tokens_per_step) * sum(w.flops_per_token(per_weight) for w in works)
 
     def to_json(self) -> str:
         """plan.json: everything that was derived."""
@@ -93,14 +92,6 @@ class Plan:
             },
             indent=1,
         )
-
-
-def seen_keys(window: int | None, seq_len: int) -> float:
-    """Keys that a query of a row sees on average: half of them, or its window but for the
-    beginning of the row."""
-    if window is None or window >= seq_len:
-        return seq_len / 2
-    return window - window**2 / (2 * seq_len)
 
 
 def seq_len_of(run: Run) -> int:
@@ -142,17 +133,21 @@ def refuse_impossible(plan: Plan) -> None:
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
     _ = plan.shardings  # heads, layers and every other dimension of a weight
+    if mesh.shape["context"] > 1 and any(w.attention is None for w in plan.works.values()):
+        raise UserError(
+            f"mesh.context: a {model.kind} model cannot cut its rows over devices; use mesh.fsdp"
+        )
     if train.context_attention == "ring":
         pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
         refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)
     elif mesh.shape["context"] > 1:
-        refuse_uneven(
-            mesh,
-            ("context", "tensor"),
-            model.num_kv_heads,
-            f"{model.num_kv_heads} of model.num_kv_heads, which train.context_attention = "
-            f'"all_to_all" trades for tokens ("ring" does not)',
-        )
+        for work in plan.works.values():
+            heads = work.attention.num_kv_heads
+            traded = (
+                f"{heads} of model.num_kv_heads, which train.context_attention = "
+                f'"all_to_all" trades for tokens ("ring" does not)'
+            )
+            refuse_uneven(mesh, ("context", "tensor"), heads, traded)
 
 
 def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:

@@ -17,11 +17,11 @@ import optax
 from jax import Array
 
 from lmwright.core.batch import Batch
+from lmwright.core.contract import Loss
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding
 from lmwright.kernels import select
-from lmwright.objectives.base import Loss
 from lmwright.optim.build import clip, gradient_norm, make_schedule
 from lmwright.program.lanes import Lanes
 from lmwright.program.plan import Plan, step_options

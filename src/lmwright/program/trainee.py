@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from lmwright.config.registry import Registry
 from lmwright.config.run import Run
-from lmwright.core.param import Tree, init_weights
+from lmwright.core.param import Param, Tree, init_weights, walk
 from lmwright.core.sharding import weight_shardings
 
 MODEL = "model"  # the trainee of a run that trains all weights
@@ -54,6 +54,21 @@ class Frozen:
     """Reads them again as they lie there, in float32 on the host; None for a run's own."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """A weight of a run as its devices hold it during training."""
+
+    path: str
+    param: Param
+    bytes: float = 4.0
+    """Of one element, scales included."""
+    trained: bool = True
+    share: float = 1.0
+    """Fraction of the rows that meet it."""
+    adds_to: str = ""
+    """Path of the weight whose product this one's is added to: of an adapter's factor."""
+
+
 class Training(Protocol):
     """What is trained, and how it joins what is not."""
 
@@ -67,6 +82,9 @@ class Training(Protocol):
     @property
     def freezes(self) -> bool:
         """Whether there are frozen weights."""
+
+    def held(self) -> list[Held]:
+        """Every weight, trained and frozen."""
 
     def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
         """Raises UserError where these trainees cannot train on the mesh."""
@@ -114,13 +132,17 @@ class FullTraining:
         return (
             Trainee(
                 name=MODEL,
-                spec=run.model.spec(),
+                spec=run.objective.spec(run.model),
                 optim=run.optim,
                 data=run.data.dir,
                 rows=run.train.global_batch_size,
                 steps=run.train.steps,
             ),
         )
+
+    def held(self) -> list[Held]:
+        """The weights, in float32."""
+        return [Held(path, param) for path, param in walk(self.trainees[0].spec)]
 
     def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
         """Any mesh will do."""

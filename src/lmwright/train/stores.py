@@ -4,7 +4,6 @@ from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.objectives import KINDS
-from lmwright.objectives.base import learns_from
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Trainee
 
@@ -35,9 +34,9 @@ def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
 
 
 def _check_kind(run: Run, store: TokenStore) -> None:
-    wanted = learns_from(run.objective)
+    wanted = run.objective.learns_from
     if wanted != store.holds:
-        known = " or ".join(name for name, o in KINDS.items() if learns_from(o) == store.holds)
+        known = " or ".join(name for name, o in KINDS.items() if o.learns_from == store.holds)
         rows = {"pairs of answers": "preference", "rated answers": "rated"}
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from lmwright.config.fields import default_of
 from lmwright.config.run import Mesh, Run
+from lmwright.core.remat import REMATS
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.planner.advice import TIE_SHARE
@@ -22,7 +23,6 @@ from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import mesh_text
 from lmwright.program.plan import seq_len_of
 
-REMATS = ("none", "dots", "gate", "mlp", "block")
 SMALLER_STATE = {"adamw": ("adam8bit",)}
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save
 LEAST_CONTEXT_TOKENS = 2048  # of a row on one device
@@ -67,7 +67,7 @@ def candidates(
     machine: Machine,
     *,
     meshes: Iterable[Mesh] | None = None,
-    remats: Iterable[str] = REMATS,
+    remats: Iterable[str] = tuple(REMATS),
     optimizers: bool = False,
 ) -> list[Candidate]:
     """Every legal way to run, those that fit and are fast first; of ways that differ in

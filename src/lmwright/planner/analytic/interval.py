@@ -5,26 +5,27 @@ of what `benchmarks/plan_accuracy.py` predicts of them, and within QUICK of what
 `--quick`. All of them are dense decoders; where nothing was fitted, the interval is wider.
 """
 
-from typing import Any
-
-from lmwright.planner.analytic.layout import weights_of
+from lmwright.config.run import Run
+from lmwright.planner.analytic.layout import stocks_of
 
 CALIBRATED = ("v4", "v5e", "v5p", "v6e")
 """Generations whose constants come from a published run each."""
 COMPILED = 0.20
 QUICK = 0.20
 FARTHER = 0.15
-"""More for experts, and for a generation without a published run. `--quick` gives two runs of
-Mixtral 8x7B on v6e, which drop tokens over a capacity of 1.25, 15 and 24 % less than they took."""
+"""More for experts, for adapters on a frozen base, and for a generation without a published run.
+`--quick` gives two runs of Mixtral 8x7B on v6e, which drop tokens over a capacity of 1.25, 15 and
+24 % less than they took."""
 ASSUMED = 0.75
 """On GPUs, of which no run was compared, and CPUs, of which one was."""
 
 
-def error_share(kind: str, model: Any, *, compiled: bool) -> float:
-    """Half the width of the interval around a step of the model on a machine of this kind: a TPU
+def error_share(kind: str, run: Run, *, compiled: bool) -> float:
+    """Half the width of the interval around a step of the run on a machine of this kind: a TPU
     generation, a GPU or `cpu`."""
     if kind not in (*CALIBRATED, "v2", "v3", "7x"):
         return ASSUMED
     share = COMPILED if compiled else QUICK
-    farther = kind not in CALIBRATED or any(w.is_expert for w in weights_of(model))
+    weights = [w for stock in stocks_of(run) for w in stock.weights]
+    farther = kind not in CALIBRATED or any(w.is_expert or not w.trained for w in weights)
     return share + FARTHER * farther

@@ -8,33 +8,33 @@ table entry is reckoned with as it is.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh
 
 from lmwright.config.run import Run
+from lmwright.core.contract import Attention, Work
 from lmwright.core.mesh import mesh_shape, slices_of
 from lmwright.core.param import Param, walk
 from lmwright.core.ragged import LANES
+from lmwright.core.remat import GATE, MATMUL, REMATS, WIDE_MATMUL, Remat
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
-from lmwright.errors import UserError
 from lmwright.hardware.slices import GENERATIONS
 from lmwright.kernels.tpu_row_attention import fits
-from lmwright.models.counts import active_share, part_of
+from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
-from lmwright.optim.kinds import Optim
 from lmwright.planner.analytic.machine import Machine
 from lmwright.program.plan import Plan, compute_of, refuse_impossible, seq_len_of
+from lmwright.program.trainee import Held, training_of
 
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One Param of a model, with what is asked of it over and over."""
+    """One Param of a run, with what is asked of it over and over."""
 
     path: str
     param: Param
@@ -54,6 +54,11 @@ class Weight:
     fan_out: int
     active: float
     """How much of it each token meets."""
+    bytes: float
+    """Of one element on the devices."""
+    trained: bool
+    adds_to: str
+    """Path of the weight whose product this one's is added to; empty for a model's own."""
 
     @property
     def is_expert(self) -> bool:
@@ -68,23 +73,71 @@ class Weight:
 
     @property
     def is_wide(self) -> bool:
-        """True if `remat = "mlp"` recomputes the product of this weight, as `core.weight.dot` names
-        it."""
+        """True if its product has the width of the mlp."""
         return self.outputs[-1:] == ("mlp",)
 
     @property
-    def is_gate(self) -> bool:
-        """True if `remat = "gate"` recomputes the product of this weight."""
-        return self.path.endswith("gate")
+    def product_name(self) -> str:
+        """The name by which `core.remat` knows its product."""
+        if self.is_wide:
+            return GATE if self.path.endswith("gate") else WIDE_MATMUL
+        return MATMUL
 
 
-@cache
-def weights_of(model: Any) -> tuple[Weight, ...]:
-    """The weights of a model, by path."""
-    return tuple(_weight(model, path, param) for path, param in walk(model.spec()))
+@dataclass(frozen=True, eq=False)
+class Stock:
+    """The weights of a model in a run, its optimizer's arrays, and its work."""
+
+    work: Work
+    weights: tuple[Weight, ...]
+    optimizer: tuple[tuple[tuple[str, ...], tuple[int, ...], int], ...]
+    """(axes, shape, bytes of an element) of each array."""
+
+    @cached_property
+    def model_weights(self) -> tuple[Weight, ...]:
+        """Without the factors that adapters add."""
+        return tuple(w for w in self.weights if not w.adds_to)
 
 
-def _weight(model: Any, path: str, param: Param) -> Weight:
+@dataclass(frozen=True)
+class _Key:
+    """A run by what its stock depends on."""
+
+    text: str
+    run: Run = field(compare=False)
+
+    @classmethod
+    def of(cls, run: Run) -> "_Key":
+        rows = run.train.global_batch_size
+        parts = run.model, run.objective, run.optim, run.lora, rows if run.lora else 0
+        return cls(f"{parts!r} {seq_len_of(run)}", run)
+
+
+def stocks_of(run: Run) -> tuple[Stock, ...]:
+    """The stock of each model of the run's objective."""
+    return _stocks(_Key.of(run))
+
+
+@lru_cache(256)
+def _stocks(key: _Key) -> tuple[Stock, ...]:
+    run = key.run
+    training = training_of(run)
+    held, slots = training.held(), []
+    for one in training.trainees:
+        for path, slot in walk(state_slots(one.optim, one.spec)):
+            slots.append((path, slot.param, np.dtype(slot.dtype).itemsize))
+    found = []
+    for name, work in run.objective.works(run.model, seq_len_of(run)).items():
+        inside = f"{name}." if name else ""
+        mine = [one for one in held if one.path.startswith(inside)]
+        arrays = [(p.axes, p.shape, size) for path, p, size in slots if path.startswith(inside)]
+        weights = tuple(_weight(work, one, one.path.removeprefix(inside)) for one in mine)
+        found.append(Stock(work, weights, tuple(arrays)))
+    return tuple(found)
+
+
+def _weight(work: Work, held: Held, path: str) -> Weight:
+    param = held.param
     stacked = param.batch[:1] == ("layers",)
     fan_in, fan_out = param.matrix_shape if param.is_matrix else (0, 0)
     return Weight(
@@ -100,7 +153,10 @@ def _weight(model: Any, path: str, param: Param) -> Weight:
         size=param.size,
         fan_in=fan_in,
         fan_out=fan_out,
-        active=active_share(model, path, param),
+        active=held.share * work.active.get(held.adds_to or path, 1.0),
+        bytes=held.bytes,
+        trained=held.trained,
+        adds_to=held.adds_to,
     )
 
 
@@ -131,16 +187,23 @@ def held_elements(sizes: Sizes, axes: tuple[str, ...], shape: tuple[int, ...]) -
 
 
 @lru_cache(4096)
-def held_weights(sizes: Sizes, model: Any) -> float:
-    """Elements of all weights on one device."""
-    return sum(held_elements(sizes, w.axes, w.param.shape) for w in weights_of(model))
+def held_weights(sizes: Sizes, stock: Stock) -> dict[str, float]:
+    """Of one device: elements of all weights and of those that are trained, bytes of all, and
+    elements that are cast before the products of a step in bfloat16."""
+    sums = {"all": 0.0, "trained": 0.0, "bytes": 0.0, "cast": 0.0}
+    for w in stock.weights:
+        held = held_elements(sizes, w.axes, w.param.shape)
+        sums["all"] += held
+        sums["trained"] += held * w.trained
+        sums["bytes"] += held * w.bytes
+        sums["cast"] += held * (w.bytes == WEIGHT_BYTES)
+    return sums
 
 
 @lru_cache(4096)
-def held_optimizer_bytes(sizes: Sizes, optim: Optim, model: Any) -> float:
+def held_optimizer_bytes(sizes: Sizes, stock: Stock) -> float:
     """Bytes of the optimizer's state on one device."""
-    arrays = optimizer_arrays(optim, model)
-    return sum(held_elements(sizes, axes, shape) * size for axes, shape, size in arrays)
+    return sum(held_elements(sizes, axes, shape) * size for axes, shape, size in stock.optimizer)
 
 
 @lru_cache(65536)
@@ -161,23 +224,9 @@ TOKEN_AXES = frozenset(a for cut in activation_cuts(("batch", "seq")) for a in c
 cut of it in between."""
 
 
-@cache
-def optimizer_arrays(optim: Optim, model: Any) -> tuple[tuple[tuple[str, ...], tuple, int], ...]:
-    """(axes, shape, bytes of an element) of each array of the optimizer's state."""
-    return tuple(
-        (slot.param.axes, slot.param.shape, np.dtype(slot.dtype).itemsize)
-        for _, slot in walk(state_slots(optim, model.spec()))
-    )
-
-
 def on_paper(run: Run, machine: Machine) -> Plan:
     """The plan of a run on devices that are not there. Raises UserError where the run cannot
-    be laid out on them, or trains adapters, which this arithmetic does not know."""
-    if run.lora is not None:
-        raise UserError(
-            "lora: --quick, --search and machines other than TPUs reckon with runs that train all "
-            "weights; plan this one with --on a TPU slice alone"
-        )
+    be laid out on them."""
     slices = machine.num_groups if machine.platform == "tpu" else 1
     sizes = mesh_shape(run.mesh, machine.num_devices, slices)
     slices_of(sizes, slices)  # refuses what would cross them
@@ -189,31 +238,44 @@ def on_paper(run: Run, machine: Machine) -> Plan:
         seq_len=seq_len_of(run),
     )
     refuse_impossible(plan)
+    plan.training.refuse(plan.mesh, plan.training.trainees)
     return plan
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a run on one device, in elements, tokens and shards."""
+    """Sizes of one model of a run on one device, in elements, tokens and shards."""
 
     run: Run
+    stock: Stock
     sizes: Mapping[str, int]
     """Devices along each mesh axis."""
     seq_len: int
     kernels: str = "tpu"
 
     @classmethod
-    def of(cls, plan: Plan) -> "Layout":
-        """The layout of a plan, whose mesh may be abstract."""
-        return cls(plan.run, dict(plan.mesh.shape), plan.seq_len, plan.compute.kernels)
+    def of(cls, plan: Plan) -> tuple["Layout", ...]:
+        """The layout of each model of a plan, whose mesh may be abstract."""
+        sizes, kernels = dict(plan.mesh.shape), plan.compute.kernels
+        return tuple(
+            cls(plan.run, stock, sizes, plan.seq_len, kernels) for stock in stocks_of(plan.run)
+        )
 
     @property
-    def model(self) -> Any:
-        return self.run.model
+    def work(self) -> Work:
+        return self.stock.work
 
-    @cached_property
+    @property
+    def attention(self) -> Attention | None:
+        return self.work.attention
+
+    @property
+    def remat(self) -> Remat:
+        return REMATS[self.run.train.remat]
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
-        return weights_of(self.model)
+        return self.stock.weights
 
     def _ways(self, mesh_axes: Iterable[str]) -> int:
         return math.prod(self.sizes[a] for a in mesh_axes)
@@ -227,14 +289,14 @@ class Layout:
         return tuple(self.sizes.items())
 
     @property
-    def weight_elements(self) -> float:
-        """Elements of all weights on one device."""
-        return held_weights(self._sizes, self.model)
+    def held(self) -> dict[str, float]:
+        """Weights on one device, as `held_weights` sums them."""
+        return held_weights(self._sizes, self.stock)
 
     @property
     def optimizer_bytes(self) -> float:
         """Bytes of the optimizer state on one device."""
-        return held_optimizer_bytes(self._sizes, self.run.optim, self.model)
+        return held_optimizer_bytes(self._sizes, self.stock)
 
     @cached_property
     def rows(self) -> float:
@@ -254,11 +316,11 @@ class Layout:
     @property
     def layers(self) -> float:
         """Layers of one device."""
-        return self.model.num_layers / self.stages
+        return self.work.num_layers / self.stages
 
     def share(self, weight: Weight) -> float:
         """Fraction of the layers that have a weight of this stack."""
-        return weight.layers / self.model.num_layers
+        return weight.layers / self.work.num_layers
 
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
@@ -280,13 +342,13 @@ class Layout:
     def stream_bytes(self) -> float:
         """The residual stream of one microbatch, [B, T, D], on one device."""
         ways = self.ways("batch", "stream") / self.ways("batch", "seq")
-        return self.tokens * self.model.embed_dim * self.activation_bytes / ways
+        return self.tokens * self.work.embed_dim * self.activation_bytes / ways
 
     @property
     def mlp_width(self) -> float:
         """Width of a token in a layer between up and down, averaged over layers."""
-        down = [w for w in self.weights if w.inputs == ("mlp",)]
-        return sum(w.per_token * w.fan_in * w.layers for w in down) / self.model.num_layers
+        down = [w for w in self.stock.model_weights if w.inputs == ("mlp",)]
+        return sum(w.per_token * w.fan_in * w.layers for w in down) / self.work.num_layers
 
     def output_bytes(self, weight: Weight) -> float:
         """Bytes of the output of one layer's matmul with this weight on one device; an output added
@@ -297,26 +359,28 @@ class Layout:
         width = weight.per_token * weight.fan_out
         width /= self._ways(axis for cut in cuts for axis in cut)
         if weight.outputs[-1] == "head_dim":
-            width *= self.lanes / self.model.head_dim
+            width *= self.lanes(weight.param.shape[-1]) / weight.param.shape[-1]
         return self.tokens * width * self.activation_bytes
 
-    @property
-    def lanes(self) -> int:
+    def lanes(self, head_dim: int) -> int:
         """Width of one head in registers and memory: a TPU pads it to 128 lanes."""
-        size = self.model.head_dim
-        return -(-size // LANES) * LANES if self.kernels in ("tpu", "early tpu") else size
+        padded = self.kernels in ("tpu", "early tpu")
+        return -(-head_dim // LANES) * LANES if padded else head_dim
 
     @property
     def has_whole_rows(self) -> bool:
         """True if attention is computed by `kernels/tpu_row_attention.py`."""
-        alone = self.kernels == "tpu" and self.sizes["context"] == 1
-        return alone and fits(self.seq_len, self.model.head_dim, self.activation_bytes)
+        alone = self.kernels == "tpu" and self.sizes["context"] == 1 and self.attention is not None
+        return alone and fits(self.seq_len, self.attention.head_dim, self.activation_bytes)
 
     @property
     def attention_bytes(self) -> float:
         """Bytes that attention saves of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
-        m = self.model
-        lanes = m.head_dim if self.has_whole_rows else self.lanes
+        if self.attention is None:
+            return 0.0
+        size = self.attention.head_dim
+        lanes = size if self.has_whole_rows else self.lanes(size)
         width = lanes * self.activation_bytes + 4
-        return self.tokens * m.num_heads * width / self.ways("batch", "seq", "heads")
+        ways = self.ways("batch", "seq", "heads")
+        return self.tokens * self.attention.num_heads * width / ways

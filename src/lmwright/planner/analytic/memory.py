@@ -11,8 +11,10 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 (`benchmarks/plan_quick.py`); it changes with the compiler.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
+from lmwright.core.remat import ATTENTION
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
@@ -57,20 +59,26 @@ class Memory:
         }
 
 
-def memory(layout: Layout) -> Memory:
-    """The peak of a step of this layout."""
-    run = layout.run
-    weights, optimizer = layout.weight_elements * WEIGHT_BYTES, layout.optimizer_bytes
-    if run.train.ema_decay is not None:
-        optimizer += weights
+def memory(layouts: Sequence[Layout]) -> Memory:
+    """The peak of a step of a plan's models, which run one after the other."""
+    each = [_memory(layout) for layout in layouts]
+    sums = {f.name: sum(getattr(one, f.name) for one in each) for f in fields(Memory)}
+    return Memory(**sums | {"temporaries": max(one.temporaries for one in each)})
+
+
+def _memory(layout: Layout) -> Memory:
+    held, optimizer = layout.held, layout.optimizer_bytes
+    trained = held["trained"] * WEIGHT_BYTES
+    if layout.run.train.ema_decay is not None:
+        optimizer += trained
     size = layout.activation_bytes
-    sums = weights if run.train.num_microbatches > 1 else 0.0
-    moments = (head_bytes(layout), loss_bytes(layout)), (weights, layer_bytes(layout))
+    sums = trained if layout.run.train.num_microbatches > 1 else 0.0
+    moments = (head_bytes(layout), loss_bytes(layout)), (trained, layer_bytes(layout))
     gradients, temporaries = max(moments, key=sum)
     return Memory(
-        weights=weights,
+        weights=held["bytes"],
         optimizer=optimizer,
-        cast=layout.weight_elements * size if size != WEIGHT_BYTES else 0.0,
+        cast=held["cast"] * size if size != WEIGHT_BYTES else 0.0,
         gradients=sums + gradients,
         saved=saved_bytes(layout),
         temporaries=temporaries,
@@ -80,10 +88,9 @@ def memory(layout: Layout) -> Memory:
 def saved_bytes(layout: Layout) -> float:
     """Bytes saved for the backward pass, by `train.remat`; with pipeline stages, those of all
     microbatches in flight."""
-    remat = layout.run.train.remat
-    inside = [w for w in layout.weights if w.stacked and w.is_matrix]
+    inside = [w for w in layout.stock.model_weights if w.stacked and w.is_matrix]
     kept = layout.attention_bytes if keeps_attention(layout) else 0.0
-    if remat == "none":
+    if layout.remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
         kept += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
         outputs = (w for w in inside if w.outputs != ("embed",))
@@ -91,12 +98,13 @@ def saved_bytes(layout: Layout) -> float:
         kept += layout.attention_bytes  # once more, turned around for the next product
         kept += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
         kept += score_bytes(layout)
+        mixing = layout.work.mixing_kept / layout.work.num_layers
+        kept += layout.tokens * mixing * layout.activation_bytes
     else:
         kept += layout.stream_bytes()
-    if remat in ("mlp", "gate", "dots"):
         # the block's last product is added to the stream, and not needed again
         named = (w for w in inside if "mlp" not in w.inputs)
-        named = (w for w in named if not is_recomputed(layout, w))
+        named = (w for w in named if layout.remat.keeps(w.product_name))
         kept += sum(layout.output_bytes(w) * layout.share(w) for w in named)
     under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
     return layout.layers * kept * under_way
@@ -105,43 +113,42 @@ def saved_bytes(layout: Layout) -> float:
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
     """True if the backward pass recomputes a layer's matmul. The last matmul of a block is not
     needed again."""
-    remat = layout.run.train.remat
-    if remat == "block":
-        return "mlp" not in weight.inputs
-    return weight.is_wide if remat == "mlp" else remat == "gate" and weight.is_gate
+    return "mlp" not in weight.inputs and not layout.remat.keeps(weight.product_name)
 
 
 def keeps_attention(layout: Layout) -> bool:
     """True if attention's own result is saved: rematerialization knows it by the name that the
     kernels give it."""
-    remat = layout.run.train.remat
-    return remat == "none" or (remat != "block" and layout.kernels != "reference")
+    remat = layout.remat
+    return remat.everything or (remat.keeps(ATTENTION) and layout.kernels != "reference")
 
 
 def score_bytes(layout: Layout) -> float:
     """Float32 scores of one layer, where attention keeps them whole."""
-    if layout.kernels != "reference":
+    if layout.kernels != "reference" or layout.attention is None:
         return 0.0
-    heads = layout.model.num_heads / layout.ways("batch", "seq", "heads")
+    heads = layout.attention.num_heads / layout.ways("batch", "seq", "heads")
     return layout.tokens * layout.seq_len * heads * 4
 
 
 def head_bytes(layout: Layout) -> float:
     """The head's gradient, cut as weights are in the mean."""
-    parts = {w.part: w.size for w in layout.weights if w.is_matrix and not w.stacked}
-    whole = sum(w.size for w in layout.weights)
-    return layout.weight_elements * WEIGHT_BYTES * parts.get("head", parts["embedding"]) / whole
+    mine = layout.stock.model_weights
+    parts = {w.part: w for w in mine if w.is_matrix and not w.stacked}
+    head = parts.get("head", parts["embedding"])
+    share = head.size / sum(w.size for w in layout.weights)
+    return layout.held["all"] * WEIGHT_BYTES * share if head.trained else 0.0
 
 
 def loss_bytes(layout: Layout) -> float:
     """A chunk of logits and what goes with it: the logits themselves, or the head's gradient
     that is made of theirs."""
-    m, train, size = layout.model, layout.run.train, layout.activation_bytes
+    m, train, size = layout.work, layout.run.train, layout.activation_bytes
     ways = layout.ways("batch", "seq", "vocab")
     share = min(train.loss_chunk_tokens, layout.seq_len) / layout.seq_len
     logits = layout.tokens * share * m.vocab_size / ways
     head = m.vocab_size * m.embed_dim / ways
-    capped = CAPPED_ALIVE if getattr(m, "logits_soft_cap", None) else 0
+    capped = CAPPED_ALIVE if m.soft_capped else 0
     first = (LOGITS_ALIVE + capped) * logits * WEIGHT_BYTES + (logits + head) * size
     then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
     return max(first, then) + 2 * layout.stream_bytes()
@@ -151,12 +158,15 @@ def layer_bytes(layout: Layout) -> float:
     """One layer's backward pass: its weights gathered, their gradient before it is cut,
     activations and theirs."""
     inside = [w for w in layout.weights if w.stacked and w.is_matrix]
-    one = layout.model.num_layers  # the mean of all layers
-    gathered = sum(w.size / one / layout.product_ways(w) for w in inside)
+    one = layout.work.num_layers  # the mean of all layers
+    gathered = 0.0
+    for w in inside:
+        alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
+        gathered += alive * w.size / one / layout.product_ways(w)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
     return (
-        GATHERED_ALIVE * gathered * layout.activation_bytes
+        gathered * layout.activation_bytes
         + WIDE_ALIVE * wide
         + STREAM_ALIVE * layout.stream_bytes()
         + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)

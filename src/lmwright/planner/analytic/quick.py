@@ -43,17 +43,18 @@ class Quick:
         return cls(run, machine, on_paper(run, machine))
 
     @cached_property
-    def layout(self) -> Layout:
+    def layouts(self) -> tuple[Layout, ...]:
+        """One for each model of the objective."""
         return Layout.of(self.plan)
 
     @cached_property
     def memory(self) -> Memory:
-        return memory(self.layout)
+        return memory(self.layouts)
 
     @cached_property
     def timing(self) -> Timing:
         """By the model, times what is kept of this machine."""
-        found = timing(self.layout, self.machine)
+        found = timing(self.layouts, self.machine)
         return found if self.factor is None else found.times(self.factor)
 
     @property
@@ -103,7 +104,7 @@ class Quick:
     @property
     def error_share(self) -> float:
         """Half the width of the interval around the step time."""
-        return error_share(self.machine.kind, self.run.model, compiled=False)
+        return error_share(self.machine.kind, self.run, compiled=False)
 
     def to_json(self, takes: Takes, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
@@ -193,7 +194,7 @@ class Quick:
             lines.append(factor_of(self.machine.name).note(self.machine.name, self.factor))
         if self.run.train.compiler_options:
             lines.append("train.compiler_options: what they change is not in this answer")
-        if self.layout.kernels == "reference":
+        if self.plan.compute.kernels == "reference":
             lines.append("attention without a kernel: whole score matrices are reckoned with")
         if self.machine.platform == "gpu":
             lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")

@@ -14,8 +14,11 @@ and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
+from lmwright.core.remat import ATTENTION
 from lmwright.core.weight import scatters
 from lmwright.hardware.chips import RATES
 from lmwright.hardware.slices import GENERATIONS
@@ -32,7 +35,6 @@ from lmwright.planner.compiler.kernel_cost import (
     visited,
     windowed,
 )
-from lmwright.program.plan import seen_keys
 
 TILE = 128  # products are padded to multiples of it
 
@@ -76,9 +78,18 @@ class Timing:
         )
         return Timing(kinds, parts, factor * self.hidden_s)
 
+    def plus(self, other: "Timing") -> "Timing":
+        """This time, and then another."""
+        kinds, parts = self.by_kind + other.by_kind, self.by_part + other.by_part
+        return Timing(kinds, parts, self.hidden_s + other.hidden_s)
 
-def timing(layout: Layout, machine: Machine) -> Timing:
-    """The time of a step of this layout on the machine."""
+
+def timing(layouts: Sequence[Layout], machine: Machine) -> Timing:
+    """The time of a step of a plan's models on the machine, one after the other."""
+    return reduce(Timing.plus, (_timing(layout, machine) for layout in layouts))
+
+
+def _timing(layout: Layout, machine: Machine) -> Timing:
     found = Timing()
     pieces = layout.run.train.num_microbatches
     for weight in layout.weights:
@@ -88,14 +99,21 @@ def timing(layout: Layout, machine: Machine) -> Timing:
     attention = pieces * attention_s(layout, machine)
     found.by_kind["attention"] = attention
     found.by_part["attention"] += attention
+    found.by_kind["mixing"] = pieces * mixing_s(layout, machine)
     found.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
     _collectives(found, layout, machine)
     if layout.stages > 1:
-        busy = sum(found.by_kind[kind] for kind in ("matmul", "attention", "vector"))
+        busy = sum(found.by_kind[kind] for kind in ("matmul", "attention", "mixing", "vector"))
         found.by_kind["idle"] = busy * (layout.stages - 1) / pieces
     found.by_part = +found.by_part
     found.by_kind = +found.by_kind
     return found
+
+
+def mixing_s(layout: Layout, machine: Machine) -> float:
+    """Seconds of a recurrence in all layers of a device, for one microbatch."""
+    flops = 3 * layout.work.mixing_flops * layout.tokens / layout.stages
+    return flops / (machine.flops * machine.attention_efficiency)
 
 
 def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
@@ -112,11 +130,12 @@ def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
 def products(layout: Layout, weight: Weight) -> int:
     """Number of matmuls of a token with a weight: forward, for its gradient, for the gradient of
     the weight, and if it is recomputed. A lookup table has none, unless it is also the head."""
-    if weight.part == "embedding" and getattr(layout.model, "head", "tied") == "untied":
+    if not weight.active:
         return 0
+    once = 3 if weight.trained else 2  # a frozen weight needs no gradient
     if not weight.stacked:
-        return 3  # the loss takes its gradient at once, whatever `train.remat` says
-    return 4 if is_recomputed(layout, weight) else 3
+        return once  # the loss takes its gradient at once, whatever `train.remat` says
+    return once + is_recomputed(layout, weight)
 
 
 def _padding(layout: Layout, weight: Weight) -> float:
@@ -130,7 +149,9 @@ def _padding(layout: Layout, weight: Weight) -> float:
 def attention_s(layout: Layout, machine: Machine) -> float:
     """Seconds of attention in all layers of a device, for one microbatch: products of
     queries and keys and of scores and values, two forward, seven backward."""
-    m = layout.model
+    m = layout.attention
+    if m is None:
+        return 0.0
     ways = layout.ways("batch", "seq", "heads")
     again = 0 if keeps_attention(layout) else 2
     if layout.has_whole_rows:
@@ -138,9 +159,9 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     if layout.kernels == "tpu" and layout.sizes["context"] == 1 and fits(layout.seq_len):
         return _splash_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "reference":
-        keys = float(layout.seq_len * m.num_layers)  # hidden ones are computed too
+        keys = float(layout.seq_len * len(m.windows))  # hidden ones are computed too
     else:
-        keys = sum(seen_keys(window, layout.seq_len) for window in m.windows)
+        keys = m.keys(layout.seq_len)
     per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
     flops = (9 + again) * per_token * layout.tokens
     return flops / (machine.flops * machine.attention_efficiency)
@@ -148,9 +169,9 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by `kernels/tpu_row_attention.py`, counted so many times forward."""
-    m, size, heads = layout.model, block_of(layout.seq_len), _heads(layout)
+    m, size, heads = layout.attention, block_of(layout.seq_len), _heads(layout)
     below = heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
-    tokens = heads * layout.seq_len * m.num_layers
+    tokens = heads * layout.seq_len * len(m.windows)
     ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
     return sum(
         times * row_attention_s(RATES[machine.kind], cycles, below, tokens)
@@ -160,7 +181,7 @@ def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
 
 def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by JAX's splash kernel."""
-    m, length = layout.model, layout.seq_len
+    m, length = layout.attention, layout.seq_len
     sizes = block_sizes(length, m.head_dim)
     sides = {"fwd": (sizes.block_q, sizes.block_kv), "bwd": (sizes.block_kv_dkv, sizes.block_q_dkv)}
     if not sizes.use_fused_bwd_kernel:
@@ -178,32 +199,37 @@ def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
 
 def _heads(layout: Layout) -> float:
     """Rows of heads that a device attends within, in a layer, its share of a stage's."""
-    tokens = layout.tokens * layout.model.num_heads / layout.ways("batch", "seq", "heads")
+    tokens = layout.tokens * layout.attention.num_heads / layout.ways("batch", "seq", "heads")
     return tokens / layout.stages / layout.seq_len
 
 
 def vector_bytes(layout: Layout) -> float:
     """Bytes that everything but products moves through a device's memory in a step."""
-    m, train = layout.model, layout.run.train
+    train, pieces = layout.run.train, layout.run.train.num_microbatches
     heads, wide, vocab = (layout.ways("batch", "seq", n) for n in ("heads", "mlp", "vocab"))
     element = layout.tokens * layout.activation_bytes
     per_layer = (
         STREAM_PASSES * layout.stream_bytes()
         + WIDE_PASSES * element * layout.mlp_width / wide
-        + HEAD_PASSES * element * (m.num_heads + 2 * m.num_kv_heads) * layout.lanes / heads
+        + HEAD_PASSES * element * _head_width(layout) / heads
         + SCORE_PASSES * score_bytes(layout)
     )
     if train.remat != "none":
         per_layer *= 1 + RECOMPUTED
-    logits = LOGITS_PASSES * layout.tokens * m.vocab_size / vocab * 4
-    held = layout.weight_elements
-    gradients = WEIGHT_BYTES * held * (2 + 3 * (train.num_microbatches - 1))
-    pieces = train.num_microbatches
+    logits = LOGITS_PASSES * layout.tokens * layout.work.vocab_size / vocab * 4
+    held = layout.held["trained"]
+    gradients = WEIGHT_BYTES * held * (2 + 3 * (pieces - 1))
     return (
         pieces * (layout.layers * per_layer + logits)
         + OPTIMIZER_PASSES * (layout.optimizer_bytes + WEIGHT_BYTES * held)
         + gradients
     )
+
+
+def _head_width(layout: Layout) -> float:
+    """Width of the queries, keys and values of a token."""
+    m = layout.attention
+    return 0.0 if m is None else (m.num_heads + 2 * m.num_kv_heads) * layout.lanes(m.head_dim)
 
 
 def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
@@ -216,12 +242,14 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
         times = pieces * uses(layout, weight)
         if weight.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
-            gathers += GATHERS * GATHER_BYTES * seconds
+            gathers += GATHERS * min(GATHER_BYTES, weight.bytes) * seconds
+            if not weight.trained:
+                continue
             if is_scattered(layout, machine):
                 gathers += GATHER_BYTES * seconds  # an all-to-all, behind arithmetic as they are
             else:
                 reductions += REDUCE_BYTES * seconds
-        if copies > 1:
+        if copies > 1 and weight.trained:
             moved = 2 * REDUCE_BYTES * times * size / gathered * (copies - 1) / copies
             near = max(1, copies // machine.num_groups)
             if machine.num_groups > 1:
@@ -258,15 +286,19 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
     """
     seconds = 0.0
     tensor, context = layout.sizes["tensor"], layout.sizes["context"]
-    whole = layout.tokens * layout.model.embed_dim * layout.activation_bytes
+    whole = layout.tokens * layout.work.embed_dim * layout.activation_bytes
     if tensor > 1:
-        into = [w for w in layout.weights if w.stacked and w.is_matrix and "embed" in w.outputs]
-        again = layout.run.train.remat == "block"  # attention's result
+        into = [
+            w
+            for w in layout.stock.model_weights
+            if w.stacked and w.is_matrix and "embed" in w.outputs
+        ]
+        again = not layout.remat.keeps(ATTENTION)  # attention's result
         passes = 5 * sum(layout.share(w) for w in into) + again
         moved = whole * (tensor - 1) / tensor * passes
         seconds += layout.layers * moved / rate(machine, tensor)
     if context > 1:
-        m = layout.model
+        m = layout.attention
         width = 2 * m.num_kv_heads * m.head_dim / max(1, min(tensor, m.num_kv_heads))
         moved = 3 * (context - 1) * layout.tokens * width * layout.activation_bytes
         seconds += layout.layers * moved / rate(machine, context)
@@ -276,11 +308,11 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
 def exchange_s(layout: Layout, machine: Machine) -> float:
     """Rows that go to their experts and come back, forward and backward, of one microbatch."""
     ways = layout.sizes["expert"]
-    into = [w for w in layout.weights if w.is_expert and w.inputs == ("mlp",)]
+    into = [w for w in layout.stock.model_weights if w.is_expert and w.inputs == ("mlp",)]
     if ways == 1:
         return 0.0
     rows = sum(w.per_token * w.layers for w in into) * layout.tokens / layout.stages
-    moved = 4 * rows * layout.model.embed_dim * layout.activation_bytes * (ways - 1) / ways
+    moved = 4 * rows * layout.work.embed_dim * layout.activation_bytes * (ways - 1) / ways
     return moved / rate(machine, ways)
 
 

@@ -1,0 +1,154 @@
+"""Contract: what training, planning and evaluation ask of a model and of an objective.
+
+    model      its weights (`spec`), its predictions, and the work of a token (`work`)
+    objective  the weights that a run has (`spec`), and the loss of a batch
+
+A model family or an objective is any class with these methods; none inherits from here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from jax import Array
+
+from lmwright.core.batch import Batch
+from lmwright.core.compute import Compute
+from lmwright.core.param import Tree, walk
+from lmwright.core.stack import Aux
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The layers that compare each query with keys of its row."""
+
+    windows: tuple[int | None, ...]
+    """For each of these layers, the tokens that a query sees, itself included; None for all
+    before it."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def keys(self, seq_len: int) -> float:
+        """Keys that a query sees, summed over layers: the mean over a row of `seq_len` tokens."""
+        return sum(seen_keys(window, seq_len) for window in self.windows)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a model computes for each token of a row: all that FLOPs, memory and time are
+    estimated from."""
+
+    spec: Tree
+    """Its weights as Params; each matrix is one matmul of a token."""
+    seq_len: int
+    """Tokens in a row."""
+    num_layers: int
+    embed_dim: int
+    vocab_size: int
+    active: Mapping[str, float] = field(default_factory=dict)
+    """Fraction of a weight, by path, that a token is multiplied with, where that is not all of
+    it: of experts the chosen ones, of a table that is only looked up nothing."""
+    attention: Attention | None = None
+    """None for a model without attention."""
+    mixing_flops: float = 0.0
+    """FLOPs of a token, forward, in all layers, beside matmuls and attention: of a recurrence."""
+    mixing_kept: float = 0.0
+    """Elements of a token, in all layers, that such mixing saves for its backward pass."""
+    soft_capped: bool = False
+    """Whether a soft cap changes the logits."""
+
+    def flops_per_token(self, per_weight: int = 6) -> float:
+        """Forward and backward: `per_weight` for each matmul weight that a token meets, 12 N H for
+        each key that a query sees, and three times the mixing."""
+        matrices = ((path, p) for path, p in walk(self.spec) if p.is_matrix)
+        weights = sum(p.size * self.active.get(path, 1.0) for path, p in matrices)
+        attention, scores = self.attention, 0.0
+        if attention is not None:
+            scores = 12 * attention.keys(self.seq_len) * attention.num_heads * attention.head_dim
+        return per_weight * weights + scores + 3 * self.mixing_flops
+
+
+def seen_keys(window: int | None, seq_len: int) -> float:
+    """Keys that a query of a row sees on average: half of them, or its window but for the
+    beginning of the row."""
+    if window is None or window >= seq_len:
+        return seq_len / 2
+    return window - window**2 / (2 * seq_len)
+
+
+class Model(Protocol):
+    """A language model: its fields in the run file are the model."""
+
+    @property
+    def kind(self) -> str:
+        """The name of its family in a run file."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its embedding table."""
+
+    @property
+    def embed_dim(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers between the embedding and the head."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the longest row that it is built for."""
+
+    def spec(self) -> Tree:
+        """Every weight as a Param, once."""
+
+    def work(self, seq_len: int) -> Work:
+        """What a token of a row of `seq_len` costs."""
+
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
+
+    def head_weights(self, w: Tree) -> Tree:
+        """The part of the weights that `logits` reads."""
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+
+
+class Loss(NamedTuple):
+    """The result of an objective, as sums and weights, never means, so that accumulation, packing
+    and uneven hosts are exact. float32 scalars: the gradient is that of `total`, the loss is total
+    over weight."""
+
+    total: Array
+    weight: Array
+    metrics: dict[str, tuple[Array, Array]]
+
+
+class Objective(Protocol):
+    """What a run minimizes, over the weights that it says the run has."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in a run file."""
+
+    @property
+    def learns_from(self) -> str:
+        """What a store must hold for it (`TokenStore.holds`)."""
+
+    def spec(self, model: Model) -> Tree:
+        """The weights of the run as Params: the model's, or those of several models below names
+        of their own."""
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The work of each model in `spec`, by its name there; "" where the model is alone."""
+
+    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
+        """The model that evaluation, generation and export see, and its weights in `w`."""
+
+    def for_eval(self) -> "Objective":
+        """The objective as it is measured on held-out rows, without noise of training."""
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+        """Sums over a batch; `key` is for what is drawn at random."""
