@@ -11,7 +11,6 @@ from lmwright.core.param import init_weights
 from lmwright.evals.loss import evaluate_rows
 from lmwright.models.llama import Llama
 from lmwright.nn.xent import chunked_xent, token_sums
-from lmwright.objectives.base import for_eval
 from lmwright.objectives.clm import Clm
 from lmwright.objectives.sft import Sft, embedding_noise
 
@@ -125,7 +124,7 @@ def test_noise_is_on_the_embeddings_alone_and_only_in_training():
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(their_grads), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    assert for_eval(noisy).neftune_alpha == 0 and for_eval(Clm()) == Clm()
+    assert noisy.for_eval().neftune_alpha == 0 and Clm().for_eval() == Clm()
     arrays = {name: np.asarray(getattr(rows, name)) for name in Batch.__dataclass_fields__}
     arrays["text_bytes"] = np.ones(B, np.int64)
     found = [evaluate_rows(MODEL, o, HOW, w, "s", [arrays]) for o in (noisy, Clm())]
