@@ -75,8 +75,9 @@ class HeldOut:
         settings = Sampling(max_new_tokens=run.eval.sample_tokens, temperature=0.0)
         tokenizer = load_tokenizer(self._store.tokenizer_dir)
         starts = run.data.tokenize.prepend == "bos" and tokenizer.bos_id is not None
+        model, weights = run.objective.exported(run.model, weights)
         generations = generate(
-            run.model,
+            model,
             weights,
             tokenizer,
             list(self._asked),

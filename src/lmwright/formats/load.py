@@ -37,12 +37,11 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
 def _load_run(place: Place, adapter: str | None) -> LoadedModel:
     path = place.path
     run, w = load_run_weights(path, place.step, adapter=adapter)
+    model, w = run.objective.exported(run.model, w)
     tokenizer_dir, prefix = _run_tokenizer(run, path), ()
     if run.data.tokenize.prepend == "bos":
         prefix = (open_tokenizer(tokenizer_dir).bos_id,)
-    return LoadedModel(
-        run.model, HfTensors(run.model, w), tokenizer_dir, facts_of_run(path), path, prefix
-    )
+    return LoadedModel(model, HfTensors(model, w), tokenizer_dir, facts_of_run(path), path, prefix)
 
 
 def _run_tokenizer(run: Any, path: Path) -> Path:

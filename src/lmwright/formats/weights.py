@@ -40,7 +40,8 @@ def refuse_unlike(place: Place, spec: Tree) -> None:
 def host_weights(place: Place) -> Tree:
     """float32 host arrays. Raises UserError where they cannot be read."""
     if place.kind == RUN:  # of which no tokenizer is wanted
-        _, w = load_run_weights(place.path, place.step)
+        run, w = load_run_weights(place.path, place.step)
+        _, w = run.objective.exported(run.model, w)
     else:
         w = load_files(place).weights
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), w)

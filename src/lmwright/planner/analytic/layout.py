@@ -124,7 +124,8 @@ def _stocks(key: _Key) -> tuple[Stock, ...]:
     training = training_of(run)
     held, slots = training.held(), []
     for one in training.trainees:
-        for path, slot in walk(state_slots(one.optim, one.spec)):
+        for name, slot in walk(state_slots(one.optim, one.spec)):
+            path = name.partition(".")[2]  # of the weight; empty for the count of steps
             slots.append((path, slot.param, np.dtype(slot.dtype).itemsize))
     found = []
     for name, work in run.objective.works(run.model, seq_len_of(run)).items():
