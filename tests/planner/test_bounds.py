@@ -97,3 +97,22 @@ def test_no_compiled_part_is_faster_than_the_chip(generation):
     ).replace("fusion(%x, %y), custom", "custom-call(%x, %y), custom")  # fmt: skip
     busy = estimate(parse(kernel), where).by_kind["matmul"] * peak
     assert math.isclose(busy, 2 * 512 * 1024 * 2048 / RATES[generation].matmul_efficiency)
+
+
+def test_a_product_of_which_the_compiler_knows_no_cycles():
+    """It writes the largest integer; the step then takes what flops or memory take."""
+    where = parse_slice("v5e-8")
+    rates, peak = RATES["v5e"], peak_of(where.family.device_kind).bf16_flops
+    unknown = ONE.replace('"estimated_cycles":"1"', f'"estimated_cycles":"{2**63 - 1}"', 1)
+    by_flops = 2 * 512 * 1024 * 2048 / peak / rates.matmul_efficiency
+    assert estimate(parse(unknown), where).by_kind["matmul"] == pytest.approx(by_flops)
+    narrow = unknown.replace("1024,2048", "1024,2").replace("512,2048", "512,2")
+    moved = 2 * (512 * 1024 + 1024 * 2 + 512 * 2)
+    assert estimate(parse(narrow), where).by_kind["matmul"] == pytest.approx(
+        moved / rates.hbm_bytes_per_s
+    )
+    # the buffers of a collective that goes on behind it are handed on, not moved
+    aliased = narrow.replace(
+        "kind=kOutput", "output_to_operand_aliasing={{}: (0, {})}, kind=kOutput"
+    )
+    assert estimate(parse(aliased), where).by_kind["matmul"] < moved / rates.hbm_bytes_per_s / 2

@@ -23,6 +23,7 @@ Rates are in `hardware.chips.RATES`; the estimate is as good as they.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after
         "partition-id", "replica-id", "opt-barrier"}  # fmt: skip
 NETWORK = {"send", "recv"}  # between slices, through the hosts
 IN_PLACE = {"dynamic-update-slice", "scatter"}
+_ALIASED = re.compile(r"\}: \((\d+), \{")  # operands that are results too
 SCALAR_BYTES = 4096  # below, an instruction is bookkeeping
 EXPOSED = "exposed collectives"
 IN_ONE_PIECE = 0.5
@@ -287,8 +289,10 @@ class _Walk:
         """(kind, seconds) of an instruction that the core runs."""
         share = self.rates.cycles_share
         by_cycles = (step.cycles or 0) / self.rates.clock_hz
-        if flops and step.cycles is None:  # a kernel of ours or JAX's
-            return "matmul", flops / (self.peak * self.rates.matmul_efficiency)
+        if flops and step.cycles is None:  # a kernel, or a product of which the compiler knows none
+            moved = self.moved_bytes(step, holder) if step.opcode == "fusion" else 0
+            by_flops = flops / (self.peak * self.rates.matmul_efficiency)
+            return "matmul", max(by_flops, moved / self.rates.hbm_bytes_per_s)
         if flops:
             return "matmul", max(flops / self.peak, by_cycles / share)
         if "tpu_custom_call" in step.rest:
@@ -303,6 +307,15 @@ class _Walk:
         if moved < SCALAR_BYTES or step.opcode == "custom-call":
             return "memory", 0.0
         return "memory", moved / self.rates.hbm_bytes_per_s
+
+    def moved_bytes(self, step: Instruction, holder: Computation) -> int:
+        """Bytes that an instruction reads and writes, without buffers that it hands on."""
+        handed_on = {int(number) for number in _ALIASED.findall(step.rest)}
+        moved = memory_bytes(step.shape)
+        for number, name in enumerate(step.operands):
+            size = memory_bytes(holder.by_name[name].shape) if name in holder.by_name else 0
+            moved += -size if number in handed_on else size
+        return moved
 
     def written_bytes(self, step: Instruction) -> int:
         """Bytes that an instruction must write to memory; 0 if it may write a part in place."""

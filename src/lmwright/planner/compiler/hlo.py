@@ -34,6 +34,7 @@ _CALLED = re.compile(
     r"(?:calls|body|condition|to_apply|branch_computations)=\{?(%[^,}]*(?:, %[^,}]*)*)"
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+UNKNOWN = 2**63 - 1  # cycles, as the compiler writes that it does not know them
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -55,7 +56,8 @@ class Instruction:
     def cycles(self) -> int | None:
         """The compiler's own estimate; None for what it does not cost."""
         match = _CYCLES.search(self.rest)
-        return int(match[1]) if match else None
+        cycles = int(match[1]) if match else UNKNOWN
+        return None if cycles == UNKNOWN else cycles
 
     @property
     def op_name(self) -> str:
