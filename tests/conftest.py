@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quick_compile import FLAGS
+from tests.quick_compile import FLAGS
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (

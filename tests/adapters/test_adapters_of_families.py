@@ -1,8 +1,6 @@
 """Adapters on every family: the step is traced, over int8, for one adapter and for two."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import pytest
@@ -16,9 +14,7 @@ from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_batch, abstract_state
 from lmwright.program.step import train_step
-
-sys.path.append(str(Path(__file__).parents[1] / "parity"))
-from families import ROWS
+from tests.parity.families import ROWS
 
 TWO = (Adapter(name="a", rank=2), Adapter(name="b", rank=3))
 

@@ -1,7 +1,7 @@
 """What the TPU compiler makes of train steps, as counts that a renaming does not change.
 
-    python tests/aot/programs.py make [--source SRC] [CASE ...]   adds to golden/programs.json
-    python tests/aot/programs.py against COMMIT [CASE ...]        compares with another commit
+    python -m tests.aot.programs make [--source SRC] [CASE ...]   adds to golden/programs.json
+    python -m tests.aot.programs against COMMIT [CASE ...]        compares with another commit
 
 `plan` compiles, one case after the other (minutes and gigabytes each), through the command line
 alone, so that the script outlives refactorings.
@@ -123,7 +123,8 @@ def check_compiled(name: str, compiled: Any, where: Any) -> None:
 def plan_apart(source: Path, name: str) -> dict[str, Any]:
     """The summary of a case, by `lmwright plan` of the package below `source`."""
     import zstandard
-    from slices import RUN
+
+    from tests.aot.slices import RUN
 
     preset, slice_name, batch, changes = CASES[name]
     with tempfile.TemporaryDirectory(prefix="programs-") as folder:

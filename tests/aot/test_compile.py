@@ -11,8 +11,6 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import SHARED, check_compiled
-from slices import needs_libtpu, run_of
 
 from lmwright.cli.main import main
 from lmwright.errors import UserError
@@ -20,6 +18,8 @@ from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import cost, hlo
 from lmwright.program import cache
+from tests.aot.programs import SHARED, check_compiled
+from tests.aot.slices import needs_libtpu, run_of
 
 GOLDEN = Path(__file__).parent / "golden" / "collectives.json"
 

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from slices import needs_libtpu, run_of
 
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import cost, hlo
+from tests.aot.slices import needs_libtpu, run_of
 
 
 def compiled(folder, slice_name, *changes):

@@ -2,12 +2,12 @@
 soft caps, near what the analytic plan says of it."""
 
 import pytest
-from slices import needs_libtpu, run_of
 
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler.compile import compile_for
+from tests.aot.slices import needs_libtpu, run_of
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 

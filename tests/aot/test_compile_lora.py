@@ -1,11 +1,11 @@
 """The step of adapters compiled by the TPU compiler: int4 and int8 bases on a slice."""
 
 import pytest
-from programs import check_compiled
-from slices import needs_libtpu, run_of
 
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler import compile as aot
+from tests.aot.programs import check_compiled
+from tests.aot.slices import needs_libtpu, run_of
 
 LAYERS = ("model.num_layers=2",)
 INT4 = ("lora.base=int4", "lora.rank=8")

@@ -1,13 +1,13 @@
 """Every preset's train step compiles for a slice that holds it; an hour and a half."""
 
 import pytest
-from slices import needs_libtpu, run_of
 
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler.compile import compile_for
 from lmwright.presets import of_section
+from tests.aot.slices import needs_libtpu, run_of
 
 ROW = 4096  # tokens, where the model takes as many
 SLICES = {

@@ -1,14 +1,15 @@
 """Train steps compile to the programs of golden/programs.json, names and order left out.
 
-After a change that is meant: `python tests/aot/programs.py make CASE`, and read the diff. The first
+After a change that is meant: `python -m tests.aot.programs make CASE`, and read the diff. The first
 cases are compared where other tests compile them, with `programs.check`.
 """
 
 import json
 
 import pytest
-from programs import CASES, GOLDEN, ROOT, SHARED, check, difference, plan_apart, summary
-from slices import needs_libtpu
+
+from tests.aot.programs import CASES, GOLDEN, ROOT, SHARED, check, difference, plan_apart, summary
+from tests.aot.slices import needs_libtpu
 
 
 @pytest.mark.slow

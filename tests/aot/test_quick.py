@@ -1,7 +1,6 @@
 """The analytic model against the compiler, and the search that asks both; minutes each."""
 
 import pytest
-from slices import needs_libtpu, run_of
 
 from lmwright.cli.main import main
 from lmwright.formats.open import load_run
@@ -10,6 +9,7 @@ from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler.compile import compile_for
 from lmwright.planner.report import Report
+from tests.aot.slices import needs_libtpu, run_of
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 

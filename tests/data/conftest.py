@@ -1,7 +1,8 @@
 """What the tests of damaged stores start from."""
 
 import pytest
-from user_run import write_run
+
+from tests.data.user_run import write_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chat_problem import CHATS, chat_tokenizer
 
 from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare, print_summary
@@ -17,6 +16,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError, conversation
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
+from tests.data.chat_problem import CHATS, chat_tokenizer
 
 
 def said(*pairs):

@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 
 import pytest
-from chat_problem import CHATS, chat_tokenizer
 
 from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
@@ -16,6 +15,7 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_template import ChatTemplate
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
+from tests.data.chat_problem import CHATS, chat_tokenizer
 
 ANSWER = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 LOOPS = "{% for a in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3

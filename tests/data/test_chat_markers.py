@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from chat_problem import CHATS, TOOLS, chat_tokenizer
 
 from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
@@ -13,6 +12,7 @@ from lmwright.data.text.chat_encode import ChatEncoder
 from lmwright.data.text.chat_template import BUILT_IN, ChatTemplate, template_source
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from tests.data.chat_problem import CHATS, TOOLS, chat_tokenizer
 
 VICUNA = """{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content + ' ' }}
 {%- else %}{{ 'ASSISTANT: ' + m.content + '\\n' }}{% endif %}{% endfor %}"""

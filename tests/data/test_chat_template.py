@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from chat_problem import CHATS, TOOLS, chat_tokenizer
 
 from lmwright.config.run import Chat
 from lmwright.data.text.chat import UnusableError
@@ -11,6 +10,7 @@ from lmwright.data.text.chat_template import BUILT_IN, FOLDER, ChatTemplate, tem
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
+from tests.data.chat_problem import CHATS, TOOLS, chat_tokenizer
 
 MARKED = """{%- for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from chat_problem import chat_tokenizer
 
 from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
@@ -16,6 +15,7 @@ from lmwright.data.text.chat_encode import ChatEncoder
 from lmwright.data.text.chat_template import BUILT_IN, FOLDER, ChatTemplate
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
+from tests.data.chat_problem import chat_tokenizer
 
 # Words of each part that no template writes by itself.
 NAME, ARGUMENT, RESULT, ASKED, TOLD = "zqname", "zqcity", "zqsunny", "zqwhere", "zqtold"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from user_run import command
 
 from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.record import row_dtype
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
+from tests.data.user_run import command
 
 T = 32
 

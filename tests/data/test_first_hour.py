@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from user_run import command, texts, write_run
 
 from lmwright.config.run import Data, Source, Tokenizer
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.tokenizer import load_tokenizer
+from tests.data.user_run import command, texts, write_run
 
 
 @pytest.fixture

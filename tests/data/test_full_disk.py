@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from user_run import command, texts, write_run
+
+from tests.data.user_run import command, texts, write_run
 
 FILE = {
     "tokenize": "data/tokenize/train/words/part-00000.tokens.bin",

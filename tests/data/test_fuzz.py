@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from user_run import texts, write_run
 
 from lmwright.cli.main import main
 from lmwright.config.run import Source
@@ -22,7 +21,8 @@ from lmwright.data.rows.store import TokenStore, verify_store
 from lmwright.data.sources.files import cut_parts, find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
-from time_limit import time_limit
+from tests.data.user_run import texts, write_run
+from tests.time_limit import time_limit
 
 LIMIT_S = 60
 

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from chat_problem import chat_tokenizer
 from rich.console import Console
 
 from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
@@ -13,6 +12,7 @@ from lmwright.data.prepare import prepare, print_summary
 from lmwright.data.rows.lengths import bucket
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
+from tests.data.chat_problem import chat_tokenizer
 
 ROWS = 60
 

@@ -5,11 +5,11 @@ import threading
 import fsspec
 import numpy as np
 import pytest
-from test_store import prepared, same
 
 from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
+from tests.data.small_store import prepared, same
 
 G = 12
 

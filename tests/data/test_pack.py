@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_stage import EOS, random_documents, tokenize_stage
 
-from lmwright.config.run import Pack
 from lmwright.data.manifest import files_below, hash_file, read_manifest
 from lmwright.data.rows import pack as pack_module
-from lmwright.data.rows.pack import best_fit_rows, pack_tokens
+from lmwright.data.rows.pack import best_fit_rows
 from lmwright.data.rows.record import padding_rows, row_dtype, unpack_rows
 from lmwright.errors import UserError
-
-
-def pack(data_dir, seq_len, method="chunk", **options):
-    options = {"workers": 1} | options
-    return pack_tokens(data_dir, seq_len=seq_len, pack=Pack(method=method), **options)
+from tests.data.small_store import corpus, pack
+from tests.data.token_stage import EOS, tokenize_stage
 
 
 def records(manifest, split, source):
@@ -133,20 +128,6 @@ def test_best_fit_decreasing_equals_its_definition(case):
     row = best_fit_rows(np.array(lengths, np.int64), capacity)
     filled = np.bincount(row, weights=lengths).astype(int) if lengths else []
     assert sorted(filled) == slow_best_fit(lengths, capacity)
-
-
-def corpus(folder, parts=4, dtype="uint16"):
-    rng = np.random.default_rng(5)
-    sources = [("train", "books"), ("train", "web/news"), ("eval", "books")]
-    counts = (60, 25, 7)
-    return tokenize_stage(
-        folder,
-        [
-            {s: random_documents(rng, n, 90) for s, n in zip(sources, counts, strict=True)}
-            for _ in range(parts)
-        ],
-        dtype,
-    )
 
 
 @pytest.mark.parametrize("method", ["chunk", "best-fit"])

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from chat_problem import chat_tokenizer
 
 from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
@@ -12,6 +11,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError, conversation
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
+from tests.data.chat_problem import chat_tokenizer
 
 SOURCE = Source(path="x", rows="preference")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from user_run import RUN, command, write_run
 
 from lmwright.cli.main import main
 from lmwright.guard.redact import has_secrets, redact_text, was_redacted, without_secrets
+from tests.data.user_run import RUN, command, write_run
 
 SECRETS = ("hunter2secret", "sig0secret", "tok1secret", "tok2secret")
 SIGNED = "words.jsonl?version=3&X-Amz-Signature=sig0secret&X-Amz-Date=20250101&token="

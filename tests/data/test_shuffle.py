@@ -2,26 +2,14 @@
 
 import numpy as np
 import pytest
-from test_pack import corpus, pack
-from token_stage import random_documents, tokenize_stage
 
 from lmwright.config.run import Shuffle
 from lmwright.data.manifest import files_below, hash_file
 from lmwright.data.rows.order import Order
-from lmwright.data.rows.record import row_dtype
 from lmwright.data.rows.shuffle import shuffle_rows
 from lmwright.errors import UserError
-
-WEIGHTS = {"books": 1.0, "web/news": 2.5}
-
-
-def source_records(data_dir, T, split="train"):
-    """Records of each train source, read by numpy alone."""
-    found = {}
-    for path in sorted((data_dir / "pack" / split).rglob("shard-*.bin")):
-        name = path.parent.relative_to(data_dir / "pack" / split).as_posix()
-        found.setdefault(name, []).append(np.fromfile(path, row_dtype(T, "uint16")))
-    return {k: np.concatenate(v) for k, v in sorted(found.items())}
+from tests.data.small_store import WEIGHTS, corpus, pack, source_records
+from tests.data.token_stage import random_documents, tokenize_stage
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fake_hub import SHA, FakeHub
+from tests.fake_hub import SHA, FakeHub
 
 pytest.importorskip("datasets")
 

@@ -10,28 +10,15 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from test_pack import corpus, pack
-from test_shuffle import WEIGHTS, source_records
-from token_stage import random_documents, tokenize_stage
 
-from lmwright.config.run import Pack, Shuffle
+from lmwright.config.run import Shuffle
 from lmwright.data.rows.order import Order
-from lmwright.data.rows.pack import pack_tokens
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.shuffle import shuffle_rows
 from lmwright.data.rows.store import TokenStore, verify_store
 from lmwright.errors import UserError
-
-T = 32
-
-
-def prepared(folder, order="virtual", weights=None, epochs=2, attention="document"):
-    corpus(folder)
-    section = Pack(method="best-fit", attention=attention)
-    pack_tokens(folder, seq_len=T, pack=section, workers=1, shard_tokens=1500)
-    section = Shuffle(order=order, epochs=epochs, block_rows=40, seed=3)
-    shuffle_rows(folder, section, weights, workers=1, shard_tokens=2000)
-    return folder
+from tests.data.small_store import WEIGHTS, T, pack, prepared, same, source_records
+from tests.data.token_stage import random_documents, tokenize_stage
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +29,6 @@ def virtual(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     return prepared(tmp_path_factory.mktemp("written"), "written", WEIGHTS)
-
-
-def same(a, b):
-    assert a.keys() == b.keys()
-    for k in a:
-        np.testing.assert_array_equal(a[k], b[k])
 
 
 def test_batches_follow_the_order(virtual):

@@ -8,10 +8,10 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
-from user_run import texts
 
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from tests.data.user_run import texts
 
 SPACE = "\u2581"
 # Mistral's: every length up to 16 but one, and all of one score

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_generate import GREEDY, MODEL, PROMPTS
 
 from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
@@ -15,6 +14,7 @@ from lmwright.evals.compute import decode_compute, row_compute
 from lmwright.evals.generate import generate
 from lmwright.evals.text import evaluate_text
 from lmwright.nn import attention
+from tests.evals.small_model import GREEDY, MODEL, PROMPTS
 
 
 @pytest.fixture(scope="module")

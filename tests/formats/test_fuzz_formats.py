@@ -28,7 +28,7 @@ from lmwright.formats.peft import merge_into, module_slots
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_folder import write_folder as write_peft
 from lmwright.models.llama import Llama
-from time_limit import time_limit
+from tests.time_limit import time_limit
 
 MODEL = Llama(
     vocab_size=307, embed_dim=32, mlp_dim=40, num_layers=2, num_heads=2, num_kv_heads=1,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from fake_hub import SHA, FakeHub
+from tests.fake_hub import SHA, FakeHub
 
 pytest.importorskip("huggingface_hub")
 

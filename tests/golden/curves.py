@@ -1,7 +1,7 @@
 """Curves of 20 steps, made through the command line alone, so that they outlive refactorings.
 
-    python tests/golden/curves.py make FILE [CASE ...]        writes those of the working tree
-    python tests/golden/curves.py against COMMIT [CASE ...]   compares bit for bit with a commit
+    python -m tests.golden.curves make FILE [CASE ...]        writes those of the working tree
+    python -m tests.golden.curves against COMMIT [CASE ...]   compares bit for bit with a commit
 
 Every case is trained in one process of one CPU device, with XLA's flags of the tests.
 """
@@ -185,8 +185,7 @@ def ran(main, *words: str) -> None:
 
 def train_apart(source: Path, names: Sequence[str], logs: Path | None = None) -> dict[str, Curve]:
     """Trains the cases in a process of its own with the package that lies below `source`."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from quick_compile import FLAGS
+    from tests.quick_compile import FLAGS
 
     with tempfile.TemporaryDirectory(prefix="curves-") as folder:
         out = Path(folder, "curves.json")

@@ -1,17 +1,17 @@
 """Twenty steps of training are what they were, for every family, objective and way of LoRA.
 
-After a change that is meant: `python tests/golden/curves.py make tests/golden/curves.json`, and
-read the diff. `python tests/golden/curves.py against COMMIT` compares bit for bit with a commit.
+After a change that is meant: `python -m tests.golden.curves make tests/golden/curves.json`, and
+read the diff. `python -m tests.golden.curves against COMMIT` compares bit for bit with a commit.
 """
 
 import json
 from pathlib import Path
 
 import pytest
-from curves import CASES, QUICK, ROOT, differences, train_apart
 
 from lmwright.models import KINDS as MODELS
 from lmwright.objectives import KINDS as OBJECTIVES
+from tests.golden.curves import CASES, QUICK, ROOT, differences, train_apart
 
 GOLDEN = json.loads(Path(__file__).with_name("curves.json").read_text())
 TOLERANCE = 1e-5  # of other machines' roundings

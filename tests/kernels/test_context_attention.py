@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_problem import problem
 from jax.sharding import AxisType, Mesh
 
 from lmwright.core.sharding import AXES
 from lmwright.kernels import all_to_all_attention, ring_attention, tpu_attention
 from lmwright.nn import attention
+from tests.kernels.attention_problem import problem
 
 
 def with_gradients(fn, ids, q, k, v, g, **masks):

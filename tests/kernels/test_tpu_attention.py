@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_problem import problem
 from jax.sharding import AxisType, Mesh
 
 from lmwright.core.sharding import AXES
 from lmwright.kernels import tpu_attention, tpu_row_attention
 from lmwright.nn import attention
+from tests.kernels.attention_problem import problem
 
 
 def both(fn, q, k, v, ids, g, **choices):

@@ -6,13 +6,13 @@ from unittest.mock import MagicMock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from answers_problem import gradients_of, logits, loss_of, weights
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.leaves import Lora
 from lmwright.errors import UserError
 from lmwright.objectives.kto import Kto, rotate
+from tests.objectives.answers_problem import gradients_of, logits, loss_of, weights
 
 # (tokens of the prompt, of the answer, liked) of each conversation, row by row
 ROWS = (((4, 5, True), (6, 7, False), (3, 8, True)), ((5, 4, False), (2, 9, False)))

@@ -6,13 +6,13 @@ from unittest.mock import MagicMock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from answers_problem import gradients_of, logits, loss_of, weights
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.leaves import Lora
 from lmwright.errors import UserError
 from lmwright.objectives.preference import Dpo, Orpo
+from tests.objectives.answers_problem import gradients_of, logits, loss_of, weights
 
 PROMPTS, LENGTHS = (4, 6, 3), ((5, 7), (8, 4), (6, 6))
 

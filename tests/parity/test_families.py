@@ -7,14 +7,14 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from compare import TOLERANCE, assert_near, assert_same_text, make_batch
-from families import ROWS
 
 from lmwright.core.compute import Compute
 from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.clm import Clm
+from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
+from tests.parity.families import ROWS
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

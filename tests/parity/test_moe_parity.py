@@ -8,7 +8,6 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
 from lmwright.core.compute import Compute
 from lmwright.formats.hf_layout import to_hf
@@ -16,6 +15,7 @@ from lmwright.formats.hf_read import import_hf
 from lmwright.formats.hf_write import export_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.objectives.clm import Clm
+from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

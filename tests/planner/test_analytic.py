@@ -6,7 +6,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from runs import SMALL, run_of
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
@@ -17,6 +16,7 @@ from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.step_time import timing
 from lmwright.planner.compiler.kernel_cost import row_attention_cycles
+from tests.planner.runs import SMALL, run_of
 
 
 def dot_flops(jaxpr, times=1):

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from runs import run_of
 
 from lmwright.core.contract import seen_keys
 from lmwright.hardware.chips import RATES, ROW_ATTENTION, peak_of
@@ -20,6 +19,7 @@ from lmwright.planner.compiler.kernel_cost import (
     splash_s,
 )
 from lmwright.presets import of_section
+from tests.planner.runs import run_of
 
 SLICES = ("v2-8", "v3-8", "v4-16", "v5e-8", "v5p-16", "v6e-8", "7x-8")  # of eight devices
 HEADS = (64, 80, 96, 128, 192, 256)

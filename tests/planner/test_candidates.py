@@ -1,7 +1,6 @@
 """Candidates are legal, keep what is learned, and their overrides paste back."""
 
 import pytest
-from runs import SMALL, run_of
 
 from lmwright.config.run import Mesh
 from lmwright.formats.open import load_run
@@ -9,6 +8,7 @@ from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.candidates import candidates, rank, with_kind
 from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import parse_machine
+from tests.planner.runs import SMALL, run_of
 
 V4 = parse_machine("v4-32")
 

@@ -5,7 +5,6 @@ import re
 from functools import partial
 
 import pytest
-from runs import run_of
 
 from lmwright.cli.main import main
 from lmwright.formats.open import load_run
@@ -13,6 +12,7 @@ from lmwright.planner import command, compare
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler import compile as aot
+from tests.planner.runs import run_of
 
 
 @pytest.fixture

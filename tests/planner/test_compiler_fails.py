@@ -4,11 +4,11 @@ what it said last."""
 from functools import partial
 
 import pytest
-from runs import run_of
 
 from lmwright.cli.main import main
 from lmwright.planner import command
 from lmwright.planner.compiler import compile as aot
+from tests.planner.runs import run_of
 
 CHECK = (
     "F0000 00:00:1761000000.0 7 layout.cc:12] Check failed: a == b (1 vs. 2)\n"

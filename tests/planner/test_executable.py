@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from runs import run_of
 
 import lmwright
 from lmwright.program import executable
 from lmwright.program.cache import PACKAGES
+from tests.planner.runs import run_of
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +59,13 @@ def load_here(options=None):
 
 def test_another_process_runs_the_kept_step():
     keep()
-    code = "import json, test_executable as t; print(json.dumps(t.load_here()))"
-    paths = [os.path.dirname(__file__), *sys.path]
+    code = (
+        "import json; from tests.planner.test_executable import load_here; "
+        "print(json.dumps(load_here()))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -6,7 +6,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from runs import SMALL, run_of
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
@@ -17,6 +16,7 @@ from lmwright.planner.analytic.memory import memory, saved_bytes
 from lmwright.planner.compiler.child import shard_bytes
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state
+from tests.planner.runs import SMALL, run_of
 
 MESHES = [(), ("mesh.fsdp=4", "mesh.tensor=2"), ("mesh.data=2", "mesh.tensor=2")]
 KINDS = ["adamw", "adam8bit", "adafactor", "lion", "muon"]

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import run_of
 
 from lmwright.planner.analytic.interval import error_share
 from lmwright.planner.compiler.hlo import parse
+from tests.planner.runs import run_of
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmark is the source
 import plan_accuracy as accuracy

@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from runs import run_of
 
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
@@ -16,6 +15,7 @@ from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.search import Search
 from lmwright.planner.suggestions import cure_lines, larger
+from tests.planner.runs import run_of
 
 GIB = 2**30
 

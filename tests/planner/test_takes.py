@@ -4,7 +4,6 @@ import json
 
 import jax
 import pytest
-from runs import SMALL, run_of
 
 from lmwright.errors import UserError
 from lmwright.hardware.prices import PRICES
@@ -13,6 +12,7 @@ from lmwright.planner.cost import checkpoint_bytes, takes
 from lmwright.planner.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
+from tests.planner.runs import SMALL, run_of
 
 V4 = parse_machine("v4-32")
 

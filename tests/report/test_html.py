@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_folder import write_run
 
 from lmwright.errors import UserError
 from lmwright.report.curves import thin
 from lmwright.report.html import report_command, write_report
+from tests.report.run_folder import write_run
 
 EVIL = "<script>alert(1)</script></pre><img src=x onerror=alert(2)> \u2028 & \"'"
 

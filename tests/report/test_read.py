@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from run_folder import write_run
 
 from lmwright.errors import UserError
 from lmwright.report.read import flatten, read_run
+from tests.report.run_folder import write_run
 
 
 def lines_of(folder):

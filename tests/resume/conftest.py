@@ -1,25 +1,15 @@
 """A tiny prepared store and a run over it, shared by the resume tests."""
 
 import json
-import os
 import random
-import subprocess
-import sys
-import textwrap
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from lmwright.config.load import dump_toml
 from lmwright.config.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Source, Tokenizer, Train
-from lmwright.formats.open import load_run
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
-from quick_compile import FLAGS
-
-STEPS = 12
+from tests.resume.small_runs import STEPS, in_dir
 
 
 @pytest.fixture(scope="session")
@@ -60,64 +50,6 @@ def small_run(tmp_path_factory) -> Run:
     )  # fmt: skip
     prepare(run.data, run.model.seq_len)
     return run
-
-
-def in_dir(run: Run, folder: Path) -> Run:
-    return replace(run, dir=str(folder))
-
-
-def losses(run: Run) -> dict[int, float]:
-    """Loss by step, each step once."""
-    found = {}
-    for line in (Path(run.dir) / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row["kind"] == "train":
-            assert row["step"] not in found, "a step was logged twice"
-            found[row["step"]] = row["loss"]
-    return found
-
-
-def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess.CompletedProcess:
-    """Trains in a process of its own, after running the lines of `before`."""
-    run_file = Path(run.dir).with_suffix(".toml")
-    run_file.write_text(dump_toml(run))
-    assert load_run(run_file, []) == run
-    code = textwrap.dedent(before) + textwrap.dedent(f"""
-        from lmwright.formats.open import load_run
-        from lmwright.train.command import train_command
-        raise SystemExit(train_command(load_run({str(run_file)!r}, [])))
-    """)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(devices),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def environment(devices: int = 1) -> dict[str, str]:
-    """Of a process that trains on CPU devices with the checkout under test."""
-    return {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
-        "PATH": "/usr/bin:/bin",
-        "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
-        "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-
-
-def typed(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    """Runs `lmwright WORDS` in a folder, as a user would."""
-    return subprocess.run(
-        [sys.executable, "-m", "lmwright", *words],
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,8 @@ from lmwright.train.budget import Budget
 from lmwright.train.loop import train
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim
-from time_limit import Hangs, time_limit
-
-from .conftest import STEPS, in_dir, losses
+from tests.resume.small_runs import STEPS, in_dir, losses
+from tests.time_limit import Hangs, time_limit
 
 NEWEST, BEFORE = STEPS, STEPS - 3
 ODD = [b"null", b"5", b"[]", b"{}", b'"x"', b"[null]", b"true", b"1e999", b"[" * 200_000,

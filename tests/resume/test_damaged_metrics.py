@@ -10,8 +10,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.train import command
 from lmwright.train.loop import train
-
-from .conftest import STEPS, in_dir, losses
+from tests.resume.small_runs import STEPS, in_dir, losses
 
 SAVED = STEPS - 3  # the step that training goes on from
 JUNK = bytes(range(256)) * 3

@@ -4,8 +4,7 @@ import jax
 
 from lmwright.train.hooks import Hook
 from lmwright.train.loop import train
-
-from .conftest import STEPS, in_dir
+from tests.resume.small_runs import STEPS, in_dir
 
 
 class Notes(Hook):

@@ -21,9 +21,8 @@ from lmwright.errors import UserError
 from lmwright.program.plan import resolve
 from lmwright.train.hosts import HostRows, join
 from lmwright.train.loop import train
-from quick_compile import FLAGS
-
-from .conftest import in_dir, losses, typed
+from tests.quick_compile import FLAGS
+from tests.resume.small_runs import in_dir, losses, typed
 
 
 def free_port():

@@ -12,8 +12,7 @@ from lmwright.program.plan import resolve, step_options
 from lmwright.program.state import abstract_batch, abstract_state
 from lmwright.program.step import make_step
 from lmwright.train.loop import train
-
-from .conftest import in_dir, losses
+from tests.resume.small_runs import in_dir, losses
 
 
 def compiled_by_plan(run):

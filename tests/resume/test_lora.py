@@ -20,8 +20,7 @@ from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.train.loop import train
-
-from .conftest import losses
+from tests.resume.small_runs import losses
 
 SLOW = pytest.mark.slow
 A = Adapter(name="a", rows=4, rank=3, learning_rate=2e-2)

@@ -21,8 +21,7 @@ from lmwright.program.lora import bind, resolved, scaled
 from lmwright.program.lora_section import LowRank
 from lmwright.program.plan import resolve
 from lmwright.train.loop import train
-
-from .conftest import in_dir
+from tests.resume.small_runs import in_dir
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

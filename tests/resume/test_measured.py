@@ -15,8 +15,7 @@ from lmwright.cli.main import main
 from lmwright.planner import own_machine
 from lmwright.planner.compiler.profile import newest_profile, seconds_by_instruction
 from lmwright.train.loop import train
-
-from .conftest import in_dir
+from tests.resume.small_runs import in_dir
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from lmwright.program.plan import resolve
 from lmwright.program.state import init_state, saved
 from lmwright.train import hooks, loop
 from lmwright.train.hooks import Hook
-
-from .conftest import STEPS, in_dir
+from tests.resume.small_runs import STEPS, in_dir
 
 
 def checkpoints_of(run):

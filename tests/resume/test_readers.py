@@ -22,8 +22,7 @@ from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.weights import load_run_weights
 from lmwright.train import loop
-
-from .conftest import in_dir, losses
+from tests.resume.small_runs import in_dir, losses
 
 
 def busy(run, folder, steps):

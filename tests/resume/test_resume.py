@@ -15,8 +15,7 @@ from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.train.loop import train
-
-from .conftest import STEPS, in_dir, losses, train_in_process, typed
+from tests.resume.small_runs import STEPS, in_dir, losses, train_in_process, typed
 
 KILL_IN_STEP = """
     import os, signal

@@ -18,8 +18,7 @@ from lmwright.train import loop
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.command import describe_stop
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
-
-from .conftest import in_dir, train_in_process
+from tests.resume.small_runs import in_dir, train_in_process
 
 
 class Ticking:

@@ -11,8 +11,7 @@ from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.train.sweep import members, sweep_command
-
-from .conftest import environment, in_dir, losses
+from tests.resume.small_runs import environment, in_dir, losses
 
 GRID = """
 [sweep.grid]

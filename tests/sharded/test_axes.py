@@ -5,7 +5,11 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from problem import (
+
+from lmwright.core.sharding import AXES
+from lmwright.program.state import abstract_batch, abstract_state, init_state
+from lmwright.program.step import make_step
+from tests.sharded.problem import (
     ROWS,
     SEQ_LEN,
     alone,
@@ -16,10 +20,6 @@ from problem import (
     model_gradients,
     plan_of,
 )
-
-from lmwright.core.sharding import AXES
-from lmwright.program.state import abstract_batch, abstract_state, init_state
-from lmwright.program.step import make_step
 
 
 @pytest.mark.parametrize("axis", ["data", "expert", "context", "tensor"])

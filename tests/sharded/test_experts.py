@@ -5,15 +5,15 @@ from functools import cache
 
 import jax
 import numpy as np
-import problem
 import pytest
-from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
 from lmwright.errors import UserError
 from lmwright.models.dots1 import Dots1
 from lmwright.models.experts import Experts
 from lmwright.models.mixtral import Mixtral
 from lmwright.models.reasoning import Reasoning
+from tests.sharded import problem
+from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
 SIZES = {
     "vocab_size": VOCAB, "embed_dim": 24, "num_layers": 2, "num_heads": 16, "num_kv_heads": 8,

@@ -2,11 +2,11 @@
 
 import jax
 import pytest
-from problem import make_run
 
 from lmwright.core.mesh import slices_of
 from lmwright.errors import UserError
 from lmwright.program.plan import resolve
+from tests.sharded.problem import make_run
 
 
 @pytest.mark.parametrize(

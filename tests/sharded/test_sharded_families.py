@@ -6,15 +6,15 @@ from functools import cache
 
 import jax
 import numpy as np
-import problem
 import pytest
-from problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
 from lmwright.models.gemma import Gemma
 from lmwright.models.llama import Llama
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
 from lmwright.nn.rope_scaling import LinearRope, LongRope, YarnRope
+from tests.sharded import problem
+from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
 SIZES = {
     "vocab_size": VOCAB, "embed_dim": 24, "mlp_dim": 40, "num_layers": 4, "num_heads": 16,

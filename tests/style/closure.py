@@ -4,7 +4,7 @@ Imports inside functions count, and the packages on the way; those under `if TYP
 not, since they are never run. Registries name their members in strings: one of each counts
 (MEMBERS).
 
-    python tests/style/closure.py [MODULE]     prints every module with its chain, largest first
+    python -m tests.style.closure [MODULE]     prints every module with its chain, largest first
 """
 
 import ast
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from sources import PACKAGE, parsed
+from tests.style.sources import PACKAGE, parsed
 
 STEP = "lmwright.program.step"
 MEMBERS = (

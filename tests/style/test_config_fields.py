@@ -5,11 +5,11 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
-from sources import PACKAGE, name_of, parsed, python_files
 
 from lmwright.config.fields import all_sections, field_types
 from lmwright.core.sharding import AXES
 from lmwright.formats.open import RUN_FILES
+from tests.style.sources import PACKAGE, name_of, parsed, python_files
 
 SECTIONS = list(dict.fromkeys(all_sections(RUN_FILES.kinds)))
 # Where a field may be said, checked or renamed, which is not yet to be read.

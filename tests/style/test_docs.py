@@ -2,7 +2,7 @@
 
 import re
 
-from sources import ROOT, name_of, text_files
+from tests.style.sources import ROOT, name_of, text_files
 
 DOCS = ROOT / "docs"
 MAX_PAGE_LINES = 150

@@ -4,7 +4,8 @@ import ast
 import re
 
 import pytest
-from sources import (
+
+from tests.style.sources import (
     PACKAGE,
     is_dataclass_definition,
     name_of,

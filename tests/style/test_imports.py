@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 
-from sources import PACKAGE, parsed, python_files
+from tests.style.sources import PACKAGE, parsed, python_files
 
 # Lowest first; a package imports from those before it, or from itself.
 ORDER = [

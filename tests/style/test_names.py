@@ -4,7 +4,8 @@ import re
 import tomllib
 
 import pytest
-from sources import ROOT, name_of, python_files, text_files
+
+from tests.style.sources import ROOT, name_of, python_files, text_files
 
 # Where the name of before must stand: what it has written is still read.
 EARLIER = {

@@ -5,13 +5,13 @@ import math
 import re
 
 import pytest
-from bare_run import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
 from lmwright.train.display import SPARKS, Display, duration, sparkline
+from tests.train.bare_run import make_run
 
 VALUES = {
     "loss": 3.25,

@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from bare_run import make_run, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmwright.errors import UserError
 from lmwright.train.metrics import MetricsWriter, truncate_after
+from tests.train.bare_run import make_run, read
 
 
 def without_time(path):
@@ -104,17 +104,19 @@ def test_a_file_that_ends_before_its_checkpoint_is_named_only_where_a_line_was_d
 
 def test_sigkill_loses_no_finished_line(tmp_path):
     script = (
-        "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from bare_run import make_run\n"
+        "import sys\n"
+        "from tests.train.bare_run import make_run\n"
         "from lmwright.train.metrics import MetricsWriter\n"
         "w = MetricsWriter(sys.argv[1], make_run(), None, process_index=0)\n"
         "step = 0\n"
         "while True:\n"
         "    step += 1; w.log(step, loss=1.0 / step); print(step, flush=True)\n"
     )
-    here = os.path.dirname(os.path.abspath(__file__))
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), here], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     said = 0
     for line in child.stdout:

@@ -6,11 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from bare_run import make_run, read
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from lmwright.errors import UserError
 from lmwright.train.metrics import MetricsWriter
+from tests.train.bare_run import make_run, read
 
 
 def events(folder):
