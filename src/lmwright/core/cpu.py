@@ -172,7 +172,7 @@ def over_rows(rows_fn: Callable[..., Any]) -> Callable[..., Any]:
 def unstacked(layers: jax.Array) -> list[Array]:
     """Slices [1, ...] of axis 0; their gradients are put together by one concatenation instead
     of a sum of padded arrays."""
-    return lax.split(layers, [1] * layers.shape[0], axis=0)
+    return list(lax.split(layers, [1] * layers.shape[0], axis=0))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -215,7 +215,7 @@ def sealed(*arrays: Array) -> tuple[Array, ...]:
     return lax.platform_dependent(*arrays, cpu=barrier, default=lambda *a: a)
 
 
-once.defvjp(lambda x: (*sealed(x), None), lambda _, g: (g,))
+once.defvjp(lambda x: (sealed(x)[0], None), lambda _, g: (g,))
 gradient_once.defvjp(lambda y: (y, None), lambda _, g: sealed(g))
 
 

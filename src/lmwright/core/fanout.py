@@ -7,9 +7,10 @@ itself the partitioner sends each alone:
     dx = reduce_scatter(g_q w_q' + g_k w_k' + g_v w_v')
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
@@ -18,6 +19,7 @@ from lmwright.core.leaves import TYPED
 from lmwright.core.sharding import ACTIVATIONS, constrain, partition
 from lmwright.core.weight import (
     Weight,
+    as_array,
     dot,
     kept,
     name_of,
@@ -43,7 +45,7 @@ def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> t
         each = zip(eqns, weights, names, narrow_products(x, weights), strict=True)
         return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
     x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
-    found = _fan(tuple(eqns), x, tuple(w.astype(x.dtype) for w in weights))
+    found = _fan(tuple(eqns), x, tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights))
     return tuple(kept(y, name) for y, name in zip(found, names, strict=True))
 
 
@@ -81,11 +83,11 @@ def _input_gradient(
     sides = [letters(eqn) for eqn in eqns]
 
     def local(gs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-        total = sum(
+        parts = [
             product(f"{out},{w_letters}->{x_letters}", g, w)
             for (x_letters, w_letters, out), g, w in zip(sides, gs, weights, strict=True)
-        )
-        total = total.astype(gs[0].dtype)
+        ]
+        total = reduce(jnp.add, parts).astype(gs[0].dtype)
         return lax.psum_scatter(total, AXIS, scatter_dimension=1, tiled=True)
 
     return jax.shard_map(

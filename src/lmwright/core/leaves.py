@@ -14,7 +14,7 @@ a leaf may hold Params (its spec), abstract arrays or shardings.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,12 @@ BLOCK = 32  # inputs that share a scale of Int4
 # shares of the largest magnitude in a block that its scale is made for; the best one is taken
 CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8)
 
+T = TypeVar("T")
 Storage = Literal["fp32", "bf16", "int8", "int4"]
 
 
-def _leaf(cls: type) -> type:
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _leaf(cls: type[T]) -> type[T]:
     return jax.tree_util.register_dataclass(dataclass(frozen=True)(cls))
 
 
@@ -150,19 +152,18 @@ def _best_clip(blocks: Array, axis: int) -> tuple[Array, Array]:
     """int4 values and bfloat16 scales of least squared error among CLIPS."""
     at = jnp.argmax(jnp.abs(blocks), axis=axis, keepdims=True)
     top = jnp.take_along_axis(blocks, at, axis=axis)
-    best = None
+    best: tuple[Array, ...] = ()
     for clip in CLIPS:
         scale = (top * (clip / -8)).astype(jnp.bfloat16)
         scale = jnp.where(scale == 0, jnp.ones_like(scale), scale)
         wide = scale.astype(jnp.float32)
         values = jnp.clip(jnp.round(blocks / wide), -8, 7)
         error = jnp.sum(jnp.square(values * wide - blocks), axis=axis, keepdims=True)
-        if best is None:
-            best = values, scale, error
-        else:
+        new: tuple[Array, ...] = (values, scale, error)
+        if best:
             better = error < best[2]
-            new = (values, scale, error)
-            best = tuple(jnp.where(better, n, o) for n, o in zip(new, best, strict=True))
+            new = tuple(jnp.where(better, n, o) for n, o in zip(new, best, strict=True))
+        best = new
     return best[0].astype(jnp.int4), best[1]
 
 

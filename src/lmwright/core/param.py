@@ -45,7 +45,8 @@ class Param:
             raise ValueError(f"{self.arrow!r} has no arrow, so it needs fill or std")
 
     def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        match = _ARROW.match(self.arrow)
+        match = _ARROW.fullmatch(self.arrow)
+        assert match is not None  # it matches any line
         batch = tuple((match["batch"] or "").split())
         left, arrow, right = match["rest"].partition("->")
         if arrow:
@@ -92,7 +93,7 @@ class Param:
     def stacked(self, axis: str, count: int) -> "Param":
         """Param of `count` such weights, stacked in front as a batch axis."""
         batch = " ".join((axis, *self.batch))
-        rest = _ARROW.match(self.arrow)["rest"]
+        rest = self.arrow.rpartition("]")[2].lstrip()
         return replace(self, arrow=f"[{batch}] {rest}", shape=(count, *self.shape))
 
     def make(self, key: Array, dtype: jnp.dtype = jnp.float32) -> Array:

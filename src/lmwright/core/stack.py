@@ -60,12 +60,13 @@ def _unrolled(
         return block(jax.tree.unflatten(tree, layer), x, *side)
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    aux, kept = None, REMATS["dots" if remat == "none" else remat]
+    aux: Aux = {}
+    kept = REMATS["dots" if remat == "none" else remat]
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
         again = kept.apply(partial(one, index), prevent_cse=True)
-        x, *slots = together(x, *slots)
-        x, new = again(slots, fixed, x, *side)
-        aux = new if aux is None else jax.tree.map(jnp.add, aux, new)
+        x, *tied = together(x, *slots)
+        x, new = again(tied, fixed, x, *side)
+        aux = jax.tree.map(jnp.add, aux, new) if aux else new
     return x, aux
 
 

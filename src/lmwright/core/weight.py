@@ -119,7 +119,8 @@ def narrow_products(x: Array, weights: Sequence[Weight]) -> list[Array | None]:
     """`x a` [B, T, R] of each Lora among weights [D, ...] that meet the same x [B, T, D], by one
     product; None for other weights, and where inputs are dropped for each by itself."""
     fits = [isinstance(w, Lora) and w.key is None and w.a.ndim == 2 for w in weights]
-    factors = [w.a.astype(x.dtype) for w, fit in zip(weights, fits, strict=True) if fit]
+    loras = (w for w, fit in zip(weights, fits, strict=True) if fit and isinstance(w, Lora))
+    factors = [w.a.astype(x.dtype) for w in loras]
     if len(factors) < 2:
         return [None] * len(weights)
     whole = untyped_dot("btd,dr->btr", x.dtype, x, jnp.concatenate(factors, axis=1))
@@ -188,7 +189,8 @@ def _frozen_bwd(eqn: str, dtype: str, w: Array | Quantized, g: Array) -> tuple[A
         g = g * _aligned(w.scale, _scale_letters(w_letters, w), out)
         w = w.values
     back = f"{out},{w_letters}->{x_letters}"
-    return product(back, g.astype(dtype), dequantize(w, dtype), dtype), None
+    wide = jnp.dtype(dtype)
+    return product(back, g.astype(wide), dequantize(w, wide), wide), None
 
 
 _frozen_dot.defvjp(_frozen_fwd, _frozen_bwd)

@@ -49,8 +49,8 @@ def count_by_part(model: Any) -> list[PartCount]:
         inside = param.batch[:1] == ("layers",)
         stack = path.rpartition(".")[0] if inside else ""
         depth[stack] = param.shape[0] if inside else 1
-        key = (part_of(param), stack)
-        stacks[key] = stacks.get(key, 0) + param.size // depth[stack]
+        place = (part_of(param), stack)
+        stacks[place] = stacks.get(place, 0) + param.size // depth[stack]
     layers: dict[tuple[str, bool, int], int] = {}
     for (part, stack), size in stacks.items():
         key = (part, stack != "", size)

@@ -17,13 +17,21 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import Run
-from lmwright.core.leaves import Lora, column_norms, dequantize, merge, quantize, stored_spec
+from lmwright.core.leaves import (
+    Lora,
+    Storage,
+    column_norms,
+    dequantize,
+    merge,
+    quantize,
+    stored_spec,
+)
 from lmwright.core.param import Param, Tree, at, nest, path_key, walk
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
-from lmwright.program.lora_section import Adapter
+from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.targets import by_target, choose
-from lmwright.program.trainee import Trainee
+from lmwright.program.trainee import Trainee, num_steps
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
 DEFAULT = "default"  # what PEFT calls a single adapter
@@ -55,10 +63,16 @@ class ResolvedAdapter(Trainee):
         return {module.path: module for module in self.modules}
 
 
+def section_of(run: Run) -> LowRank:
+    """The section [lora] of a run that has one."""
+    assert run.lora is not None
+    return run.lora
+
+
 def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
     """The adapters of a run, in order. Raises UserError for targets, ranks or rows that do not
     fit."""
-    lora = run.lora
+    lora = section_of(run)
     listed = lora.adapters or (Adapter(name=DEFAULT, init_from=lora.init_from),)
     if lora.adapters and lora.init_from is not None:
         raise UserError(
@@ -87,7 +101,7 @@ def _rows(run: Run, listed: tuple[Adapter, ...]) -> dict[str, int]:
 
 
 def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
-    lora, optim = run.lora, run.optim
+    lora, optim = section_of(run), run.optim
     optim = replace(
         optim,
         learning_rate=adapter.learning_rate or optim.learning_rate,
@@ -99,7 +113,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
         spec=nest((m.path, module_spec(m, lora.variant)) for m in modules),
         data=adapter.data or run.data.dir,
         rows=rows,
-        steps=adapter.steps or run.train.steps,
+        steps=adapter.steps or num_steps(run),
         optim=optim,
         modules=modules,
         variant=lora.variant,
@@ -110,7 +124,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
-    lora = run.lora
+    lora = section_of(run)
     targets = choose(run.model, lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
@@ -175,14 +189,14 @@ def stored(run: Run, w: Tree) -> Tree:
     return nest((path, quantize(leaves[path], p, compute)) for path, p, compute in _storages(run))
 
 
-def storages(run: Run) -> dict[str, str]:
+def storages(run: Run) -> dict[str, Storage]:
     """How each weight of the base is kept: integers hold the matrices of the layers."""
     return {path: storage for path, _, storage in _storages(run)}
 
 
-def _storages(run: Run) -> list[tuple[str, Param, str]]:
-    kind = run.lora.base
-    small = "bf16" if kind in ("int8", "int4") else kind
+def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
+    kind = section_of(run).base
+    small: Storage = "bf16" if kind in ("int8", "int4") else kind
     return [
         (path, param, kind if part_of(param) in NARROW else small)
         for path, param in walk(run.model.spec())
@@ -214,7 +228,7 @@ def bind(
         if path not in parts:
             return leaf
         drop = {}
-        if key is not None:
+        if key is not None and dropout is not None:
             drop = _dropout(params[path], path_key(key, path), dropout)
         return _leaf(leaf, params[path], parts[path], **drop)
 

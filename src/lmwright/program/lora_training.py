@@ -26,6 +26,7 @@ from lmwright.program.lora import (
     module_spec,
     resolved,
     scaled,
+    section_of,
     storages,
     stored,
 )
@@ -87,9 +88,9 @@ class LoraTraining:
             raise UserError(
                 "lora.targets: experts take adapters on one device only; leave them out"
             )
-        if experts and self.run.lora.base in ("int8", "int4"):
+        if experts and section_of(self.run).base in ("int8", "int4"):
             raise UserError(
-                f'lora.base: {self.run.lora.base} with experts is for one device; use "bf16"'
+                f'lora.base: {section_of(self.run).base} with experts is for one device; use "bf16"'
             )
 
     def abstract_frozen(self, mesh: Mesh) -> Tree:
@@ -140,7 +141,7 @@ class LoraTraining:
     def scale_updates(self, updates: Tree) -> Tree:
         """Those of every second factor times `lora.b_rate_ratio` (LoRA+,
         https://arxiv.org/abs/2402.12354)."""
-        ratio = self.run.lora.b_rate_ratio
+        ratio = section_of(self.run).b_rate_ratio
         return updates if ratio == 1 else _faster_b(updates, ratio)
 
     def merged(self, trainee: ResolvedAdapter, frozen: Tree, weights: Tree) -> Tree:

@@ -21,7 +21,7 @@ from lmwright.core.sharding import (
 )
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.program.trainee import Training, training_of
+from lmwright.program.trainee import Training, num_steps, training_of
 
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
@@ -88,7 +88,7 @@ class Plan:
                 "num_params": self.num_params,
                 "tokens_per_step": self.tokens_per_step,
                 "flops_per_step": self.flops_per_step,
-                "tokens": self.tokens_per_step * self.run.train.steps,
+                "tokens": self.tokens_per_step * num_steps(self.run),
             },
             indent=1,
         )
@@ -141,8 +141,7 @@ def refuse_impossible(plan: Plan) -> None:
         pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
         refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)
     elif mesh.shape["context"] > 1:
-        for work in plan.works.values():
-            heads = work.attention.num_kv_heads
+        for heads in [w.attention.num_kv_heads for w in plan.works.values() if w.attention]:
             traded = (
                 f"{heads} of model.num_kv_heads, which train.context_attention = "
                 f'"all_to_all" trades for tokens ("ring" does not)'

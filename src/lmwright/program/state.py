@@ -8,6 +8,8 @@ optimizer is the number of its own steps. `abstract_state` serves init, checkpoi
 ahead-of-time compilation.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -65,13 +67,8 @@ def abstract_batch(plan: Plan, num_rows: int | None = None) -> Batch:
     rows = num_rows or train.global_batch_size // train.num_microbatches
     shape = (train.num_microbatches, rows, plan.seq_len)
     sharding = batch_sharding(plan.mesh, leading=1)
-    leaf = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
-    return Batch(
-        tokens=leaf(jnp.int32),
-        segment_ids=leaf(jnp.int32),
-        positions=leaf(jnp.int32),
-        loss_weight=leaf(jnp.float32),
-    )
+    dtypes: Any = Batch(jnp.int32, jnp.int32, jnp.int32, jnp.float32)  # type: ignore[arg-type]
+    return jax.tree.map(lambda d: jax.ShapeDtypeStruct(shape, d, sharding=sharding), dtypes)
 
 
 def saved_shardings(plan: Plan) -> Tree:

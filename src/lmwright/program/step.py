@@ -84,8 +84,8 @@ def _updated(
     updates, optimizer = optimizer_of(trainee).update(grads, part["optimizer"], weights)
     updates = plan.training.scale_updates(updates)
     new = {"weights": optax.apply_updates(weights, updates), "optimizer": optimizer}
-    if "ema" in part:
-        decay = plan.run.train.ema_decay
+    decay = plan.run.train.ema_decay
+    if decay is not None:
         new["ema"] = jax.tree.map(
             lambda old, fresh: decay * old + (1 - decay) * fresh, part["ema"], new["weights"]
         )
@@ -102,7 +102,8 @@ def _updated(
 def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dict[str, Array]:
     """Metrics of all trainees over all their tokens, and those of each by its name."""
     tokens = [values["target_tokens"] for values in metrics]
-    total = jnp.maximum(sum(tokens), 1.0)
+    whole = reduce(jnp.add, tokens)
+    total = jnp.maximum(whole, 1.0)
     means = {
         name: sum(values[name] * n for values, n in zip(metrics, tokens, strict=True)) / total
         for name in metrics[0]
@@ -112,7 +113,7 @@ def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dic
         for trainee, values in zip(active, metrics, strict=True)
         for name, value in values.items()
     }
-    return means | {"target_tokens": sum(tokens)} | own
+    return means | {"target_tokens": whole} | own
 
 
 def summed_gradients(
@@ -139,6 +140,7 @@ def summed_gradients(
         def total(weights: Mapping[str, Tree]) -> tuple[Array, tuple[Loss, ...]]:
             parts = [training.parts(one, weights[one.name]) for one in active]
             loss = partial(loss_of, index=index)
+            losses: tuple[Loss, ...]
             if len(lanes.trainees) == 1:
                 losses = (loss(parts[0], rows, keys[0], jnp.float32(rates[0])),)
             else:

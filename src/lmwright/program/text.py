@@ -53,6 +53,6 @@ def _kernel_text(bytecode: bytes) -> bytes:
             PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
             if _VERSION in module.operation.attributes:
                 del module.operation.attributes[_VERSION]
-            return module.operation.get_asm(enable_debug_info=False).encode()
+            return module.operation.get_asm(enable_debug_info=False).encode()  # type: ignore[attr-defined]
     except Exception:  # these are JAX's own modules, which may move
         return bytecode

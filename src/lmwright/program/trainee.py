@@ -136,7 +136,7 @@ class FullTraining:
                 optim=run.optim,
                 data=run.data.dir,
                 rows=run.train.global_batch_size,
-                steps=run.train.steps,
+                steps=num_steps(run),
             ),
         )
 
@@ -184,6 +184,12 @@ class FullTraining:
     def merged(self, trainee: Trainee, frozen: Tree, weights: Tree) -> Tree:
         """The weights themselves."""
         return weights
+
+
+def num_steps(run: Run) -> int:
+    """The optimizer steps of a run whose epochs are counted (`program.length`)."""
+    assert run.train.steps is not None
+    return run.train.steps
 
 
 TRAININGS = Registry(

@@ -139,7 +139,11 @@ def products(layout: Layout, weight: Weight) -> int:
 
 
 def _padding(layout: Layout, weight: Weight) -> float:
-    """Work on padded tiles over work on the product's own sizes."""
+    """Work on padded tiles over work on the product's own sizes; of a factor of an adapter, the
+    rank is padded."""
+    if weight.adds_to:
+        rank = min(weight.fan_in, weight.fan_out)
+        return (-(-rank // TILE) * TILE) / rank
     ways = layout.product_ways(weight)
     side = weight.fan_in if "embed" in weight.outputs else weight.fan_out  # what is cut
     held = side / ways
