@@ -1,6 +1,7 @@
 """The repository's own Python files, parsed once, for the tests of style."""
 
 import ast
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -34,12 +35,27 @@ def parsed(path: Path) -> ast.Module:
 
 
 def name_of(path: Path) -> str:
-    """Test id: the path in the repository."""
-    return path.relative_to(ROOT).as_posix()
+    """A file's path in the repository."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+Rule = Callable[[Path], Iterable[tuple[int, str]]]
+"""(line, offense) of each place in a file that breaks a rule."""
+
+
+def check(rule: Rule, paths: Iterable[Path]) -> None:
+    """Fails with `file:line: offense` of every place where a rule is broken."""
+    offenders = [f"{name_of(path)}:{line}: {text}" for path in paths for line, text in rule(path)]
+    assert not offenders, "\n" + "\n".join(offenders)
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """The numbered lines of a text."""
+    return list(enumerate(path.read_text(encoding="utf-8").splitlines(), 1))
 
 
 def is_dataclass_definition(node: ast.AST) -> bool:
-    """Whether a class carries `@dataclass`, called or not."""
+    """True for a class that carries `@dataclass`, called or not."""
     if not isinstance(node, ast.ClassDef):
         return False
     calls = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)

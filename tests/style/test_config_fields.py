@@ -1,10 +1,12 @@
 """The sections of a run: every field is read somewhere, and says what it is by its type."""
 
 import ast
+import inspect
 from dataclasses import fields
+from pathlib import Path
 from typing import get_args
 
-import pytest
+import pydantic.dataclasses
 
 from lmwright.config.fields import all_sections, field_types
 from lmwright.core.sharding import AXES
@@ -37,24 +39,51 @@ def reads():
 READS = reads()
 
 
-@pytest.mark.parametrize("cls", SECTIONS, ids=lambda cls: cls.__name__)
-def test_every_field_is_read(cls):
-    looped = READ_IN_A_LOOP.get(cls.__name__, ())
-    unread = {f.name for f in fields(cls) if f.name not in READS} - set(looped)
+def place_of(cls):
+    """File and line of a section."""
+    return f"{name_of(Path(inspect.getfile(cls)))}:{inspect.getsourcelines(cls)[1]}: {cls.__name__}"
+
+
+def test_every_field_is_read():
     # `kind` picks the class, and the class is what is read.
-    assert unread <= {"kind"}
+    unread = [
+        f"{place_of(cls)}.{field.name}"
+        for cls in SECTIONS
+        for field in fields(cls)
+        if field.name not in {"kind", *READS, *READ_IN_A_LOOP.get(cls.__name__, ())}
+    ]
+    assert not unread, "\n" + "\n".join(unread)
 
 
-@pytest.mark.parametrize("cls", SECTIONS, ids=lambda cls: cls.__name__)
-def test_sections_are_frozen_strict_and_say_choices_in_words(cls):
-    assert cls.__dataclass_params__.frozen and all(f.kw_only for f in fields(cls))
-    assert cls.__pydantic_config__["extra"] == "forbid"
-    assert cls.__doc__
+def offenses(cls):
+    """Where a section is not frozen, strict and described, or a field not a choice in words."""
+    if not (cls.__dataclass_params__.frozen and all(f.kw_only for f in fields(cls))):
+        yield "frozen, with fields by name only"
+    if cls.__pydantic_config__["extra"] != "forbid":
+        yield "forbid what it does not know"
+    if not cls.__doc__:
+        yield "say what it is"
     for name, annotation in field_types(cls).items():
-        branches = set(everything_in(annotation))
-        assert bool not in branches, f"{name}: name the choices instead of a boolean"
+        if bool in set(everything_in(annotation)):
+            yield f"{name}: name the choices instead of a boolean"
         default = cls.__dataclass_fields__[name].default
-        assert not (isinstance(default, int | float) and default < 0), f"{name}: no sentinels"
+        if isinstance(default, int | float) and default < 0:
+            yield f"{name}: no sentinels"
+
+
+def test_sections_are_frozen_strict_and_say_choices_in_words():
+    found = [f"{place_of(cls)}: {text}" for cls in SECTIONS for text in offenses(cls)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_a_loose_section_is_found():
+    @pydantic.dataclasses.dataclass(config={"extra": "ignore"})
+    class Loose:
+        fast: bool
+        steps: int = -1
+
+    Loose.__doc__ = None
+    assert len(list(offenses(Loose))) == 5
 
 
 def everything_in(annotation):

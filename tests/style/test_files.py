@@ -7,7 +7,10 @@ import pytest
 
 from tests.style.sources import (
     PACKAGE,
+    ROOT,
+    check,
     is_dataclass_definition,
+    lines_of,
     name_of,
     parsed,
     python_files,
@@ -32,37 +35,46 @@ BRITISH = re.compile(
     r")\b",
     re.I,
 )
-THIS_FILE = "tests/style/test_files.py"
+THIS_FILE = ROOT / "tests/style/test_files.py"
+OWN_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home)/\w[^\s\"'`]*")
+NO_SUBJECT = re.compile(r"(What|Whether|The same)\b")
+EINSUMS = ("dot", "einsum", "dot_ragged")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Docstrings without a subject that are still to be rewritten.
+AWAITED = {
+    "src/lmwright/models/decoder.py:work",
+    "src/lmwright/models/hf/llama.py:_defaults",
+    "src/lmwright/models/hf/llama.py:said_or_usual",
+    "src/lmwright/models/hf/moe.py:_MoeHf",
+    "src/lmwright/planner/analytic/machine.py:known_as",
+    "src/lmwright/planner/compiler/cost.py:settle_operands",
+    "src/lmwright/planner/cost.py:takes",
+}
 
-every_file = pytest.mark.parametrize("path", python_files(), ids=name_of)
 
-
-@every_file
-def test_a_file_is_short_ascii_and_says_what_it_is(path):
+def file_is_short_ascii_and_says_what_it_is(path):
     source = path.read_bytes()
-    assert source.isascii(), "only ASCII in code; write escapes"
-    assert len(source.splitlines()) <= MAX_FILE_LINES
-    if source.strip():
-        assert ast.get_docstring(parsed(path)), "open the module with what it is"
-    assert not re.fullmatch(BANNED_FILES, path.stem), "name the file after what it does"
+    if not source.isascii():
+        yield 1, "only ASCII in code; write escapes"
+    if (lines := len(source.splitlines())) > MAX_FILE_LINES:
+        yield lines, f"longer than {MAX_FILE_LINES} lines"
+    if source.strip() and not ast.get_docstring(parsed(path)):
+        yield 1, "open the module with what it is"
+    if re.fullmatch(BANNED_FILES, path.stem):
+        yield 1, "name the file after what it does"
 
 
-@every_file
-def test_functions_are_short(path):
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    long = {
-        node.name: size
-        for node in ast.walk(parsed(path))
-        if isinstance(node, functions)
-        if (size := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
-    }
-    assert not long
-
-
-@every_file
-def test_banned_names_calls_and_imports(path):
-    found = set()
+def functions_are_short(path):
     for node in ast.walk(parsed(path)):
+        if isinstance(node, FUNCTIONS):
+            size = node.end_lineno - node.lineno + 1
+            if size > MAX_FUNCTION_LINES:
+                yield node.lineno, f"{node.name} has {size} lines of {MAX_FUNCTION_LINES}"
+
+
+def no_banned_names_calls_and_imports(path):
+    for node in ast.walk(parsed(path)):
+        found = set()
         if isinstance(node, ast.Name | ast.FunctionDef | ast.arg | ast.Attribute | ast.keyword):
             names = (getattr(node, field, None) for field in ("id", "name", "arg", "attr"))
             found |= BANNED_NAMES & {name for name in names if isinstance(name, str)}
@@ -74,67 +86,102 @@ def test_banned_names_calls_and_imports(path):
             found |= BANNED_IMPORTS & {(node.module or "").split(".")[0]}
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             found |= set() if getattr(node.value, "value", None) is False else {"allow_pickle"}
-    assert not found
+        yield from ((node.lineno, f"{name} is banned") for name in found)
 
 
-@every_file
-def test_dataclass_attributes_are_annotated(path):
-    """`x = 3` in a dataclass is no field, silently."""
-    bare = {
-        f"{node.name}.{target.id}"
-        for node in ast.walk(parsed(path))
-        if is_dataclass_definition(node)
-        for statement in node.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name) and not target.id.startswith("__")
-    }
-    assert not bare
+def dataclass_attributes_are_annotated(path):
+    for node in filter(is_dataclass_definition, ast.walk(parsed(path))):
+        for statement in node.body:
+            for target in statement.targets if isinstance(statement, ast.Assign) else ():
+                if isinstance(target, ast.Name) and not target.id.startswith("__"):
+                    yield target.lineno, f"{node.name}.{target.id} is no field, silently: annotate"
 
 
-@pytest.mark.parametrize("path", python_files("src", "benchmarks"), ids=name_of)
-def test_einsum_letters_are_those_of_the_legend(path):
-    wrong = {}
+def einsum_letters_are_those_of_the_legend(path):
     for node in ast.walk(parsed(path)):
-        if not (isinstance(node, ast.Call) and node.args):
-            continue
-        called = ast.unparse(node.func).split(".")[-1]
-        first = node.args[0]
-        if called not in ("dot", "einsum", "dot_ragged") or not isinstance(first, ast.Constant):
-            continue
-        if isinstance(first.value, str):
-            letters = set(re.sub(r"[\s,.]|->", "", first.value)) - LEGEND
-            wrong |= {first.value: letters} if letters else {}
-    assert not wrong
+        if isinstance(node, ast.Call) and node.args:
+            called, equation = ast.unparse(node.func).split(".")[-1], node.args[0]
+            text = equation.value if isinstance(equation, ast.Constant) else None
+            if called in EINSUMS and isinstance(text, str):
+                if letters := set(re.sub(r"[\s,.]|->", "", text)) - LEGEND:
+                    yield node.lineno, f"{text}: {letters} are not of the legend"
 
 
-@pytest.mark.parametrize("path", python_files("src"), ids=name_of)
-def test_public_functions_and_classes_are_described(path):
-    bare = [
-        node.name
-        for node in parsed(path).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-        if not ast.get_docstring(node)
-    ]
-    assert not bare
+def public_functions_and_classes_are_described(path):
+    for node in parsed(path).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if not ast.get_docstring(node):
+                yield node.lineno, f"{node.name} has no docstring"
 
 
-@pytest.mark.parametrize("path", text_files(), ids=name_of)
-def test_spelling_is_american_and_paths_are_nobodys_own(path):
-    if name_of(path) == THIS_FILE:
-        return
-    text = path.read_text(encoding="utf-8")
-    found = [match[0] for match in BRITISH.finditer(text)]
-    assert not found
-    assert not re.findall(r"(?<![\w.:/])/(?:work|root|home)/\w[^\s\"'`]*", text)
+def docstrings_name_their_subject(path):
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            name = getattr(node, "name", "the module")
+            told = NO_SUBJECT.match(ast.get_docstring(node) or "")
+            if told and f"{name_of(path)}:{name}" not in AWAITED:
+                line = getattr(node, "lineno", 1)
+                yield line, f"{name}: name the subject; {told[0]!r} says nothing in a tooltip"
 
 
-def test_the_rules_can_fail():
-    """Each pattern finds what it is for, and leaves its neighbors alone."""
+def spelling_is_american(path):
+    for number, line in lines_of(path):
+        yield from ((number, match[0]) for match in BRITISH.finditer(line))
+
+
+def paths_are_nobodys_own(path):
+    for number, line in lines_of(path):
+        yield from ((number, match[0]) for match in OWN_PATH.finditer(line))
+
+
+TEXTS = [path for path in text_files() if path != THIS_FILE]  # which names what it forbids
+# rule -> files, a source that breaks it
+RULES = {
+    file_is_short_ascii_and_says_what_it_is: (python_files(), "x = 1\n"),
+    functions_are_short: (python_files(), "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES),
+    no_banned_names_calls_and_imports: (python_files(), "import pickle\n"),
+    dataclass_attributes_are_annotated: (python_files(), "@dataclass\nclass A:\n    x = 3\n"),
+    einsum_letters_are_those_of_the_legend: (
+        python_files("src", "benchmarks"),
+        "dot('xyz->x', a)\n",
+    ),
+    public_functions_and_classes_are_described: (python_files("src"), "def f():\n    pass\n"),
+    docstrings_name_their_subject: (python_files("src"), '"""Whether it rains."""\n'),
+    spelling_is_american: (TEXTS, "# the colour\n"),
+    paths_are_nobodys_own: (TEXTS, "# of /root/x\n"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_files(rule):
+    check(rule, RULES[rule][0])
+
+
+def test_every_rule_finds_its_offender(tmp_path):
+    for rule, (_, source) in RULES.items():
+        path = tmp_path / f"{rule.__name__}.py"
+        path.write_text(source)
+        assert list(rule(path)), rule.__name__
+
+
+def test_the_rules_leave_neighbors_alone():
     for word in ("normalise", "Tokeniser", "optimisation", "colour", "behaviours", "centre"):
         assert BRITISH.search(f"a {word} b"), word
     for word in ("normalize", "color", "behavior", "raise", "otherwise", "precise", "hour"):
         assert not BRITISH.search(f"a {word} b"), word
     assert re.fullmatch(BANNED_FILES, "utils") and re.fullmatch(BANNED_FILES, "muon_v2")
     assert not re.fullmatch(BANNED_FILES, "llama")
+    assert NO_SUBJECT.match("The same, but") and not NO_SUBJECT.match("The samples")
     assert any(is_dataclass_definition(n) for n in ast.walk(parsed(PACKAGE / "config" / "run.py")))
+
+
+def test_awaited_docstrings_are_still_to_be_rewritten():
+    """A name that needs no more waiting is deleted from the list."""
+    for entry in AWAITED:
+        name, _, function = entry.partition(":")
+        docstrings = [
+            ast.get_docstring(node) or ""
+            for node in ast.walk(parsed(ROOT / name))
+            if getattr(node, "name", "") == function
+        ]
+        assert any(map(NO_SUBJECT.match, docstrings)), entry

@@ -36,7 +36,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a model computes for each token of a row: all that FLOPs, memory and time are
+    """The computation of a model for each token of a row: all that FLOPs, memory and time are
     estimated from."""
 
     spec: Tree
@@ -104,7 +104,7 @@ class Model(Protocol):
         """Every weight as a Param, once."""
 
     def work(self, seq_len: int) -> Work:
-        """What a token of a row of `seq_len` costs."""
+        """The work of a token of a row of `seq_len`."""
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
@@ -127,7 +127,7 @@ class Loss(NamedTuple):
 
 
 class Objective(Protocol):
-    """What a run minimizes, over the weights that it says the run has."""
+    """A loss to minimize, and the weights that a run has for it."""
 
     @property
     def kind(self) -> str:
@@ -135,7 +135,7 @@ class Objective(Protocol):
 
     @property
     def learns_from(self) -> str:
-        """What a store must hold for it (`TokenStore.holds`)."""
+        """The kind of rows that a store must hold for it (`TokenStore.holds`)."""
 
     def spec(self, model: Model) -> Tree:
         """The weights of the run as Params: the model's, or those of several models below names

@@ -87,14 +87,14 @@ def by_name(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_one(tree: Mapping[str, Any]) -> bool:
-    """Whether an earlier state is that of a run that trained all weights."""
+    """True for an earlier state of a run that trained all weights."""
     count = tree["optimizer"].get("count")
     return count is not None and not isinstance(count, Mapping)
 
 
 def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
-    """What to read: of trainees in both as the run wants it, of others as it was saved; in the
-    form of the checkpoint."""
+    """The state to read, in the form of the checkpoint: trainees in both as the run wants them,
+    others as they were saved."""
     whole = NamedSharding(plan.mesh, PartitionSpec())
     as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
     ours, theirs = wanted["trained"], by_name(shapes)

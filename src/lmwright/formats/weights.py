@@ -76,8 +76,8 @@ def load_run_weights(
 
 
 def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Frozen, dict[str, Tree]]:
-    """What is frozen, and each trainee's weights (the moving average where there is one), newest
-    or of a step. Raises UserError where there is no checkpoint."""
+    """The frozen weights, and each trainee's (the moving average where there is one), newest or of
+    a step. Raises UserError where there is no checkpoint."""
     frozen = load_frozen(plan)
     restored = restore(plan, SavedStates(folder), frozen, step)
     if restored is None:

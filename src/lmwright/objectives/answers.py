@@ -29,7 +29,7 @@ class Said(NamedTuple):
 
 
 def said(model: Model, w: Tree, batch: Batch, compute: Compute) -> Said:
-    """What the model says of a batch under these weights."""
+    """Predictions of the next tokens of a batch under these weights."""
     x, _ = model.hidden(w, batch, compute)
     targets, learned = next_tokens(batch)
     # a segment's last token predicts nothing of it

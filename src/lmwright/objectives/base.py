@@ -26,7 +26,7 @@ class OneModel:
         return model, w
 
     def for_eval(self) -> Self:
-        """The same objective."""
+        """The objective itself."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""What a run file says of adapters: the section `[lora]` and its `[[lora.adapters]]`.
+"""Adapters in a run file: the section `[lora]` and its `[[lora.adapters]]`.
 
 The string under a field is its help text.
 """

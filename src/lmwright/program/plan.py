@@ -47,7 +47,7 @@ class Plan:
 
     @cached_property
     def training(self) -> Training:
-        """What the run trains. Raises UserError for adapters that do not fit the run."""
+        """The trainees of the run. Raises UserError for adapters that do not fit the run."""
         return training_of(self.run)
 
     @cached_property

@@ -70,7 +70,7 @@ class Held:
 
 
 class Training(Protocol):
-    """What is trained, and how it joins what is not."""
+    """Trainees, and how they join the frozen weights."""
 
     flops_per_weight: int
     """FLOPs that a token costs per matmul weight of the model, forward and backward."""
@@ -81,7 +81,7 @@ class Training(Protocol):
 
     @property
     def freezes(self) -> bool:
-        """Whether there are frozen weights."""
+        """True where there are frozen weights."""
 
     def held(self) -> list[Held]:
         """Every weight, trained and frozen."""
@@ -198,6 +198,6 @@ TRAININGS = Registry(
 
 
 def training_of(run: Run) -> Training:
-    """What a run trains; the one place that decides it. Raises UserError for adapters that do
-    not fit the run."""
+    """The trainees of a run; the one place that decides them. Raises UserError for adapters that
+    do not fit the run."""
     return TRAININGS["full" if run.lora is None else "lora"](run)

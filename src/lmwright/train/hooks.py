@@ -15,7 +15,7 @@ HOOKS: list["Hook"] = []
 
 
 class Running(Protocol):
-    """What a hook sees of a run."""
+    """The view of a run that hooks have."""
 
     state: Tree
     """Of `program.state`; a hook may replace it."""

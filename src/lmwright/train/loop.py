@@ -388,7 +388,7 @@ class Session:
 
 
 def opening_line(plan: Plan) -> str:
-    """What is trained, for how long and on what."""
+    """The model, the length of its training and the devices, in one line."""
     kind, tokens = plan.devices[0].device_kind, plan.tokens_per_step
     return (
         f"{plan.run.name}: {plan.run.model.kind}, {plan.num_params:,} parameters, "

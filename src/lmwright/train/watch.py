@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Watch:
-    """What early stopping knows of a trainee."""
+    """The held-out losses of a trainee, for early stopping."""
 
     best: float | None = None
     since_best: int = 0
