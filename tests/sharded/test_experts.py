@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from lmwright.errors import UserError
-from lmwright.models.dots1 import Dots1
 from lmwright.models.experts import Experts
-from lmwright.models.mixtral import Mixtral
+from lmwright.models.moe import Dots1, Mixtral
 from lmwright.models.reasoning import Reasoning
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run

@@ -10,8 +10,8 @@ import pytest
 
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import walk
-from lmwright.models.dots1 import Dots1
 from lmwright.models.experts import Experts
+from lmwright.models.moe import Dots1
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.program.plan import resolve

@@ -36,7 +36,7 @@ def classes_in(annotation: Any, kinds: Kinds = NO_KINDS) -> tuple[type, ...]:
     if isinstance(annotation, type) and is_dataclass(annotation):
         return (annotation,)
     if isinstance(annotation, Kind):
-        return tuple(kinds[annotation.section].values())
+        return annotation.classes(kinds)
     inner = [*get_args(annotation), *getattr(annotation, "__metadata__", ())]
     return tuple(dict.fromkeys(cls for part in inner for cls in classes_in(part, kinds)))
 

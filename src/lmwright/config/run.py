@@ -39,13 +39,18 @@ OFFERED: ContextVar[Kinds] = ContextVar("OFFERED")
 
 
 class Kind:
-    """Marker for a section whose dataclass is chosen by its `kind` key."""
+    """Marker for a section whose dataclass is chosen by its `kind` key, or for one of a dataclass
+    that is imported on demand, which `members` (a registry of one) names."""
 
-    def __init__(self, section: str):
-        self.section = section
+    def __init__(self, section: str, members: Mapping[str, type] | None = None):
+        self.section, self.members = section, members
+
+    def classes(self, offered: Kinds) -> tuple[type, ...]:
+        """The dataclasses of the section, of those that are offered unless it names its own."""
+        return tuple((self.members or offered[self.section]).values())
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
-        kinds = tuple(OFFERED.get()[self.section].values())
+        kinds = self.classes({} if self.members else OFFERED.get())
         union = kinds[0]
         if len(kinds) > 1:
             union = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007

@@ -9,9 +9,9 @@ KINDS = Registry(
         "gemma": "gemma.Gemma",
         "olmo2": "olmo2.Olmo2",
         "phi3": "phi3.Phi3",
-        "mixtral": "mixtral.Mixtral",
-        "qwen3-moe": "qwen3_moe.Qwen3Moe",
-        "olmoe": "olmoe.Olmoe",
-        "dots1": "dots1.Dots1",
+        "mixtral": "moe.Mixtral",
+        "qwen3-moe": "moe.Qwen3Moe",
+        "olmoe": "moe.Olmoe",
+        "dots1": "moe.Dots1",
     },
 )

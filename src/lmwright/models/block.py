@@ -17,6 +17,7 @@ from lmwright.core.remat import GATE
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
+from lmwright.nn.norm import rms_norm
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 
@@ -28,7 +29,7 @@ def attention_spec(model: Any, bias: Bias = "none") -> Tree:
         "q": Param("embed -> heads head_dim", (d, n, h)),
         "k": Param("embed -> kv_heads head_dim", (d, k, h)),
         "v": Param("embed -> kv_heads head_dim", (d, k, h)),
-        "o": Param("heads head_dim -> embed", (n, h, d), std=_into_stream(model) * (n * h) ** -0.5),
+        "o": Param("heads head_dim -> embed", (n, h, d), std=into_stream(model) * (n * h) ** -0.5),
     }
     if bias in ("qkv", "attention", "all"):
         spec["q_bias"] = Param("heads head_dim", (n, h), fill=0.0)
@@ -38,19 +39,31 @@ def attention_spec(model: Any, bias: Bias = "none") -> Tree:
     return spec
 
 
+def qk_norm_spec(model: Any) -> Tree:
+    """Norms of queries and keys of a layer: of each head, or of all heads together."""
+    n, k, h = model.num_heads, model.num_kv_heads, model.head_dim
+    if model.qk_norm == "all":
+        return {
+            "q_norm": Param("heads head_dim", (n, h), fill=1.0),
+            "k_norm": Param("kv_heads head_dim", (k, h), fill=1.0),
+        }
+    names = ("q_norm", "k_norm") if model.qk_norm == "head" else ()
+    return {name: Param("head_dim", (h,), fill=1.0) for name in names}
+
+
 def mlp_spec(model: Any, bias: Bias = "none") -> Tree:
     """gate (where the mlp has one), up and down of a layer, by the model's fields."""
     d, f = model.embed_dim, model.mlp_dim
     inputs = ("gate", "up") if model.mlp in GATED else ("up",)
     spec = {name: Param("embed -> mlp", (d, f)) for name in inputs}
-    spec["down"] = Param("mlp -> embed", (f, d), std=_into_stream(model) * f**-0.5)
+    spec["down"] = Param("mlp -> embed", (f, d), std=into_stream(model) * f**-0.5)
     if bias in ("mlp", "all"):
         spec |= {f"{name}_bias": Param("mlp", (f,), fill=0.0) for name in inputs}
         spec["down_bias"] = Param("norm", (d,), fill=0.0)
     return spec
 
 
-def _into_stream(model: Any) -> float:
+def into_stream(model: Any) -> float:
     """Factor on the standard deviation of weights that write to the residual stream, which keeps
     its scale over all layers (GPT-2)."""
     return (2 * model.num_layers) ** -0.5
@@ -69,6 +82,17 @@ def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
     found = dots(h, ("btd,dnh->btnh", w["q"]), (kv, w["k"]), (kv, w["v"]))
     q, k, v = (with_bias(y, w, name) for y, name in zip(found, "qkv", strict=True))
     return constrain(q, "batch seq heads head_dim"), k, v
+
+
+def qk_normed(model: Any, w: Tree, q: Array, k: Array) -> tuple[Array, Array]:
+    """Queries and keys after their norms, where the model has them."""
+    if model.qk_norm == "none":
+        return q, k
+    dims = 2 if model.qk_norm == "all" else 1
+    return (
+        rms_norm(q, w["q_norm"], model.norm_eps, dims=dims),
+        rms_norm(k, w["k_norm"], model.norm_eps, dims=dims),
+    )
 
 
 def output(w: Tree, h: Array) -> Array:

@@ -1,12 +1,9 @@
 """Parameter counts by part, read off the arrows: no formula that could disagree with a model."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, count_params, walk
-from lmwright.models.reasoning import PREFIX
 
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
 
@@ -61,40 +58,10 @@ def count_by_part(model: Any) -> list[PartCount]:
     ]
 
 
-def active_share(model: Any, path: str, param: Param) -> float:
-    """Fraction of a weight that each token meets: all of it, but of experts only those it is sent
-    to."""
-    if "experts" not in param.batch:
-        return 1.0
-    reasoning = path.rpartition(".")[2].startswith(PREFIX)
-    experts = model.reasoning.experts if reasoning else model.experts
-    return experts.experts_per_token / experts.num_experts
-
-
-@lru_cache(256)
-def decoder_work(model: Any, seq_len: int) -> Work:
-    """Work of a token in a row of a decoder whose every layer attends, off its arrows and fields.
-    The table is only looked up where the head is another one."""
-    spec = model.spec()
-    active = {path: active_share(model, path, param) for path, param in walk(spec)}
-    if model.head == "untied":
-        active["embed"] = 0.0
-    return Work(
-        spec=spec,
-        seq_len=seq_len,
-        num_layers=model.num_layers,
-        embed_dim=model.embed_dim,
-        vocab_size=model.vocab_size,
-        active=active,
-        attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
-        soft_capped=bool(getattr(model, "logits_soft_cap", None)),
-    )
-
-
 def count_active(model: Any) -> int:
     """Weights that a token meets, embedding and head included."""
     spec = walk(model.spec())
-    return round(sum(param.size * active_share(model, path, param) for path, param in spec))
+    return round(sum(param.size * model.active_share(path, param) for path, param in spec))
 
 
 def params_report(name: str, model: Any) -> str:

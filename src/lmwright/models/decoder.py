@@ -1,84 +1,109 @@
-"""Decoder: what causal decoders share. Layers run over whole rows, or continue those in a kv cache.
+"""Decoder: fields and methods that causal decoders share."""
 
-    family: layer(kind, weights, x, tables, attend) -> (x, aux)
-                                            |
-    run_layers      attend = the platform's kernel, inside segments
-    extend_layers   attend = new keys and values put into the cache, all of it looked at
-
-Kinds of layers and their order are the family's; see `core.pattern`. `Decoder` is the rest of
-a family whose layers attend to keys and values of their own.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
+from pydantic import Field
 
+from lmwright.config.registry import Registry
+from lmwright.config.run import STRICT, Kind, PositiveInt
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Work
-from lmwright.core.param import Tree, stack
-from lmwright.core.pattern import Span, spans
+from lmwright.core.contract import Attention, Work
+from lmwright.core.param import Param, Tree, walk
+from lmwright.core.pattern import spans
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux, added, apart, run_stack, run_stack_cached
+from lmwright.core.stack import Aux, apart
 from lmwright.core.weight import dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.models.counts import decoder_work
-from lmwright.models.experts import penalty
+from lmwright.models.block import embedding_spec
 from lmwright.models.hf import TableOf
-from lmwright.models.reasoning import Reasoning, reasoned, run_whole, whole_spec
-from lmwright.nn.attention import cached_attention
+from lmwright.models.layers import (
+    Attend,
+    Spans,
+    cache_positions,
+    extend_layers,
+    layers_spec,
+    new_cache,
+    run_layers,
+)
+from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import rope_tables
-from lmwright.nn.rope_scaling import LongRope
+from lmwright.nn.rope_scaling import LongRope, RopeScaling
 
-
-@dataclass(frozen=True)
-class Attend:
-    """attend(q [B, T, N, H], k and v [B, T, K, H], scale, *, window=None, soft_cap=None)."""
-
-    run: Callable[..., Array]
-    real: Array
-    """bool [B, T]: False at padding."""
-
-    def __call__(self, *args: Any, **masks: Any) -> Array:
-        return self.run(*args, **masks)
-
-
-Layer = Callable[[str, Tree, Array, Tree, Attend], tuple[Array, Aux]]
-Spans = tuple[Span, ...]
+Positive = Annotated[float, Field(gt=0)]
+PLAIN_OR_GATED = "Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."
+AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
+Head = Annotated[
+    Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
+]
+REASONING = Kind("reasoning", Registry("lmwright.models", {"reasoning": "reasoning.Reasoning"}))
+ReasoningSection = Annotated[
+    Annotated[Any, REASONING] | None,
+    Field(description="Small experts beside the decoder's own layers, after every few of them."),
+]
 Reach = Literal["local", "global"]
 """Whether a layer looks through the model's window or at the whole row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """All of a causal decoder but most of its fields, `spec` and `layer`.
+    """All of a causal decoder but `layer_spec`, `layer` and fields of the family's own. Help is in
+    `Field`, since pydantic does not find docstrings of inherited fields."""
 
-    Reads the fields num_layers, num_heads, num_kv_heads, head_dim, rope_theta, rope_scaling,
-    window, norm_eps and head, and the weights embed, norm and head.
-    """
-
+    __pydantic_config__ = STRICT
     hf: ClassVar[TableOf] = TableOf()
     """The family's table of Hugging Face names."""
 
-    reasoning: Reasoning | None = None
-    """Small experts beside the decoder's own layers, after every few of them."""
+    vocab_size: PositiveInt
+    embed_dim: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    seq_len: Annotated[
+        PositiveInt, Field(description="Context length the model is built for, in tokens.")
+    ]
+    rope_theta: Positive = 10_000.0
+    rope_scaling: Annotated[
+        RopeScaling | None, Field(description="How rotations change for a longer context.")
+    ] = None
+    norm_eps: Positive = 1e-5
+    mlp: AnyMlp = "swiglu"
+    head: Head = "untied"
+    embed_std: Annotated[Positive, Field(description="Standard deviation of fresh embeddings.")] = (
+        0.02
+    )
+    reasoning: ReasoningSection = None
+
+    def __post_init__(self) -> None:
+        check_decoder(self)
+
+    @property
+    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return None, ("global",)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kind of each layer: here its reach."""
-        return reaches(self.layer_pattern if self.window else ("global",), self.num_layers)
+        window, pattern = self.reach
+        return reaches(pattern if window else ("global",), self.num_layers)
+
+    def window_of(self, kind: str) -> int | None:
+        """Tokens that queries of such a layer look at, themselves included; None for all."""
+        return self.reach[0] if kind == "local" else None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Tokens that the queries of each layer look at, themselves included; None for all."""
-        return tuple(self.window if kind == "local" else None for kind in self.kinds)
+        """The window of each layer."""
+        return tuple(map(self.window_of, self.kinds))
 
     @property
     def rotary_dim(self) -> int:
@@ -88,11 +113,39 @@ class Decoder:
     @property
     def spans(self) -> Spans:
         """The layers as they are stacked."""
-        return spans(reasoned(self, self.kinds))
+        kinds: tuple[Any, ...] = self.kinds
+        if self.reasoning is not None:
+            kinds = self.reasoning.among(kinds, self.embed_dim, self.norm_eps)
+        return spans(kinds)
+
+    @property
+    def mixtures(self) -> dict[str, Any]:
+        """Experts of the layers, by the beginning of the names of their sums."""
+        return {"reasoning": self.reasoning.experts} if self.reasoning else {}
+
+    def active_share(self, path: str, param: Param) -> float:
+        """Fraction of a weight that each token meets: all of it, but of experts only those it is
+        sent to."""
+        if "experts" not in param.batch:
+            return 1.0
+        own = path.rpartition(".")[2].startswith("reasoning_")
+        return self.mixtures["reasoning" if own else "router"].active_share
 
     def work(self, seq_len: int) -> Work:
         """What a token of a row of `seq_len` costs."""
-        return decoder_work(self, seq_len)
+        return _work(self, seq_len)
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        return {
+            **embedding_spec(self),
+            **layers_spec(self.spans, self.layer_spec),
+            "norm": Param("norm", (self.embed_dim,), fill=1.0),
+        }
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        raise NotImplementedError
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -195,120 +248,31 @@ def check_decoder(model: Any) -> None:
     _ = model.kinds
 
 
+@lru_cache(256)
+def _work(model: Decoder, seq_len: int) -> Work:
+    """Off the arrows; the table is only looked up where the head is another one."""
+    spec = model.spec()
+    active = {path: model.active_share(path, param) for path, param in walk(spec)}
+    if model.head == "untied":
+        active["embed"] = 0.0
+    return Work(
+        spec=spec,
+        seq_len=seq_len,
+        num_layers=model.num_layers,
+        embed_dim=model.embed_dim,
+        vocab_size=model.vocab_size,
+        active=active,
+        attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
+        soft_capped=bool(getattr(model, "logits_soft_cap", None)),
+    )
+
+
 def penalties(model: Any, aux: Aux) -> tuple[Array | float, dict[str, tuple[Array, Array]]]:
     """Losses that layers with experts add to the mean loss of a token, and metrics as (sum,
     weight); `aux` is what the layers returned beside the residual stream."""
     total, metrics = 0.0, {}
-    for prefix, section in (("router", "experts"), ("reasoning", "reasoning")):
+    for prefix, experts in getattr(model, "mixtures", {}).items():
         if f"{prefix}_counts" in aux:
-            added, new = penalty(aux, prefix, getattr(model, section))
+            added, new = experts.penalty(aux, prefix)
             total, metrics = total + added, metrics | new
     return total, metrics
-
-
-def layers_spec(spans: Spans, spec_of: Callable[[str], Tree]) -> dict[str, Tree]:
-    """The Params of all spans, `spec_of(kind)` stacked for each place."""
-    spec: dict[str, Tree] = {}
-    for span in spans:
-        places = [stack(whole_spec(spec_of, kind), span.repeats) for kind in span.kinds]
-        spec[span.name] = _by_place(places)
-    return spec
-
-
-def _by_place(trees: list[Tree]) -> Tree:
-    return trees[0] if len(trees) == 1 else {str(i): tree for i, tree in enumerate(trees)}
-
-
-def run_layers(
-    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute
-) -> tuple[Array, Aux]:
-    """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
-    arrays [B, ...] that every layer sees, such as rotations."""
-    kernel = select.causal_attention(compute)
-
-    def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
-        def attend(q: Array, k: Array, v: Array, scale: float, **masks: Any) -> Array:
-            return kernel(q, k, v, ids, scale, **masks)
-
-        return run_whole(layer, kind, w, x, tables, Attend(attend, ids > 0))
-
-    total: Aux = {}
-    for span in spans:
-        x, aux = run_stack(
-            [partial(block, kind) for kind in span.kinds],
-            w[span.name], x, tables, batch.segment_ids,
-            remat=compute.remat, unroll=compute.unroll, num_microbatches=compute.num_microbatches,
-        )  # fmt: skip
-        total = added(total, aux)
-    return x, total
-
-
-def new_cache(
-    spans: Spans, batch_size: int, length: int, kv_heads: int, head_dim: int, compute: Compute
-) -> Tree:
-    """Empty kv cache for `length` tokens a row."""
-
-    def kv(*layers: int) -> Tree:
-        shape = (*layers, batch_size, length, kv_heads, head_dim)
-        return {"k": jnp.zeros(shape, compute.dtype), "v": jnp.zeros(shape, compute.dtype)}
-
-    def of(span: Span) -> Tree:
-        if compute.unroll:
-            return [_by_place([kv() for _ in span.kinds]) for _ in range(span.repeats)]
-        return _by_place([kv(span.repeats) for _ in span.kinds])
-
-    return {
-        "kv": {span.name: of(span) for span in spans},
-        "valid": jnp.zeros((batch_size, length), bool),
-        "filled": jnp.zeros((), jnp.int32),
-    }
-
-
-def cache_positions(valid: Array, cache: Tree) -> Array:
-    """int [B, T]: places of new tokens in their rows; padding, where `valid` [B, T] is False,
-    counts for none."""
-    before = jnp.sum(cache["valid"], axis=1, keepdims=True)
-    return jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
-
-
-def extend_layers(
-    layer: Layer,
-    spans: Spans,
-    w: Tree,
-    x: Array,
-    tables: Tree,
-    valid: Array,
-    cache: Tree,
-    first: Callable[..., Array] | None = None,
-) -> tuple[Array, Tree]:
-    """x [B, T, D] of new tokens after those in the cache, and the new cache. `first` is the
-    kernel of the platform where the cache is empty: new tokens then see each other alone."""
-    start = cache["filled"]
-    all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
-    places = jnp.cumsum(all_valid, axis=1)  # [B, S]: windows are counted without padding
-    query = jax.lax.dynamic_slice_in_dim(places, start, x.shape[1], axis=1)
-    order = start + jnp.arange(x.shape[1])[:, None] >= jnp.arange(all_valid.shape[1])
-    seen = order[None] & all_valid[:, None, :]  # [B, T, S]
-    back = query[:, :, None] - places[:, None, :]
-
-    def block(kind: str, w: Tree, x: Array, kv: Tree) -> tuple[Array, Tree]:
-        new: Tree = {}
-
-        def attend(
-            q: Array, k: Array, v: Array, scale: float, *, window: int | None = None, **masks: Any
-        ) -> Array:
-            for name, array in (("k", k), ("v", v)):  # [B, S, K, H]
-                new[name] = jax.lax.dynamic_update_slice(kv[name], array, (0, start, 0, 0))
-            if first is not None:
-                return first(q, k, v, valid.astype(jnp.int32), scale, window=window, **masks)
-            mask = seen if window is None else seen & (back < window)
-            return cached_attention(q, new["k"], new["v"], mask, scale, **masks)
-
-        x, _ = run_whole(layer, kind, w, x, tables, Attend(attend, valid))
-        return x, new
-
-    kv: Tree = {}
-    for span in spans:
-        blocks = [partial(block, kind) for kind in span.kinds]
-        x, kv[span.name] = run_stack_cached(blocks, w[span.name], x, cache["kv"][span.name])
-    return x, {"kv": kv, "valid": all_valid, "filled": start + valid.shape[1]}

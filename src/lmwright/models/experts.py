@@ -1,4 +1,4 @@
-"""Layers with experts: the section that says how, their weights, and what they compute.
+"""Experts in place of a layer's mlp: the section of a run, their weights, what they compute.
 
     h [B, T, D] --+--> router --> k experts of E --> sum by share --+--> [B, T, D]
                   +--> shared experts, for every token -------------+
@@ -8,7 +8,7 @@ into losses and metrics once all layers are through.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,60 @@ class Experts:
             self.num_groups, self.groups_per_token,
         )  # fmt: skip
 
+    @property
+    def active_share(self) -> float:
+        """Fraction of its experts that a token goes to."""
+        return self.experts_per_token / self.num_experts
+
+    def spec(self, mlp: Mlp, embed_dim: int, into_stream: float) -> Tree:
+        """Weights of the router, the experts and the shared experts of a layer; products into the
+        residual stream are scaled by `into_stream`."""
+        d, e, f = embed_dim, self.num_experts, self.mlp_dim
+        inputs = ("gate", "up") if mlp in GATED else ("up",)
+        spec = {
+            ROUTER: Param("embed -> experts", (d, e)),
+            **{f"{EXPERT}{name}": Param("[experts] embed -> mlp", (e, d, f)) for name in inputs},
+            f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), std=into_stream * f**-0.5),
+        }
+        if self.bias_rate is not None:
+            spec["router_bias"] = Param("experts", (e,), fill=0.0, balance_rate=self.bias_rate)
+        if self.shared_dim is not None:
+            width = self.shared_dim
+            spec |= {f"{SHARED}{name}": Param("embed -> mlp", (d, width)) for name in inputs}
+            std = into_stream * width**-0.5
+            spec[f"{SHARED}down"] = Param("mlp -> embed", (width, d), std=std)
+        return spec
+
+    def run(self, mlp: Mlp, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding."""
+        bias = w.get("router_bias")
+        logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
+        choice = choose(logits, bias, self.routing)
+        dispatch = Dispatch(self.num_experts, mlp, self.capacity_factor)
+        y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
+        if self.shared_dim is not None:
+            y = y + feed_forward(mlp, part(w, SHARED), h)
+        sums = router_sums(choice, logits, real, dropped, bias)
+        return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}
+
+    def penalty(self, aux: Aux, prefix: str) -> tuple[Array, dict[str, tuple[Array, Array]]]:
+        """Losses of `balance_loss` and `z_loss`, added to the mean loss of a token, and metrics as
+        (sum, weight), from the sums over layers whose names begin with `prefix`."""
+        a = part(aux, f"{prefix}_")
+        balance = load_balance(a["counts"], a["probs"], a["tokens"])
+        tokens = jnp.maximum(a["tokens"], 1.0)
+        total = self.balance_loss * balance + self.z_loss * a["z"] / tokens
+        if "balance" in a:  # adds nothing; its gradient is what moves the bias
+            total = total + (a["balance"] - jax.lax.stop_gradient(a["balance"]))
+        metrics = {
+            "balance": (balance, jnp.ones(())),
+            "z": (a["z"], tokens),
+            "entropy": (a["entropy"], tokens),
+            "busiest": (a["busiest"], a["layers"]),
+            "dropped": (a["dropped"], jnp.sum(a["counts"])),
+        }
+        return total, {f"{prefix}_{name}": value for name, value in metrics.items()}
+
 
 def refuse_more(chosen: int, there: int, section: str) -> None:
     """Raises UserError where a token would go to more experts than there are."""
@@ -92,58 +146,6 @@ def refuse_more(chosen: int, there: int, section: str) -> None:
         )
 
 
-def experts_spec(experts: Experts, mlp: Mlp, embed_dim: int, into_stream: float) -> Tree:
-    """Weights of the router, the experts and the shared experts of a layer; products into the
-    residual stream are scaled by `into_stream`."""
-    d, e, f = embed_dim, experts.num_experts, experts.mlp_dim
-    inputs = ("gate", "up") if mlp in GATED else ("up",)
-    spec = {
-        ROUTER: Param("embed -> experts", (d, e)),
-        **{f"{EXPERT}{name}": Param("[experts] embed -> mlp", (e, d, f)) for name in inputs},
-        f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), std=into_stream * f**-0.5),
-    }
-    if experts.bias_rate is not None:
-        spec["router_bias"] = Param("experts", (e,), fill=0.0, balance_rate=experts.bias_rate)
-    if experts.shared_dim is not None:
-        width = experts.shared_dim
-        spec |= {f"{SHARED}{name}": Param("embed -> mlp", (d, width)) for name in inputs}
-        std = into_stream * width**-0.5
-        spec[f"{SHARED}down"] = Param("mlp -> embed", (width, d), std=std)
-    return spec
-
-
-def expert_layer(experts: Experts, mlp: Mlp, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
-    """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding."""
-    bias = w.get("router_bias")
-    logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
-    choice = choose(logits, bias, experts.routing)
-    dispatch = Dispatch(experts.num_experts, mlp, experts.capacity_factor)
-    y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
-    if experts.shared_dim is not None:
-        y = y + feed_forward(mlp, part(w, SHARED), h)
-    sums = router_sums(choice, logits, real, dropped, bias)
-    return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}
-
-
 def part(w: Tree, prefix: str) -> Tree:
     """The weights whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): a for name, a in w.items() if name.startswith(prefix)}
-
-
-def penalty(aux: Aux, prefix: str, section: Any) -> tuple[Array, dict[str, tuple[Array, Array]]]:
-    """Losses of a section's `balance_loss` and `z_loss`, added to the mean loss of a token, and
-    metrics as (sum, weight), from the sums over layers whose names begin with `prefix`."""
-    a = part(aux, f"{prefix}_")
-    balance = load_balance(a["counts"], a["probs"], a["tokens"])
-    tokens = jnp.maximum(a["tokens"], 1.0)
-    total = section.balance_loss * balance + section.z_loss * a["z"] / tokens
-    if "balance" in a:  # adds nothing; its gradient is what moves the bias
-        total = total + (a["balance"] - jax.lax.stop_gradient(a["balance"]))
-    metrics = {
-        "balance": (balance, jnp.ones(())),
-        "z": (a["z"], tokens),
-        "entropy": (a["entropy"], tokens),
-        "busiest": (a["busiest"], a["layers"]),
-        "dropped": (a["dropped"], jnp.sum(a["counts"])),
-    }
-    return total, {f"{prefix}_{name}": value for name, value in metrics.items()}

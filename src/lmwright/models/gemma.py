@@ -10,50 +10,30 @@ rotations of their own for local layers, Gemma 3's.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
-from pydantic import Field
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import PositiveInt
 from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import kept
-from lmwright.models.block import (
-    attention_spec,
-    embedding_spec,
-    feed_forward,
-    mlp_spec,
-    output,
-    project,
-)
-from lmwright.models.decoder import Attend, Decoder, Reach, check_decoder, layers_spec
-from lmwright.nn.mlp import Mlp
+from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output, project
+from lmwright.models.decoder import AnyMlp, Decoder, Head, Positive, Reach
+from lmwright.models.layers import Attend
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
-from lmwright.nn.rope_scaling import RopeScaling
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma(Decoder):
     """A decoder of the Gemma family; its fields are the model."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["gemma"] = "gemma"
-    vocab_size: PositiveInt
-    embed_dim: PositiveInt
     mlp_dim: PositiveInt
-    num_layers: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    seq_len: PositiveInt
-    """Context length the model is built for, in tokens."""
     window: PositiveInt
     """Tokens that local layers look at, the query included."""
     layer_pattern: tuple[Reach, ...] = ("local", "global")
@@ -64,33 +44,25 @@ class Gemma(Decoder):
     """Scores stay between plus and minus this."""
     logits_soft_cap: Positive | None = None
     """Logits stay between plus and minus this."""
-    rope_theta: Positive = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    """How rotations change for a longer context."""
     local_rope_theta: Positive | None = None
     """Theta of local layers, which are then not scaled; that of all layers if unset."""
     norm_eps: Positive = 1e-6
-    mlp: Mlp = "geglu"
-    """Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."""
-    head: Literal["tied", "untied"] = "tied"
-    """Whether the output head is the embedding table."""
+    mlp: AnyMlp = "geglu"
+    head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"
     """RMS norm of q and k over head_dim."""
-    embed_std: Positive = 0.02
-    """Standard deviation of fresh embeddings."""
 
-    def __post_init__(self) -> None:
-        check_decoder(self)
+    @property
+    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return self.window, self.layer_pattern
 
     def spec(self) -> Tree:
         """Every weight, once."""
-        return {
-            **embedding_spec(self),
-            **layers_spec(self.spans, lambda kind: self._layer_spec()),
-            "norm": _norm("norm", self.embed_dim),
-        }
+        return super().spec() | {"norm": _norm("norm", self.embed_dim)}
 
-    def _layer_spec(self) -> Tree:
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
         layer = attention_spec(self) | mlp_spec(self)
         for branch in ("attention", "mlp"):
             layer[f"{branch}_norm"] = _norm("norm", self.embed_dim)
@@ -133,8 +105,8 @@ class Gemma(Decoder):
             q, k = self._norm(q, w["q_norm"]), self._norm(k, w["k_norm"])
         q, k = (kept(apply_rope(a, tables[kind])) for a in (q, k))
         scale = (self.query_dim or self.head_dim) ** -0.5
-        window = self.window if kind == "local" else None
-        h = attend(q, k, v, scale, window=window, soft_cap=self.attention_soft_cap)
+        window, soft_cap = self.window_of(kind), self.attention_soft_cap
+        h = attend(q, k, v, scale, window=window, soft_cap=soft_cap)
         h = constrain(output(w, h), "batch stream embed")
         x = constrain(x + self._norm(h, w["attention_out_norm"]), "batch stream embed")
         h = feed_forward(self.mlp, w, self._norm(x, w["mlp_norm"]))

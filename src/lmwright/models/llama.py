@@ -5,16 +5,15 @@ grouped kv heads (https://arxiv.org/abs/2305.13245), a gated or plain MLP.
         +-------------------------^ +-----------------^
 
 Biases as in Qwen 2, per-head q and k norms as in Qwen 3, windows as in Mistral are fields, not
-other models.
+other models. `PreNorm` is the block alone; `models.moe` puts experts in place of the mlp.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 from jax import Array
-from pydantic import Field
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -23,88 +22,85 @@ from lmwright.errors import UserError
 from lmwright.models.block import (
     Bias,
     attention_spec,
-    embedding_spec,
     feed_forward,
     mlp_spec,
     output,
     project,
+    qk_norm_spec,
+    qk_normed,
 )
-from lmwright.models.decoder import Attend, Decoder, Reach, check_decoder, layers_spec
-from lmwright.nn.mlp import Mlp
+from lmwright.models.decoder import Decoder, Head, Reach
+from lmwright.models.layers import Attend
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
-from lmwright.nn.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama(Decoder):
+class PreNorm(Decoder):
+    """A decoder of pre-norm blocks. `ffn_spec` and `ffn` are the feed-forward of a layer: a plain
+    mlp, or what a family puts in its place."""
+
+    qk_norm: ClassVar[Literal["none", "head", "all"]] = "none"
+    bias: ClassVar[Bias] = "none"
+
+    def ffn_spec(self, kind: str) -> Tree:
+        """Weights of a layer's feed-forward."""
+        return mlp_spec(self, self.bias)
+
+    def ffn(self, kind: str, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D], and sums over tokens, those where `real` [B, T] is True."""
+        return feed_forward(self.mlp, w, h), {}
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        return {
+            "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
+            **attention_spec(self, self.bias),
+            **qk_norm_spec(self),
+            "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
+            **self.ffn_spec(kind),
+        }
+
+    def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values before the rotation."""
+        return *qk_normed(self, w, q, k), v
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and feed-forward."""
+        q, k, v = self.normed(w, *project(w, rms_norm(x, w["attention_norm"], self.norm_eps)))
+        q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
+        h = attend(q, k, v, self.head_dim**-0.5, window=self.window_of(kind))  # [B, T, N, H]
+        x = constrain(x + output(w, h), "batch stream embed")
+        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend.real)
+        return constrain(x + y, "batch stream embed"), aux
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama(PreNorm):
     """A decoder of the llama family; its fields are the model."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["llama"] = "llama"
-    vocab_size: PositiveInt
-    embed_dim: PositiveInt
     mlp_dim: PositiveInt
-    num_layers: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    seq_len: PositiveInt
-    """Context length the model is built for, in tokens."""
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    """How rotations change for a longer context."""
     window: PositiveInt | None = None
     """Tokens that local layers look at, the query included."""
     layer_pattern: tuple[Reach, ...] = ("local",)
     """Which layers have the window: repeated over all of them."""
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    mlp: Mlp = "swiglu"
-    """Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."""
-    head: Literal["tied", "untied"] = "tied"
-    """Whether the output head is the embedding table."""
+    head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"
     """RMS norm of q and k over head_dim."""
     bias: Bias = "none"
     """Which projections add a bias."""
-    embed_std: Annotated[float, Field(gt=0)] = 0.02
-    """Standard deviation of fresh embeddings."""
 
     def __post_init__(self) -> None:
-        check_decoder(self)
+        super().__post_init__()
         if self.window is None and self.layer_pattern != ("local",):
             raise UserError(
                 "model.layer_pattern: has no effect without model.window; give the window too"
             )
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        return {
-            **embedding_spec(self),
-            **layers_spec(self.spans, lambda kind: self._layer_spec()),
-            "norm": Param("norm", (self.embed_dim,), fill=1.0),
-        }
-
-    def _layer_spec(self) -> Tree:
-        layer = attention_spec(self, self.bias) | mlp_spec(self, self.bias)
-        for name in ("attention_norm", "mlp_norm"):
-            layer[name] = Param("norm", (self.embed_dim,), fill=1.0)
-        if self.qk_norm == "head":
-            for name in ("q_norm", "k_norm"):
-                layer[name] = Param("head_dim", (self.head_dim,), fill=1.0)
-        return layer
-
-    def layer(
-        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
-    ) -> tuple[Array, Aux]:
-        """x [B, T, D] after attention and mlp."""
-        q, k, v = project(w, rms_norm(x, w["attention_norm"], self.norm_eps))
-        if self.qk_norm == "head":
-            q = rms_norm(q, w["q_norm"], self.norm_eps)
-            k = rms_norm(k, w["k_norm"], self.norm_eps)
-        q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
-        window = self.window if kind == "local" else None
-        h = attend(q, k, v, self.head_dim**-0.5, window=window)  # [B, T, N, H]
-        x = constrain(x + output(w, h), "batch stream embed")
-        h = rms_norm(x, w["mlp_norm"], self.norm_eps)
-        return constrain(x + feed_forward(self.mlp, w, h), "batch stream embed"), {}
+    @property
+    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return self.window, self.layer_pattern

@@ -16,73 +16,44 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot, kept
-from lmwright.models.block import attention_spec, embedding_spec, mlp_spec, output
-from lmwright.models.decoder import Attend, Decoder, check_decoder, layers_spec
-from lmwright.nn.mlp import gated
+from lmwright.models.block import attention_spec, mlp_spec, output
+from lmwright.models.decoder import Decoder, Reach
+from lmwright.models.layers import Attend
+from lmwright.nn.mlp import GatedMlp, gated
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
-from lmwright.nn.rope_scaling import RopeScaling
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phi3(Decoder):
     """A decoder of the Phi-3 family; its fields are the model."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["phi3"] = "phi3"
-    vocab_size: PositiveInt
-    embed_dim: PositiveInt
     mlp_dim: PositiveInt
-    num_layers: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    seq_len: PositiveInt
-    """Context length the model is built for, in tokens."""
-    rope_theta: Positive = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    """How rotations change for a longer context."""
     rotary_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each head that is rotated, from its first dim on."""
     window: PositiveInt | None = None
     """Tokens that a query looks at, itself included."""
-    norm_eps: Positive = 1e-5
-    mlp: Literal["swiglu", "geglu", "reglu"] = "swiglu"
+    mlp: GatedMlp = "swiglu"
     """Gate of the feed-forward."""
-    head: Literal["tied", "untied"] = "untied"
-    """Whether the output head is the embedding table."""
-    embed_std: Positive = 0.02
-    """Standard deviation of fresh embeddings."""
-
-    def __post_init__(self) -> None:
-        check_decoder(self)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """All layers are of one kind."""
-        return ("global" if self.window is None else "local",) * self.num_layers
+    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return self.window, ("local",)
 
     @property
     def rotary_dim(self) -> int:
         """Number of dimensions of a head that are rotated."""
         return int(self.head_dim * self.rotary_fraction)
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        return {
-            **embedding_spec(self),
-            **layers_spec(self.spans, lambda kind: self._layer_spec()),
-            "norm": Param("norm", (self.embed_dim,), fill=1.0),
-        }
-
-    def _layer_spec(self) -> Tree:
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
         d, heads = self.embed_dim, self.num_heads + 2 * self.num_kv_heads
         return {
             "attention_norm": Param("norm", (d,), fill=1.0),
@@ -102,8 +73,7 @@ class Phi3(Decoder):
         q, k, v = jnp.split(dot("btd,dnh->btnh", h, w["qkv"]), cuts, axis=2)
         q = constrain(q, "batch seq heads head_dim")
         q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
-        window = self.window if kind == "local" else None
-        h = attend(q, k, v, self.head_dim**-0.5, window=window)
+        h = attend(q, k, v, self.head_dim**-0.5, window=self.window_of(kind))
         x = constrain(x + output(w, h), "batch stream embed")
         h = dot("btd,dgf->btgf", rms_norm(x, w["mlp_norm"], self.norm_eps), w["gate_up"])
         h = constrain(gated(self.mlp, h[:, :, 0], h[:, :, 1]), "batch seq mlp")

@@ -10,8 +10,8 @@ A kind of layer that has one is a `Reasoned` kind; the families do not see it. S
 softmax over all experts, or over the best `experts_per_token`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import jax
@@ -27,7 +27,7 @@ from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
 from lmwright.errors import UserError
-from lmwright.models.experts import EXPERT, ROUTER, Experts, expert_layer, part, refuse_more
+from lmwright.models.experts import EXPERT, ROUTER, Experts, part, refuse_more
 from lmwright.nn.mlp import gated
 from lmwright.nn.norm import rms_norm
 
@@ -64,8 +64,24 @@ class Reasoning:
     @property
     def experts(self) -> Experts:
         """Settings of the reasoning layers as a section of experts."""
-        chosen = self.experts_per_token or self.num_experts
-        return Experts(num_experts=self.num_experts, experts_per_token=chosen, mlp_dim=self.mlp_dim)
+        return Experts(
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token or self.num_experts,
+            mlp_dim=self.mlp_dim,
+            balance_loss=self.balance_loss,
+            z_loss=self.z_loss,
+        )
+
+    def among(self, kinds: Sequence[str], embed_dim: int, norm_eps: float) -> tuple[Any, ...]:
+        """The kinds of a model's layers, every n-th with a reasoning layer. Raises UserError where
+        there is none."""
+        if self.every > len(kinds):
+            raise UserError(
+                f"model.reasoning.every: {self.every} is more than the {len(kinds)} layers; "
+                f"lower it or drop model.reasoning"
+            )
+        add = lambda kind: Reasoned(kind, self, embed_dim, norm_eps)  # noqa: E731
+        return tuple(add(kind) if i % self.every == 0 else kind for i, kind in enumerate(kinds, 1))
 
 
 @dataclass(frozen=True)
@@ -77,51 +93,25 @@ class Reasoned:
     embed_dim: int
     norm_eps: float
 
+    def spec(self, spec_of: Callable[[str], Tree]) -> Tree:
+        """`spec_of` the layer's kind, and the weights of the reasoning layer."""
+        own = self.reasoning.experts.spec("swiglu", self.embed_dim, 1.0)
+        own["norm"] = Param("norm", (self.embed_dim,), fill=1.0)
+        own[f"{EXPERT}down"] = replace(own[f"{EXPERT}down"], std=None, fill=0.0)
+        return spec_of(self.kind) | {f"{PREFIX}{name}": param for name, param in own.items()}
 
-def reasoned(model: Any, kinds: tuple[str, ...]) -> tuple[Any, ...]:
-    """The kinds of a model's layers, every n-th with a reasoning layer. Raises UserError where
-    there is none."""
-    reasoning = model.reasoning
-    if reasoning is None:
-        return kinds
-    if reasoning.every > len(kinds):
-        raise UserError(
-            f"model.reasoning.every: {reasoning.every} is more than the {len(kinds)} layers; "
-            f"lower it or drop model.reasoning"
-        )
-    add = lambda kind: Reasoned(kind, reasoning, model.embed_dim, model.norm_eps)  # noqa: E731
-    return tuple(kind if (i + 1) % reasoning.every else add(kind) for i, kind in enumerate(kinds))
-
-
-def whole_spec(spec_of: Callable[[str], Tree], kind: Any) -> Tree:
-    """`spec_of(kind)` and the weights of the reasoning layer, if the kind has one."""
-    if not isinstance(kind, Reasoned):
-        return spec_of(kind)
-    d, e, f = kind.embed_dim, kind.reasoning.num_experts, kind.reasoning.mlp_dim
-    own = {
-        "norm": Param("norm", (d,), fill=1.0),
-        ROUTER: Param("embed -> experts", (d, e)),
-        f"{EXPERT}gate": Param("[experts] embed -> mlp", (e, d, f)),
-        f"{EXPERT}up": Param("[experts] embed -> mlp", (e, d, f)),
-        f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), fill=0.0),
-    }
-    return spec_of(kind.kind) | {f"{PREFIX}{name}": param for name, param in own.items()}
-
-
-def run_whole(
-    layer: Callable[..., tuple[Array, Aux]], kind: Any, w: Tree, x: Array, tables: Tree, attend: Any
-) -> tuple[Array, Aux]:
-    """`layer` and the reasoning layer, if the kind has one."""
-    if not isinstance(kind, Reasoned):
-        return layer(kind, w, x, tables, attend)
-    x, aux = layer(kind.kind, w, x, tables, attend)
-    w = part(w, PREFIX)
-    h = rms_norm(x, w["norm"], kind.norm_eps)
-    if kind.reasoning.experts_per_token is None:
-        return constrain(x + all_experts(w, h), "batch stream embed"), aux
-    y, sums = expert_layer(kind.reasoning.experts, "swiglu", w, h, attend.real)
-    sums = {name.replace(ROUTER, PREFIX[:-1], 1): value for name, value in sums.items()}
-    return constrain(x + y, "batch stream embed"), aux | sums
+    def run(
+        self, layer: Callable[..., tuple[Array, Aux]], w: Tree, x: Array, tables: Tree, attend: Any
+    ) -> tuple[Array, Aux]:
+        """`layer` and the reasoning layer."""
+        x, aux = layer(self.kind, w, x, tables, attend)
+        w = part(w, PREFIX)
+        h = rms_norm(x, w["norm"], self.norm_eps)
+        if self.reasoning.experts_per_token is None:
+            return constrain(x + all_experts(w, h), "batch stream embed"), aux
+        y, sums = self.reasoning.experts.run("swiglu", w, h, attend.real)
+        sums = {name.replace(ROUTER, PREFIX[:-1], 1): value for name, value in sums.items()}
+        return constrain(x + y, "batch stream embed"), aux | sums
 
 
 def all_experts(w: Tree, h: Array) -> Array:

@@ -6,15 +6,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmwright.models.mixtral import Mixtral
-    from lmwright.models.olmoe import Olmoe
-    from lmwright.models.qwen3_moe import Qwen3Moe
+    from lmwright.models.moe import Mixtral, Olmoe, Qwen3Moe
 
 
 def moe_6m() -> "Qwen3Moe":
     """6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192."""
     from lmwright.models.experts import Experts
-    from lmwright.models.qwen3_moe import Qwen3Moe
+    from lmwright.models.moe import Qwen3Moe
 
     return Qwen3Moe(
         vocab_size=8192,
@@ -36,7 +34,7 @@ def moe_6m() -> "Qwen3Moe":
 def olmoe_1b_7b() -> "Olmoe":
     """6.92 B, 1.28 B active: OLMoE-1B-7B (https://arxiv.org/abs/2409.02060)."""
     from lmwright.models.experts import Experts
-    from lmwright.models.olmoe import Olmoe
+    from lmwright.models.moe import Olmoe
 
     return Olmoe(
         vocab_size=50_304,
@@ -60,7 +58,7 @@ def olmoe_1b_7b() -> "Olmoe":
 def qwen3_30b_a3b() -> "Qwen3Moe":
     """30.5 B, 3.35 B active: Qwen3-30B-A3B (https://arxiv.org/abs/2505.09388)."""
     from lmwright.models.experts import Experts
-    from lmwright.models.qwen3_moe import Qwen3Moe
+    from lmwright.models.moe import Qwen3Moe
 
     return Qwen3Moe(
         vocab_size=151_936,
@@ -78,7 +76,7 @@ def qwen3_30b_a3b() -> "Qwen3Moe":
 def mixtral_8x7b() -> "Mixtral":
     """46.7 B, 12.9 B active: Mixtral 8x7B (https://arxiv.org/abs/2401.04088)."""
     from lmwright.models.experts import Experts
-    from lmwright.models.mixtral import Mixtral
+    from lmwright.models.moe import Mixtral
 
     return Mixtral(
         vocab_size=32_000,
