@@ -57,6 +57,7 @@ class StopRequest:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        self._leave_terminal()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if kind is not None and issubclass(kind, StoppedBeforeFirstStep):
@@ -67,20 +68,23 @@ class StopRequest:
         if number == signal.SIGINT and (self.starting or self.exit_code == EXIT_INTERRUPTED):
             raise KeyboardInterrupt
         if number == HANGUP:
+            self._hung_up = True
             self._leave_terminal()
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
         if self.starting:
             raise StoppedBeforeFirstStep(self.exit_code)
 
     def _leave_terminal(self) -> None:
-        """Silences output to a terminal that is gone, whose errors would prevent the save."""
+        """Silences output to a terminal that is gone, whose errors would prevent the save. The
+        signal may come a moment before it is gone, so this is asked again after each step."""
         for fd in self._terminals:
-            if not os.isatty(fd):
+            if self._hung_up and not os.isatty(fd):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
     def asked(self, step: int) -> bool:
         """True if the loop should stop after this step; with several hosts, all agree on the
         step."""
+        self._leave_terminal()
         import jax
 
         if jax.process_count() == 1:
