@@ -49,6 +49,12 @@ ROWS = [
     ("llama-3b", "v6e-16", 64,
      "train.remat=block mesh.fsdp=4 mesh.tensor=4 data.pack.seq_len=4096", True),
     ("llama-34b", "v5p-128", 64, "train.remat=block data.pack.seq_len=4096", False),
+    ("llama-1b", "v5e-8", 32, "lora.rank=16 train.remat=mlp", False),
+    ("llama-1b", "v5e-8", 32, "lora.rank=16 lora.base=int8 train.remat=block", False),
+    ("llama-8b", "v5e-8", 16, "lora.rank=16 lora.base=int4 train.remat=block", False),
+    ("llama-8b", "v5e-8", 16, "lora.rank=16 lora.base=bf16 train.remat=block", False),
+    ("llama-8b", "v4-16", 32,
+     "lora.rank=16 train.remat=mlp train.num_microbatches=2", False),
 ]  # fmt: skip
 
 

@@ -28,3 +28,15 @@ def test_the_step_compiles_and_the_base_is_small(changes, tmp_path):
     if changes == INT4:
         assert " s4[" in found.hlo
         check_compiled("llama-15m v5e:2x2 lora", found, parse_slice("v5e:2x2"))
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_step_that_remains_when_an_adapter_ends(tmp_path):
+    """The very program that train compiles then: its state still holds both."""
+    run = run_of(tmp_path, *LAYERS, *TWO, batch=16)
+    both = aot.compile_for(run, parse_slice("v5e:2x2"))
+    last = aot.compile_for(run, parse_slice("v5e:2x2"), trainees=("b",))
+    assert last.optimizer_bytes == both.optimizer_bytes and last.fits
+    assert last.tokens_per_step == both.tokens_per_step / 2
+    assert last.peak_bytes < both.peak_bytes

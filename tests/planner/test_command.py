@@ -99,6 +99,20 @@ def test_without_the_compiler_the_estimate_is_given(plan, capsys, monkeypatch):
     assert "the TPU compiler is not installed" in capsys.readouterr().out
 
 
+def test_adapters_that_end_one_after_the_other(plan, capsys):
+    """The program that remains is shown, and the whole run takes what its phases take."""
+    two = 'lora.adapters=[{name = "a", rank = 8, steps = 200}, {name = "b", rank = 4}]'
+    assert plan("--on", "v4-32", "--quick", "--json", two) == 0
+    answer = json.loads(capsys.readouterr().out)
+    (later,) = answer["later"]
+    assert (later["start"], later["stop"], later["trainees"]) == (200, 1000, ["b"])
+    assert 0.3 < later["step_s"] / answer["step_s"] < 0.7  # half the rows
+    seconds = 200 * answer["step_s"] + 800 * later["step_s"]
+    assert answer["takes"]["hours"] == pytest.approx(seconds / 3600)
+    assert plan("--on", "v4-32", "--quick", two) == 0
+    assert "from step 200, without a: " in capsys.readouterr().out
+
+
 def test_kaggle_is_a_machine_with_sessions(plan, capsys):
     small = ["model.num_layers=2", "train.global_batch_size=32"]
     assert plan("--on", "kaggle", "--quick", *small) == 0

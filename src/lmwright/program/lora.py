@@ -7,7 +7,7 @@ An adapter's weights are a tree of Params like a model's, so that init, sharding
 checkpoints treat them as any others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -84,6 +84,14 @@ def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
         raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
     rows = _rows(run, listed)
     return tuple(_resolved(run, one, rows[one.name]) for one in listed)
+
+
+def only(run: Run, active: Sequence[Trainee]) -> Run:
+    """A run of these adapters alone, each with the rows that it has in `run`."""
+    lora, rows = section_of(run), {one.name: one.rows for one in active}
+    left = [replace(one, rows=rows[one.name]) for one in lora.adapters if one.name in rows]
+    train = replace(run.train, global_batch_size=sum(rows.values()))
+    return replace(run, lora=replace(lora, adapters=tuple(left)), train=train)
 
 
 def _rows(run: Run, listed: tuple[Adapter, ...]) -> dict[str, int]:

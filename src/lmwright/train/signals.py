@@ -35,6 +35,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.exit_code: int | None = None
         self.starting = True
+        self._hung_up = False
         self._before: dict[int, object] = {}
         self._terminals: list[int] = []
 

@@ -6,6 +6,7 @@ It is a process of its own because the TPU compiler can take gigabytes, hang or 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ def shard_bytes(tree: Any) -> int:
     return total
 
 
-def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]:
-    """Compiles the step and writes `step.hlo`; what the compiler said, in bytes and seconds."""
+def compile_step(
+    run_file: str, slice_name: str, folder: Path, names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Compiles the step of the trainees of these names, of all if there are none, and writes
+    `step.hlo`; what the compiler said, in bytes and seconds."""
     from lmwright.program.plan import step_options
     from lmwright.program.state import abstract_batch, abstract_state
     from lmwright.program.step import make_step
@@ -45,18 +49,23 @@ def compile_step(run_file: str, slice_name: str, folder: Path) -> dict[str, Any]
             f"--on {slice_name}: the TPU compiler refuses this topology: {error}"
         ) from None
     plan = resolve(load_run(run_file), devices)
+    trainees = plan.training.trainees
+    active = [one for one in trainees if one.name in names] if names else list(trainees)
+    rows = sum(one.rows for one in active)
+    share = rows / sum(one.rows for one in trainees)
+    num_rows = rows // plan.run.train.num_microbatches
     state = abstract_state(plan)
     frozen, parts = state["frozen"], list(state["trained"].values())
     with jax.set_mesh(plan.mesh):
         started = time.perf_counter()
-        lowered = make_step(plan).lower(state, abstract_batch(plan))
+        lowered = make_step(plan, active).lower(state, abstract_batch(plan, num_rows))
         lower_s = time.perf_counter() - started
         answer = {
             "slice": where.name,
             "mesh": dict(plan.mesh.shape),
             "num_params": plan.num_params,
-            "tokens_per_step": plan.tokens_per_step,
-            "flops_per_step": plan.flops_per_step,
+            "tokens_per_step": round(share * plan.tokens_per_step),
+            "flops_per_step": share * plan.flops_per_step,
             "weights_bytes": shard_bytes([frozen, [part["weights"] for part in parts]]),
             "optimizer_bytes": shard_bytes([(p["optimizer"], p.get("ema", {})) for p in parts]),
             "lower_s": lower_s,
@@ -110,10 +119,11 @@ def ask_compiler(
 
 
 def main() -> None:
-    """`python -m lmwright.planner.compiler.child RUN SLICE FOLDER`; writes FOLDER/answer.json."""
-    run_file, slice_name, folder = sys.argv[1:]
+    """`python -m lmwright.planner.compiler.child RUN SLICE FOLDER [TRAINEE...]` writes
+    FOLDER/answer.json."""
+    run_file, slice_name, folder, *names = sys.argv[1:]
     try:
-        answer = compile_step(run_file, slice_name, Path(folder))
+        answer = compile_step(run_file, slice_name, Path(folder), names)
     except UserError as error:
         answer = {"user_error": str(error)}
     Path(folder, "answer.json").write_text(json.dumps(answer))

@@ -86,10 +86,16 @@ def require_libtpu() -> None:
 
 
 def compile_for(
-    run: Run, where: Slice, *, timeout_s: float = TIMEOUT_S, program: Sequence[str] = CHILD
+    run: Run,
+    where: Slice,
+    *,
+    trainees: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
+    program: Sequence[str] = CHILD,
 ) -> Compiled:
-    """Compiles the train step of `run` for the slice, in a child process: Python with
-    `program`, the run file, the slice and a folder for the answer.
+    """Compiles the train step of `run`, while these trainees still train (all if there are none),
+    for the slice, in a child process: Python with `program`, the run file, the slice and a folder
+    for the answer.
 
     Raises UserError where the run cannot be laid out on the slice, the compiler is missing, fails
     or crashes, or the host has too little time or memory for it.
@@ -98,7 +104,7 @@ def compile_for(
     with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
         run_file = Path(folder, "run.toml")
         run_file.write_text(dump_toml(run))
-        command = [sys.executable, *program, str(run_file), where.name, folder]
+        command = [sys.executable, *program, str(run_file), where.name, folder, *trainees]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "LIBTPU_"))}
         try:
             done = subprocess.run(
