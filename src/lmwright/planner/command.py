@@ -3,7 +3,6 @@
 machine, run --> the compiler, or arithmetic --> Answer: lines, JSON, exit code
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,12 @@ from lmwright.planner.analytic.machine import Machine, known_as, machine_of, par
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
 from lmwright.planner.cost import Takes, takes
+from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
 from lmwright.planner.suggestions import cures, larger_way
-from lmwright.planner.units import memory_size, short_duration
 from lmwright.program.length import with_steps
 from lmwright.program.lora import only
-from lmwright.program.trainee import Phase, phases_of, training_of
 
 EXIT_DOES_NOT_FIT = 1
 EXIT_HOST_MEMORY = 3
@@ -207,7 +205,7 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> 
 def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     found = Quick.of(run, machine)
     later = []
-    for phase in phases_of(training_of(run))[1:]:
+    for phase in phases_of(run)[1:]:
         quick = Quick.of(only(run, phase.active), machine)
         later.append(Later(phase, quick.memory.peak, quick.step_s, quick.fits))
     cost = _takes(
@@ -231,7 +229,7 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
     quick = Quick.of(run, machine)
     took = report.estimate
     if took is not None:
-        later = [_remaining(run, where, phase) for phase in phases_of(training_of(run))[1:]]
+        later = [_remaining(run, where, phase) for phase in phases_of(run)[1:]]
         mean_s = mean_step_s(took.step_s, later)
         cost = _takes(run, machine, mean_s, found.tokens_per_step, wanted)
         parts = {name: sum(kinds.values()) for name, kinds in took.by_part.items()}
@@ -246,56 +244,12 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
     return Answer(lines, report.to_json(cost, last), found.fits)
 
 
-@dataclass(frozen=True)
-class Later:
-    """The program that remains when trainees have done their steps."""
-
-    phase: Phase
-    peak_bytes: float
-    step_s: float | None
-    """None where it does not fit."""
-    fits: bool
-
-    def line(self) -> str:
-        """It in a line of the report."""
-        speed = "does not fit" if self.step_s is None else f"{short_duration(self.step_s)} a step"
-        return (
-            f"from step {self.phase.start:,}, without {', '.join(self.phase.ended)}: "
-            f"{memory_size(self.peak_bytes)}, {speed}"
-        )
-
-
 def _remaining(run: Run, where: Slice, phase: Phase) -> Later:
     names = [one.name for one in phase.active]
     print(f"compiling the step that remains from step {phase.start:,} on", file=sys.stderr)
     report = Report(run, where, compile_for(run, where, trainees=names))
     step_s = report.estimate.step_s if report.estimate else None
     return Later(phase, report.compiled.peak_bytes, step_s, report.compiled.fits)
-
-
-def mean_step_s(first_s: float, later: Sequence[Later]) -> float:
-    """Seconds of a step, the mean over the run, whose first phase takes `first_s`."""
-    if not later:
-        return first_s
-    total = first_s * later[0].phase.start
-    total += sum((p.phase.stop - p.phase.start) * (p.step_s or first_s) for p in later)
-    return total / later[-1].phase.stop
-
-
-def with_later(text: str, later: Sequence[Later]) -> str:
-    """A report's JSON with the phases that follow the first, in bytes and seconds."""
-    rows = [
-        {
-            "start": one.phase.start,
-            "stop": one.phase.stop,
-            "trainees": [trainee.name for trainee in one.phase.active],
-            "fits": one.fits,
-            "peak_bytes": one.peak_bytes,
-            "step_s": one.step_s,
-        }
-        for one in later
-    ]
-    return json.dumps(json.loads(text) | {"later": rows}, indent=1) if rows else text
 
 
 def _takes(

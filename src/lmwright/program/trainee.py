@@ -55,22 +55,6 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Steps of a run in which the same trainees train; one that has done its steps leaves."""
-
-    start: int
-    stop: int
-    active: tuple[Trainee, ...]
-    ended: tuple[str, ...]
-    """Trainees that have left since the phase before."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of each step."""
-        return sum(one.rows for one in self.active)
-
-
-@dataclass(frozen=True)
 class Held:
     """A weight of a run as its devices hold it during training."""
 
@@ -206,17 +190,6 @@ def num_steps(run: Run) -> int:
     """The optimizer steps of a run whose epochs are counted (`program.length`)."""
     assert run.train.steps is not None
     return run.train.steps
-
-
-def phases_of(training: Training) -> tuple[Phase, ...]:
-    """The phases of a run in which every trainee does all of its steps."""
-    phases, start, left = [], 0, training.trainees
-    while left:
-        stop, before = min(one.steps for one in left), start
-        ended = tuple(one.name for one in training.trainees if one.steps == before and before)
-        phases.append(Phase(start, stop, tuple(left), ended))
-        start, left = stop, tuple(one for one in left if one.steps > stop)
-    return tuple(phases)
 
 
 TRAININGS = Registry(
