@@ -35,4 +35,4 @@ test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check . && $(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check . && $(BIN)/ruff format --check src tests benchmarks && $(BIN)/mypy

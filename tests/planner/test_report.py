@@ -8,7 +8,7 @@ from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.compiler.compile import Compiled
-from lmwright.planner.cost import takes
+from lmwright.planner.cost import cost_of
 from lmwright.planner.report import Report, write_plan
 
 GIB = 2**30
@@ -67,7 +67,7 @@ def test_what_does_not_fit_says_by_how_much(tmp_path):
 
 def test_an_estimate_and_what_it_takes_are_in_plan_json(tmp_path):
     report = report_of(tmp_path, hlo=PROGRAM)
-    cost = takes(report.run, machine_of(report.where), 3600.0, 262_144, price=2.0, hours=9)
+    cost = cost_of(report.run, machine_of(report.where), 3600.0, 262_144, price=2.0, hours=9)
     plan = json.loads(report.to_json(cost))
     assert sum(plan["peak"].values()) == plan["peak_bytes"]
     assert list(plan["peak"])[2:] == ["gradients", "saved activations", "temporaries"]

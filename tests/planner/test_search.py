@@ -14,7 +14,7 @@ from lmwright.planner.compare import compare, compare_lines
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.search import Search
-from lmwright.planner.suggestions import cure_lines, larger
+from lmwright.planner.suggestions import larger, suggestion_lines
 from tests.planner.runs import run_of
 
 GIB = 2**30
@@ -122,7 +122,7 @@ def test_any_compares_machines_cheapest_first(tmp_path):
     run = run_of(tmp_path)
     found = compare(run, names=names)
     assert [c.name for c in found if not c.fits] == ["v5e-4"]
-    usd = [c.takes.usd for c in found if c.fits]
+    usd = [c.cost.usd for c in found if c.fits]
     assert usd[:-1] == sorted(usd[:-1]) and usd[-1] is None  # no price for the last
     text = "\n".join(compare_lines(run, found))
     assert "does not fit a device: v5e-4 (by " in text and "no price" in text
@@ -135,7 +135,7 @@ def test_any_compares_machines_cheapest_first(tmp_path):
 def test_cures_fit_and_paste(tmp_path):
     run = run_of(tmp_path)
     machine = parse_machine("v5e-8")
-    text = "\n".join(cure_lines(run, machine))
+    text = "\n".join(suggestion_lines(run, machine))
     assert "train.num_microbatches=2: " in text
     for line in text.splitlines():
         if line.startswith("  ") and ": " in line and "=" in line.split(": ")[0]:
@@ -146,7 +146,7 @@ def test_cures_fit_and_paste(tmp_path):
 
 def test_the_smallest_slice_that_trains_it(tmp_path):
     run = run_of(tmp_path, preset="600b", batch=1024)
-    text = "\n".join(cure_lines(run, parse_machine("v4-32"), 720))
+    text = "\n".join(suggestion_lines(run, parse_machine("v4-32"), 720))
     assert "on v4-32 nothing does" in text
     assert re.search(r"the smallest v4 that trains it is (\dx)?v4-", text)
     assert "720 hours: " in text and "chip-hours" in text

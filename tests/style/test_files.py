@@ -46,9 +46,6 @@ AWAITED = {
     "src/lmwright/models/hf/llama.py:_defaults",
     "src/lmwright/models/hf/llama.py:said_or_usual",
     "src/lmwright/models/hf/moe.py:_MoeHf",
-    "src/lmwright/planner/analytic/machine.py:known_as",
-    "src/lmwright/planner/compiler/cost.py:settle_operands",
-    "src/lmwright/planner/cost.py:takes",
 }
 
 

@@ -16,11 +16,11 @@ from lmwright.planner.advise import advise, too_large
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
-from lmwright.planner.cost import Takes, takes
+from lmwright.planner.cost import RunCost, cost_of
 from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
-from lmwright.planner.suggestions import cures, larger_way
+from lmwright.planner.suggestions import larger_way, suggest
 from lmwright.program.length import with_steps
 from lmwright.program.lora import only
 
@@ -215,9 +215,9 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     if found.fits:
         last = advise(found, found.timing.by_kind, found.timing.by_part)
     else:
-        cure = cures(run, machine, wanted.hours)
-        last = too_large(found.memory.parts(), found.limit_bytes, found, cure.best)
-        lines += cure.lines
+        suggestions = suggest(run, machine, wanted.hours)
+        last = too_large(found.memory.parts(), found.limit_bytes, found, suggestions.best)
+        lines += suggestions.lines
     text = with_later(found.to_json(cost, last), later)
     return Answer([*lines, "", last.text], text, found.fits)
 
@@ -238,9 +238,9 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         fits = found.fits and all(one.fits for one in later)
         return Answer(lines, with_later(report.to_json(cost, last), later), fits)
     cost = _takes(run, machine, quick.step_s, found.tokens_per_step, wanted)
-    cure = cures(run, machine, wanted.hours)
-    last = too_large(report.parts, report.limit_bytes, quick, cure.best)
-    lines = [*report.lines(), "", *quick.would_take(cost), *cure.lines, "", last.text]
+    suggestions = suggest(run, machine, wanted.hours)
+    last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
+    lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", last.text]
     return Answer(lines, report.to_json(cost, last), found.fits)
 
 
@@ -254,5 +254,5 @@ def _remaining(run: Run, where: Slice, phase: Phase) -> Later:
 
 def _takes(
     run: Run, machine: Machine, step_s: float, tokens_per_step: int, wanted: Wanted
-) -> Takes:
-    return takes(run, machine, step_s, tokens_per_step, price=wanted.price, hours=wanted.hours)
+) -> RunCost:
+    return cost_of(run, machine, step_s, tokens_per_step, price=wanted.price, hours=wanted.hours)

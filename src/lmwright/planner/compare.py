@@ -12,7 +12,7 @@ from lmwright.config.run import Run
 from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.candidates import Candidate, candidates
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.planner.cost import Takes, figure, money, takes
+from lmwright.planner.cost import RunCost, cost_of, figure, money
 
 COMMON = (
     *(f"v3-{n}" for n in (8, 32)),
@@ -32,7 +32,7 @@ class Choice:
     name: str
     best: Candidate | None
     """None where no mesh of it can hold the run."""
-    takes: Takes | None
+    cost: RunCost | None
 
     @property
     def fits(self) -> bool:
@@ -59,20 +59,20 @@ def _choice(run: Run, name: str, hours: float | None, price: float | None) -> Ch
         return Choice(name, None, None)
     quick = ways[0].quick
     tokens = quick.plan.tokens_per_step
-    cost = takes(run, machine, quick.step_s, tokens, price=price, hours=hours)
+    cost = cost_of(run, machine, quick.step_s, tokens, price=price, hours=hours)
     return Choice(name, ways[0], cost)
 
 
 def _order(choice: Choice) -> tuple:
     if not choice.fits:
         return 2, 0.0
-    usd = choice.takes.usd
-    return (0, usd) if usd is not None else (1, choice.takes.hours)
+    usd = choice.cost.usd
+    return (0, usd) if usd is not None else (1, choice.cost.hours)
 
 
 def compare_lines(run: Run, choices: Sequence[Choice]) -> list[str]:
     """The table, and what does not fit in a line of its own."""
-    hours = next((c.takes.session.hours for c in choices if c.fits and c.takes.session), None)
+    hours = next((c.cost.session.hours for c in choices if c.fits and c.cost.session), None)
     head = "" if hours is None else f" {f'in {hours:g} h':>7} "
     lines = [
         f"{run.name} on common machines, by the analytic model, cheapest first:",
@@ -81,7 +81,7 @@ def compare_lines(run: Run, choices: Sequence[Choice]) -> list[str]:
         "at its best",
     ]
     for choice in (c for c in choices if c.fits):
-        quick, cost = choice.best.quick, choice.takes
+        quick, cost = choice.best.quick, choice.cost
         part = "" if cost.session is None else f" {cost.session.steps / cost.steps:>7.0%} "
         usd = "no price" if cost.usd is None else money(cost.usd).removesuffix(" USD")
         lines.append(
@@ -96,7 +96,7 @@ def compare_lines(run: Run, choices: Sequence[Choice]) -> list[str]:
     if none:
         size = run.train.global_batch_size
         lines += ["", f"no mesh divides {size} rows and this model over: {', '.join(none)}"]
-    sources = {c.takes.price_source for c in choices if c.fits and c.takes.price_source}
+    sources = {c.cost.price_source for c in choices if c.fits and c.cost.price_source}
     if sources:
         lines += ["", f"prices: {'; '.join(sorted(sources))}"]
     return lines
@@ -114,7 +114,7 @@ def compare_json(choices: Sequence[Choice]) -> str:
             "limit_bytes": c.best.quick.limit_bytes,
             "step_s": c.best.quick.step_s,
             "overrides": c.best.overrides,
-            "takes": c.takes.to_json(),
+            "takes": c.cost.to_json(),
         }
         for c in choices
     ]

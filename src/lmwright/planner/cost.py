@@ -1,4 +1,4 @@
-"""Takes: what a whole run takes in time, chips, money and disk, by its predicted step.
+"""RunCost: what a whole run takes in time, chips, money and disk, by its predicted step.
 
     step seconds x steps --> hours --> chip-hours --> USD          (training steps alone)
     state bytes x saves  --> bytes of checkpoints written and kept
@@ -47,7 +47,7 @@ class Session:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Takes:
+class RunCost:
     """Cost of all training steps; start-up, compilation and evaluation come on top."""
 
     steps: int
@@ -119,7 +119,7 @@ class Takes:
         return text
 
 
-def takes(
+def cost_of(
     run: Run,
     machine: Machine,
     step_s: float,
@@ -127,8 +127,8 @@ def takes(
     *,
     price: float | None = None,
     hours: float | None = None,
-) -> Takes:
-    """What the run takes at this speed; `price` in USD per chip-hour goes before
+) -> RunCost:
+    """Cost of the whole run at this speed; `price` in USD per chip-hour goes before
     `plan.prices`, and that before the list. Raises UserError for a price or time below zero."""
     for name, value in (("--price", price), ("--hours", hours)):
         if value is not None and not value >= 0:
@@ -137,7 +137,7 @@ def takes(
     run_hours = steps * step_s / 3600
     usd, spot, source = _price(run, machine.kind, price)
     written, kept = _checkpoints(run)
-    return Takes(
+    return RunCost(
         steps=steps,
         tokens=steps * tokens_per_step,
         hours=run_hours,

@@ -17,7 +17,7 @@ from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate, estimate
 from lmwright.planner.compiler.hlo import Program, parse
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
-from lmwright.planner.cost import Takes
+from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
 
@@ -90,7 +90,7 @@ class Report:
         peak = peak_of(self.where.family.device_kind).bf16_flops * self.where.num_devices
         return self.compiled.flops_per_step / peak
 
-    def to_json(self, takes: Takes | None = None, advice: "Advice | None" = None) -> str:
+    def to_json(self, cost: RunCost | None = None, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
         numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
         tokens = self.compiled.tokens_per_step * self.run.train.steps
@@ -108,13 +108,13 @@ class Report:
                 "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,
                 "tokens": tokens,
-                "takes": takes.to_json() if takes else None,
+                "takes": cost.to_json() if cost else None,
                 "advice": advice.to_json() if advice else None,
             },
             indent=1,
         )
 
-    def lines(self, takes: Takes | None = None) -> list[str]:
+    def lines(self, cost: RunCost | None = None) -> list[str]:
         """The report as lines of text."""
         c, where = self.compiled, self.where
         shape = "x".join(map(str, where.shape))
@@ -133,7 +133,7 @@ class Report:
         lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler", ""]
         lines += buffer_lines(self.buffers)
         lines += self._time() if self.estimate else []
-        lines += [*takes.lines(), ""] if takes else []
+        lines += [*cost.lines(), ""] if cost else []
         least = self.least_step_s
         lines += [
             f"no step is faster than {short_duration(least)} "

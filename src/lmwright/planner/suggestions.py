@@ -1,4 +1,4 @@
-"""Cures: what would make a run fit that does not, by the analytic model.
+"""Suggestions: changes that make a run fit that does not, by the analytic model.
 
 First what changes one thing, then what changes several, then the smallest slice of the same
 generation on which some way fits, with the arithmetic of each.
@@ -20,14 +20,14 @@ from lmwright.planner.analytic.candidates import (
 )
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
-from lmwright.planner.cost import takes
+from lmwright.planner.cost import cost_of
 from lmwright.planner.units import short_duration
 
 MOST_NODES = 64
 
 
 @dataclass(frozen=True)
-class Cures:
+class Suggestions:
     """Suggestions that would make a run fit."""
 
     lines: list[str]
@@ -36,15 +36,15 @@ class Cures:
     is neither."""
 
 
-def cure_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
+def suggestion_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
     """Suggestions that would make a run fit, as lines; `hours` is the length of a session."""
-    return cures(run, machine, hours).lines
+    return suggest(run, machine, hours).lines
 
 
-def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
+def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestions:
     """Suggestions that would make the run fit the machine, or machines on which it would fit."""
     lines = ["", "what would make it fit, by the analytic model:"]
-    found = {c.overrides: c for c in single_cures(run, machine) if c.quick.fits}
+    found = {c.overrides: c for c in single_changes(run, machine) if c.quick.fits}
     lines += [_line(candidate) for candidate in found.values()]
     every = candidates(run, machine, optimizers=True)
     fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
@@ -53,7 +53,7 @@ def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
     if best is not None and best.quick.fits:
         lines.append("  the fastest configuration that fits this machine:")
         lines.append("  " + _line(best))
-        return Cures(lines, fastest or best)
+        return Suggestions(lines, fastest or best)
     if best is not None and not found:
         parts = best.quick.memory.parts()
         largest = max(parts, key=parts.get)
@@ -63,12 +63,12 @@ def cures(run: Run, machine: Machine, hours: float | None = None) -> Cures:
             f"takes {parts[largest] / GIB:,.2f} GiB"
         )
     if found:
-        return Cures(lines, fastest or next(iter(found.values())))
+        return Suggestions(lines, fastest or next(iter(found.values())))
     way, more = larger_way(run, machine, hours)
-    return Cures(lines + more, way)
+    return Suggestions(lines + more, way)
 
 
-def single_cures(run: Run, machine: Machine) -> Iterator[Candidate]:
+def single_changes(run: Run, machine: Machine) -> Iterator[Candidate]:
     """Ways that change one of remat, microbatches, mesh and optimizer."""
     yield from sorted(
         (c for c in candidates(run, machine, meshes=[run.mesh]) if c.quick.fits),
@@ -108,7 +108,7 @@ def larger_way(
         if not ways or not ways[0].quick.fits:
             continue
         quick = ways[0].quick
-        cost = takes(run, bigger, quick.step_s, quick.plan.tokens_per_step, hours=hours)
+        cost = cost_of(run, bigger, quick.step_s, quick.plan.tokens_per_step, hours=hours)
         lines = [
             f"  the smallest {machine.kind} that trains it is {bigger.name}, "
             f"{bigger.num_chips:,} chips:",

@@ -1,1 +1,1 @@
-"""Analytic: what a run takes, by arithmetic alone."""
+"""Analytic: memory and time of a run, by arithmetic alone."""

@@ -1,6 +1,6 @@
 """Candidates: other ways to run the same run on a machine, and what the analytic model says.
 
-    Run --mesh x remat x microbatches x optimizer--> [Candidate] --best first--> search, cures
+    Run --mesh x remat x microbatches x optimizer--> [Candidate] --best first--> search, suggestions
 
 The global batch, and with it what is learned, stays; an optimizer with smaller state is offered
 beside the run's own and marked, since it trains differently.

@@ -122,7 +122,7 @@ KAGGLE = Alias(
 
 
 def known_as(text: str) -> Alias | None:
-    """What a place offers; None where `text` is a machine itself."""
+    """The machine and session that a place offers; None where `text` is a machine itself."""
     return KAGGLE if text.strip().lower() == "kaggle" else None
 
 

@@ -17,7 +17,7 @@ from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import Memory, memory
 from lmwright.planner.analytic.step_time import Timing, timing
-from lmwright.planner.cost import Takes
+from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
 from lmwright.program.plan import Plan
@@ -106,7 +106,7 @@ class Quick:
         """Half the width of the interval around the step time."""
         return error_share(self.machine.kind, self.run, compiled=False)
 
-    def to_json(self, takes: Takes, advice: "Advice | None" = None) -> str:
+    def to_json(self, cost: RunCost, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
         found = {
             "by": "analytic",
@@ -129,12 +129,12 @@ class Quick:
             "hidden_s": self.timing.hidden_s,
             "mfu": self.mfu,
             "factor": self.factor,
-            "takes": takes.to_json(),
+            "takes": cost.to_json(),
             "advice": advice.to_json() if advice else None,
         }
         return json.dumps(found, indent=1)
 
-    def lines(self, takes: Takes) -> list[str]:
+    def lines(self, cost: RunCost) -> list[str]:
         """The answer as lines of text."""
         train = self.run.train
         pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
@@ -150,7 +150,7 @@ class Quick:
         peak = self.memory.peak
         lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
         if not self.fits:
-            return [*lines, "", *self.would_take(takes), "", *self._unknown()]
+            return [*lines, "", *self.would_take(cost), "", *self._unknown()]
         lines += ["", f"predicted: {self._speed()}"]
         kinds = sorted(self.timing.by_kind.items(), key=lambda item: -item[1])
         lines += [f"  {duration(seconds, self.step_s, 8)}  {kind}" for kind, seconds in kinds]
@@ -161,11 +161,11 @@ class Quick:
             f"{name} {duration(seconds, self.step_s)}"
             for name, seconds in self.timing.by_part.most_common()
         )
-        return [*lines, f"  products by part: {shares}", *takes.lines(), "", *self._unknown()]
+        return [*lines, f"  products by part: {shares}", *cost.lines(), "", *self._unknown()]
 
-    def would_take(self, takes: Takes) -> list[str]:
+    def would_take(self, cost: RunCost) -> list[str]:
         """The speed of a run that does not fit, if it did."""
-        return [f"if it did fit, it would take {self._speed()}", *takes.lines()[:2]]
+        return [f"if it did fit, it would take {self._speed()}", *cost.lines()[:2]]
 
     def verdict(self) -> str:
         """Sentence on whether the run fits, and how certain that is."""

@@ -151,7 +151,7 @@ class _Clocks:
                 self.wait(transfer, IN_ONE_PIECE)
 
     def settle_operands(self, step: Instruction) -> None:
-        """What a product or a kernel does before it begins."""
+        """Waits for what a product or a kernel reads."""
         self.settle(t for name in step.operands for t in self.owed.get(name, ()))
 
     def wait(self, transfer: _Transfer, exposed: float = 0.0) -> None:

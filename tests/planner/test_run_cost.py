@@ -8,7 +8,7 @@ import pytest
 from lmwright.errors import UserError
 from lmwright.hardware.prices import PRICES
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.planner.cost import checkpoint_bytes, takes
+from lmwright.planner.cost import checkpoint_bytes, cost_of
 from lmwright.planner.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
@@ -19,7 +19,7 @@ V4 = parse_machine("v4-32")
 
 def test_hours_chips_money_and_sessions(tmp_path):
     run = run_of(tmp_path, "train.steps=7200")
-    found = takes(run, V4, 2.0, 1000, hours=3)
+    found = cost_of(run, V4, 2.0, 1000, hours=3)
     assert (found.hours, found.chips, found.chip_hours) == (4.0, 16, 64.0)
     assert found.tokens == 7_200_000
     assert found.usd == pytest.approx(64 * PRICES["v4"].on_demand)
@@ -37,27 +37,27 @@ def test_hours_chips_money_and_sessions(tmp_path):
     assert "about 4 hours, 64 chip-hours" in text and "on demand, list of" in text
     assert f"3 hours: {done:,} of 7,200 steps (0.69 of the run)" in text
     limited = run_of(tmp_path, "train.steps=7200", "limits.session_hours=3", "limits.total_hours=4")
-    assert takes(limited, V4, 2.0, 1000).session.sessions == 2
-    assert "more than limits.total_hours = 4" in takes(limited, V4, 2.0, 1000).lines()[-1]
+    assert cost_of(limited, V4, 2.0, 1000).session.sessions == 2
+    assert "more than limits.total_hours = 4" in cost_of(limited, V4, 2.0, 1000).lines()[-1]
     assert json.loads(json.dumps(found.to_json()))["session"]["sessions"] == 2
 
 
 def test_a_session_may_hold_the_whole_run_or_nothing(tmp_path):
     run = run_of(tmp_path)
-    assert takes(run, V4, 1.0, 1, hours=5).session.sessions == 1
-    assert "all 1,000 steps" in "\n".join(takes(run, V4, 1.0, 1, hours=5).lines())
-    short = takes(run, V4, 7200.0, 1, hours=1)
+    assert cost_of(run, V4, 1.0, 1, hours=5).session.sessions == 1
+    assert "all 1,000 steps" in "\n".join(cost_of(run, V4, 1.0, 1, hours=5).lines())
+    short = cost_of(run, V4, 7200.0, 1, hours=1)
     assert short.session.sessions is None and "not one step" in short.lines()[-1]
 
 
 def test_prices_in_order(tmp_path):
     own = run_of(tmp_path, "plan.prices.v4=1.5")
-    assert takes(own, V4, 1.0, 1).usd_per_chip_hour == 1.5
-    assert takes(own, V4, 1.0, 1, price=0.7).usd_per_chip_hour == 0.7
-    assert takes(own, parse_machine("v5p-8"), 1.0, 1).usd_per_chip_hour == 4.2
-    unknown = takes(own, parse_machine("gpu:b200x8"), 1.0, 1)
+    assert cost_of(own, V4, 1.0, 1).usd_per_chip_hour == 1.5
+    assert cost_of(own, V4, 1.0, 1, price=0.7).usd_per_chip_hour == 0.7
+    assert cost_of(own, parse_machine("v5p-8"), 1.0, 1).usd_per_chip_hour == 4.2
+    unknown = cost_of(own, parse_machine("gpu:b200x8"), 1.0, 1)
     assert unknown.usd is None and "--price" in unknown.lines()[1]
-    spot = takes(own, parse_machine("v6e-8"), 1.0, 1).lines()[1]
+    spot = cost_of(own, parse_machine("v6e-8"), 1.0, 1).lines()[1]
     assert "; spot " in spot and f"at {PRICES['v6e'].spot:g}" in spot
 
 
@@ -65,7 +65,7 @@ def test_prices_in_order(tmp_path):
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_what_is_below_zero_is_refused(tmp_path, name, value):
     with pytest.raises(UserError, match=f"--{name}"):
-        takes(run_of(tmp_path), V4, 1.0, 1, **{name: value})
+        cost_of(run_of(tmp_path), V4, 1.0, 1, **{name: value})
 
 
 def test_a_price_for_a_chip_that_is_none(tmp_path):
@@ -86,7 +86,7 @@ def test_a_price_for_a_chip_that_is_none(tmp_path):
     ],
 )
 def test_checkpoints(tmp_path, overrides, written, kept):
-    found = takes(run_of(tmp_path, *overrides), V4, 1.0, 1)
+    found = cost_of(run_of(tmp_path, *overrides), V4, 1.0, 1)
     assert (found.checkpoints_written, found.checkpoints_kept) == (written, kept)
 
 
@@ -120,6 +120,6 @@ def test_a_checkpoint_of_adapters_is_without_the_base(tmp_path, overrides):
 
 def test_small_runs_have_small_units(tmp_path):
     run = run_of(tmp_path, *SMALL, "train.steps=500")
-    text = "\n".join(takes(run, V4, 0.016, 8 * 256).lines())
+    text = "\n".join(cost_of(run, V4, 0.016, 8 * 256).lines())
     assert "about 8 seconds" in text and " MB each" in text
-    assert "about 2 minutes" in "\n".join(takes(run, V4, 0.24, 8 * 256).lines())
+    assert "about 2 minutes" in "\n".join(cost_of(run, V4, 0.24, 8 * 256).lines())
