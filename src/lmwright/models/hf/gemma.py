@@ -1,28 +1,22 @@
-"""Gemma in Hugging Face: config.json and weight names."""
+"""Gemma in Hugging Face."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.llama import FIELDS as SAME
-from lmwright.models.hf.llama import GATED_ACT, WEIGHTS, activation, required
-from lmwright.models.hf.rope import rope_config, rope_fields
+from lmwright.models.hf.rope import ORIGINAL, rope_fields
+from lmwright.models.hf.table import GATED_ACT, KEYS, WEIGHTS, Table, Words
 from lmwright.models.hf.window import TYPES, reach_of, window_fields
 
-FIELDS = SAME | {"window": "sliding_window", "query_dim": "query_pre_attn_scalar"}
-CAPS = {
-    "attention_soft_cap": "attn_logit_softcapping",
-    "logits_soft_cap": "final_logit_softcapping",
-}
-MODEL_TYPES = {"Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3_text"}
+NEWER = "Gemma3ForCausalLM"
+GELU = "gelu_pytorch_tanh"
+ACT = Words("mlp", "hidden_activation", GATED_ACT, GELU, GELU)
+HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False}, True)
 DEFAULTS = {
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": {
         "vocab_size": 262_208, "max_position_embeddings": 131_072,
         "num_attention_heads": 8, "num_key_value_heads": 4,
     },
-}  # fmt: skip
-SHARED_DEFAULTS = {
-    "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 NORMS = {
     "attention_norm": "input_layernorm",
@@ -32,21 +26,31 @@ NORMS = {
 }
 
 
-class GemmaHf:
+class GemmaHf(Table):
     """Both directions of the family's Hugging Face form."""
 
-    architectures = tuple(MODEL_TYPES)
+    name = "Gemma"
+    model_types: ClassVar = {"Gemma2ForCausalLM": "gemma2", NEWER: "gemma3_text"}
     weights = WEIGHTS | {
         f"layers.{ours}": f"model.layers.{{i}}.{theirs}.weight" for ours, theirs in NORMS.items()
     }
+    keys = KEYS | {"window": "sliding_window", "query_dim": "query_pre_attn_scalar"}
+    optional: ClassVar = {
+        "attention_soft_cap": "attn_logit_softcapping",
+        "logits_soft_cap": "final_logit_softcapping",
+    }
+    defaults: ClassVar = {
+        "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+
+    def words(self, architecture: str) -> tuple[Words, ...]:
+        """The fields whose values have other names."""
+        return (ACT, HEAD)
 
     def architecture(self, model: Any) -> str:
         """The architecture that expresses `model`. Raises UserError where none does."""
         newer = model.qk_norm == "head"
-        if model.mlp not in GATED_ACT:
-            raise UserError(
-                f"model.mlp: {model.mlp!r} does not exist in Hugging Face's Gemma; change it"
-            )
         if model.local_rope_theta is not None and not newer:
             raise UserError(
                 'model.local_rope_theta: Gemma 2 has one theta; unset it, or set qk_norm = "head" '
@@ -54,61 +58,49 @@ class GemmaHf:
             )
         if model.attention_soft_cap is not None and newer:
             raise UserError("model.attention_soft_cap: transformers' Gemma 3 has none; unset it")
-        return "Gemma3ForCausalLM" if newer else "Gemma2ForCausalLM"
+        return NEWER if newer else "Gemma2ForCausalLM"
 
-    def config(self, model: Any) -> dict[str, Any]:
-        """config.json of a model, tokenizer ids left out."""
-        architecture = self.architecture(model)
-        rope = rope_config(model.rope_theta, model.rope_scaling, model.seq_len)
-        config = {theirs: getattr(model, ours) for ours, theirs in (FIELDS | CAPS).items()}
-        if architecture == "Gemma3ForCausalLM":
-            rope = _by_reach(rope, model)
-        config |= rope
-        config |= {
-            "architectures": [architecture],
-            "model_type": MODEL_TYPES[architecture],
+    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+        """The kinds of layers, the scale of scores, and rotations by the reach of a layer."""
+        if config["architectures"] == [NEWER]:
+            _put_by_reach(config, model)
+        return {
             "query_pre_attn_scalar": model.query_dim or model.head_dim,
-            "hidden_activation": GATED_ACT[model.mlp],
             "layer_types": [TYPES[kind] for kind in model.kinds],
-            "tie_word_embeddings": model.head == "tied",
             "attention_bias": False,
-            "initializer_range": model.embed_std,
         }
-        return config
 
-    def fields(self, config: dict[str, Any], where: str) -> dict[str, Any]:
-        """Fields of the model for a config.json at `where`. Raises UserError for anything
-        that this family does not compute."""
-        architecture = config["architectures"][0]
-        newer = architecture == "Gemma3ForCausalLM"
+    def usual(self, config: dict[str, Any], architecture: str) -> dict[str, Any]:
+        """Values that transformers fills in where config.json is silent."""
+        return self.defaults | DEFAULTS[architecture]
+
+    def rope(self, config: dict[str, Any], architecture: str, where: str) -> dict[str, Any]:
+        """Fields of the rotations, by the reach of a layer in Gemma 3."""
+        return (_rope_by_reach if architecture == NEWER else rope_fields)(config, where)
+
+    def own_fields(
+        self, config: dict[str, Any], fields: dict[str, Any], where: str
+    ) -> dict[str, Any]:
+        """The reach of layers, the scale of scores. Raises UserError for what is not computed."""
+        newer = config["architectures"][0] == NEWER
         for name in ("attention_bias", "use_bidirectional_attention"):
             if config.get(name):
                 raise UserError(f"{where}: {name} is not supported")
-        defaults = SHARED_DEFAULTS | DEFAULTS[architecture]
         if newer and config.get("attn_logit_softcapping"):
             raise UserError(
                 f"{where}: attn_logit_softcapping is set, which transformers silently ignores in "
                 "Gemma 3; set it to null"
             )
-        values = required(config, defaults, FIELDS, where)
-        caps = {ours: config.get(theirs, defaults.get(theirs)) for ours, theirs in CAPS.items()}
-        reach = _reach(config, values["num_layers"], 6 if newer else 2, where)
-        found = window_fields(values["window"], reach)
-        if found["window"] is None:  # no layer is local, which a pattern says here
-            found = {"window": values["window"], "layer_pattern": ["global"]}
-        act = config.get("hidden_activation") or "gelu_pytorch_tanh"
+        reach = _reach(config, fields["num_layers"], 6 if newer else 2, where)
+        local = window_fields(fields["window"], reach)
+        if local["window"] is None:  # no layer is local, which a pattern says here
+            local = {"window": fields["window"], "layer_pattern": ["global"]}
+        scale = fields["query_dim"]
         return {
-            **values, **caps, **found,
-            **(_rope_by_reach(config, where) if newer else rope_fields(config, where)),
-            "query_dim": _unless(values["query_dim"], values["head_dim"]),
-            "mlp": activation(act, GATED_ACT, where),
-            "head": "tied" if config.get("tie_word_embeddings", True) else "untied",
+            **local,
+            "query_dim": None if scale == fields["head_dim"] else scale,
             "qk_norm": "head" if newer else "none",
-        }  # fmt: skip
-
-
-def _unless(value: int, usual: int) -> int | None:
-    return None if value == usual else value
+        }
 
 
 def _reach(config: dict[str, Any], num_layers: int, every: int, where: str) -> list[Any]:
@@ -119,20 +111,18 @@ def _reach(config: dict[str, Any], num_layers: int, every: int, where: str) -> l
     return ["local" if (i + 1) % every else "global" for i in range(num_layers)]
 
 
-def _by_reach(rope: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Gemma 3's rope parameters, by the type of layer, and as they were before."""
-    whole = rope["rope_parameters"]
-    local = {"rope_type": "default", "rope_theta": model.local_rope_theta}
-    if model.local_rope_theta is None:
-        local = whole
-    found = {
-        "max_position_embeddings": rope["max_position_embeddings"],
-        "rope_parameters": {TYPES["global"]: whole, TYPES["local"]: local},
-    }
-    if model.local_rope_theta is not None:  # the form before can say no other
-        found |= {"rope_theta": model.rope_theta, "rope_local_base_freq": model.local_rope_theta}
-        found |= {"rope_scaling": rope["rope_scaling"]} if model.rope_scaling else {}
-    return found
+def _put_by_reach(config: dict[str, Any], model: Any) -> None:
+    """Gives config.json Gemma 3's rope parameters, by the type of layer and as they were before."""
+    whole = config["rope_parameters"]
+    theta = model.local_rope_theta
+    local = whole if theta is None else {"rope_type": "default", "rope_theta": theta}
+    config["rope_parameters"] = {TYPES["global"]: whole, TYPES["local"]: local}
+    if theta is not None:
+        config["rope_local_base_freq"] = theta
+    else:  # the form before can say no other
+        del config["rope_theta"]
+        config.pop("rope_scaling", None)
+    config.pop(ORIGINAL, None)
 
 
 def _rope_by_reach(config: dict[str, Any], where: str) -> dict[str, Any]:
