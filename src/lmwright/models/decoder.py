@@ -132,7 +132,7 @@ class Decoder:
         return self.mixtures["reasoning" if own else "router"].active_share
 
     def work(self, seq_len: int) -> Work:
-        """What a token of a row of `seq_len` costs."""
+        """Work of a token in a row of `seq_len`."""
         return _work(self, seq_len)
 
     def spec(self) -> Tree:
