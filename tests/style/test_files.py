@@ -11,7 +11,6 @@ from tests.style.sources import (
     check,
     is_dataclass_definition,
     lines_of,
-    name_of,
     parsed,
     python_files,
     text_files,
@@ -163,15 +162,3 @@ def test_the_rules_leave_neighbors_alone():
     assert not re.fullmatch(BANNED_FILES, "llama")
     assert NO_SUBJECT.match("The same, but") and not NO_SUBJECT.match("The samples")
     assert any(is_dataclass_definition(n) for n in ast.walk(parsed(PACKAGE / "config" / "run.py")))
-
-
-def test_awaited_docstrings_are_still_to_be_rewritten():
-    """A name that needs no more waiting is deleted from the list."""
-    for entry in AWAITED:
-        name, _, function = entry.partition(":")
-        docstrings = [
-            ast.get_docstring(node) or ""
-            for node in ast.walk(parsed(ROOT / name))
-            if getattr(node, "name", "") == function
-        ]
-        assert any(map(NO_SUBJECT.match, docstrings)), entry
