@@ -8,7 +8,7 @@ A model family or an objective is any class with these methods; none inherits fr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jax import Array
 
@@ -114,6 +114,30 @@ class Model(Protocol):
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+
+
+class HfModel(Model, Protocol):
+    """A model that is read from and written to Hugging Face folders and GGUF files."""
+
+    @property
+    def hf(self) -> Any:
+        """Its table of names (`models.hf`)."""
+
+
+class CachedModel(Model, Protocol):
+    """A model that continues rows token by token."""
+
+    def new_cache(self, batch_size: int, length: int, compute: Compute) -> Tree:
+        """An empty cache for `length` tokens a row."""
+
+    def layers_apart(self, w: Tree) -> Tree:
+        """The weights with stacked layers as lists, for `extend` with `compute.unroll`."""
+
+    def extend(
+        self, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
+        *, first: bool = False,
+    ) -> tuple[Array, Tree]:  # fmt: skip
+        """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache."""
 
 
 class Loss(NamedTuple):

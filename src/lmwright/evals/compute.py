@@ -1,11 +1,12 @@
 """Compute settings of evaluation outside of a run: the platform's kernels and fastest precision."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
 from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.contract import CachedModel
 from lmwright.core.cpu import has_amx
 from lmwright.core.param import Tree
 from lmwright.core.weight import nbytes
@@ -32,7 +33,7 @@ def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> 
 
 
 def decode_compute(
-    model: Any,
+    model: CachedModel,
     w: Tree,
     new_tokens: int,
     precision: str | None = None,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax import Array
 from jax.sharding import use_abstract_mesh
 
 from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.contract import CachedModel
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.core.sharding import NO_MESH
@@ -82,7 +83,7 @@ class _Row:
 
 
 def generate(
-    model: Any,
+    model: CachedModel,
     w: Tree,
     tokenizer: TextTokenizer,
     prompts: Sequence[Prompt],
@@ -130,7 +131,7 @@ def _num_devices(w: Tree) -> int:
 def _row(
     number: int,
     prompt: Prompt,
-    model: Any,
+    model: CachedModel,
     tokenizer: TextTokenizer,
     settings: Sampling,
     prefix: tuple[int, ...],
@@ -162,7 +163,7 @@ def _row(
 
 
 def _run_batch(
-    model: Any,
+    model: CachedModel,
     w: Tree,
     compute: Compute,
     rows: list[_Row],
@@ -230,7 +231,7 @@ def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _prefill(
-    model: Any, compute: Compute, length: int, w: Tree, tokens: Array, valid: Array
+    model: CachedModel, compute: Compute, length: int, w: Tree, tokens: Array, valid: Array
 ) -> tuple[Array, Tree]:
     """Logits [B, V] after the prompts [B, T], and their kv cache of `length`."""
     cache = model.new_cache(tokens.shape[0], length, compute)
@@ -240,7 +241,7 @@ def _prefill(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
 def _decode(
-    model: Any,
+    model: CachedModel,
     compute: Compute,
     steps: int,
     method: Method,

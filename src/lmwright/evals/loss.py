@@ -15,6 +15,7 @@ import numpy as np
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Model, Objective
 from lmwright.core.param import Tree
 from lmwright.kernels.select import compiler_options
 
@@ -52,7 +53,7 @@ class SourceLoss:
 
 
 @lru_cache(maxsize=8)
-def _sums(model: Any, objective: Any, compute: Compute) -> Callable[..., dict[str, Any]]:
+def _sums(model: Model, objective: Objective, compute: Compute) -> Callable[..., dict[str, Any]]:
     def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
         return objective.for_eval().loss(model, w, batch, jax.random.key(0), compute).metrics
 
@@ -61,8 +62,8 @@ def _sums(model: Any, objective: Any, compute: Compute) -> Callable[..., dict[st
 
 
 def evaluate_rows(
-    model: Any,
-    objective: Any,
+    model: Model,
+    objective: Objective,
     compute: Compute,
     weights: Tree,
     source: str,

@@ -12,12 +12,12 @@ https://huggingface.co/docs/transformers/perplexity
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.contract import CachedModel
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.core.ragged import LANES
@@ -33,7 +33,7 @@ BATCH_TOKENS = 4096
 
 
 def evaluate_text(
-    model: Any,
+    model: CachedModel,
     w: Tree,
     ids: Sequence[int],
     *,

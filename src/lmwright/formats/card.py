@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 import lmwright
+from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
@@ -102,7 +103,7 @@ Figures in `convert.json`; {{ proof.tokens }} tokens of fixed prompts, float32.
 """
 
 
-def model_card(facts: Facts, model: Any, proof: "Proof", dtype: str, place: str) -> str:
+def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: str) -> str:
     """Markdown with the metadata block that the Hugging Face hub reads; `place` is the name of
     the folder that it lies in."""
     env = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from lmwright.core.contract import HfModel
 from lmwright.errors import UserError
 from lmwright.formats.gguf_names import (
     Arch,
@@ -125,7 +126,7 @@ class GgufTensors(Mapping[str, np.ndarray]):
     """The tensors of a file under their Hugging Face names and in their layout; what has no
     such name keeps its own, so that nothing goes unnoticed."""
 
-    def __init__(self, file: GgufFile, model: Any, config: Mapping[str, Any], arch: Arch):
+    def __init__(self, file: GgufFile, model: HfModel, config: Mapping[str, Any], arch: Arch):
         self.file, self._config, self._arch = file, config, arch
         name_of = NameMap(str(file.meta["general.architecture"]), config["num_hidden_layers"])
         places = {slot.name: name_of(slot.name) for slot in slots(model)}

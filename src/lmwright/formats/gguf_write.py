@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 import lmwright
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
@@ -58,7 +59,7 @@ class Entry:
 
 
 def write_gguf(
-    model: Any,
+    model: HfModel,
     tensors: Mapping[str, np.ndarray],
     load: Callable[[], Tree],
     tokenizer_dir: Path | None,
@@ -126,7 +127,7 @@ def _refuse(out: Path, dtype: str, overwrite: bool) -> None:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
 
 
-def _entries(model: Any, name: str, kind: str) -> list[Entry]:
+def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
     wanted = slots(model)
     place = NameMap(name, model.hf.config(model)["num_hidden_layers"])
     grouped: dict[str, list[tuple[int | None, Slot]]] = {}
@@ -156,7 +157,7 @@ def _keys(
     name: str,
     meta: dict[str, Any],
     tokenizer: Any,
-    model: Any,
+    model: HfModel,
     prefix: tuple[int, ...] | None,
     facts: Facts,
     where: str,
@@ -243,7 +244,7 @@ def _laid_out(
     return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])
 
 
-def _compare(path: Path, model: Any, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
+def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
     """xxh3 of the values read back through the importer. Raises RuntimeError where they are
     not the source's, rounded."""
     _, again, found = open_gguf(path)
@@ -271,7 +272,7 @@ def _compare(path: Path, model: Any, entries: list[Entry], tensors: Mapping[str,
 OF_TRAINING = ("_std", "_loss", "bias_rate", "capacity_factor")
 
 
-def _insist_on_fields(model: Any, again: Any) -> None:
+def _insist_on_fields(model: HfModel, again: Any) -> None:
     """Raises UserError for a field of the model that the file could not say."""
     said, found = (dict(_flat(asdict(each))) for each in (model, again))
     for name in said.keys() | found.keys():
@@ -290,7 +291,7 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + name, list(value) if isinstance(value, tuple) else value
 
 
-def names_in_file(model: Any, tensors: Any) -> list[str]:
+def names_in_file(model: HfModel, tensors: Any) -> list[str]:
     """Hugging Face names of the tensors of an open file, in the order of its hash."""
     entries = _entries(model, str(tensors.file.meta["general.architecture"]), "F32")
     return [slot.name for slot, _ in _slots_of(entries)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.pattern import LAYERS
 from lmwright.errors import UserError
@@ -56,7 +57,7 @@ class Slot:
 class HfTensors(Mapping[str, np.ndarray]):
     """The weights of a model by Hugging Face name, each laid out when it is asked for."""
 
-    def __init__(self, model: Any, weights: Tree):
+    def __init__(self, model: HfModel, weights: Tree):
         self.weights = weights
         self._leaves = dict(walk(weights))
         self._slots = {slot.name: slot for slot in slots(model)}
@@ -90,7 +91,7 @@ def _is_linear(param: Param) -> bool:
     return param.is_matrix and param.inputs != ("vocab",)
 
 
-def slots(model: Any) -> list[Slot]:
+def slots(model: HfModel) -> list[Slot]:
     """Every tensor of the model over there, once: what precedes the layers, then layer by
     layer, then the rest.
 
@@ -129,6 +130,6 @@ def _their_shape(param: Param) -> tuple[int, ...]:
     return flat[::-1] if _is_linear(param) else flat
 
 
-def to_hf(model: Any, w: Tree) -> dict[str, np.ndarray]:
+def to_hf(model: HfModel, w: Tree) -> dict[str, np.ndarray]:
     """All weights (or gradients), on the host, under their Hugging Face names."""
     return dict(HfTensors(model, w))

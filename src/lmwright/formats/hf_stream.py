@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
@@ -27,7 +28,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def from_hf(
-    model: Any,
+    model: HfModel,
     given: Mapping[str, Any],
     where: str = "weights",
     *,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, model_card
@@ -45,7 +46,7 @@ TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def export_hf(
-    model: Any,
+    model: HfModel,
     w: Tree,
     tokenizer_dir: Path | None,
     out: str | Path,
@@ -72,7 +73,7 @@ def export_hf(
 
 
 def write_hf(
-    model: Any,
+    model: HfModel,
     tensors: Mapping[str, np.ndarray],
     load: Callable[[], Tree],
     tokenizer_dir: Path | None,
@@ -131,7 +132,7 @@ def write_hf(
     return proof
 
 
-def stored_dtype(model: Any, tensors: Mapping[str, Any]) -> str:
+def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:
     """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
     kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
     found = [name for name, dtype in DTYPES.items() if kinds == {dtype.name}]
@@ -200,7 +201,7 @@ def _sync_one(path: Path) -> None:
 
 
 def cast_tensors(
-    model: Any, tensors: Mapping[str, np.ndarray], dtype: np.dtype
+    model: HfModel, tensors: Mapping[str, np.ndarray], dtype: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Tensors in the target dtype. Raises UserError where a value is not a finite number."""
     for slot in slots(model):
@@ -222,7 +223,7 @@ def cast_tensors(
 
 
 def _write_weights(
-    folder: Path, model: Any, tensors: Mapping[str, Any], dtype: str, max_shard_bytes: int
+    folder: Path, model: HfModel, tensors: Mapping[str, Any], dtype: str, max_shard_bytes: int
 ) -> None:
     sizes = [(slot.name, slot.size * DTYPES[dtype].itemsize) for slot in slots(model)]
     shards = plan_shards(sizes, max_shard_bytes)
@@ -230,7 +231,7 @@ def _write_weights(
     write_shards(folder, cast_tensors(model, tensors, DTYPES[dtype]), shards, total)
 
 
-def checked_tokenizer(model: Any, tokenizer_dir: Path | None) -> Any:
+def checked_tokenizer(model: HfModel, tokenizer_dir: Path | None) -> Any:
     """The tokenizer of a folder, or None. Raises UserError where it is another model's."""
     if tokenizer_dir is None:
         return None
@@ -243,7 +244,7 @@ def checked_tokenizer(model: Any, tokenizer_dir: Path | None) -> Any:
     return tokenizer
 
 
-def _write_config(folder: Path, model: Any, tokenizer: Any, dtype: str) -> None:
+def _write_config(folder: Path, model: HfModel, tokenizer: Any, dtype: str) -> None:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = dict.fromkeys(names)
     if tokenizer is not None:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from lmwright.config.section import with_overrides
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, first_difference
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
@@ -31,7 +32,7 @@ from lmwright.formats.written import refuse_changed
 class LoadedModel:
     """A model ready to use, wherever it came from."""
 
-    model: Any
+    model: HfModel
     tensors: Mapping[str, np.ndarray]
     """By Hugging Face name; read from the files when they are asked for."""
     tokenizer_dir: Path | None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
@@ -23,7 +24,7 @@ from lmwright.formats.safetensors import some
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
-def module_slots(model: Any) -> dict[str, Slot]:
+def module_slots(model: HfModel) -> dict[str, Slot]:
     """The slot of every matrix of a model, by the name PEFT gives its module."""
     return {
         slot.name.removesuffix(".weight"): slot
@@ -32,7 +33,7 @@ def module_slots(model: Any) -> dict[str, Slot]:
     }
 
 
-def to_peft(model: Any, adapter: ResolvedAdapter, weights: Tree, base: str) -> PeftFolder:
+def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) -> PeftFolder:
     """The adapter as PEFT keeps it; `base` is the name or folder of the base model."""
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas = {}, {}
@@ -70,7 +71,7 @@ def _layer(leaf: np.ndarray, slot: Slot) -> np.ndarray:
 
 def read_adapter(
     folder: str | Path,
-    model: Any,
+    model: HfModel,
     adapter: ResolvedAdapter,
     base: Callable[[], Tree] | None = None,
 ) -> Tree:
@@ -108,7 +109,7 @@ def read_adapter(
 
 
 def _on_base(
-    found: PeftFolder, model: Any, base: Callable[[], Tree] | None, where: str
+    found: PeftFolder, model: HfModel, base: Callable[[], Tree] | None, where: str
 ) -> PeftFolder:
     """The adapter as plain LoRA on this base. Raises UserError where it is kept with weights of
     another one."""
@@ -157,7 +158,7 @@ def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: Peft
         made["magnitude"][at] = theirs.magnitude.reshape(made["magnitude"][at].shape)
 
 
-def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> tuple[Any, Tree]:
+def merge_into(model: HfModel, w: Tree, found: PeftFolder, where: str) -> tuple[Any, Tree]:
     """(model, float32 host weights) with an adapter of PEFT's merged. The model is the given one,
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
@@ -189,12 +190,12 @@ def merge_into(model: Any, w: Tree, found: PeftFolder, where: str) -> tuple[Any,
 HEAD = TIED_HEAD.removesuffix(".weight")
 
 
-def _table(model: Any) -> str:
+def _table(model: HfModel) -> str:
     return next(n for n, s in module_slots(model).items() if s.param.inputs == ("vocab",))
 
 
 def _replace_whole(
-    leaves: Mapping[str, np.ndarray], model: Any, whole: Mapping[str, np.ndarray], where: str
+    leaves: Mapping[str, np.ndarray], model: HfModel, whole: Mapping[str, np.ndarray], where: str
 ) -> None:
     """Puts weights that were kept whole in the place of the base's; a tied head is the table."""
     known = module_slots(model)
@@ -209,7 +210,7 @@ def _replace_whole(
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
 
 
-def _untied(leaves: dict[str, np.ndarray], model: Any, found: PeftFolder) -> Any:
+def _untied(leaves: dict[str, np.ndarray], model: HfModel, found: PeftFolder) -> Any:
     """The model with a head of its own where the adapter changes one of head and table: in PEFT
     the other one stays."""
     table = _table(model)

@@ -20,6 +20,7 @@ import xxhash
 import lmwright
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, count_params
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import unused
@@ -69,14 +70,14 @@ class Source:
 
     path: Path | None
     """None where transformers can read nothing."""
-    model: Any
+    model: HfModel
     """As its own configuration describes it."""
     load: Callable[[], Tree]
     """Its weights in our tree."""
     adapter: Path | None = None
     """A PEFT folder that was merged into what lies at `path`; `model` and `load` are the result."""
 
-    def changed(self, model: Any) -> dict[str, tuple[Any, Any]]:
+    def changed(self, model: HfModel) -> dict[str, tuple[Any, Any]]:
         """Fields in which `model` was made to differ: before and after."""
         return differences(self.model, model)
 
@@ -162,7 +163,7 @@ def compare_tensors(
     return digest.hexdigest()
 
 
-def accounting(model: Any, source: Mapping[str, Any], xxh3: str) -> Accounting:
+def accounting(model: HfModel, source: Mapping[str, Any], xxh3: str) -> Accounting:
     """The tensors of `source` that became the model."""
     wanted = slots(model)
     return Accounting(
@@ -192,7 +193,7 @@ NO_BASE = "it cannot read the base, which is no Hugging Face folder or GGUF file
 
 
 def prove(
-    model: Any,
+    model: HfModel,
     load_source: Callable[[], Tree],
     load_result: Callable[[], tuple[Any, Tree]],
     tokens: np.ndarray,
@@ -261,7 +262,7 @@ def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     return {n: (x.get(n), y.get(n)) for n in {**x, **y} if x.get(n) != y.get(n)}
 
 
-def proof_tokens(model: Any, tokenizer: Any) -> np.ndarray:
+def proof_tokens(model: HfModel, tokenizer: Any) -> np.ndarray:
     """int32 [B, T]: the fixed prompts, repeated to one length; fixed ids without a tokenizer."""
     length = min(PROMPT_TOKENS, model.seq_len)
     if tokenizer is None:
@@ -271,7 +272,7 @@ def proof_tokens(model: Any, tokenizer: Any) -> np.ndarray:
     return np.stack(rows)
 
 
-def logits(model: Any, w: Tree, tokens: np.ndarray) -> np.ndarray:
+def logits(model: HfModel, w: Tree, tokens: np.ndarray) -> np.ndarray:
     """float32 [B, T, V] of whole rows, with full precision matmuls."""
     b, t = tokens.shape
     batch = Batch(
@@ -285,7 +286,7 @@ def logits(model: Any, w: Tree, tokens: np.ndarray) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(model: Any, w: Tree, batch: Batch) -> jax.Array:
+def _forward(model: HfModel, w: Tree, batch: Batch) -> jax.Array:
     return model.logits(w, model.hidden(w, batch, Compute())[0])
 
 

@@ -18,6 +18,7 @@ import ml_dtypes
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.checkpoint.saved import SavedStates
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import refuse_other_base
@@ -154,7 +155,7 @@ def init_state(plan: Plan, frozen: Frozen) -> Tree:
     return state
 
 
-def _read_adapter(model: Any, adapter: ResolvedAdapter, base: Frozen) -> Tree:
+def _read_adapter(model: HfModel, adapter: ResolvedAdapter, base: Frozen) -> Tree:
     """The factors of a PEFT folder, which must have been trained on this base."""
 
     def hashes() -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
@@ -50,7 +51,7 @@ class Surgery:
 class ResizedTensors(Mapping[str, np.ndarray]):
     """Tensors by Hugging Face name with other rows where the vocabulary is."""
 
-    def __init__(self, model: Any, tensors: Mapping[str, np.ndarray], surgery: Surgery):
+    def __init__(self, model: HfModel, tensors: Mapping[str, np.ndarray], surgery: Surgery):
         self._tensors, self._surgery = tensors, surgery
         self._names = {slot.name for slot in slots(model) if "vocab" in slot.param.axes}
 
@@ -267,7 +268,7 @@ def write_files(source: Path, folder: Path, tokenizer: TextTokenizer) -> None:
 
 
 def _check_old_logits(
-    loaded: LoadedModel, model: Any, tensors: Mapping[str, Any], old: TextTokenizer | None
+    loaded: LoadedModel, model: HfModel, tensors: Mapping[str, Any], old: TextTokenizer | None
 ) -> Agreement | None:
     """Logits of the old ids before and after; None where the model is too large to run.
     Raises RuntimeError where they changed."""

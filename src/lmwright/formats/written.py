@@ -3,10 +3,10 @@ convert.json, since neither safetensors nor GGUF has checksums of its own."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from lmwright.core.contract import HfModel
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.gguf_write import names_in_file
@@ -15,7 +15,7 @@ from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.tensor_hash import CONVERT, hash_tensors
 
 
-def refuse_changed(model: Any, tensors: Mapping[str, np.ndarray], path: Path) -> None:
+def refuse_changed(model: HfModel, tensors: Mapping[str, np.ndarray], path: Path) -> None:
     """Raises UserError where convert.json lies with a model and says that other tensors were
     written. Models without it are not looked at."""
     is_file = path.is_file()

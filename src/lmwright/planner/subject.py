@@ -9,13 +9,13 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from lmwright.config.fields import to_plain
 from lmwright.config.run import Run
 from lmwright.config.text import parse_override
+from lmwright.core.contract import Model
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, is_run, load_noted, load_run
@@ -51,7 +51,7 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
 class _Alone:
     """A model without a run, and what the command line says of the run."""
 
-    def __init__(self, name: str, model: Any, overrides: tuple[str, ...], said: set):
+    def __init__(self, name: str, model: Model, overrides: tuple[str, ...], said: set):
         self.name, self.model, self.overrides, self.said = name, model, overrides, said
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, walk
 from lmwright.core.pattern import LAYERS
 from lmwright.errors import UserError
@@ -30,7 +31,7 @@ class Target:
         return word in self.names or any(name.endswith(f".{word}") for name in self.names)
 
 
-def targets_of(model: Any) -> tuple[Target, ...]:
+def targets_of(model: HfModel) -> tuple[Target, ...]:
     """Every matrix of a model that can take an adapter. An embedding that is the head as well
     cannot: tools disagree about what its adapter would mean."""
     matrices = [(path, param) for path, param in walk(model.spec()) if param.is_matrix]
@@ -43,7 +44,7 @@ def targets_of(model: Any) -> tuple[Target, ...]:
     return tuple(found)
 
 
-def _module(model: Any, path: str) -> Iterable[str]:
+def _module(model: HfModel, path: str) -> Iterable[str]:
     stack, _, leaf = path.rpartition(".")  # one name for a weight of all kinds of layers
     template = model.hf.weights.get(f"{LAYERS}.{leaf}" if stack else path)
     if isinstance(template, str):
@@ -57,7 +58,7 @@ def _groups(param: Param) -> Iterable[str]:
         yield part
 
 
-def choose(model: Any, words: Iterable[str], where: str = "lora.targets") -> list[Target]:
+def choose(model: HfModel, words: Iterable[str], where: str = "lora.targets") -> list[Target]:
     """The targets that any of the words means. Raises UserError, listing what there is, for a
     word that means none."""
     known = targets_of(model)
