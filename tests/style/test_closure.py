@@ -7,7 +7,7 @@ import pytest
 from tests.style.closure import STEP, executed, num_lines, reached, rooms, short
 
 # Only ever lowered; the goal is 45 files and 6,000 lines.
-MOST_FILES = 56
+MOST_FILES = 55
 MOST_LINES = 5_850
 
 

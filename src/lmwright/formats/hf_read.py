@@ -15,8 +15,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
-from lmwright.models import KINDS
-from lmwright.models.hf import TABLES
+from lmwright.models import KINDS, TABLES
 from lmwright.models.text_part import (
     NONE,
     TEXT_PARTS,

@@ -1,4 +1,6 @@
-"""The registry of model families: one line each."""
+"""The registries of model families, and of their tables in Hugging Face: one line each."""
+
+from typing import Any
 
 from lmwright.config.registry import Registry
 
@@ -15,3 +17,24 @@ KINDS = Registry(
         "dots1": "moe.Dots1",
     },
 )
+TABLES = Registry(
+    f"{__name__}.hf",
+    {
+        "llama": "llama.LlamaHf",
+        "gemma": "gemma.GemmaHf",
+        "olmo2": "olmo2.Olmo2Hf",
+        "phi3": "phi3.Phi3Hf",
+        "mixtral": "moe.MixtralHf",
+        "qwen3-moe": "moe.Qwen3MoeHf",
+        "olmoe": "moe.OlmoeHf",
+        "dots1": "moe.Dots1Hf",
+    },
+)
+
+
+class TableOf:
+    """`model.hf` and `Family.hf`: the table of the kind, imported when it is asked for, which no
+    step does."""
+
+    def __get__(self, model: Any, family: Any) -> Any:
+        return TABLES[family.kind]()

@@ -103,8 +103,8 @@ def output(w: Tree, h: Array) -> Array:
 def feed_forward(kind: Mlp, w: Tree, h: Array) -> Array:
     """[B, T, D] of h [B, T, D]."""
     h, wide = before_products(h), "btd,df->btf"
-    gate = ((wide, w["gate"], GATE),) if kind in GATED else ()
-    up, *gate = dots(h, (wide, w["up"]), *gate)
+    gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
+    up, *gate = dots(h, (wide, w["up"]), *gates)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")
     h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
     return with_bias(dot("btf,fd->btd", h, w["down"]), w, "down")

@@ -21,8 +21,8 @@ from lmwright.core.stack import Aux, apart
 from lmwright.core.weight import dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
+from lmwright.models import TableOf
 from lmwright.models.block import embedding_spec
-from lmwright.models.hf import TableOf
 from lmwright.models.layers import (
     Attend,
     Spans,
@@ -270,7 +270,8 @@ def _work(model: Decoder, seq_len: int) -> Work:
 def penalties(model: Any, aux: Aux) -> tuple[Array | float, dict[str, tuple[Array, Array]]]:
     """Losses that layers with experts add to the mean loss of a token, and metrics as (sum,
     weight); `aux` is what the layers returned beside the residual stream."""
-    total, metrics = 0.0, {}
+    total: Array | float = 0.0
+    metrics: dict[str, tuple[Array, Array]] = {}
     for prefix, experts in getattr(model, "mixtures", {}).items():
         if f"{prefix}_counts" in aux:
             added, new = experts.penalty(aux, prefix)

@@ -11,7 +11,7 @@ NEWER = "Gemma3ForCausalLM"
 GELU = "gelu_pytorch_tanh"
 ACT = Words("mlp", "hidden_activation", GATED_ACT, GELU, GELU)
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False}, True)
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": {
         "vocab_size": 262_208, "max_position_embeddings": 131_072,

@@ -60,7 +60,7 @@ def _scaling(said: dict[str, Any], config: dict[str, Any], where: str) -> dict[s
         raise UserError(f"{where}: rope scaling has {', '.join(unknown)}, which is not computed")
     if missing := [name for name in NEEDED[kind] if name not in said]:
         raise UserError(f"{where}: rope scaling {kind!r} lacks {', '.join(missing)}; add them")
-    found = {"kind": kind} | {name: said[name] for name in SAME if name in said}
+    found: dict[str, Any] = {"kind": kind} | {name: said[name] for name in SAME if name in said}
     if kind == "linear":
         return found
     context = config.get("max_position_embeddings") or 0

@@ -169,5 +169,6 @@ def required(config: Mapping[str, Any], keys: Mapping[str, str], where: str) -> 
 def head_dim(config: Mapping[str, Any]) -> dict[str, Any]:
     """The width of a head where config.json does not say it."""
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    known = isinstance(heads, int) and isinstance(width, int) and heads > 0
-    return {"head_dim": width // heads} if known else {}
+    if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+        return {"head_dim": width // heads}
+    return {}
