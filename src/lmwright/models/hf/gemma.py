@@ -4,14 +4,14 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.rope import ORIGINAL, rope_fields
-from lmwright.models.hf.table import GATED_ACT, KEYS, WEIGHTS, Table, Words
+from lmwright.models.hf.table import GATED_ACT, KEYS, WEIGHTS, Json, Table, Words
 from lmwright.models.hf.window import TYPES, reach_of, window_fields
 
 NEWER = "Gemma3ForCausalLM"
 GELU = "gelu_pytorch_tanh"
 ACT = Words("mlp", "hidden_activation", GATED_ACT, GELU, GELU)
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False}, True)
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, Json] = {
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": {
         "vocab_size": 262_208, "max_position_embeddings": 131_072,
@@ -34,6 +34,7 @@ class GemmaHf(Table):
     weights = WEIGHTS | {
         f"layers.{ours}": f"model.layers.{{i}}.{theirs}.weight" for ours, theirs in NORMS.items()
     }
+    words = (ACT, HEAD)
     keys = KEYS | {"window": "sliding_window", "query_dim": "query_pre_attn_scalar"}
     optional: ClassVar = {
         "attention_soft_cap": "attn_logit_softcapping",
@@ -43,10 +44,6 @@ class GemmaHf(Table):
         "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256,
         "rms_norm_eps": 1e-6,
     }  # fmt: skip
-
-    def words(self, architecture: str) -> tuple[Words, ...]:
-        """The fields whose values have other names."""
-        return (ACT, HEAD)
 
     def architecture(self, model: Any) -> str:
         """The architecture that expresses `model`. Raises UserError where none does."""
@@ -60,7 +57,7 @@ class GemmaHf(Table):
             raise UserError("model.attention_soft_cap: transformers' Gemma 3 has none; unset it")
         return NEWER if newer else "Gemma2ForCausalLM"
 
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """The kinds of layers, the scale of scores, and rotations by the reach of a layer."""
         if config["architectures"] == [NEWER]:
             _put_by_reach(config, model)
@@ -70,17 +67,15 @@ class GemmaHf(Table):
             "attention_bias": False,
         }
 
-    def usual(self, config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    def usual(self, config: Json, architecture: str) -> Json:
         """Values that transformers fills in where config.json is silent."""
         return self.defaults | DEFAULTS[architecture]
 
-    def rope(self, config: dict[str, Any], architecture: str, where: str) -> dict[str, Any]:
+    def rope(self, config: Json, architecture: str, where: str) -> Json:
         """Fields of the rotations, by the reach of a layer in Gemma 3."""
         return (_rope_by_reach if architecture == NEWER else rope_fields)(config, where)
 
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
         """The reach of layers, the scale of scores. Raises UserError for what is not computed."""
         newer = config["architectures"][0] == NEWER
         for name in ("attention_bias", "use_bidirectional_attention"):
@@ -103,7 +98,7 @@ class GemmaHf(Table):
         }
 
 
-def _reach(config: dict[str, Any], num_layers: int, every: int, where: str) -> list[Any]:
+def _reach(config: Json, num_layers: int, every: int, where: str) -> list[Any]:
     """Gemma 2 has every second layer global, Gemma 3 every `sliding_window_pattern`-th."""
     if config.get("layer_types") is not None:
         return reach_of(config["layer_types"], num_layers, where)
@@ -111,7 +106,7 @@ def _reach(config: dict[str, Any], num_layers: int, every: int, where: str) -> l
     return ["local" if (i + 1) % every else "global" for i in range(num_layers)]
 
 
-def _put_by_reach(config: dict[str, Any], model: Any) -> None:
+def _put_by_reach(config: Json, model: Any) -> None:
     """Gives config.json Gemma 3's rope parameters, by the type of layer and as they were before."""
     whole = config["rope_parameters"]
     theta = model.local_rope_theta
@@ -125,7 +120,7 @@ def _put_by_reach(config: dict[str, Any], model: Any) -> None:
     config.pop(ORIGINAL, None)
 
 
-def _rope_by_reach(config: dict[str, Any], where: str) -> dict[str, Any]:
+def _rope_by_reach(config: Json, where: str) -> Json:
     said = config.get("rope_parameters") or {}
     context = {"max_position_embeddings": config.get("max_position_embeddings") or 131_072}
     whole = dict(said.get(TYPES["global"]) or {})

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.table import ACT, HEAD, Table, Words
+from lmwright.models.hf.table import ACT, HEAD, Json, Table, Words
 from lmwright.models.hf.window import TYPES, reach_of, window_fields
 
 PLAIN_ACT = {"relu2": "relu2", "relu": "relu"}
@@ -17,6 +17,7 @@ class LlamaHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "llama"
+    words = (HEAD,)
     model_types: ClassVar = {
         "LlamaForCausalLM": "llama",
         "MistralForCausalLM": "mistral",
@@ -46,15 +47,13 @@ class LlamaHf(Table):
             f"change one to export"
         )
 
-    def words(self, architecture: str) -> tuple[Words, ...]:
-        """The fields whose values have other names in an architecture."""
-        return (PLAIN if architecture == "ArceeForCausalLM" else ACT, HEAD)
-
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
-        """Biases and windows."""
+    def own_config(self, model: Any, config: Json) -> Json:
+        """Activation, biases and windows."""
         attention, mlp = BIASES.get(model.bias, (False, False))
-        own: dict[str, Any] = {"attention_bias": attention, "mlp_bias": mlp}
         architecture = config["architectures"][0]
+        act = _act(architecture)
+        own: Json = {act.theirs: act.write(model, self.name)}
+        own |= {"attention_bias": attention, "mlp_bias": mlp}
         if architecture in ("MistralForCausalLM", *LAYER_TYPES):
             own["sliding_window"] = model.window
         if architecture in LAYER_TYPES:
@@ -62,28 +61,29 @@ class LlamaHf(Table):
             own["layer_types"] = [TYPES[kind] for kind in model.kinds]
         return own
 
-    def usual(self, config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    def usual(self, config: Json, architecture: str) -> Json:
         """Values that transformers fills in where config.json is silent."""
         usual = super().usual(config, architecture)
         if architecture not in ("LlamaForCausalLM", "ArceeForCausalLM"):
             del usual["num_key_value_heads"]
         return usual | ({"head_dim": 128} if architecture == "Qwen3ForCausalLM" else {})
 
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
-        """Biases, norms of queries and keys, and windows."""
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
+        """Activation, biases, norms of queries and keys, and windows."""
         architecture = config["architectures"][0]
         return {
             **_window(config, architecture, fields["num_layers"], where),
+            "mlp": _act(architecture).read(config, where),
             "qk_norm": "head" if architecture == "Qwen3ForCausalLM" else "none",
             "bias": _bias(config, architecture),
         }
 
 
-def _window(
-    config: dict[str, Any], architecture: str, num_layers: int, where: str
-) -> dict[str, Any]:
+def _act(architecture: str) -> Words:
+    return PLAIN if architecture == "ArceeForCausalLM" else ACT
+
+
+def _window(config: Json, architecture: str, num_layers: int, where: str) -> Json:
     window = config.get("sliding_window", 4096)
     if architecture == "MistralForCausalLM":
         return window_fields(window, ["local"] * num_layers)
@@ -98,7 +98,7 @@ def _window(
     return window_fields(window, ["local" if i >= first else "global" for i in range(num_layers)])
 
 
-def _bias(config: dict[str, Any], architecture: str) -> str:
+def _bias(config: Json, architecture: str) -> str:
     if architecture == "Qwen2ForCausalLM":
         return "qkv"
     if architecture in ("MistralForCausalLM", "MinistralForCausalLM"):

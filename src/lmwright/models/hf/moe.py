@@ -13,6 +13,7 @@ from lmwright.models.hf.table import (
     HEAD,
     KEYS,
     WEIGHTS,
+    Json,
     Table,
     Words,
     required,
@@ -46,17 +47,14 @@ class _MoeHf(Table):
     """Table whose model has a section of experts, with keys and words of its own."""
 
     weights = WEIGHTS | EXPERTS
+    words: ClassVar[tuple[Words, ...]] = (ACT, HEAD, BIAS)
     expert_keys: ClassVar[dict[str, str]]
     """Fields of `model.experts` to keys."""
     expert_words: ClassVar[tuple[Words, ...]] = (SHARES,)
-    expected: ClassVar[dict[str, Any]] = SOFTMAX
+    expected: ClassVar[Json] = SOFTMAX
     """Fields of `model.experts` that the architecture cannot say otherwise."""
 
-    def words(self, architecture: str) -> tuple[Words, ...]:
-        """The fields whose values have other names."""
-        return (ACT, HEAD, BIAS)
-
-    def config(self, model: Any) -> dict[str, Any]:
+    def config(self, model: Any) -> Json:
         """config.json of a model, tokenizer ids left out. Raises UserError for what it cannot
         say."""
         architecture, experts = self.architecture(model), model.experts
@@ -70,7 +68,7 @@ class _MoeHf(Table):
         config |= {pair.theirs: pair.write(experts, self.name) for pair in self.expert_words}
         return config | super().config(model)
 
-    def fields(self, config: dict[str, Any], where: str) -> dict[str, Any]:
+    def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
         this family does not compute."""
         known = {k: v for k, v in config.items() if v is not None or k == "sliding_window"}
@@ -78,10 +76,10 @@ class _MoeHf(Table):
             known["num_key_value_heads"] = config.get("num_attention_heads")
         return super().fields({ALIASES.get(k, k): v for k, v in known.items()}, where)
 
-    def experts(self, config: dict[str, Any], where: str) -> dict[str, Any]:
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
         """Fields of `model.experts`."""
         words = {pair.ours: pair.read(config, where) for pair in self.expert_words}
-        return required(config, self.expert_keys, where) | words
+        return {"experts": required(config, self.expert_keys, where) | words}
 
 
 class MixtralHf(_MoeHf):
@@ -96,6 +94,7 @@ class MixtralHf(_MoeHf):
             for ours, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
     }
+    words = (ACT, HEAD)
     keys = NO_PLAIN
     optional: ClassVar = {"window": "sliding_window"}
     expert_keys = COMMON | {"mlp_dim": "intermediate_size"}
@@ -106,21 +105,15 @@ class MixtralHf(_MoeHf):
         "num_key_value_heads": 8,
     }  # fmt: skip
 
-    def words(self, architecture: str) -> tuple[Words, ...]:
-        """The fields whose values have other names."""
-        return (ACT, HEAD)
-
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """The second key of a number, and that there are no biases."""
         return {"num_local_experts": model.experts.num_experts, "attention_bias": False}
 
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
         """Experts, and the theta that is usual here."""
         theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
         own = {} if theta else {"rope_theta": 1_000_000.0}
-        return own | {"experts": self.experts(config, where)}
+        return own | super().own_fields(config, fields, where)
 
 
 class Qwen3MoeHf(_MoeHf):
@@ -135,7 +128,7 @@ class Qwen3MoeHf(_MoeHf):
         "sliding_window": 4096,
     }  # fmt: skip
 
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """The plain layers and the window."""
         return {
             "decoder_sparse_step": 1,
@@ -144,14 +137,13 @@ class Qwen3MoeHf(_MoeHf):
             "sliding_window": model.window,
         }
 
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
         """Experts, plain layers and the window."""
         step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
         dense = [i for i in range(fields["num_layers"]) if i in plain or (i + 1) % step]
         window = config["sliding_window"] if config.get("use_sliding_window") else None
-        return {"dense_layers": dense, "window": window, "experts": self.experts(config, where)}
+        own = {"dense_layers": dense, "window": window}
+        return own | super().own_fields(config, fields, where)
 
 
 class OlmoeHf(_MoeHf):
@@ -164,7 +156,7 @@ class OlmoeHf(_MoeHf):
     expert_keys = COMMON | {"mlp_dim": "intermediate_size"}
     defaults: ClassVar = {"num_experts": 64, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01}
 
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """Nothing. Raises UserError for heads of another width than theirs."""
         if model.num_heads * model.head_dim != model.embed_dim:
             raise UserError(
@@ -173,12 +165,6 @@ class OlmoeHf(_MoeHf):
                 f"change it to export"
             )
         return {}
-
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
-        """Experts."""
-        return {"experts": self.experts(config, where)}
 
 
 class Dots1Hf(_MoeHf):
@@ -209,7 +195,7 @@ class Dots1Hf(_MoeHf):
         "routed_scaling_factor": 1.0, "sliding_window": 4096, "num_key_value_heads": 32,
     }  # fmt: skip
 
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """The plain layers and the shared experts. Raises UserError for plain layers that are not
         the first ones, and shared experts that are no multiple of an expert."""
         experts, first = model.experts, len(model.dense_layers)
@@ -232,9 +218,7 @@ class Dots1Hf(_MoeHf):
             "max_window_layers": model.num_layers,
         }
 
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
         """Experts and plain layers. Raises UserError for windows."""
         window, num_layers = config["sliding_window"], fields["num_layers"]
         first_local = num_layers if window is None else config.get("max_window_layers", 62)
@@ -244,7 +228,8 @@ class Dots1Hf(_MoeHf):
                 f"{where}: sliding_window is not computed for {config['architectures'][0]}; set it "
                 f"to null if rows are not longer than it"
             )
-        experts = self.experts(config, where) | {"score": "sigmoid", "bias_rate": NEW_BIAS_RATE}
+        experts = super().own_fields(config, fields, where)["experts"]
+        experts |= {"score": "sigmoid", "bias_rate": NEW_BIAS_RATE}
         experts["shared_dim"] = (config.get("n_shared_experts") or 0) * experts["mlp_dim"] or None
         first = min(config.get("first_k_dense_replace", 0), num_layers)
         return {"dense_layers": list(range(first)), "experts": experts}

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from lmwright.models.hf.table import ACT, BIAS, HEAD, WEIGHTS, Table, Words
+from lmwright.models.hf.table import ACT, BIAS, HEAD, WEIGHTS, Table
 
 
 class Olmo2Hf(Table):
@@ -15,7 +15,4 @@ class Olmo2Hf(Table):
         "layers.mlp_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
     }
     defaults: ClassVar = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
-
-    def words(self, architecture: str) -> tuple[Words, ...]:
-        """The fields whose values have other names."""
-        return (ACT, HEAD, BIAS)
+    words = (ACT, HEAD, BIAS)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.rope import ORIGINAL, rope_fields
-from lmwright.models.hf.table import WEIGHTS, Table
+from lmwright.models.hf.table import WEIGHTS, Json, Table
 
 PAD_ID = 32_000  # of padding, where config.json names none
 LONG = ("su", "yarn")  # names that its first config.json files have for longrope
@@ -22,7 +22,7 @@ class Phi3Hf(Table):
     optional: ClassVar = {"window": "sliding_window"}
     defaults: ClassVar = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
 
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """The id of padding. Raises UserError for rope scaling that Phi-3 has not."""
         kind = model.rope_scaling.kind if model.rope_scaling else "longrope"
         if kind != "longrope":
@@ -32,7 +32,7 @@ class Phi3Hf(Table):
             )
         return {"pad_token_id": None} if model.vocab_size <= PAD_ID else {}
 
-    def rope(self, config: dict[str, Any], architecture: str, where: str) -> dict[str, Any]:
+    def rope(self, config: Json, architecture: str, where: str) -> Json:
         """Fields of the rotations, which may be partial."""
         said = config.get("rope_scaling") or config.get("rope_parameters") or {}
         said = dict(said) if isinstance(said, dict) else {"rope_type": said}

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 from lmwright.errors import UserError
 from lmwright.models.hf.rope import rope_config, rope_fields
 
+Json = dict[str, Any]
+
 WEIGHTS = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -95,7 +97,8 @@ class Table:
     weights: ClassVar[dict[str, str]] = WEIGHTS
     keys: ClassVar[dict[str, str]] = KEYS
     optional: ClassVar[dict[str, str]] = {}
-    defaults: ClassVar[dict[str, Any]] = {}
+    words: ClassVar[tuple[Words, ...]] = (ACT, HEAD)
+    defaults: ClassVar[Json] = {}
     """Those of `usual` that do not depend on a config.json."""
 
     @property
@@ -107,18 +110,13 @@ class Table:
         """The architecture that expresses `model`. Raises UserError where none does."""
         return self.architectures[0]
 
-    def words(self, architecture: str) -> tuple[Words, ...]:
-        """The fields whose values have other names in an architecture."""
-        return (ACT, HEAD)
-
-    def config(self, model: Any) -> dict[str, Any]:
+    def config(self, model: Any) -> Json:
         """config.json of a model, tokenizer ids left out. Raises UserError for what it cannot
         say."""
         architecture = self.architecture(model)
         same = self.keys | self.optional
         config = {theirs: getattr(model, ours) for ours, theirs in same.items()}
-        for pair in self.words(architecture):
-            config[pair.theirs] = pair.write(model, self.name)
+        config |= {pair.theirs: pair.write(model, self.name) for pair in self.words}
         fraction = getattr(model, "rotary_fraction", None)
         config |= rope_config(model.rope_theta, model.rope_scaling, model.seq_len, fraction)
         config["architectures"] = [architecture]
@@ -126,11 +124,11 @@ class Table:
         config["initializer_range"] = model.embed_std
         return config | self.own_config(model, config)
 
-    def own_config(self, model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def own_config(self, model: Any, config: Json) -> Json:
         """Keys that are no pairs, beside those in `config`."""
         return {}
 
-    def fields(self, config: dict[str, Any], where: str) -> dict[str, Any]:
+    def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
         this family does not compute."""
         architecture = config["architectures"][0]
@@ -138,27 +136,25 @@ class Table:
         config = self.usual(known, architecture) | known
         fields = required(config, self.keys, where)
         fields |= {ours: config.get(theirs) for ours, theirs in self.optional.items()}
-        fields |= {pair.ours: pair.read(config, where) for pair in self.words(architecture)}
+        fields |= {pair.ours: pair.read(config, where) for pair in self.words}
         fields |= self.rope(config, architecture, where)
         return fields | self.own_fields(config, fields, where)
 
-    def usual(self, config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    def usual(self, config: Json, architecture: str) -> Json:
         """Values that transformers fills in where config.json is silent."""
         heads = {"num_key_value_heads": config.get("num_attention_heads")}
         return heads | head_dim(config) | self.defaults
 
-    def rope(self, config: dict[str, Any], architecture: str, where: str) -> dict[str, Any]:
+    def rope(self, config: Json, architecture: str, where: str) -> Json:
         """Fields of the rotations."""
         return rope_fields(config, where)
 
-    def own_fields(
-        self, config: dict[str, Any], fields: dict[str, Any], where: str
-    ) -> dict[str, Any]:
+    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
         """Fields that are no pairs; `config` is filled in, `fields` are those of the pairs."""
         return {}
 
 
-def required(config: Mapping[str, Any], keys: Mapping[str, str], where: str) -> dict[str, Any]:
+def required(config: Mapping[str, Any], keys: Mapping[str, str], where: str) -> Json:
     """Fields by our names. Raises UserError for those that config.json lacks."""
     missing = [theirs for theirs in keys.values() if config.get(theirs) is None]
     if missing:
@@ -166,7 +162,7 @@ def required(config: Mapping[str, Any], keys: Mapping[str, str], where: str) -> 
     return {ours: config[theirs] for ours, theirs in keys.items()}
 
 
-def head_dim(config: Mapping[str, Any]) -> dict[str, Any]:
+def head_dim(config: Mapping[str, Any]) -> Json:
     """The width of a head where config.json does not say it."""
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int) and heads > 0:
