@@ -28,7 +28,8 @@ from undone import ALL, without
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.hardware.chips import RATES, peak_of
+from lmwright.hardware.chips import CHIPS
+from lmwright.hardware.devices import peak_of
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.analytic.quick import Quick
@@ -169,7 +170,7 @@ class Measured:
     def estimate(self, share: float | None = None) -> Estimate:
         """By `plan.cost`, with another `cycles_share` than the known one if it is given."""
         where = self.row.where
-        rates = RATES[where.generation]
+        rates = CHIPS[where.generation].rates
         rates = rates if share is None else replace(rates, cycles_share=share)
         return estimate(self.program, where, rates)
 

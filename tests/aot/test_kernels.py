@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lmwright.hardware.chips import RATES
+from lmwright.hardware.chips import CHIPS
 from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 from lmwright.planner.compiler.kernel_cost import row_attention_cycles
 
@@ -83,7 +83,7 @@ def test_plan_counts_the_blocks_that_the_compiled_kernels_visit():
     assert local / alone == pytest.approx(15 / 36)
     # blocks of 512: three of the six below the diagonal
     (forward, _), (backward, _) = row_attention_cycles("v5e", 128)
-    hidden = 4 * 3 * 512**2 * (forward + backward) / RATES["v5e"].clock_hz
+    hidden = 4 * 3 * 512**2 * (forward + backward) / CHIPS["v5e"].rates.clock_hz
     assert row - local_row == pytest.approx(hidden)
 
 

@@ -10,7 +10,7 @@ import pytest
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.param import abstract_weights
-from lmwright.hardware.chips import RATES
+from lmwright.hardware.chips import CHIPS
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -89,7 +89,7 @@ def test_every_generation_has_an_attention_kernel(on, tmp_path):
     if found.layouts[0].has_whole_rows:
         forward, backward = row_attention_cycles(machine.kind, run.model.head_dim)
         each = [6 * 512**2 * scores + 2048 * token for scores, token in (forward, backward)]
-        rates = RATES[machine.kind]
+        rates = CHIPS[machine.kind].rates
         rate = rates.clock_hz * rates.cores * rates.kernel_share * machine.num_devices
         cycles = heads * (2 * each[0] + each[1])
         assert found.timing.by_kind["attention"] == pytest.approx(cycles / rate)

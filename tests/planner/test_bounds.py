@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lmwright.core.contract import seen_keys
-from lmwright.hardware.chips import RATES, ROW_ATTENTION, peak_of
+from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.analytic.machine import machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -25,16 +25,16 @@ SLICES = ("v2-8", "v3-8", "v4-16", "v5e-8", "v5p-16", "v6e-8", "7x-8")  # of eig
 HEADS = (64, 80, 96, 128, 192, 256)
 
 
-@pytest.mark.parametrize("generation", RATES)
+@pytest.mark.parametrize("generation", CHIPS)
 def test_no_attention_kernel_is_faster_than_its_products(generation):
-    rates = RATES[generation]
+    rates = CHIPS[generation].rates
     machine = machine_of(parse_slice(f"{generation}-8"))
     scores = 2.0**30
     for head in HEADS:
         least = {way: n * 2 * head * scores / machine.flops for way, n in PRODUCTS.items()}
         for way in PRODUCTS:
             assert splash_s(rates, generation, head, way, scores) >= 0.9999 * least[way]
-        if generation in ROW_ATTENTION:
+        if CHIPS[generation].row_attention:
             # 512 tokens of each block are in the diagonal, which is in what goes by tokens
             for cycles, way in zip(
                 row_attention_cycles(generation, head), ("fwd", "bwd"), strict=True
@@ -79,13 +79,13 @@ ENTRY %main (x: bf16[512,1024], y: bf16[1024,2048]) -> bf16[512,2048] {
 """  # noqa: E501
 
 
-@pytest.mark.parametrize("generation", RATES)
+@pytest.mark.parametrize("generation", CHIPS)
 def test_no_compiled_part_is_faster_than_the_chip(generation):
     where = parse_slice(f"{generation}-8")
-    peak = peak_of(where.family.device_kind).bf16_flops
+    peak = where.family.peak.bf16_flops
     found = estimate(parse(ONE), where)
     assert found.by_kind["matmul"] >= 2 * 512 * 1024 * 2048 / peak
-    least = 512 * 2048 * 2 / RATES[generation].hbm_bytes_per_s
+    least = 512 * 2048 * 2 / CHIPS[generation].rates.hbm_bytes_per_s
     assert found.by_kind["vector"] == pytest.approx(least)
     # what stays in the vector memory, or is written in place, does not pass through the other
     near = ONE.replace("ROOT %sum.1 = bf16[512,2048]{1,0:T(8,128)}", "ROOT %sum.1 = bf16[512,2048]{1,0:T(8,128)S(1)}")  # fmt: skip # noqa: E501
@@ -96,13 +96,13 @@ def test_no_compiled_part_is_faster_than_the_chip(generation):
         'custom_call_target="tpu_custom_call", metadata={op_name="gmm"}',
     ).replace("fusion(%x, %y), custom", "custom-call(%x, %y), custom")  # fmt: skip
     busy = estimate(parse(kernel), where).by_kind["matmul"] * peak
-    assert math.isclose(busy, 2 * 512 * 1024 * 2048 / RATES[generation].matmul_efficiency)
+    assert math.isclose(busy, 2 * 512 * 1024 * 2048 / CHIPS[generation].rates.matmul_efficiency)
 
 
 def test_a_product_of_which_the_compiler_knows_no_cycles():
     """It writes the largest integer; the step then takes what flops or memory take."""
     where = parse_slice("v5e-8")
-    rates, peak = RATES["v5e"], peak_of(where.family.device_kind).bf16_flops
+    rates, peak = CHIPS["v5e"].rates, where.family.peak.bf16_flops
     unknown = ONE.replace('"estimated_cycles":"1"', f'"estimated_cycles":"{2**63 - 1}"', 1)
     by_flops = 2 * 512 * 1024 * 2048 / peak / rates.matmul_efficiency
     assert estimate(parse(unknown), where).by_kind["matmul"] == pytest.approx(by_flops)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmwright.hardware.chips import LONG_ROWS, RATES, ROW_ATTENTION, SPLASH, peak_of
-from lmwright.hardware.devices import NETWORK_BYTES_PER_S
+from lmwright.hardware.chips import CHIPS, LONG_ROWS
+from lmwright.hardware.devices import peak_of
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler.cost import IN_ONE_PIECE, estimate
 from lmwright.planner.compiler.hlo import parse
@@ -71,7 +71,7 @@ def test_a_loop_that_counts_from_one_by_two_to_seven_turns_three_times():
 
 def test_the_clock_by_hand():
     where = parse_slice("v5e:1x2")
-    rates, peak = RATES["v5e"], peak_of("TPU v5 lite").bf16_flops
+    rates, peak = CHIPS["v5e"].rates, peak_of("TPU v5 lite").bf16_flops
     found = estimate(parse(PROGRAM), where)
     flops = 2 * 64 * 128 * 256
     assert 77 / rates.clock_hz > flops / peak  # the compiler expects less than the peak
@@ -99,7 +99,7 @@ def test_no_product_is_expected_to_beat_the_peak():
     peak = peak_of("TPU v5 lite").bf16_flops
     found = estimate(parse(text), where)
     best = 3 * 2 * 64 * 128 * 256 / peak
-    assert RATES["v5e"].cycles_share > 1  # which the bound is for
+    assert CHIPS["v5e"].rates.cycles_share > 1  # which the bound is for
     assert found.by_kind["matmul"] == pytest.approx(best)
 
 
@@ -145,7 +145,7 @@ ENTRY %main (w: bf16[20,512], x: bf16[1024,256], y: bf16[256,512]) -> bf16[160,5
 @pytest.mark.parametrize("cycles", [3_000, 30_000])
 def test_a_gather_that_products_carry_on_is_one_gather(cycles):
     where = parse_slice("v5e-8")  # 2 x 4, a grid: the corner has a link along each axis
-    rates = RATES["v5e"]
+    rates = CHIPS["v5e"].rates
     found = estimate(parse(CARRIED.replace("CYCLES", str(cycles))), where)
     gather = 160 * 512 * 2 * 7 / 8 / (2 * rates.link_bytes_per_s)
     product = max(cycles / rates.clock_hz / rates.cycles_share, 2 * 1024 * 256 * 512 / 197e12)
@@ -182,7 +182,7 @@ def test_an_all_reduce_of_which_a_slice_is_kept_moves_half():
     found = estimate(parse(SCATTERED), parse_slice("v4-8"))  # 2 x 2 x 1: two links
     assert found.collectives == {"reduce-scatter": 1}
     moved = 1024 * 512 * 4 * 3 / 4
-    assert found.step_s == pytest.approx(moved / (2 * RATES["v4"].link_bytes_per_s))
+    assert found.step_s == pytest.approx(moved / (2 * CHIPS["v4"].rates.link_bytes_per_s))
 
 
 IN_LINE = """
@@ -208,7 +208,7 @@ ENTRY %main (w: bf16[64,4096], x: bf16[2048,4096], y: bf16[4096,4096]) -> bf16[2
 def test_a_collective_in_one_piece_hides_between_what_it_sends_and_who_needs_it(sent, before):
     """Behind both products before the one that needs it, or behind one where it sends what the
     first has made."""
-    where, rates = parse_slice("v4-128"), RATES["v4"]
+    where, rates = parse_slice("v4-128"), CHIPS["v4"].rates
     gather = 4096 * 4096 * 2 * 63 / 64 / (6 * rates.link_bytes_per_s)
     peak = peak_of("TPU v4").bf16_flops
     product = 2 * 2048 * 4096 * 4096 / (peak * rates.matmul_efficiency)  # no cycles are known
@@ -243,8 +243,8 @@ ENTRY %main (p: f32[1024,1024]) -> f32[1024,1024] {
 
 def test_slices_exchange_over_the_hosts_network_behind_arithmetic():
     found = estimate(parse(ACROSS_SLICES), parse_slice("2xv4-8"))
-    crossing = 1024 * 1024 * 4 / NETWORK_BYTES_PER_S["v4"]  # both ways at once
-    work = 105_000 / RATES["v4"].clock_hz / RATES["v4"].cycles_share
+    crossing = 1024 * 1024 * 4 / CHIPS["v4"].network_bytes_per_s  # both ways at once
+    work = 105_000 / CHIPS["v4"].rates.clock_hz / CHIPS["v4"].rates.cycles_share
     assert found.step_s == pytest.approx(crossing, rel=1e-5)
     assert found.by_kind["exposed collectives"] == pytest.approx(crossing - work, rel=1e-5)
     assert found.collectives == {"send": 1, "recv": 1}
@@ -271,7 +271,7 @@ ENTRY %main (q: bf16[2,8,2048,96]) -> (bf16[2,8,2048,96]) {
 )
 def test_attention_is_costed_by_the_blocks_that_the_mask_touches(name, parts, way, blocks):
     text = KERNEL.replace("NAME", name).replace("PARTS", parts)
-    found, rates = estimate(parse(text), parse_slice("v4-8")), RATES["v4"]
+    found, rates = estimate(parse(text), parse_slice("v4-8")), CHIPS["v4"].rates
     cycles = 2 * 8 * blocks * by_score("v4", 96, way) / 1000  # two cores share the heads
     cost = cycles / (2 * rates.clock_hz) / rates.kernel_share
     assert found.by_kind["attention"] == pytest.approx(cost)
@@ -283,7 +283,7 @@ def test_attention_is_costed_by_the_blocks_that_the_mask_touches(name, parts, wa
 
 
 def by_score(generation, head_dim, way):
-    known = SPLASH[generation][head_dim]
+    known = CHIPS[generation].splash[head_dim]
     return known.fwd if way == "fwd" else known.bwd * LONG_ROWS.get(way, 1)
 
 
@@ -291,17 +291,17 @@ def by_score(generation, head_dim, way):
 def test_attention_of_whole_rows_is_costed_by_the_compilers_schedule(name, way):
     text = KERNEL.replace("splash_mha_NAME", f"row_attention_{name}").replace("PARTS", "")
     text = text.replace("1024", "512")
-    found, rates = estimate(parse(text), parse_slice("v4-8")), RATES["v4"]
-    cycles = schedule_of(ROW_ATTENTION["v4"][96], way)
+    found, rates = estimate(parse(text), parse_slice("v4-8")), CHIPS["v4"].rates
+    cycles = schedule_of(CHIPS["v4"].row_attention[96], way)
     cost = cycles / (2 * rates.clock_hz) / rates.cycles_share  # two cores
     assert found.by_kind["attention"] == pytest.approx(cost)
     # a size between two others; never faster than the schedule where the clock is known
     assert row_attention_cycles("v4", 112)[0][0] == pytest.approx((6.86 + 7.38) / 2000)
     for generation in ("v5e", "v5p"):
-        rates = RATES[generation]
+        rates = CHIPS[generation].rates
         assert rates.cycles_share > rates.kernel_share == 1
         found = estimate(parse(text), parse_slice(f"{generation}-8"))
-        least = schedule_of(ROW_ATTENTION[generation][96], way) / rates.clock_hz / rates.cores
+        least = schedule_of(CHIPS[generation].row_attention[96], way) / rates.clock_hz / rates.cores
         assert found.step_s == pytest.approx(least)
 
 

@@ -4,10 +4,11 @@ import os
 
 import pytest
 
+from lmwright.core.ragged import EARLY
+from lmwright.core.weight import TORUS
 from lmwright.errors import UserError
-from lmwright.hardware.chips import PEAKS, RATES
-from lmwright.hardware.devices import GPUS, NETWORK_BYTES_PER_S
-from lmwright.hardware.prices import PRICES
+from lmwright.hardware.chips import CHIPS
+from lmwright.hardware.devices import GPUS, peak_of
 from lmwright.planner.analytic.machine import parse_machine
 
 
@@ -59,13 +60,15 @@ def test_the_cores_of_this_host():
     assert parse_machine("cpu") == parse_machine(f"cpu:{cores}")
 
 
-def test_every_kind_has_its_rates():
-    assert set(NETWORK_BYTES_PER_S) == set(RATES)
-    assert {gpu.device_kind for gpu in GPUS.values()} <= set(PEAKS)
-    assert set(PRICES) <= {*RATES, *GPUS}
+def test_every_kind_is_known_by_what_jax_reports():
+    kinds = [kind for chip in CHIPS.values() for kind in chip.device_kinds]
+    assert len(set(kinds)) == len(kinds)
+    assert {*EARLY, *TORUS} < set(kinds)
+    assert all(peak_of(kind).usable_bytes or kind == "TPU v2" for kind in kinds)
+    assert peak_of("cpu") is None
     for kind in GPUS:
         found = parse_machine(f"gpu:{kind}x8")
-        assert found.usable_bytes == int(0.75 * PEAKS[GPUS[kind].device_kind].hbm_bytes)
+        assert found.usable_bytes == int(0.75 * peak_of(GPUS[kind].device_kind).hbm_bytes)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from lmwright.errors import UserError
-from lmwright.hardware.prices import PRICES
+from lmwright.hardware.chips import CHIPS
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.cost import checkpoint_bytes, cost_of
 from lmwright.planner.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
@@ -22,7 +22,7 @@ def test_hours_chips_money_and_sessions(tmp_path):
     found = cost_of(run, V4, 2.0, 1000, hours=3)
     assert (found.hours, found.chips, found.chip_hours) == (4.0, 16, 64.0)
     assert found.tokens == 7_200_000
-    assert found.usd == pytest.approx(64 * PRICES["v4"].on_demand)
+    assert found.usd == pytest.approx(64 * CHIPS["v4"].price.on_demand)
     # less the margin, start-up and a save, as training does
     save_s = checkpoint_bytes(run) / ASSUMED_SAVE_BYTES_PER_S
     done = int((3 * 3600 - 600 - ASSUMED_START_S - save_s) / 2)
@@ -58,7 +58,7 @@ def test_prices_in_order(tmp_path):
     unknown = cost_of(own, parse_machine("gpu:b200x8"), 1.0, 1)
     assert unknown.usd is None and "--price" in unknown.lines()[1]
     spot = cost_of(own, parse_machine("v6e-8"), 1.0, 1).lines()[1]
-    assert "; spot " in spot and f"at {PRICES['v6e'].spot:g}" in spot
+    assert "; spot " in spot and f"at {CHIPS['v6e'].price.spot:g}" in spot
 
 
 @pytest.mark.parametrize("name", ["price", "hours"])

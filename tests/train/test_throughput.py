@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmwright.hardware.chips import PEAKS, peak_of
+from lmwright.hardware.chips import CHIPS
+from lmwright.hardware.devices import GPUS, peak_of
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
@@ -109,7 +110,7 @@ def test_peaks_agree_with_those_inside_jax():
     except AttributeError:
         pytest.skip("this jax keeps no such table")
     checked = 0
-    for kind, peak in PEAKS.items():
+    for kind, peak in [(one.device_kind, one.peak) for one in (*CHIPS.values(), *GPUS.values())]:
         # jax has 140 TFLOP/s for a v3 chip; its maker and 4 MXUs at 940 MHz say 123.
         if kind == "TPU v3" or (version := kinds(kind)) is None:
             continue

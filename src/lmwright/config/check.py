@@ -6,8 +6,8 @@ from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
 from lmwright.config.run import EARLIER_VOCAB_SIZE, ROW_PARTS, Chat, Run, Source, Tokenizer
 from lmwright.errors import UserError
+from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
-from lmwright.hardware.prices import PRICES
 
 
 def check_run(run: Run) -> None:
@@ -201,7 +201,7 @@ def _check_rows(source: Source, where: str) -> None:
 
 
 def _check_prices(run: Run) -> None:
-    known = [*PRICES, *GPUS, "cpu"]
+    known = [*CHIPS, *GPUS, "cpu"]
     for kind in run.plan.prices:
         if kind not in known:
             cure = nearest(kind, known, what="there are")

@@ -1,14 +1,36 @@
-"""Peaks of accelerators, keyed by the `device_kind` string that JAX reports.
+"""Chips: everything that is known of each TPU generation, in one value.
 
-All figures are for one JAX device: a whole chip, except on v2, v3 and 7x, where a device is
-one of the chip's two TensorCores (v4 and v5p join theirs: megacore). TPU peaks are the
-vendor's, which equal MXUs x 2 x side^2 x clock; GPU peaks are dense, without sparsity.
-A device that is not listed has no known peak, and MFU is then left out rather than guessed.
+Peaks are of one JAX device: a whole chip, except on v2, v3 and 7x, where a device is one of the
+chip's two TensorCores (v4 and v5p join theirs: megacore). They are the vendor's, which equal
+MXUs x 2 x side^2 x clock.
+
+Clocks, HBM and link rates are the vendor's (v6e's and 7x's clocks: assumed), those of HBM and links
+from https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. cycles_share and
+matmul_efficiency are fitted by `benchmarks/plan_accuracy.py --fit` to one published run each for
+v4, v5e, v5p and v6e; v2 and v3 take v4's share, 7x v5p's, and their efficiencies are assumed.
+Above one, the chip, or the published run's tiles and layouts, are better than the compiler expects
+of our program.
+
+Networks: v5e and v6e from https://cloud.google.com/tpu/docs/v5e (6.4 Tbit/s a pod of 256) and
+https://cloud.google.com/tpu/docs/v6e (25.6); v4 and v5p: 200 Gbit/s a host of four chips; the
+others are assumed equal to a neighbor.
+
+Cycles of attention kernels are those of libtpu's own schedule for blocks of 512 tokens in
+bfloat16, as `benchmarks/attention_schedule.py` reads it (`--splash` for JAX's kernel).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 GIB = 2**30
+
+SQUARES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16),
+           256: (16, 16)}  # fmt: skip
+OLD_SQUARES = {4: (2, 2), 16: (4, 4), 64: (8, 8), 128: (8, 16), 256: (16, 16), 512: (16, 32),
+               1024: (32, 32)}  # fmt: skip
+CUBES = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4),
+         128: (4, 4, 8), 256: (4, 8, 8), 512: (8, 8, 8), 1024: (8, 8, 16), 2048: (8, 16, 16),
+         4096: (16, 16, 16)}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,35 +45,6 @@ class Peak:
     usable_bytes: int = 0
     """What the TPU compiler lets a program use, as its out-of-memory message says; 0 where
     that is not known."""
-
-
-_V5E = Peak(bf16_flops=197e12, hbm_bytes=16 * GIB, usable_bytes=16_911_433_728)
-_V5P = Peak(bf16_flops=459e12, hbm_bytes=95 * GIB, usable_bytes=102_800_042_229)
-_V6E = Peak(bf16_flops=918e12, hbm_bytes=32 * GIB, usable_bytes=33_554_432_000)
-
-PEAKS = {
-    "TPU v2": Peak(bf16_flops=46e12 / 2, hbm_bytes=8 * GIB),
-    "TPU v3": Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB, usable_bytes=16_621_523_435),
-    "TPU v4": Peak(bf16_flops=275e12, hbm_bytes=32 * GIB, usable_bytes=33_017_561_088),
-    "TPU v5 lite": _V5E,
-    "TPU v5e": _V5E,
-    "TPU v5": _V5P,
-    "TPU v5p": _V5P,
-    "TPU v6 lite": _V6E,
-    "TPU v6e": _V6E,
-    "TPU7x": Peak(bf16_flops=2307e12 / 2, hbm_bytes=96 * GIB, usable_bytes=101_737_037_824),
-    "NVIDIA A100-SXM4-40GB": Peak(bf16_flops=312e12, hbm_bytes=40 * GIB),
-    "NVIDIA A100-SXM4-80GB": Peak(bf16_flops=312e12, hbm_bytes=80 * GIB),
-    "NVIDIA L4": Peak(bf16_flops=121e12, hbm_bytes=24 * GIB),
-    "NVIDIA H100 80GB HBM3": Peak(bf16_flops=989e12, hbm_bytes=80 * GIB),
-    "NVIDIA H200": Peak(bf16_flops=989e12, hbm_bytes=141 * 10**9),
-    "NVIDIA B200": Peak(bf16_flops=2250e12, hbm_bytes=180 * 10**9),
-}
-
-
-def peak_of(device_kind: str) -> Peak | None:
-    """Peak of the device kind as JAX spells it; None where it is not known (every CPU)."""
-    return PEAKS.get(device_kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,30 +77,6 @@ class Rates:
     """The same of the attention kernel; assumed."""
 
 
-# Clocks, HBM and link rates are the vendor's (v6e's and 7x's clocks: assumed). cycles_share and
-# matmul_efficiency are fitted by `benchmarks/plan_accuracy.py --fit` to one published run each for
-# v4, v5e, v5p and v6e; v2 and v3 take v4's share, 7x v5p's, and their efficiencies are assumed.
-# Above one, the chip, or the published run's tiles and layouts, are better than the compiler
-# expects of our program.
-# HBM and link rates: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
-RATES = {
-    "v2": Rates(clock_hz=0.7e9, hbm_bytes_per_s=350e9, link_bytes_per_s=62e9,
-                cycles_share=0.895, matmul_efficiency=0.8),
-    "v3": Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
-                cycles_share=0.895, matmul_efficiency=0.8),
-    "v4": Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
-                cycles_share=0.895, cores=2, matmul_efficiency=0.765),
-    "v5e": Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
-                 cycles_share=1.162, matmul_efficiency=0.833),
-    "v5p": Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
-                 cycles_share=1.254, cores=2, matmul_efficiency=0.929),
-    "v6e": Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
-                 cycles_share=1.203, clock_known=False, matmul_efficiency=0.685),
-    "7x": Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
-                cycles_share=1.254, matmul_efficiency=0.8),
-}  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
 class AttentionCycles:
     """Cycles of one core for `kernels/tpu_row_attention.py`."""
@@ -125,42 +94,6 @@ def _cycles(*numbers: float) -> AttentionCycles:
     return AttentionCycles(**dict(zip(names, numbers, strict=True)))
 
 
-# By generation and head size, blocks of 512 tokens, bfloat16: libtpu's own schedule, as
-# `benchmarks/attention_schedule.py` reads it.
-ROW_ATTENTION = {
-    "v4": {
-        64: _cycles(6.34, 8.71, 3.39, 5.17),
-        96: _cycles(6.86, 10.03, 3.80, 5.96),
-        128: _cycles(7.38, 11.17, 4.24, 6.67),
-        256: _cycles(10.87, 19.17, 6.85, 12.24),
-    },
-    "v5e": {
-        64: _cycles(4.20, 6.43, 2.17, 4.01),
-        96: _cycles(4.77, 7.72, 2.63, 4.94),
-        128: _cycles(5.45, 8.90, 2.88, 5.49),
-        256: _cycles(8.63, 17.77, 5.20, 11.22),
-    },
-    "v5p": {
-        64: _cycles(4.26, 6.45, 2.29, 4.09),
-        96: _cycles(4.90, 7.77, 2.67, 5.00),
-        128: _cycles(5.49, 8.81, 3.01, 5.86),
-        256: _cycles(8.62, 17.11, 5.29, 11.37),
-    },
-    "v6e": {
-        64: _cycles(3.21, 4.22, 1.71, 2.70),
-        96: _cycles(3.48, 4.76, 1.88, 3.03),
-        128: _cycles(3.50, 4.92, 1.92, 3.26),
-        256: _cycles(4.54, 6.63, 2.78, 4.63),
-    },
-    "7x": {
-        64: _cycles(2.98, 4.14, 1.60, 2.51),
-        96: _cycles(3.10, 4.42, 1.77, 2.78),
-        128: _cycles(3.26, 4.71, 1.96, 2.92),
-        256: _cycles(4.12, 6.13, 2.70, 4.29),
-    },
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class SplashCycles:
     """Cycles of one core for 1,000 scores of the blocks that JAX's splash kernel visits, as
@@ -171,13 +104,151 @@ class SplashCycles:
     """All three gradients, in one kernel."""
 
 
-# By generation and head size, from the same schedules (`--splash`).
-SPLASH = {
-    "v4": {96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
-    "v5e": {256: SplashCycles(fwd=13.43, bwd=21.70)},
-    "v5p": {128: SplashCycles(fwd=5.55, bwd=10.16)},
-    "v6e": {128: SplashCycles(fwd=4.09, bwd=6.35)},
-}
 LONG_ROWS = {"dkv": 0.84, "dq": 0.66}
 """The two backward kernels of rows too long for one, in its cycles: 5.29 and 4.44 of 6.35 on v6e,
 8.56 and 6.25 of 10.16 on v5p, with heads of 128."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """USD for one chip (or GPU) and hour, by the list; see `hardware.prices`."""
+
+    on_demand: float
+    spot: float | None = None
+    """As the SkyPilot catalog (github.com/skypilot-org/skypilot-catalog) lists it for the
+    cheapest US region; None where we have no figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One TPU generation."""
+
+    name: str
+    """As users and price lists write it."""
+    aliases: tuple[str, ...] = ()
+    device_kinds: tuple[str, ...]
+    """What JAX reports, today's first."""
+    compiler_name: str
+    chip_config: str | None = None
+    count: int
+    """Units in a slice's name per chip."""
+    devices_per_chip: int
+    layouts: Mapping[int, tuple[int, ...]]
+    """Chips of a slice to its torus shape."""
+    pod_chips: int
+    """Of the largest slice."""
+    pod_side: int | None = None
+    """At which an axis of a 2D torus closes to a ring; None for the 3D generations."""
+    peak: Peak
+    rates: Rates
+    network_bytes_per_s: float
+    """Of a chip, between slices."""
+    price: Price
+    calibrated: bool = False
+    """Whether a published run fitted its constants."""
+    row_attention: Mapping[int, AttentionCycles] = field(default_factory=dict)
+    """By head size; empty where the kernel does not run."""
+    splash: Mapping[int, SplashCycles] = field(default_factory=dict)
+    """By head size."""
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of its devices, as JAX reports it today."""
+        return self.device_kinds[0]
+
+
+_EVERY = (
+    Chip(
+        name="v2", device_kinds=("TPU v2",), compiler_name="v2", count=2, devices_per_chip=2,
+        layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}, pod_chips=256, pod_side=16,
+        peak=Peak(bf16_flops=46e12 / 2, hbm_bytes=8 * GIB),
+        rates=Rates(clock_hz=0.7e9, hbm_bytes_per_s=350e9, link_bytes_per_s=62e9,
+              cycles_share=0.895, matmul_efficiency=0.8),
+        network_bytes_per_s=3.1e9, price=Price(on_demand=1.50),
+    ),
+    Chip(
+        name="v3", device_kinds=("TPU v3",), compiler_name="v3", count=2, devices_per_chip=2,
+        layouts=OLD_SQUARES, pod_chips=1024, pod_side=32,
+        peak=Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB, usable_bytes=16_621_523_435),
+        rates=Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
+              cycles_share=0.895, matmul_efficiency=0.8),
+        network_bytes_per_s=3.1e9, price=Price(on_demand=2.00),
+    ),
+    Chip(
+        name="v4", device_kinds=("TPU v4",), compiler_name="v4", chip_config="megacore",
+        count=2, devices_per_chip=1, layouts={k: v for k, v in CUBES.items() if k <= 2048},
+        pod_chips=4096,
+        peak=Peak(bf16_flops=275e12, hbm_bytes=32 * GIB, usable_bytes=33_017_561_088),
+        rates=Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
+              cycles_share=0.895, cores=2, matmul_efficiency=0.765),
+        network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
+        splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
+        row_attention={
+            64: _cycles(6.34, 8.71, 3.39, 5.17),
+            96: _cycles(6.86, 10.03, 3.80, 5.96),
+            128: _cycles(7.38, 11.17, 4.24, 6.67),
+            256: _cycles(10.87, 19.17, 6.85, 12.24),
+        },
+    ),
+    Chip(
+        name="v5e", aliases=("v5litepod", "v5lite"), device_kinds=("TPU v5 lite", "TPU v5e"),
+        compiler_name="v5e", count=1, devices_per_chip=1, layouts=SQUARES, pod_chips=256,
+        pod_side=16,
+        peak=Peak(bf16_flops=197e12, hbm_bytes=16 * GIB, usable_bytes=16_911_433_728),
+        rates=Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
+              cycles_share=1.162, matmul_efficiency=0.833),
+        network_bytes_per_s=3.1e9, price=Price(on_demand=1.20), calibrated=True,
+        splash={256: SplashCycles(fwd=13.43, bwd=21.70)},
+        row_attention={
+            64: _cycles(4.20, 6.43, 2.17, 4.01),
+            96: _cycles(4.77, 7.72, 2.63, 4.94),
+            128: _cycles(5.45, 8.90, 2.88, 5.49),
+            256: _cycles(8.63, 17.77, 5.20, 11.22),
+        },
+    ),
+    Chip(
+        name="v5p", device_kinds=("TPU v5", "TPU v5p"), compiler_name="v5p", count=2,
+        devices_per_chip=1, layouts=CUBES, pod_chips=8960,
+        peak=Peak(bf16_flops=459e12, hbm_bytes=95 * GIB, usable_bytes=102_800_042_229),
+        rates=Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
+              cycles_share=1.254, cores=2, matmul_efficiency=0.929),
+        network_bytes_per_s=6.25e9, price=Price(on_demand=4.20, spot=0.93), calibrated=True,
+        splash={128: SplashCycles(fwd=5.55, bwd=10.16)},
+        row_attention={
+            64: _cycles(4.26, 6.45, 2.29, 4.09),
+            96: _cycles(4.90, 7.77, 2.67, 5.00),
+            128: _cycles(5.49, 8.81, 3.01, 5.86),
+            256: _cycles(8.62, 17.11, 5.29, 11.37),
+        },
+    ),
+    Chip(
+        name="v6e", device_kinds=("TPU v6 lite", "TPU v6e"), compiler_name="v6e", count=1,
+        devices_per_chip=1, layouts=SQUARES, pod_chips=256, pod_side=16,
+        peak=Peak(bf16_flops=918e12, hbm_bytes=32 * GIB, usable_bytes=33_554_432_000),
+        rates=Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
+              cycles_share=1.203, clock_known=False, matmul_efficiency=0.685),
+        network_bytes_per_s=12.5e9, price=Price(on_demand=2.70, spot=0.57), calibrated=True,
+        splash={128: SplashCycles(fwd=4.09, bwd=6.35)},
+        row_attention={
+            64: _cycles(3.21, 4.22, 1.71, 2.70),
+            96: _cycles(3.48, 4.76, 1.88, 3.03),
+            128: _cycles(3.50, 4.92, 1.92, 3.26),
+            256: _cycles(4.54, 6.63, 2.78, 4.63),
+        },
+    ),
+    Chip(
+        name="7x", aliases=("tpu7x", "v7x"), device_kinds=("TPU7x",), compiler_name="tpu7x",
+        count=2, devices_per_chip=2, layouts=CUBES, pod_chips=9216,
+        peak=Peak(bf16_flops=2307e12 / 2, hbm_bytes=96 * GIB, usable_bytes=101_737_037_824),
+        rates=Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
+              cycles_share=1.254, matmul_efficiency=0.8),
+        network_bytes_per_s=12.5e9, price=Price(on_demand=12.00),
+        row_attention={
+            64: _cycles(2.98, 4.14, 1.60, 2.51),
+            96: _cycles(3.10, 4.42, 1.77, 2.78),
+            128: _cycles(3.26, 4.71, 1.96, 2.92),
+            256: _cycles(4.12, 6.13, 2.70, 4.29),
+        },
+    ),
+)  # fmt: skip
+CHIPS = {chip.name: chip for chip in _EVERY}

@@ -1,11 +1,12 @@
 """Devices of the analytic model other than TPU chips: GPUs, CPU cores, data-center networks.
 
-Peaks and memory of the devices themselves are in `hardware.chips`. Rates are the vendors',
-one way, in bytes per second; the GPUs' efficiencies are assumed, the core's rates come from one
-measured run.
+Rates are the vendors', one way, in bytes per second; GPU peaks are dense, without sparsity. The
+GPUs' efficiencies are assumed, the core's rates come from one measured run.
 """
 
 from dataclasses import dataclass
+
+from lmwright.hardware.chips import CHIPS, GIB, Peak, Price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,9 @@ class Gpu:
     """One GPU and what joins it to others."""
 
     device_kind: str
-    """Key of `hardware.chips.PEAKS`."""
+    """What JAX reports."""
+    peak: Peak
+    price: Price | None = None
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     """NVLink (PCIe for the L4) to the GPUs of its node, all links together."""
@@ -24,38 +27,71 @@ class Gpu:
 
 # https://www.nvidia.com/en-us/data-center/{a100,h100,h200,dgx-b200,l4}; NVLink figures there
 # count both directions. Networks are those of the DGX systems: HDR 200, NDR 400 Gbit/s a GPU.
+# A price is that of the whole machine (a2-highgpu, a2-ultragpu, a3-highgpu, a3-ultragpu,
+# g2-standard-4) over its GPUs; the B200 has no list price by the hour.
 GPUS = {
-    "a100": Gpu(device_kind="NVIDIA A100-SXM4-80GB", hbm_bytes_per_s=2039e9,
-                link_bytes_per_s=300e9, network_bytes_per_s=25e9),
-    "a100-40gb": Gpu(device_kind="NVIDIA A100-SXM4-40GB", hbm_bytes_per_s=1555e9,
-                     link_bytes_per_s=300e9, network_bytes_per_s=25e9),
-    "h100": Gpu(device_kind="NVIDIA H100 80GB HBM3", hbm_bytes_per_s=3350e9,
-                link_bytes_per_s=450e9, network_bytes_per_s=50e9),
-    "h200": Gpu(device_kind="NVIDIA H200", hbm_bytes_per_s=4800e9,
-                link_bytes_per_s=450e9, network_bytes_per_s=50e9),
-    "b200": Gpu(device_kind="NVIDIA B200", hbm_bytes_per_s=8000e9,
-                link_bytes_per_s=900e9, network_bytes_per_s=50e9),
-    "l4": Gpu(device_kind="NVIDIA L4", hbm_bytes_per_s=300e9,
-              link_bytes_per_s=32e9, network_bytes_per_s=3e9),
-}  # fmt: skip
+    "a100": Gpu(
+        device_kind="NVIDIA A100-SXM4-80GB",
+        peak=Peak(bf16_flops=312e12, hbm_bytes=80 * GIB),
+        price=Price(on_demand=5.07),
+        hbm_bytes_per_s=2039e9,
+        link_bytes_per_s=300e9,
+        network_bytes_per_s=25e9,
+    ),
+    "a100-40gb": Gpu(
+        device_kind="NVIDIA A100-SXM4-40GB",
+        peak=Peak(bf16_flops=312e12, hbm_bytes=40 * GIB),
+        price=Price(on_demand=3.67),
+        hbm_bytes_per_s=1555e9,
+        link_bytes_per_s=300e9,
+        network_bytes_per_s=25e9,
+    ),
+    "h100": Gpu(
+        device_kind="NVIDIA H100 80GB HBM3",
+        peak=Peak(bf16_flops=989e12, hbm_bytes=80 * GIB),
+        price=Price(on_demand=11.06),
+        hbm_bytes_per_s=3350e9,
+        link_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    ),
+    "h200": Gpu(
+        device_kind="NVIDIA H200",
+        peak=Peak(bf16_flops=989e12, hbm_bytes=141 * 10**9),
+        price=Price(on_demand=10.60),
+        hbm_bytes_per_s=4800e9,
+        link_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    ),
+    "b200": Gpu(
+        device_kind="NVIDIA B200",
+        peak=Peak(bf16_flops=2250e12, hbm_bytes=180 * 10**9),
+        hbm_bytes_per_s=8000e9,
+        link_bytes_per_s=900e9,
+        network_bytes_per_s=50e9,
+    ),
+    "l4": Gpu(
+        device_kind="NVIDIA L4",
+        peak=Peak(bf16_flops=121e12, hbm_bytes=24 * GIB),
+        price=Price(on_demand=0.71),
+        hbm_bytes_per_s=300e9,
+        link_bytes_per_s=32e9,
+        network_bytes_per_s=3e9,
+    ),
+}
 GPU_MATMUL_EFFICIENCY = 0.65
 GPU_ATTENTION_EFFICIENCY = 0.4
 
 GPU_MEMORY_SHARE = 0.75
 """Of a GPU's memory, JAX takes this unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 
-# Per TPU chip. v5e and v6e: https://cloud.google.com/tpu/docs/v5e (6.4 Tbit/s a pod of 256),
-# https://cloud.google.com/tpu/docs/v6e (25.6); v4 and v5p: 200 Gbit/s a host of four chips;
-# the others are assumed equal to a neighbor.
-NETWORK_BYTES_PER_S = {
-    "v2": 3.1e9,
-    "v3": 3.1e9,
-    "v4": 6.25e9,
-    "v5e": 3.1e9,
-    "v5p": 6.25e9,
-    "v6e": 12.5e9,
-    "7x": 12.5e9,
-}
+
+def peak_of(device_kind: str) -> Peak | None:
+    """Peak of the device kind as JAX spells it. None where it is not known (every CPU), and MFU is
+    then left out rather than guessed."""
+    for chip in CHIPS.values():
+        if device_kind in chip.device_kinds:
+            return chip.peak
+    return next((gpu.peak for gpu in GPUS.values() if gpu.device_kind == device_kind), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,54 +13,9 @@ import re
 from dataclasses import dataclass
 
 from lmwright.errors import UserError
+from lmwright.hardware.chips import CHIPS, Chip
 
-SQUARES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16),
-           256: (16, 16)}  # fmt: skip
-OLD_SQUARES = {4: (2, 2), 16: (4, 4), 64: (8, 8), 128: (8, 16), 256: (16, 16), 512: (16, 32),
-               1024: (32, 32)}  # fmt: skip
-CUBES = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4),
-         128: (4, 4, 8), 256: (4, 8, 8), 512: (8, 8, 8), 1024: (8, 8, 16), 2048: (8, 16, 16),
-         4096: (16, 16, 16)}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """Naming and layout of the slices of one TPU generation."""
-
-    compiler_name: str
-    device_kind: str
-    """What JAX reports; the key of `hardware.chips.PEAKS`."""
-    count: int
-    """Units in the slice's name per chip."""
-    devices_per_chip: int
-    layouts: dict[int, tuple[int, ...]]
-    """Chips to torus shape."""
-    pod_chips: int
-    """Of the largest slice."""
-    pod_side: int | None = None
-    """At which an axis of a 2D torus closes to a ring; None for the 3D generations."""
-    chip_config: str | None = None
-
-
-GENERATIONS = {
-    "v2": Generation(compiler_name="v2", device_kind="TPU v2", count=2, devices_per_chip=2,
-                     pod_chips=256, pod_side=16,
-                     layouts={k: OLD_SQUARES[k] for k in (4, 16, 64, 128, 256)}),
-    "v3": Generation(compiler_name="v3", device_kind="TPU v3", count=2, devices_per_chip=2,
-                     pod_chips=1024, pod_side=32, layouts=OLD_SQUARES),
-    "v4": Generation(compiler_name="v4", device_kind="TPU v4", count=2, devices_per_chip=1,
-                     pod_chips=4096, layouts={k: v for k, v in CUBES.items() if k <= 2048},
-                     chip_config="megacore"),
-    "v5e": Generation(compiler_name="v5e", device_kind="TPU v5 lite", count=1,
-                      pod_chips=256, pod_side=16, devices_per_chip=1, layouts=SQUARES),
-    "v5p": Generation(compiler_name="v5p", device_kind="TPU v5", count=2, devices_per_chip=1,
-                      pod_chips=8960, layouts=CUBES),
-    "v6e": Generation(compiler_name="v6e", device_kind="TPU v6 lite", count=1,
-                      pod_chips=256, pod_side=16, devices_per_chip=1, layouts=SQUARES),
-    "7x": Generation(compiler_name="tpu7x", device_kind="TPU7x", count=2, devices_per_chip=2,
-                     pod_chips=9216, layouts=CUBES),
-}  # fmt: skip
-ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "tpu7x": "7x", "v7x": "7x"}
+ALIASES = {alias: chip.name for chip in CHIPS.values() for alias in chip.aliases}
 
 _NAME = re.compile(r"(?:(\d+)x(?=v|tpu|7x))?([a-z0-9]+?)(?:-(\d+)|:([\dx]+))")
 
@@ -75,8 +30,8 @@ class Slice:
     num_slices: int = 1
 
     @property
-    def family(self) -> Generation:
-        return GENERATIONS[self.generation]
+    def family(self) -> Chip:
+        return CHIPS[self.generation]
 
     @property
     def num_chips(self) -> int:
@@ -101,7 +56,7 @@ class Slice:
 
 def names_of(generation: str) -> list[str]:
     """The named slices of a generation, smallest first."""
-    family = GENERATIONS[generation]
+    family = CHIPS[generation]
     return [f"{generation}-{chips * family.count}" for chips in family.layouts]
 
 
@@ -110,10 +65,10 @@ def parse_slice(text: str) -> Slice:
     word = text.strip().lower().removeprefix("tpu:")
     match = _NAME.fullmatch(word)
     generation = ALIASES.get(match[2], match[2]) if match else ""
-    if generation not in GENERATIONS:
+    if generation not in CHIPS:
         raise UserError(f"--on {text}: unknown machine; {_nearest(word)}")
     slices = int(match[1] or 1)
-    family = GENERATIONS[generation]
+    family = CHIPS[generation]
     if slices < 1:
         raise UserError(f"--on {text}: at least one slice is needed")
     if match[4]:
@@ -129,7 +84,7 @@ def parse_slice(text: str) -> Slice:
     return Slice(generation=generation, shape=family.layouts[chips], num_slices=slices)
 
 
-def _shape(text: str, said: str, family: Generation) -> tuple[int, ...]:
+def _shape(text: str, said: str, family: Chip) -> tuple[int, ...]:
     try:
         shape = tuple(int(side) for side in said.split("x"))
     except ValueError:
@@ -145,7 +100,7 @@ def _shape(text: str, said: str, family: Generation) -> tuple[int, ...]:
     return shape
 
 
-def _refuse_shape(text: str, shape: tuple[int, ...], family: Generation) -> None:
+def _refuse_shape(text: str, shape: tuple[int, ...], family: Chip) -> None:
     """Raises UserError for a shape that no slice has: it has a name, is a part of one host, or,
     on a torus of three axes, has multiples of 4 on each, the smallest first."""
     chips, known = math.prod(shape), list(family.layouts.values())
@@ -163,7 +118,7 @@ def _refuse_shape(text: str, shape: tuple[int, ...], family: Generation) -> None
 
 
 def _nearest(word: str) -> str:
-    every = [name for generation in GENERATIONS for name in names_of(generation)]
+    every = [name for generation in CHIPS for name in names_of(generation)]
     close = difflib.get_close_matches(word, every, n=3, cutoff=0.4)
     if close:
         return f"nearest: {', '.join(close)}"

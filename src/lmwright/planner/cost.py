@@ -15,7 +15,7 @@ import numpy as np
 from lmwright.config.run import Limits, Run
 from lmwright.core.param import Tree, count_params, walk
 from lmwright.errors import UserError
-from lmwright.hardware.prices import PRICES, PRICES_DATE
+from lmwright.hardware.prices import PRICES_DATE, price_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.layout import WEIGHT_BYTES
 from lmwright.planner.analytic.machine import Machine
@@ -176,9 +176,9 @@ def _price(run: Run, kind: str, said: float | None) -> tuple[float | None, float
         return said, None, "--price"
     if kind in run.plan.prices:
         return run.plan.prices[kind], None, "plan.prices"
-    if kind not in PRICES:
+    listed = price_of(kind)
+    if listed is None:
         return None, None, ""
-    listed = PRICES[kind]
     return listed.on_demand, listed.spot, f"on demand, list of {PRICES_DATE}"
 
 

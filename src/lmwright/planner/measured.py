@@ -15,8 +15,9 @@ from lmwright.config.run import Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
-from lmwright.hardware.slices import GENERATIONS, names_of
+from lmwright.hardware.slices import names_of
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.step_time import timing
@@ -142,8 +143,8 @@ def machine_of_run(record: RunRecord) -> str:
     for name, gpu in GPUS.items():
         if gpu.device_kind == kind:
             return f"gpu:{name}x{count}"
-    for name, family in GENERATIONS.items():
-        if family.device_kind == kind:
+    for name, family in CHIPS.items():
+        if kind in family.device_kinds:
             for slice_name in names_of(name):
                 if parse_machine(slice_name).num_devices == count:
                     return slice_name

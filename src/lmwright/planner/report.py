@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmwright.config.run import Run
 from lmwright.data.manifest import write_atomic
-from lmwright.hardware.chips import GIB, peak_of
+from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.analytic.interval import error_share
 from lmwright.planner.compiler.breakdown import buffer_lines, part_lines
@@ -36,7 +36,7 @@ class Report:
     @property
     def limit_bytes(self) -> int:
         """HBM of one device that a program may use."""
-        peak = peak_of(self.where.family.device_kind)
+        peak = self.where.family.peak
         return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
 
     @cached_property
@@ -87,7 +87,7 @@ class Report:
     @property
     def least_step_s(self) -> float:
         """Seconds in which the chips' peak could do the step's arithmetic; no step is faster."""
-        peak = peak_of(self.where.family.device_kind).bf16_flops * self.where.num_devices
+        peak = self.where.family.peak.bf16_flops * self.where.num_devices
         return self.compiled.flops_per_step / peak
 
     def to_json(self, cost: RunCost | None = None, advice: "Advice | None" = None) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 
-from lmwright.hardware.chips import peak_of
+from lmwright.hardware.devices import peak_of
 
 
 class StepTimer:

@@ -6,10 +6,9 @@ of what `benchmarks/plan_accuracy.py` predicts of them, and within QUICK of what
 """
 
 from lmwright.config.run import Run
+from lmwright.hardware.chips import CHIPS
 from lmwright.planner.analytic.layout import stocks_of
 
-CALIBRATED = ("v4", "v5e", "v5p", "v6e")
-"""Generations whose constants come from a published run each."""
 COMPILED = 0.20
 QUICK = 0.20
 FARTHER = 0.15
@@ -23,9 +22,9 @@ ASSUMED = 0.75
 def error_share(kind: str, run: Run, *, compiled: bool) -> float:
     """Half the width of the interval around a step of the run on a machine of this kind: a TPU
     generation, a GPU or `cpu`."""
-    if kind not in (*CALIBRATED, "v2", "v3", "7x"):
+    if kind not in CHIPS:
         return ASSUMED
     share = COMPILED if compiled else QUICK
     weights = [w for stock in stocks_of(run) for w in stock.weights]
-    farther = kind not in CALIBRATED or any(w.is_expert or not w.trained for w in weights)
+    farther = not CHIPS[kind].calibrated or any(w.is_expert or not w.trained for w in weights)
     return share + FARTHER * farther

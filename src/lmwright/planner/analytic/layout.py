@@ -21,7 +21,7 @@ from lmwright.core.param import Param, walk
 from lmwright.core.ragged import LANES
 from lmwright.core.remat import GATE, MATMUL, REMATS, WIDE_MATMUL, Remat
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
-from lmwright.hardware.slices import GENERATIONS
+from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_row_attention import fits
 from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
@@ -231,7 +231,7 @@ def on_paper(run: Run, machine: Machine) -> Plan:
     slices = machine.num_groups if machine.platform == "tpu" else 1
     sizes = mesh_shape(run.mesh, machine.num_devices, slices)
     slices_of(sizes, slices)  # refuses what would cross them
-    kind = GENERATIONS[machine.kind].device_kind if machine.platform == "tpu" else ""
+    kind = CHIPS[machine.kind].device_kind if machine.platform == "tpu" else ""
     plan = Plan(
         run=run,
         mesh=AbstractMesh(tuple(sizes.values()), tuple(sizes)),

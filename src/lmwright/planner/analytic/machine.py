@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from lmwright.errors import UserError
-from lmwright.hardware.chips import PEAKS, RATES
 from lmwright.hardware.devices import (
     CORE,
     GPU_ATTENTION_EFFICIENCY,
     GPU_MATMUL_EFFICIENCY,
     GPU_MEMORY_SHARE,
     GPUS,
-    NETWORK_BYTES_PER_S,
 )
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.compiler.links import links_of
@@ -159,8 +157,8 @@ def _gpus(count: int) -> str:
 
 def machine_of(where: Slice) -> Machine:
     """A TPU slice as a machine."""
-    rates, peak = RATES[where.generation], PEAKS[where.family.device_kind]
-    per_chip = where.family.devices_per_chip
+    chip = where.family
+    rates, peak, per_chip = chip.rates, chip.peak, chip.devices_per_chip
     return Machine(
         name=where.name,
         kind=where.generation,
@@ -177,7 +175,7 @@ def machine_of(where: Slice) -> Machine:
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
         link_bytes_per_s=rates.link_bytes_per_s,
-        network_bytes_per_s=NETWORK_BYTES_PER_S[where.generation] / per_chip,
+        network_bytes_per_s=chip.network_bytes_per_s / per_chip,
         shape=tuple(n for n in (*where.shape, per_chip) if n > 1),
         where=where,
     )
@@ -200,7 +198,7 @@ def _gpu(text: str, word: str) -> Machine:
             f"--on {text}: {count} GPUs do not fill nodes of {gpu.per_node}; nearest: "
             f"gpu:{name}x{max(1, round(count / gpu.per_node)) * gpu.per_node}"
         )
-    peak = PEAKS[gpu.device_kind]
+    peak = gpu.peak
     return Machine(
         name=f"gpu:{name}x{count}",
         kind=name,

@@ -20,8 +20,7 @@ from functools import reduce
 
 from lmwright.core.remat import ATTENTION
 from lmwright.core.weight import scatters
-from lmwright.hardware.chips import RATES
-from lmwright.hardware.slices import GENERATIONS
+from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_attention import block_sizes, fits
 from lmwright.kernels.tpu_row_attention import block_of
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
@@ -178,7 +177,7 @@ def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     tokens = heads * layout.seq_len * len(m.windows)
     ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
     return sum(
-        times * row_attention_s(RATES[machine.kind], cycles, below, tokens)
+        times * row_attention_s(CHIPS[machine.kind].rates, cycles, below, tokens)
         for times, cycles in ways
     )
 
@@ -197,7 +196,7 @@ def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
         )
         times = forward if way == "fwd" else 1
         scores *= times * _heads(layout)
-        seconds += splash_s(RATES[machine.kind], machine.kind, m.head_dim, way, scores)
+        seconds += splash_s(CHIPS[machine.kind].rates, machine.kind, m.head_dim, way, scores)
     return seconds
 
 
@@ -271,7 +270,7 @@ def is_scattered(layout: Layout, machine: Machine) -> bool:
     """True if gradients go to their shards by `core.weight.scattered_gradient`."""
     if machine.platform != "tpu":
         return False
-    return scatters(GENERATIONS[machine.kind].device_kind, layout.sizes, layout.ways("batch"))
+    return scatters(CHIPS[machine.kind].device_kind, layout.sizes, layout.ways("batch"))
 
 
 def uses(layout: Layout, weight: Weight) -> int:

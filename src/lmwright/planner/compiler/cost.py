@@ -19,7 +19,7 @@ result, or the end of the loop's turn.
     ready ---- product ---- product ---- first use      hidden: what fits between
       '---- bytes on the links ----'
 
-Rates are in `hardware.chips.RATES`; the estimate is as good as they.
+Rates are in `hardware.chips`; the estimate is as good as they.
 """
 
 import math
@@ -28,8 +28,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lmwright.hardware.chips import RATES, Rates, peak_of
-from lmwright.hardware.devices import NETWORK_BYTES_PER_S
+from lmwright.hardware.chips import Rates
 from lmwright.hardware.slices import Slice
 from lmwright.planner.compiler.hlo import Computation, Instruction, Program, arrays, memory_bytes
 from lmwright.planner.compiler.kernel_cost import attention_s, ragged_flops
@@ -168,9 +167,9 @@ class _Walk:
 
     def __init__(self, program: Program, where: Slice, rates: Rates):
         self.program, self.where, self.rates = program, where, rates
-        self.peak = peak_of(where.family.device_kind).bf16_flops
+        self.peak = where.family.peak.bf16_flops
         per_chip = where.family.devices_per_chip
-        self.network_bytes_per_s = NETWORK_BYTES_PER_S[where.generation] / per_chip
+        self.network_bytes_per_s = where.family.network_bytes_per_s / per_chip
         self.frames = read_frames(program.text)
         self.flops_inside: dict[str, float] = {}
 
@@ -345,7 +344,7 @@ class _Walk:
 
 def estimate(program: Program, where: Slice, rates: Rates | None = None) -> Estimate:
     """The estimate of one step of the program on the slice; `rates` instead of the known."""
-    walk = _Walk(program, where, rates or RATES[where.generation])
+    walk = _Walk(program, where, rates or where.family.rates)
     return walk.run(program.computations[program.entry])
 
 

@@ -10,8 +10,8 @@ diagonal in full; behind a window, none:
 Both kernels cost what the compiler's own schedule of them has, as
 `benchmarks/attention_schedule.py` reads it, and never less than the matrix units need for
 their products: our own (`kernels/tpu_row_attention.py`) by score below the diagonal and by token
-for all else (`hardware.chips.ROW_ATTENTION`), JAX's splash kernel by score of the blocks that it
-visits (`hardware.chips.SPLASH`): forward, and backward in one kernel or in two. Which blocks
+for all else (`hardware.chips`), JAX's splash kernel by score of the blocks that it
+visits: forward, and backward in one kernel or in two. Which blocks
 those are is read off the program: from the kernel's metadata, and from the table of blocks that
 splash gets as its first operand.
 """
@@ -21,8 +21,7 @@ import re
 
 import numpy as np
 
-from lmwright.hardware.chips import LONG_ROWS, RATES, ROW_ATTENTION, SPLASH, Rates, peak_of
-from lmwright.hardware.slices import GENERATIONS
+from lmwright.hardware.chips import CHIPS, LONG_ROWS, Rates
 from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
@@ -81,8 +80,7 @@ def splash_s(rates: Rates, generation: str, head_dim: int, way: str, scores: flo
     """Seconds of JAX's splash kernel for scores of the blocks that it visits; `way` is a key of
     `PRODUCTS`."""
     least = PRODUCTS[way] * 2 * head_dim / flops_per_cycle(generation)
-    if generation in SPLASH:
-        known = SPLASH[generation]
+    if known := CHIPS[generation].splash:
         cycles = [k.fwd if way == "fwd" else k.bwd for k in known.values()]
         by_score = float(np.interp(head_dim, list(known), cycles)) / 1000
         by_score *= LONG_ROWS.get(way, 1.0)
@@ -106,7 +104,7 @@ def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, f
     """(by score below the diagonal, by token of a head for the rest) of one core, forward and
     backward; head sizes that were not compiled lie between those that were. A schedule says when
     products begin, not that the matrix units keep up, so that they have the last word."""
-    known = ROW_ATTENTION[generation]
+    known = CHIPS[generation].row_attention
 
     def at(name: str) -> float:
         values = [getattr(cycles, name) for cycles in known.values()]
@@ -121,8 +119,8 @@ def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, f
 
 def flops_per_cycle(generation: str) -> float:
     """Peak FLOPs per cycle of the matrix units of one core."""
-    rates = RATES[generation]
-    peak = peak_of(GENERATIONS[generation].device_kind).bf16_flops
+    rates = CHIPS[generation].rates
+    peak = CHIPS[generation].peak.bf16_flops
     return peak / (rates.clock_hz * rates.cores)
 
 
