@@ -43,6 +43,7 @@ AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
 ]
+# imported on demand, with the experts: a step without them needs none of that code
 REASONING = Kind("reasoning", Registry("lmwright.models", {"reasoning": "reasoning.Reasoning"}))
 ReasoningSection = Annotated[
     Annotated[Any, REASONING] | None,
