@@ -10,7 +10,6 @@ trains, and the one before it is used. Whoever only reads takes `saved.SavedStat
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -36,12 +35,12 @@ from lmwright.checkpoint.saved import SavedStates, check_shapes
 from lmwright.config.run import Checkpoint
 from lmwright.core.param import Tree
 from lmwright.errors import UserError, first_line
+from lmwright.guard.files import write_whole
 
-__all__ = ["Checkpoints", "check_shapes", "write_atomically"]
+__all__ = ["Checkpoints", "check_shapes"]
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 MIN_TIMEOUT_S = 240  # Orbax's waits are longer
-LEFTOVER = re.compile(r"\..+\.\d+\.tmp|metrics\.jsonl\.tmp")
 
 
 class _Save(NamedTuple):
@@ -203,7 +202,7 @@ class Checkpoints(SavedStates):
 
 def _hash(folder: Path) -> None:
     hashes = {name: fact for name, fact in hash_files(folder).items() if name != ORBAX_META}
-    write_atomically(folder / HASHES, json.dumps(hashes))
+    write_whole(folder / HASHES, json.dumps(hashes))
 
 
 def _save_error(root: Path, error: Exception) -> UserError:
@@ -211,25 +210,3 @@ def _save_error(root: Path, error: Exception) -> UserError:
         f"{root}: the checkpoint could not be written ({first_line(error):.200}); free some space "
         "or correct the folder's permissions and run again to continue"
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file is either as before or complete."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what `write_atomically` and the writer of metrics leave in a folder when they are
-    killed; nobody else may be writing there."""
-    for left in folder.iterdir():
-        if LEFTOVER.fullmatch(left.name) and left.is_file():
-            left.unlink(missing_ok=True)

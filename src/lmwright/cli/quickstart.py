@@ -5,7 +5,6 @@ sources, docstrings --> tokenizer --> store --> train --> eval --> sample --> HF
 
 import ast
 import json
-import os
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import xxhash
 from rich.console import Console
 
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 HELD_OUT_IN = 20  # one module in so many is kept for evaluation
@@ -92,9 +92,7 @@ def write_corpus(folder: Path) -> None:
         content = "\n".join(lines) + "\n"
         path = folder / name
         if not path.exists() or path.read_text() != content:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(content)
-            os.replace(temporary, path)
+            write_whole(path, content)
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -157,6 +155,4 @@ dir = "{root / "data"}"
 prompts = {json.dumps(PROMPTS)}
 """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    write_whole(path, text)

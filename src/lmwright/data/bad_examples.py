@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmwright.data.manifest import total, write_atomic
+from lmwright.data.manifest import total
 from lmwright.data.rows.lengths import cure, histogram_of
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 
 QUARANTINE = "quarantine.jsonl"
 REASONS_SHOWN = 3
@@ -55,7 +56,7 @@ def gather_bad(
     ).removeprefix("; ")
     examples = sum(sums.values())
     if sums["bad"] > limit * examples:
-        write_atomic(folder / QUARANTINE, b"".join(pieces))
+        write_whole(folder / QUARANTINE, b"".join(pieces))
         raise UserError(
             f"{sums['bad']} of {examples} examples cannot be used, more than "
             f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "

@@ -179,38 +179,12 @@ def dump_json(body: Any) -> bytes:
     return (text + "\n").encode()
 
 
-def write_atomic(path: Path, raw: bytes) -> None:
-    """Writes a small file atomically: it is complete or absent, also after a power loss."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temp, "wb") as f:
-        f.write(raw)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temp, path)
-    sync_folder(path.parent)
-
-
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes a .npy file; a full disk is an OSError with its errno, which numpy's own writer
     lacks."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     path.write_bytes(buffer.getbuffer())
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files that a writer killed inside `write_atomic` left in a folder."""
-    for path in folder.glob(".*.json.*"):
-        path.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -34,12 +34,10 @@ from lmwright.data.manifest import (
     files_below,
     hash_file,
     read_manifest,
-    remove_leftovers,
-    sync_folder,
-    write_atomic,
 )
 from lmwright.data.progress import Progress, SilentProgress
 from lmwright.errors import UserError
+from lmwright.guard.files import remove_leftovers, sync_folder, write_whole
 
 Work = Callable[[Any, Path], dict[str, Any]]
 Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
@@ -143,7 +141,7 @@ def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
         )
     if _read_json(state) != wanted:
         _clear(folder)
-        write_atomic(state, dump_json(wanted))
+        write_whole(state, dump_json(wanted))
     elif _find_finished(folder, wanted):
         return False
     # a finished stage that lost or cut a file is taken up like an interrupted one
@@ -224,7 +222,7 @@ def _run_part(folder: Path, index: int, part: Any, work: Work) -> dict[str, Any]
     try:
         counts = work(part, temp)
         files = _publish(temp, folder)
-        write_atomic(_marker(folder, index), dump_json({"counts": counts, "files": files}))
+        write_whole(_marker(folder, index), dump_json({"counts": counts, "files": files}))
         return counts
     finally:
         shutil.rmtree(temp, ignore_errors=True)
@@ -275,7 +273,7 @@ def _write_manifest(
         versions={"lmwright": lmwright.__version__, "format": FORMAT},
     )
     raw = manifest.to_json()
-    write_atomic(folder / MANIFEST, raw)
+    write_whole(folder / MANIFEST, raw)
     return read_manifest(folder)
 
 

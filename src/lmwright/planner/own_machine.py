@@ -13,7 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from lmwright.data.json_text import parse_json
-from lmwright.data.manifest import dump_json, write_atomic
+from lmwright.data.manifest import dump_json
+from lmwright.guard.files import write_whole
 from lmwright.program.cache import cache_folder
 
 
@@ -93,4 +94,4 @@ def _read(file: Path, stamp: int) -> dict[str, Factor]:
 def _write(found: dict[str, Factor]) -> None:
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, dump_json({name: asdict(one) for name, one in found.items()}))
+    write_whole(file, dump_json({name: asdict(one) for name, one in found.items()}))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmwright.config.run import Run
-from lmwright.data.manifest import write_atomic
+from lmwright.guard.files import write_whole
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.analytic.interval import error_share
@@ -187,5 +187,5 @@ def write_plan(text: str, folder: Path) -> Path:
     """Writes plan.json below `folder`; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
-    write_atomic(path, text.encode())
+    write_whole(path, text)
     return path

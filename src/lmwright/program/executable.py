@@ -13,8 +13,6 @@ file and folders that nobody else may write, see `lmwright.guard.private`.
 import hashlib
 import importlib.metadata
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ import zstandard
 from lmwright.config.run import Run
 from lmwright.core.param import Tree
 from lmwright.errors import first_line
+from lmwright.guard.files import write_whole
 from lmwright.guard.private import make_private, read_private
 from lmwright.program.cache import PACKAGES, cache_folder
 from lmwright.program.kept import Made, difference
@@ -91,9 +90,9 @@ def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> b
         packed = zstandard.compress(serialize(compiled)[0])
         if make_private(home):
             return False
-        _write(home / key, hashlib.sha256(packed).digest() + packed)
+        write_whole(home / key, hashlib.sha256(packed).digest() + packed)
         if made is not None:
-            _write(home / f"{key}{NOTE}", made.to_json().encode())
+            write_whole(home / f"{key}{NOTE}", made.to_json())
         entries = [p for p in home.glob("[0-9a-f]*") if not p.name.endswith(NOTE)]
         for old in sorted(entries, key=lambda p: p.stat().st_mtime)[:-ENTRIES]:
             old.unlink(missing_ok=True)
@@ -101,13 +100,6 @@ def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> b
     except (OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
         return False
     return True
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole file or nothing."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
 
 
 def exists(key: str) -> bool:

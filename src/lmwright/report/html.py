@@ -9,7 +9,6 @@ every network access by its content security policy. All text is escaped.
 
 import base64
 import gzip
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -21,6 +20,7 @@ from markupsafe import Markup
 
 from lmwright import __version__
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 from lmwright.report.curves import curves_of, points_per_curve
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
@@ -51,15 +51,9 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     unique = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}
     page = render([read_run(run_dir) for run_dir in unique.values()])
     out = Path(out)
-    temp = out.with_name(out.name + ".tmp")
     try:
-        with open(temp, "w", encoding="utf-8", errors="replace") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, out)
+        write_whole(out, page.encode(errors="replace"))
     except OSError as error:
-        temp.unlink(missing_ok=True)
         raise UserError(
             f"{out}: cannot be written: {error.strerror}; choose another file with -o"
         ) from error

@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 
-from lmwright.checkpoint.store import write_atomically
 from lmwright.config.run import Limits, Run
 from lmwright.core.param import Tree
 from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 from lmwright.planner.sessions import assumed_save_s, fits, session_limit_s
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
@@ -135,7 +135,7 @@ class Budget:
             self._entry["step_s"] = round(self.step_s, 6)
         if jax.process_index() == 0:
             entries = [*self.earlier, self._entry]
-            write_atomically(self._path, json.dumps(entries, indent=1) + "\n")
+            write_whole(self._path, json.dumps(entries, indent=1) + "\n")
 
 
 def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[str, Any]]:

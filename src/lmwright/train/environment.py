@@ -17,6 +17,7 @@ from typing import Any
 
 import lmwright
 from lmwright.data.json_text import parse_json
+from lmwright.guard.files import write_whole
 from lmwright.guard.redact import redact
 
 ENV_FILE = "env.json"
@@ -36,13 +37,7 @@ def write_env(run_dir: str | os.PathLike[str]) -> Path:
             before = [*before, earlier]
         if before:
             env["earlier"] = before
-    temp = path.with_name(path.name + ".tmp")
-    try:
-        temp.write_text(json.dumps(env, indent=2) + "\n")
-        os.replace(temp, path)
-    except OSError:
-        temp.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(env, indent=2) + "\n")
     return path
 
 

@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from lmwright.config.run import Run
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 from lmwright.report.read import RunRecord, add_line
 from lmwright.train.trackers import Tracker, open_trackers
 
@@ -186,7 +187,7 @@ def truncate_after(path: Path, resume_step: int | None, log_every_steps: int = 1
     tail = lines.pop()  # empty when the file ends in a newline
     if resume_step is None:
         if data:
-            _replace(path, b"")
+            write_whole(path, b"")
         return None
     # Only its newline is missing: the line is whole, and its step will not come again.
     if _step_or_none(tail) is not None:
@@ -197,7 +198,7 @@ def truncate_after(path: Path, resume_step: int | None, log_every_steps: int = 1
             file.write(b"".join(lines[number - 1] + b"\n" for number in damaged))
     repaired = b"".join(line + b"\n" for line in kept)
     if repaired != data:
-        _replace(path, repaired)
+        write_whole(path, repaired)
     note = _damage(damaged)
     # the last line that was due stands in the file before its step is saved
     if last // log_every_steps < resume_step // log_every_steps:
@@ -248,19 +249,6 @@ def _step_or_none(line: bytes) -> int | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temp = path.with_name(path.name + ".tmp")
-    try:
-        with open(temp, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-    except OSError:
-        temp.unlink(missing_ok=True)
-        raise
 
 
 def _json_value(value: Any) -> Any:

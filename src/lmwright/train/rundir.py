@@ -18,13 +18,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lmwright.checkpoint.store import remove_leftovers, write_atomically
 from lmwright.config.load import dump_toml, same_folder
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
 from lmwright.program.plan import Plan
 from lmwright.train.environment import write_env
@@ -72,10 +72,10 @@ def _take(run: Run, plan: Plan, folder: Path, lock: int) -> None:
             _note_move(run, folder)
             remove_leftovers(folder)
             text = dump_toml(run)
-            write_atomically(folder / "run.toml", text)
+            write_whole(folder / "run.toml", text)
             if MARK in text:  # a URL may hold more than was known to be a credential
                 (folder / "run.toml").chmod(0o600)
-            write_atomically(folder / "plan.json", plan.to_json())
+            write_whole(folder / "plan.json", plan.to_json())
             write_env(folder)
     except UserError as error:
         refused = error

@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from lmwright.checkpoint.store import write_atomically
 from lmwright.core.param import Tree, count_params
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
@@ -16,6 +15,7 @@ from lmwright.formats.open import Place, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state
 from lmwright.formats.weights import placed_weights, refuse_unlike
+from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
 from lmwright.program.trainee import Frozen
@@ -44,7 +44,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
             "num_params": count_params(origin.model.spec()),
             "tokenizer_fingerprint": store.tokenizer_fingerprint,
         }
-        write_atomically(Path(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
+        write_whole(Path(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
     return state
 
 

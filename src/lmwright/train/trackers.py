@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from lmwright.config.run import Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, install
+from lmwright.guard.files import write_whole
 from lmwright.guard.redact import redact_tree
 
 ID_FILE = "tracker.json"
@@ -142,9 +143,7 @@ def _tracker_id(run_dir: Path, resume_step: int | None) -> str:
         with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one is made anew
             return str(parse_json(path)["id"])
     tracker_id = uuid.uuid4().hex[:8]
-    temp = path.with_name(path.name + ".tmp")
-    temp.write_text(json.dumps({"id": tracker_id}))
-    os.replace(temp, path)
+    write_whole(path, json.dumps({"id": tracker_id}))
     return tracker_id
 
 

@@ -23,7 +23,7 @@ import xxhash
 
 from lmwright.config.run import Data
 from lmwright.data.bad_examples import QUARANTINE, REASONS_SHOWN, BadWriter, bad_file
-from lmwright.data.manifest import Manifest, save_array, write_atomic
+from lmwright.data.manifest import Manifest, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.sources.columns import Bad, Row, content_columns, list_needed_columns, names_of
 from lmwright.data.sources.file import Slice
@@ -34,6 +34,7 @@ from lmwright.data.text.dedup import drop_duplicates
 from lmwright.data.text.holdout import hold_out
 from lmwright.data.text.parts import Part, TableWriter, part_file
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 from lmwright.guard.redact import has_secrets, redact_text, redact_tree, without_secrets
 
 
@@ -197,7 +198,7 @@ def _finish(
     except UserError as e:
         # the stage stays unfinished, yet the user gets to read what was wrong
         place = folder / QUARANTINE
-        write_atomic(place, (temp / QUARANTINE).read_bytes())
+        write_whole(place, (temp / QUARANTINE).read_bytes())
         raise UserError(str(e).replace(str(temp / QUARANTINE), str(place))) from None
     return {"parts": list(counts)} if parts[0].hashes else {}
 

@@ -24,8 +24,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lmwright.config import run
 from lmwright.config.run import EARLIER_VOCAB_SIZE
 from lmwright.data.json_text import parse_json
-from lmwright.data.manifest import write_atomic
 from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
 
 ROLES = ("eos", "bos", "pad", "unk")
 
@@ -248,13 +248,13 @@ def save_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike) -> None:
     if tokenizer.chat_template:
         config["chat_template"] = tokenizer.chat_template
     if tokenizer.sentencepiece:
-        write_atomic(folder / "tokenizer.model", tokenizer.sentencepiece)
+        write_whole(folder / "tokenizer.model", tokenizer.sentencepiece)
     else:
         (folder / "tokenizer.model").unlink(missing_ok=True)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    write_atomic(folder / "special_tokens_map.json", _json(roles))
-    write_atomic(folder / "tokenizer_config.json", _json(config))
-    write_atomic(folder / "tokenizer.json", _json(tokenizer.spec))
+    write_whole(folder / "special_tokens_map.json", _json(roles))
+    write_whole(folder / "tokenizer_config.json", _json(config))
+    write_whole(folder / "tokenizer.json", _json(tokenizer.spec))
 
 
 def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:

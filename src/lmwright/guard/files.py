@@ -1,0 +1,40 @@
+"""Small files that are whole or not there, also after a kill or a power loss."""
+
+import os
+import re
+from pathlib import Path
+
+# the last two are names of earlier versions
+LEFTOVER = re.compile(r"\..+\.\d+\.tmp|\..+\.json\.\d+|metrics\.jsonl\.tmp")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file beside its place and renames it: the place has the old content or the new one.
+    Text is UTF-8. Raises OSError, and leaves nothing behind then."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what writers that were killed left in a folder; nobody else may write there."""
+    for left in folder.iterdir():
+        if LEFTOVER.fullmatch(left.name) and left.is_file():
+            left.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
