@@ -12,8 +12,8 @@ import click
 import pytest
 
 from lmwright import __version__
-from lmwright.cli import commands
 from lmwright.cli import main as cli
+from lmwright.cli import runs
 from lmwright.cli.main import main
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
@@ -34,7 +34,7 @@ def run_file(tmp_path):
     return str(path)
 
 
-def walk(group=commands.lmwright, path=()):
+def walk(group=cli.lmwright, path=()):
     """(words, command) of every command that does something."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
@@ -135,7 +135,7 @@ def verb(monkeypatch):
                 raise with_
             return with_
 
-        monkeypatch.setattr(commands, "_load", body)
+        monkeypatch.setattr(runs, "load", body)
         monkeypatch.setattr(
             sys.modules["lmwright.train.command"], "train_command", lambda run, **_: run
         )

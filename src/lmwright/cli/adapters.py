@@ -1,11 +1,11 @@
-"""The verbs of adapters, as commands; see `lmwright.cli.commands`. Nothing here imports jax."""
+"""The verbs of adapters, as commands."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from lmwright.cli.models import Dtype, given
+from lmwright.cli.shared import Dtype, given
 
 METHODS = (
     "linear", "cat", "svd", "ties", "dare-linear", "dare-ties", "ties-svd", "dare-linear-svd",

@@ -1,4 +1,4 @@
-"""`lmwright`: one command per verb; see `lmwright.cli.commands` for the verbs themselves.
+"""`lmwright`: one command per verb, each in the module of its kind.
 
 Bad input from outside ends with one line and exit code 2, Ctrl-C with 130; anything else
 that is raised is our mistake and keeps its traceback.
@@ -17,7 +17,10 @@ from typing import Any
 
 import click
 
-from lmwright.cli.commands import lmwright
+from lmwright import __version__
+from lmwright.cli import config, data, models, runs
+from lmwright.cli.adapters import adapters
+from lmwright.cli.shared import InOrder
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.private import make_private
 from lmwright.guard.redact import redact_text
@@ -44,6 +47,43 @@ DISK_ERRORS = {
     errno.EACCES: "no permission; choose another folder or change its rights",
     errno.ENAMETOOLONG: "the name is too long; shorten it",
 }
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=InOrder, context_settings=CONTEXT)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def lmwright() -> None:
+    """Prepare data, plan, train and ship language models: TPU, GPU or laptop.
+
+    RUN is a run file (TOML) or a run directory; overrides such as train.steps=500 change
+    single fields.
+
+    \b
+    Start here:  lmwright quickstart
+    """
+
+
+@lmwright.command()
+@click.argument("folder", default="quickstart")
+def quickstart(folder: str) -> Any:
+    """Do everything once, on Python's own sources.
+
+    Text, tokenizer, training, evaluation, a sample, a report and a Hugging Face folder, in
+    a few minutes, all below FOLDER. Run again, it goes on where it stopped.
+
+    \b
+    Example:  lmwright quickstart
+    """
+    from lmwright.cli.quickstart import main
+
+    return main(folder)
+
+
+VERBS = (*data.VERBS, *config.VERBS, *runs.VERBS, *models.VERBS, adapters, runs.report)
+for verb in VERBS:  # in the order in which they are used
+    lmwright.add_command(verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,44 +3,12 @@
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-
-def given(**options: Any) -> dict[str, Any]:
-    """Only what was said: each default stays where the function has it."""
-    return {name: value for name, value in options.items() if value not in (None, ())}
-
-
-class Dtype(click.Choice):
-    """Types of written weights; of llama.cpp's others it says where they are made."""
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
-        if re.fullmatch(r"(?i)i?q\d\w*|tq\d\w*", str(value)):
-            message += (
-                "; llama.cpp alone makes its smaller types: write a .gguf in bf16 and give it to "
-                "llama-quantize"
-            )
-        return message
-
-
-def computed(command: Any) -> Any:
-    """Adds the options that say how a model is evaluated."""
-    precision = click.option(
-        "--precision",
-        type=click.Choice(["fp32", "bf16"]),
-        help="Precision of activations and matmuls; default: the fastest here, or the run's.",
-    )
-    kernels = click.option(
-        "--kernels",
-        type=click.Choice(["platform", "reference"]),
-        help="`reference` is slower, for comparison; default: platform.",
-    )
-    return precision(kernels(command))
+from lmwright.cli.shared import Dtype, computed, given
 
 
 @click.command("eval")

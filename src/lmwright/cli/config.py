@@ -1,0 +1,94 @@
+"""The verbs that show what can be configured: config, models, params."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lmwright.cli.shared import OVERRIDES, RUN, InOrder
+
+
+@click.group(cls=InOrder)
+def config() -> None:
+    """Show the resolved run, the presets and the JSON schema."""
+
+
+@config.command("show")
+@RUN
+@OVERRIDES
+def config_show(run: str, overrides: Sequence[str]) -> None:
+    """Print the whole run and the origin of each value.
+
+    The output is itself a run file.
+
+    \b
+    Example:  lmwright config show run.toml model.preset=llama-15m
+    """
+    from lmwright.config.load import show
+    from lmwright.formats.open import resolve_layers
+
+    click.echo(show(*resolve_layers(run, overrides)))
+
+
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of run files, for editors.
+
+    \b
+    Example:  lmwright config schema > run.schema.json
+    """
+    import json
+
+    from lmwright.formats.open import run_schema
+
+    click.echo(json.dumps(run_schema(), indent=1))
+
+
+@config.command("presets")
+def config_presets() -> None:
+    """List the presets and recipes that a run file may name.
+
+    \b
+    Example:  lmwright config presets
+    """
+    from lmwright import presets
+
+    found = {section: presets.of_section(section) for section in presets.SECTIONS}
+    for section, functions in {"recipe": presets.all_recipes(), **found}.items():
+        click.echo(f"{section}:")
+        for name, function in functions.items():
+            click.echo(f"  {name:<12} {' '.join((function.__doc__ or '').split())}")
+
+
+@click.command()
+def models() -> Any:
+    """List the model families, with their architectures and presets.
+
+    \b
+    Example:  lmwright models
+    """
+    from lmwright.presets.table import models_command
+
+    return models_command()
+
+
+@click.command()
+@click.argument("name", metavar="MODEL")
+@OVERRIDES
+def params(name: str, overrides: Sequence[str]) -> Any:
+    """Count parameters, part by part.
+
+    MODEL is a preset, a run file, a run directory, a Hugging Face folder, a .gguf file or
+    hf://owner/name, of which only config.json is fetched.
+
+    \b
+    Example:  lmwright params kisoku-3b head=untied
+              lmwright params run.toml model.num_layers=8
+              lmwright params hf://HuggingFaceTB/SmolLM2-135M
+    """
+    from lmwright.formats.params import params_command
+
+    return params_command(name, list(overrides))
+
+
+VERBS = (config, models, params)

@@ -1,0 +1,118 @@
+"""The verbs on data: prepare, data, tokenizer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lmwright.cli.shared import OVERRIDES, RUN, InOrder, load
+
+
+@click.command()
+@RUN
+@OVERRIDES
+@click.option(
+    "--stage",
+    "stages",
+    multiple=True,
+    type=click.Choice(["normalize", "tokenizer", "tokenize", "pack", "shuffle"]),
+    help="Run only this stage; may be repeated. Default: all stages.",
+)
+def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
+    """Turn text into packed rows of tokens.
+
+    Finished stages whose inputs have not changed are skipped; a killed one continues.
+
+    \b
+    Example:  lmwright prepare run.toml data.workers=2
+              lmwright prepare run.toml --stage normalize
+    """
+    from lmwright.data.prepare import prepare_command
+
+    return prepare_command(load(run, overrides), tuple(stages))
+
+
+@click.group(cls=InOrder)
+def data() -> None:
+    """Show prepared data and verify it."""
+
+
+@data.command("verify")
+@click.argument("folder")
+def data_verify(folder: str) -> Any:
+    """Compare every shard below FOLDER with its hash.
+
+    \b
+    Example:  lmwright data verify quickstart/data
+    """
+    from lmwright.data.rows.store import verify_command
+
+    return verify_command(folder)
+
+
+@data.command("show")
+@RUN
+@OVERRIDES
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), default=3, help="Number of rows to show."
+)
+@click.option("--start", type=click.IntRange(min=0), default=0, help="First row, counted from 0.")
+@click.option("--sources", is_flag=True, help="Show examples of each source, before prepare.")
+def data_show(run: str, overrides: Sequence[str], count: int, start: int, sources: bool) -> Any:
+    """Print rows as training sees them, as text.
+
+    Rows come in training order, document by document. Learned tokens are in color, or between
+    {+ and +} if the output is not a terminal.
+
+    \b
+    Example:  lmwright data show quickstart/run.toml -n 3
+              lmwright data show sft.toml --sources --count 1
+    """
+    from lmwright.data.rows.show import show_command, show_sources
+
+    data = load(run, overrides).data
+    return show_sources(data, start, count) if sources else show_command(data.dir, start, count)
+
+
+@click.group(cls=InOrder)
+def tokenizer() -> None:
+    """Train a tokenizer or import one."""
+
+
+@tokenizer.command("train")
+@RUN
+@OVERRIDES
+def tokenizer_train(run: str, overrides: Sequence[str]) -> Any:
+    """Train the tokenizer of RUN on its own sources.
+
+    This runs the first two stages of prepare.
+
+    \b
+    Example:  lmwright tokenizer train run.toml data.tokenizer.vocab_size=16384
+    """
+    from lmwright.data.prepare import prepare_command
+
+    return prepare_command(load(run, overrides), ("normalize", "tokenizer"))
+
+
+@tokenizer.command("import")
+@click.argument("path")
+@click.argument("out")
+def tokenizer_import(path: str, out: str) -> None:
+    """Read a tokenizer at PATH and write it to the folder OUT.
+
+    PATH is a tokenizer.json or its folder, a folder with vocab.json and merges.txt, a
+    tokenizer.model of sentencepiece or a .tiktoken file.
+
+    \b
+    Example:  lmwright tokenizer import downloads/gpt2 tokenizers/gpt2
+    """
+    from lmwright.data.tokens.tokenizer import save_tokenizer
+    from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+
+    found = import_tokenizer(path)
+    save_tokenizer(found, out)
+    click.echo(f"{out}: {found.vocab_size:,} tokens, fingerprint {found.fingerprint}")
+
+
+VERBS = (prepare, data, tokenizer)

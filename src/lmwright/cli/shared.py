@@ -1,0 +1,60 @@
+"""Arguments and options that verbs share. Nothing here imports jax, pydantic or rich."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
+RUN = click.argument("run", metavar="RUN")
+
+
+class InOrder(click.Group):
+    """Lists its commands in the order in which they are used, not by alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def load(path: str, overrides: Sequence[str]) -> Any:
+    """The run of a file or a directory; what was chosen for it is printed."""
+    from lmwright.formats.open import load_noted
+
+    run, notes = load_noted(path, overrides)
+    for note in notes:
+        click.echo(note, err=True)
+    return run
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Only what was said: each default stays where the function has it."""
+    return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+class Dtype(click.Choice):
+    """Types of written weights; of llama.cpp's others it says where they are made."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
+        if re.fullmatch(r"(?i)i?q\d\w*|tq\d\w*", str(value)):
+            message += (
+                "; llama.cpp alone makes its smaller types: write a .gguf in bf16 and give it to "
+                "llama-quantize"
+            )
+        return message
+
+
+def computed(command: Any) -> Any:
+    """Adds the options that say how a model is evaluated."""
+    precision = click.option(
+        "--precision",
+        type=click.Choice(["fp32", "bf16"]),
+        help="Precision of activations and matmuls; default: the fastest here, or the run's.",
+    )
+    kernels = click.option(
+        "--kernels",
+        type=click.Choice(["platform", "reference"]),
+        help="`reference` is slower, for comparison; default: platform.",
+    )
+    return precision(kernels(command))
