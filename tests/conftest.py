@@ -13,13 +13,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
 )
+# torch's threads wait for each other by spinning: two workers of two threads each on two cores
+# take ten times the CPU of one thread each
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No answer from before, nothing left in the home. All workers share one: many tests compile the
 # same small program, and those that train in a process of its own inherit it, too.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="lmwright-tests-")
     os.environ["XDG_CACHE_HOME"] = _cache.name
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_cache.name, "compiled")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -173,7 +173,9 @@ def test_sizes_in_the_compilers_messages():
 @needs_libtpu
 def test_a_failure_that_is_not_about_memory_of_the_chip_is_one_sentence(tmp_path, capsys):
     run_of(tmp_path)
-    words = ["model.num_layers=1", "train.compiler_options.xla_tpu_scoped_vmem_limit_kib='16'"]
+    words = ["train.compiler_options.xla_tpu_scoped_vmem_limit_kib='16'", "data.pack.seq_len=128"]
+    small = {"num_layers": 1, "vocab_size": 1024, "embed_dim": 128, "mlp_dim": 128}
+    words += [f"model.{name}={size}" for name, size in small.items()]
     assert main(["plan", str(tmp_path / "run.toml"), "--on", "v5e-1", *words]) == 2
     out, err = capsys.readouterr()
     said = [line for line in err.splitlines() if "error" in line]

@@ -1,5 +1,7 @@
 """Typed leaves: each computes what the weight it stands for would, and its gradients."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,15 +29,21 @@ STORAGES = ("fp32", "bf16", "int8", "int4")
 
 
 def normal(seed, shape):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@cache
+def stored(param, storage, seed=0):
+    """A random weight in a storage; in one program, since compiling is what takes time."""
+    return jax.jit(lambda w: quantize(w, param, storage))(normal(seed, param.shape))
 
 
 def lora(param, storage, seed=0, magnitude=False):
     nb, ni = len(param.batch), len(param.inputs)
     batch, inner, outer = param.shape[:nb], param.shape[nb : nb + ni], param.shape[nb + ni :]
-    m = jnp.abs(normal(seed + 3, (*batch, *outer))) + 0.5 if magnitude else None
+    m = np.abs(normal(seed + 3, (*batch, *outer))) + 0.5 if magnitude else None
     return Lora(
-        quantize(normal(seed, param.shape), param, storage),
+        stored(param, storage, seed),
         normal(seed + 1, (*batch, *inner, R)),
         normal(seed + 2, (*batch, R, *outer)) / 8,
         m,
@@ -49,49 +57,70 @@ def activations(eqn):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("eqn", SHAPES)
-def test_a_stored_weight_computes_as_its_array(eqn, storage):
-    param, x = SHAPES[eqn], activations(eqn)
-    w = quantize(normal(0, param.shape), param, storage)
-    wide = dequantize(w, jnp.float32)
-    spec = stored_spec(param, storage)
-    assert jax.tree.map(lambda p: p.shape, spec) == jax.tree.map(lambda a: a.shape, w)
-    f = lambda x, w: jnp.sum(jnp.sin(dot(eqn, x, w)))  # noqa: E731
-    got, dx = jax.value_and_grad(f)(x, w)
-    expected, wanted = jax.value_and_grad(f)(x, wide)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(dx, wanted, rtol=1e-3, atol=2e-3)
+def test_a_stored_weight_computes_as_its_array(storage):
+    ws = {eqn: stored(param, storage) for eqn, param in SHAPES.items()}
+    wide = jax.jit(lambda ws: {eqn: dequantize(w, jnp.float32) for eqn, w in ws.items()})(ws)
+    for eqn, w in ws.items():
+        spec = stored_spec(SHAPES[eqn], storage)
+        assert jax.tree.map(lambda p: p.shape, spec) == jax.tree.map(lambda a: a.shape, w), eqn
+
+    @jax.jit  # all equations in one program
+    def values_and_gradients(xs, ws):
+        return {
+            eqn: jax.value_and_grad(lambda x, eqn=eqn: jnp.sum(jnp.sin(dot(eqn, x, ws[eqn]))))(x)
+            for eqn, x in xs.items()
+        }
+
+    xs = {eqn: activations(eqn) for eqn in SHAPES}
+    results, expected = (values_and_gradients(xs, w) for w in (ws, wide))
+    for eqn, (value, dx) in results.items():
+        np.testing.assert_allclose(value, expected[eqn][0], rtol=1e-4, atol=1e-4, err_msg=eqn)
+        np.testing.assert_allclose(dx, expected[eqn][1], rtol=1e-3, atol=2e-3, err_msg=eqn)
 
 
-@pytest.mark.parametrize("magnitude", [False, True])
+def merged_by_hand(w):
+    """The weight that a low-rank sum stands for, of whose norm no gradient is taken."""
+    plain = Lora(w.base, w.a, w.b, inputs=w.inputs, outputs=w.outputs)
+    if w.magnitude is None:
+        return merge(plain)
+    axes = tuple(range(-w.inputs - w.outputs, -w.outputs))
+    norm = jnp.sqrt(jnp.sum(jax.lax.stop_gradient(merge(plain)) ** 2, axis=axes, keepdims=True))
+    return merge(plain) * jnp.expand_dims(w.magnitude, axes) / norm
+
+
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("eqn", SHAPES)
-def test_a_low_rank_sum_computes_as_the_merged_weight(eqn, storage, magnitude):
-    if magnitude and eqn == "btd,vd->btv":
-        pytest.skip("a magnitude belongs to one direction")
-    x, w = activations(eqn), lora(SHAPES[eqn], storage, magnitude=magnitude)
-    expected = np.einsum(eqn, np.float64(x), np.float64(merge(w)))
-    np.testing.assert_allclose(dot(eqn, x, w), expected, rtol=1e-4, atol=1e-3)
+def test_a_low_rank_sum_computes_as_the_merged_weight(storage):
+    # a magnitude belongs to one direction: not where a head is contracted over its outputs
+    cases = [
+        (eqn, activations(eqn), lora(SHAPES[eqn], storage, magnitude=magnitude))
+        for eqn in SHAPES
+        for magnitude in (False, True)
+        if not (magnitude and eqn == "btd,vd->btv")
+    ]
 
-    def loss(trained, x, product):
-        leaf = Lora(w.base, *trained, inputs=w.inputs, outputs=w.outputs)
-        return jnp.sum(jnp.sin(product(x, leaf)))
+    def results(product):
+        def loss(factors, x, eqn, w):
+            y = product(eqn, x, Lora(w.base, *factors, inputs=w.inputs, outputs=w.outputs))
+            return jnp.sum(jnp.sin(y)), y
 
-    def by_merging(x, leaf):  # the norm is a constant there, too
-        if leaf.magnitude is not None:
-            unit = merge(Lora(w.base, w.a, w.b, inputs=w.inputs, outputs=w.outputs))
-            axes = tuple(range(-w.inputs - w.outputs, -w.outputs))
-            norm = jnp.sqrt(jnp.sum(unit**2, axis=axes, keepdims=True))
-            plain = Lora(leaf.base, leaf.a, leaf.b, inputs=w.inputs, outputs=w.outputs)
-            merged = merge(plain) * jnp.expand_dims(leaf.magnitude, axes) / norm
-            return jnp.einsum(eqn, x, merged)
-        return jnp.einsum(eqn, x, merge(leaf))
+        def run(arrays):
+            return [
+                jax.grad(loss, (0, 1), has_aux=True)((w.a, w.b, w.magnitude), x, eqn, w)
+                for (eqn, *_), (x, w) in zip(cases, arrays, strict=True)
+            ]
 
-    trained = (w.a, w.b, w.magnitude) if magnitude else (w.a, w.b)
-    got = jax.grad(loss, (0, 1))(trained, x, lambda x, leaf: dot(eqn, x, leaf))
-    wanted = jax.grad(loss, (0, 1))(trained, x, by_merging)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3 * np.abs(other).max())
+        return jax.jit(run)([case[1:] for case in cases])
+
+    got = results(dot)
+    by_merging = results(lambda eqn, x, w: jnp.einsum(eqn, x, merged_by_hand(w)))
+    merged = jax.jit(lambda ws: [merge(w) for w in ws])([w for *_, w in cases])
+    for (eqn, x, _), full, (gradients, y), (wanted, _) in zip(
+        cases, merged, got, by_merging, strict=True
+    ):
+        expected = np.einsum(eqn, np.float64(x), np.float64(full))
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3, err_msg=eqn)
+        for g, r in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(g, r, 2e-3, atol=2e-3 * np.abs(r).max(), err_msg=eqn)
 
 
 def test_an_adapters_part_of_the_inputs_gradient_is_not_turned_around():
@@ -156,12 +185,15 @@ def test_a_stack_of_layers_keeps_inputs_and_outputs_apart(storage, unroll):
         return jnp.tanh(dot("btnh,nhd->btd", dot("btd,dnh->btnh", x, w["q"]), w["o"])), {}
 
     x = normal(5, (2, 7, D)) / 8
-    expected = x
-    for i in range(4):
-        q, o = (merge(jax.tree.map(lambda a, i=i: a[i], layers[n])) for n in "qo")
-        expected = jnp.tanh(
-            jnp.einsum("btnh,nhd->btd", jnp.einsum("btd,dnh->btnh", expected, q), o)
-        )
+
+    @jax.jit
+    def one_by_one(layers, x):
+        for i in range(4):
+            q, o = (merge(jax.tree.map(lambda a, i=i: a[i], layers[n])) for n in "qo")
+            x = jnp.tanh(jnp.einsum("btnh,nhd->btd", jnp.einsum("btd,dnh->btnh", x, q), o))
+        return x
+
+    expected = one_by_one(layers, x)
     got = jax.jit(lambda layers, x: run_stack([block], layers, x, unroll=unroll)[0])(layers, x)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
     assert all(a.shape == (1, 4, 5) for a in unstacked(jnp.zeros((3, 4, 5), jnp.int4)))
@@ -172,8 +204,9 @@ def test_lookup_reads_rows_of_any_leaf(storage):
     param = Param("vocab -> embed", (V, D))
     w, ids = lora(param, storage), jnp.array([[3, 39, 0], [17, 3, 5]])
     for leaf in (w.base, w):
-        expected = np.asarray(merge(leaf))[np.asarray(ids)]
-        np.testing.assert_allclose(lookup(leaf, ids, jnp.float32), expected, rtol=1e-5, atol=1e-4)
+        rows, whole = jax.jit(lambda w: (lookup(w, ids, jnp.float32), merge(w)))(leaf)
+        expected = np.asarray(whole)[np.asarray(ids)]
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("storage, bits, error", [("int8", 8.5, 0.008), ("int4", 4.5, 0.085)])

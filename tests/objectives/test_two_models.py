@@ -60,8 +60,13 @@ def run_of(model, objective):
     )  # fmt: skip
 
 
-PAIR = run_of(LARGE, Pair(other=SMALL))
-ALONE = {"large": run_of(LARGE, Clm()), "small": run_of(SMALL, Clm())}
+def runs_of(large, small):
+    """The run of both models, and that of each."""
+    alone = {"large": run_of(large, Clm()), "small": run_of(small, Clm())}
+    return run_of(large, Pair(other=small)), alone
+
+
+PAIR, ALONE = runs_of(LARGE, SMALL)
 
 
 def batch_of(run):
@@ -74,13 +79,15 @@ def batch_of(run):
 
 def test_each_trains_as_it_does_alone():
     """Two optimizer steps from the same weights; nothing ties the two models."""
-    plan = resolve(PAIR, jax.devices()[:1])
+    # few layers, which are unrolled and compiled one by one
+    pair, each = runs_of(replace(LARGE, num_layers=2), replace(SMALL, num_layers=1))
+    plan = resolve(pair, jax.devices()[:1])
     state = init_state(plan)
     start = jax.tree.map(np.asarray, state["trained"]["model"]["weights"])
     step = make_step(plan)
     for _ in range(2):
-        state, metrics = step(state, batch_of(PAIR))
-    for name, run in ALONE.items():
+        state, metrics = step(state, batch_of(pair))
+    for name, run in each.items():
         alone = resolve(run, jax.devices()[:1])
         own = init_state(alone)
         part = own["trained"]["model"]

@@ -14,6 +14,11 @@ from lmwright.formats.open import load_run
 from tests.quick_compile import FLAGS
 
 STEPS = 12
+CACHES = (
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "XDG_CACHE_HOME",
+)
 
 
 def in_dir(run: Run, folder: Path) -> Run:
@@ -56,8 +61,7 @@ def environment(devices: int = 1) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
         "PATH": "/usr/bin:/bin",
-        "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"],
-        "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
+        **{name: os.environ[name] for name in CACHES},
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
 

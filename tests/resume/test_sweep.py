@@ -11,6 +11,7 @@ from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.train.sweep import members, sweep_command
+from tests.quick_compile import FLAGS
 from tests.resume.small_runs import environment, in_dir, losses
 
 GRID = """
@@ -26,7 +27,7 @@ name = "deep and thin"
 
 @pytest.fixture
 def file(tmp_path, small_run, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # the children have one device
+    monkeypatch.setenv("XLA_FLAGS", FLAGS)  # the children have one device
     path = tmp_path / "run.toml"
     path.write_text(dump_toml(in_dir(small_run, tmp_path / "runs")) + GRID)
     return path

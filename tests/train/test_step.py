@@ -25,13 +25,15 @@ SEQ_LEN, VOCAB = 24, 61
 
 
 def make_run(model=None, **train):
-    model = {"num_heads": 4, "num_kv_heads": 2, "head": "untied", **(model or {})}
+    model = {
+        "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head": "untied", **(model or {}),
+    }  # fmt: skip
     fields = {"steps": 10, "global_batch_size": 8, "precision": "fp32", "loss_chunk_tokens": 7}
     return Run(
         name="t",
         dir="unused",
         model=Llama(
-            vocab_size=VOCAB + 3, embed_dim=32, mlp_dim=40, num_layers=3, head_dim=8,
+            vocab_size=VOCAB + 3, embed_dim=32, mlp_dim=40, head_dim=8,
             seq_len=SEQ_LEN, **model,
         ),
         objective=Clm(z_loss=1e-3),
@@ -223,7 +225,7 @@ def test_ema_follows_the_weights():
         ({"tensor": 3}, {}, "mesh: 3 devices asked for, 8 are there"),
         ({"fsdp": 2, "tensor": 2}, {}, "mesh: 4 devices"),
         ({"data": "rest"}, {}, "only one axis can be"),
-        ({"stage": 2}, {}, "mesh.stage: 2 does not divide the 3 of axis 'layers'"),
+        ({"stage": 4}, {}, "mesh.stage: 4 does not divide the 2 of axis 'layers'"),
         ({"fsdp": 1, "tensor": 8}, {}, "does not divide"),
         ({}, {"global_batch_size": 12}, "train.global_batch_size: 12 rows"),
         ({}, {"num_microbatches": 3}, "train.global_batch_size: 8 rows"),
