@@ -18,6 +18,7 @@ from lmwright.nn import attention, xent
 from lmwright.nn.mlp import activate, gated
 from lmwright.nn.norm import rms_norm
 
+OPTIONS = (None, cpu.compiler_options())
 EQUATIONS = {
     "btd,dnh->btnh": ((2, 5, 6), (6, 3, 4)),
     "btnh,nhd->btd": ((2, 5, 3, 4), (3, 4, 6)),
@@ -39,7 +40,6 @@ def normal(rng, *shape, dtype=jnp.float32):
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
 
-@pytest.mark.parametrize("options", [None, cpu.compiler_options()])
 @pytest.mark.parametrize(
     "eqn, shapes",
     [
@@ -49,7 +49,7 @@ def normal(rng, *shape, dtype=jnp.float32):
         ("btd,dr->btr", [(2, 33, 90), (90, 4)]),
     ],
 )
-def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes, options):
+def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes):
     rng = np.random.default_rng(0)
     x, w = (normal(rng, *shape) for shape in shapes)
     x_letters, w_letters, out = eqn.replace("->", ",").split(",")
@@ -63,7 +63,8 @@ def test_dot_and_its_gradients_in_float64_numpy(eqn, shapes, options):
     g = normal(rng, *want.shape)
     dx = np.einsum(f"{out},{w_letters}->{x_letters}", np.asarray(g, np.float64), wide[1])
     dw = np.einsum(f"{x_letters},{out}->{w_letters}", wide[0], np.asarray(g, np.float64))
-    near(jax.jit(both, compiler_options=options)(x, w, g), (want, dx, dw))
+    for options in OPTIONS:
+        near(jax.jit(both, compiler_options=options)(x, w, g), (want, dx, dw))
 
 
 @pytest.mark.parametrize("amx", [False, True])
@@ -82,7 +83,6 @@ def test_dot_of_bfloat16_sums_in_float32(amx, monkeypatch):
     near(dw, np.broadcast_to(x64.sum((0, 1))[:, None], w.shape), share=2**-8)
 
 
-@pytest.mark.parametrize("options", [None, cpu.compiler_options()])
 @pytest.mark.parametrize(
     "b, t, n, k, h, masks",
     [
@@ -95,7 +95,7 @@ def test_dot_of_bfloat16_sums_in_float32(amx, monkeypatch):
         (2, 37, 4, 2, 6, {"window": 2}),
     ],
 )
-def test_attention(b, t, n, k, h, masks, options):
+def test_attention(b, t, n, k, h, masks):
     rng = np.random.default_rng(t)
     q, g = normal(rng, b, t, n, h), normal(rng, b, t, n, h)
     key, value = normal(rng, b, t, k, h), normal(rng, b, t, k, h)
@@ -103,14 +103,16 @@ def test_attention(b, t, n, k, h, masks, options):
     ids[0, -t // 7 :] = 0  # padding
     ids[-1] = rng.integers(1, 3, t)  # interleaved: no order of the ids is assumed
 
-    def both(fn):
+    def both(fn, options=None):
         def run(q, k, v):
             out, back = jax.vjp(lambda *a: fn(*a, jnp.asarray(ids), 0.37, **masks), q, k, v)
             return out, *back(g)
 
         return jax.jit(run, compiler_options=options)(q, key, value)
 
-    near(both(cpu_attention.causal_attention), both(attention.causal_attention), share=5e-6)
+    want = both(attention.causal_attention)
+    for options in OPTIONS:
+        near(both(cpu_attention.causal_attention, options), want, share=5e-6)
 
 
 def test_attention_is_the_same_for_any_number_of_heads_at_once(monkeypatch):
