@@ -15,6 +15,8 @@ from pydantic import ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -84,7 +86,7 @@ class Source:
     """Columns kept beside the text, as JSON."""
     documents: Literal["file", "line", "paragraph"] = "file"
     """What one document is in a `.txt` file; a paragraph ends at an empty line."""
-    weight: Annotated[float, Field(gt=0)] | None = None
+    weight: Positive | None = None
     """Share in the mixture relative to the other weighted sources; its own size if unset."""
     use: Literal["train", "eval"] = "train"
     """`eval` keeps the whole source out of training."""
@@ -233,7 +235,7 @@ class Train:
     __pydantic_config__ = STRICT
     steps: PositiveInt | None = None
     """Optimizer steps; this or `epochs`."""
-    epochs: Annotated[float, Field(gt=0)] | None = None
+    epochs: Positive | None = None
     """Passes over the prepared data, instead of `steps`."""
     global_batch_size: PositiveInt
     """Rows in one optimizer step, over all devices and microbatches."""
@@ -293,11 +295,11 @@ class Limits:
     """Machine time: hours of one session and of all sessions together."""
 
     __pydantic_config__ = STRICT
-    session_hours: Annotated[float, Field(gt=0)] | None = None
+    session_hours: Positive | None = None
     """Hours of one session; the run saves and stops before they are over (exit code 43)."""
-    total_hours: Annotated[float, Field(gt=0)] | None = None
+    total_hours: Positive | None = None
     """Hours of all sessions together (exit code 44)."""
-    margin_minutes: Annotated[float, Field(ge=0)] = 10.0
+    margin_minutes: NonNegative = 10.0
     """Kept free at the end of both."""
 
 
@@ -319,7 +321,7 @@ class Planning:
     """Settings of `lmwright plan`; training reads none of them."""
 
     __pydantic_config__ = STRICT
-    prices: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
+    prices: dict[str, NonNegative] = field(default_factory=dict)
     """USD per chip-hour by kind of chip, as in `prices.v4 = 1.1`, before the list prices."""
 
 

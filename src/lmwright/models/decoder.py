@@ -10,7 +10,7 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.registry import Registry
-from lmwright.config.run import STRICT, Kind, PositiveInt
+from lmwright.config.run import STRICT, Kind, Positive, PositiveInt
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Attention, Work
@@ -37,7 +37,6 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import rope_tables
 from lmwright.nn.rope_scaling import LongRope, RopeScaling
 
-Positive = Annotated[float, Field(gt=0)]
 PLAIN_OR_GATED = "Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."
 AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[

@@ -8,14 +8,13 @@ into losses and metrics once all layers are through.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from pydantic import Field
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import STRICT, NonNegative, Positive, PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
@@ -26,7 +25,6 @@ from lmwright.nn.moe import Dispatch, mixture
 from lmwright.nn.router import Routing, choose, load_balance, router_sums
 
 ROUTER, SHARED, EXPERT = "router", "shared_", "expert_"
-NonNegative = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Experts:
     """What the router makes of its logits."""
     shares: Literal["chosen", "all"] = "chosen"
     """Whether a token's shares are normalized over the chosen experts or left as scored."""
-    scale: Annotated[float, Field(gt=0)] = 1.0
+    scale: Positive = 1.0
     """What the shares are multiplied by."""
     num_groups: PositiveInt = 1
     """Equal groups of experts."""
@@ -56,7 +54,7 @@ class Experts:
     """Weight of the load-balance loss, which is `experts_per_token` where all are equally busy."""
     z_loss: NonNegative = 0.0
     """Weight of the squared log of the router's softmax sum, which keeps its logits small."""
-    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+    capacity_factor: Positive | None = None
     """Places of an expert in a row, in even shares; what finds none is dropped. Unset, nothing
     is dropped."""
 

@@ -15,14 +15,14 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import PositiveInt
+from lmwright.config.run import Positive, PositiveInt
 from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import kept
 from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output, project
-from lmwright.models.decoder import AnyMlp, Decoder, Head, Positive, Reach
+from lmwright.models.decoder import AnyMlp, Decoder, Head, Reach
 from lmwright.models.layers import Attend
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from lmwright.config.run import NonNegativeInt, PositiveInt
+from lmwright.config.run import NonNegativeInt, Positive, PositiveInt
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.block import into_stream
-from lmwright.models.decoder import Positive
 from lmwright.models.experts import Experts
 from lmwright.models.llama import PreNorm
 from lmwright.nn.mlp import GatedMlp

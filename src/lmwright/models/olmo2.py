@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from jax import Array
 
-from lmwright.config.run import PositiveInt
+from lmwright.config.run import Positive, PositiveInt
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -24,7 +24,7 @@ from lmwright.models.block import (
     qk_norm_spec,
     qk_normed,
 )
-from lmwright.models.decoder import Decoder, Positive
+from lmwright.models.decoder import Decoder
 from lmwright.models.layers import Attend
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope

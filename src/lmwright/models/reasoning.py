@@ -12,14 +12,13 @@ softmax over all experts, or over the best `experts_per_token`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from pydantic import Field
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import STRICT, NonNegative, PositiveInt
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.remat import GATE
@@ -32,7 +31,6 @@ from lmwright.nn.mlp import gated
 from lmwright.nn.norm import rms_norm
 
 PREFIX = "reasoning_"
-NonNegative = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

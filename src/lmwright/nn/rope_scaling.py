@@ -20,10 +20,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import STRICT, Positive, PositiveInt
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
 """Log probabilities of whole answers, and the reference model, for the objectives that compare
 answers."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from pydantic import Field
 
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
@@ -15,8 +14,6 @@ from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.nn.logps import token_logps
 from lmwright.objectives.clm import next_tokens
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Said(NamedTuple):

@@ -1,13 +1,12 @@
 """Causal language modeling: each token predicts the next one of its segment."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
-from pydantic import Field
 
-from lmwright.config.run import STRICT
+from lmwright.config.run import STRICT, NonNegative
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Loss, Model
@@ -22,7 +21,7 @@ class Clm(OneModel):
 
     __pydantic_config__ = STRICT
     kind: Literal["clm"] = "clm"
-    z_loss: Annotated[float, Field(ge=0)] = 0.0
+    z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.config.run import STRICT
+from lmwright.config.run import STRICT, Positive
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Loss, Model
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import Positive, reference_of, said
+from lmwright.objectives.answers import reference_of, said
 from lmwright.objectives.base import OneModel
 
 

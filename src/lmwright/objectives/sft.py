@@ -4,14 +4,13 @@ Which tokens these are is in the data (`loss_weight`, see docs/conversations.md)
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from pydantic import Field
 
-from lmwright.config.run import STRICT, Fraction
+from lmwright.config.run import STRICT, Fraction, NonNegative
 from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Loss, Model
@@ -20,8 +19,6 @@ from lmwright.core.weight import Noisy
 from lmwright.kernels import select
 from lmwright.objectives.base import OneModel, with_penalties
 from lmwright.objectives.clm import next_tokens
-
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import STRICT, Fraction, NonNegativeInt, PositiveInt
+from lmwright.config.run import STRICT, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UnitFraction = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import STRICT, Fraction, PositiveInt
-from lmwright.optim.kinds import Positive, Schedule
+from lmwright.config.run import STRICT, Fraction, Positive, PositiveInt
+from lmwright.optim.kinds import Schedule
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
