@@ -4,7 +4,15 @@ from typing import Any
 
 from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
-from lmwright.config.run import EARLIER_VOCAB_SIZE, ROW_PARTS, Chat, Run, Source, Tokenizer
+from lmwright.config.run import (
+    EARLIER_VOCAB_SIZE,
+    ROW_PARTS,
+    Chat,
+    Run,
+    Source,
+    Tokenizer,
+    seq_len_of,
+)
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
@@ -82,13 +90,8 @@ def _check_schedule(run: Run) -> None:
 
 
 def _check_lengths(run: Run) -> None:
-    context = getattr(run.model, "seq_len", None)
-    rows = run.data.pack.seq_len
-    if context and rows and rows > context:
-        raise UserError(
-            f"data.pack.seq_len: {rows} is longer than model.seq_len = {context}; shorten the "
-            f"rows or raise model.seq_len"
-        )
+    if getattr(run.model, "seq_len", None):
+        seq_len_of(run)
 
 
 def _check_mesh(run: Run) -> None:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Field
 
+from lmwright.errors import UserError
+
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -347,3 +349,15 @@ class Run:
     metrics: Metrics = field(default_factory=Metrics)
     limits: Limits = field(default_factory=Limits)
     plan: Planning = field(default_factory=Planning)
+
+
+def seq_len_of(run: Run) -> int:
+    """Tokens in a training row. Raises UserError if the model's context is shorter."""
+    context = run.model.seq_len
+    seq_len = run.data.pack.seq_len or context
+    if seq_len > context:
+        raise UserError(
+            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {context}; shorten the "
+            f"rows or raise model.seq_len"
+        )
+    return seq_len

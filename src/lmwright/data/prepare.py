@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.run import Data, Run
+from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.manifest import STAGES, Manifest
 from lmwright.data.progress import Noted, Progress, console_progress
 from lmwright.errors import UserError
@@ -178,13 +178,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     """Prepares a run's data and prints progress and a summary table."""
     from rich.console import Console
 
-    # a row is never longer than the model's context
-    seq_len = run.data.pack.seq_len or run.model.seq_len
-    if seq_len > run.model.seq_len:
-        raise UserError(
-            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
-            "make rows shorter or the context longer."
-        )
+    seq_len = seq_len_of(run)
     progress = Noted(console_progress())
     ids = getattr(run.model, "vocab_size", None)
     summary = prepare(run.data, seq_len, stages=stages, model_vocab_size=ids, progress=progress)

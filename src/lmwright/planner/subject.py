@@ -13,7 +13,7 @@ from pathlib import Path
 import tomli_w
 
 from lmwright.config.fields import to_plain
-from lmwright.config.run import Run
+from lmwright.config.run import Run, seq_len_of
 from lmwright.config.text import parse_override
 from lmwright.core.contract import Model
 from lmwright.core.param import count_params
@@ -21,7 +21,6 @@ from lmwright.errors import UserError
 from lmwright.formats.open import find_model, is_run, load_noted, load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
-from lmwright.program.plan import seq_len_of
 
 TOKENS_PER_PARAMETER = 20  # https://arxiv.org/abs/2203.15556
 LEAST_STEPS = 1000  # so that the recipe's warm-up is a part of them

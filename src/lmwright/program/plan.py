@@ -8,7 +8,7 @@ from functools import cached_property
 import jax
 from jax.sharding import Mesh
 
-from lmwright.config.run import Run
+from lmwright.config.run import Run, seq_len_of
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Work
 from lmwright.core.mesh import make_mesh, mesh_shape, num_slices_of
@@ -92,17 +92,6 @@ class Plan:
             },
             indent=1,
         )
-
-
-def seq_len_of(run: Run) -> int:
-    """Tokens in a training row. Raises UserError if the model's context is shorter."""
-    seq_len = run.data.pack.seq_len or run.model.seq_len
-    if seq_len > run.model.seq_len:
-        raise UserError(
-            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {run.model.seq_len}; "
-            f"shorten the rows or raise model.seq_len"
-        )
-    return seq_len
 
 
 def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:

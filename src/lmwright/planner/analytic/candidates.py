@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from lmwright.config.fields import default_of
-from lmwright.config.run import Mesh, Run
+from lmwright.config.run import Mesh, Run, seq_len_of
 from lmwright.core.remat import REMATS
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
@@ -21,7 +21,6 @@ from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import mesh_text
-from lmwright.program.plan import seq_len_of
 
 SMALLER_STATE = {"adamw": ("adam8bit",)}
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save

@@ -14,7 +14,7 @@ from functools import cache, cached_property, lru_cache
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from lmwright.config.run import Run
+from lmwright.config.run import Run, seq_len_of
 from lmwright.core.contract import Attention, Work
 from lmwright.core.mesh import mesh_shape, slices_of
 from lmwright.core.param import Param, walk
@@ -26,7 +26,7 @@ from lmwright.kernels.tpu_row_attention import fits
 from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.machine import Machine
-from lmwright.program.plan import Plan, compute_of, refuse_impossible, seq_len_of
+from lmwright.program.plan import Plan, compute_of, refuse_impossible
 from lmwright.program.trainee import Held, training_of
 
 WEIGHT_BYTES = 4  # weights and their gradients are float32
