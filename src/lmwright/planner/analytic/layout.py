@@ -108,8 +108,7 @@ class _Key:
 
     @classmethod
     def of(cls, run: Run) -> "_Key":
-        rows = run.train.global_batch_size
-        parts = run.model, run.objective, run.optim, run.lora, rows if run.lora else 0
+        parts = run.model, run.objective, run.optim, run.lora, run.train.global_batch_size
         return cls(f"{parts!r} {seq_len_of(run)}", run)
 
 
