@@ -16,6 +16,7 @@ from lmwright.config.load import dump_toml, show
 from lmwright.config.run import Run
 from lmwright.config.text import leaves, parse_override, read_toml
 from lmwright.formats.open import RUN_FILES, load_run, resolve_layers, run_schema
+from lmwright.optim.schedule import make_schedule
 
 RUN_FILE = """\
 # a comment, then a recipe
@@ -283,12 +284,14 @@ def test_the_example_of_the_docs_is_a_run(tmp_path):
     assert run.train.steps == 2000
 
 
-@pytest.mark.parametrize("steps, warmup", [(4, 1), (25, 2), (30, 30)])
+@pytest.mark.parametrize("steps, warmup", [(1, 0), (4, 1), (25, 2), (30, 3), (31, 30)])
 def test_a_short_trial_fits_the_warm_up_of_a_recipe_and_says_so(
     run_file, tmp_path, monkeypatch, capsys, steps, warmup
 ):
     monkeypatch.chdir(tmp_path)
-    assert load_run(run_file, [f"train.steps={steps}"]).optim.schedule.warmup_steps == warmup
+    optim = load_run(run_file, [f"train.steps={steps}"]).optim
+    assert optim.schedule.warmup_steps == warmup
+    make_schedule(optim, steps)  # which refuses what does not fit
     assert main(["train", str(run_file), f"train.steps={steps}"]) == 2  # nothing is prepared
     notes = capsys.readouterr().err.splitlines()[:-1]
     if warmup == 30:

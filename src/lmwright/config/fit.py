@@ -12,6 +12,7 @@ from lmwright.config.text import Keys
 
 GIVEN = ("recipe ", "preset ", "depth ")
 SHARE = 10  # a fitted warm-up is a tenth of the run
+FALLING = ("linear", "cosine")
 SCHEDULE: Keys = ("optim", "schedule")
 
 
@@ -27,9 +28,13 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
     if type(steps) is not int or steps < 1 or not isinstance(schedule, dict):
         return []
     warmup, decay = (schedule.get(f"{name}_steps", 0) for name in ("warmup", "decay"))
-    if type(warmup) is not int or type(decay) is not int or warmup + decay <= steps:
+    if type(warmup) is not int or type(decay) is not int:
         return []
-    lines = _put(merged, "warmup_steps", warmup, min(warmup, max(steps // SHARE, 1)), length)
+    falls = schedule.get("kind") in FALLING  # which takes a step after the warm-up at least
+    if warmup + decay + falls <= steps:
+        return []
+    most = min(max(steps // SHARE, 1), steps - falls)
+    lines = _put(merged, "warmup_steps", warmup, min(warmup, most), length)
     left = max(steps - schedule.get("warmup_steps", 0), 0)
     return lines + _put(merged, "decay_steps", decay, min(decay, left), length)
 
