@@ -11,11 +11,10 @@ from lmwright import presets
 from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.models.counts import count_active
+from lmwright.presets import models
 
 ALL = presets.of_section("model")
-MODELS = {
-    name: preset for name, preset in ALL.items() if preset.__module__ == "lmwright.presets.models"
-}
+MODELS = models.PRESETS | models.SHORT
 WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),

@@ -13,11 +13,10 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
+from lmwright.presets import decoders
 
 PRESETS = {
-    name: preset
-    for name, preset in presets.of_section("model").items()
-    if preset.__module__ == "lmwright.presets.decoders" and "." not in name and "phi-3" not in name
+    name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in decoders.PRESETS.items()
 }
 # Of the published models: counts in their safetensors metadata.
 PUBLISHED = {

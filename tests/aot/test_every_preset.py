@@ -26,9 +26,11 @@ CASES = {name: where for where, names in SLICES.items() for name in names.split(
 
 
 def test_every_preset_is_in_the_table():
-    """Second names of the same function aside."""
-    named = {make.__name__.replace("_", "-") for make in of_section("model").values()}
-    assert named == set(CASES)
+    """Second names of the same model aside."""
+    rows = of_section("model")
+    assert set(rows.values()) == {rows[name] for name in CASES} and len(CASES) == len(
+        set(rows.values())
+    )
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""Presets: plain functions that return ready values, one screen each.
+"""Presets: ready values by name, which a run file names.
 
-A run file names them: `recipe = "quickstart"` for a whole run, `[model] preset =
-"llama-5m"` for a section. The name is the function's, with dashes; a module may list
-short ones in `SHORT`.
+`recipe = "quickstart"` is a whole run: a function of `presets.recipes`, with dashes for
+underscores. `[model] preset = "llama-5m"` is a section: a row of a module's `PRESETS`, whose names
+with dots may be written with dashes; `SHORT` has second names.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,8 @@ def of_section(section: str) -> dict[str, Callable[[], Any]]:
     modules = [import_module(name) for name in SECTIONS[section]]
     found: dict[str, Callable[[], Any]] = {}
     for module in modules:
-        found |= _functions(module) | getattr(module, "SHORT", {})
+        dashed = {name.replace(".", "-"): make for name, make in module.PRESETS.items()}
+        found |= dashed | module.PRESETS | getattr(module, "SHORT", {})
     return found
 
 

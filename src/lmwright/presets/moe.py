@@ -3,88 +3,41 @@
 `lmwright params olmoe-1b-7b` counts both. The smallest is our own, for laptops and tests.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from lmwright.models.moe import Mixtral, Olmoe, Qwen3Moe
+from lmwright.presets.rows import row
 
 
-def moe_6m() -> "Qwen3Moe":
-    """6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192."""
+def _moe(kind: str, experts: dict[str, Any], **fields: Any) -> Any:
+    from lmwright.models import KINDS
     from lmwright.models.experts import Experts
-    from lmwright.models.moe import Qwen3Moe
 
-    return Qwen3Moe(
-        vocab_size=8192,
-        embed_dim=256,
-        mlp_dim=256,
-        num_layers=4,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=32,
-        seq_len=512,
-        head="tied",
-        rope_theta=10_000.0,
-        experts=Experts(
-            num_experts=8, experts_per_token=2, mlp_dim=128, balance_loss=0.01, z_loss=0.001
-        ),
-    )
+    return KINDS[kind](experts=Experts(**experts), **fields)
 
 
-def olmoe_1b_7b() -> "Olmoe":
-    """6.92 B, 1.28 B active: OLMoE-1B-7B (https://arxiv.org/abs/2409.02060)."""
-    from lmwright.models.experts import Experts
-    from lmwright.models.moe import Olmoe
-
-    return Olmoe(
-        vocab_size=50_304,
-        embed_dim=2048,
-        num_layers=16,
-        num_heads=16,
-        num_kv_heads=16,
-        head_dim=128,
-        seq_len=4096,
-        experts=Experts(
-            num_experts=64,
-            experts_per_token=8,
-            mlp_dim=1024,
-            shares="all",
-            balance_loss=0.01,
-            z_loss=0.001,
-        ),
-    )
-
-
-def qwen3_30b_a3b() -> "Qwen3Moe":
-    """30.5 B, 3.35 B active: Qwen3-30B-A3B (https://arxiv.org/abs/2505.09388)."""
-    from lmwright.models.experts import Experts
-    from lmwright.models.moe import Qwen3Moe
-
-    return Qwen3Moe(
-        vocab_size=151_936,
-        embed_dim=2048,
-        mlp_dim=6144,
-        num_layers=48,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=128,
-        seq_len=40_960,
-        experts=Experts(num_experts=128, experts_per_token=8, mlp_dim=768, balance_loss=0.001),
-    )
-
-
-def mixtral_8x7b() -> "Mixtral":
-    """46.7 B, 12.9 B active: Mixtral 8x7B (https://arxiv.org/abs/2401.04088)."""
-    from lmwright.models.experts import Experts
-    from lmwright.models.moe import Mixtral
-
-    return Mixtral(
-        vocab_size=32_000,
-        embed_dim=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        seq_len=32_768,
-        experts=Experts(num_experts=8, experts_per_token=2, mlp_dim=14_336, balance_loss=0.02),
-    )
+PRESETS = {
+    "moe-6m": row(
+        "6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192",
+        _moe, "qwen3-moe", dict(num_experts=8, experts_per_token=2, mlp_dim=128,
+                                balance_loss=0.01, z_loss=0.001),
+        vocab_size=8192, embed_dim=256, mlp_dim=256, num_layers=4, num_heads=8, num_kv_heads=4,
+        head_dim=32, seq_len=512, head="tied", rope_theta=10_000.0),
+    "olmoe-1b-7b": row(
+        "6.92 B, 1.28 B active: OLMoE-1B-7B (https://arxiv.org/abs/2409.02060)",
+        _moe, "olmoe", dict(num_experts=64, experts_per_token=8, mlp_dim=1024, shares="all",
+                            balance_loss=0.01, z_loss=0.001),
+        vocab_size=50_304, embed_dim=2048, num_layers=16, num_heads=16, num_kv_heads=16,
+        head_dim=128, seq_len=4096),
+    "qwen3-30b-a3b": row(
+        "30.5 B, 3.35 B active: Qwen3-30B-A3B (https://arxiv.org/abs/2505.09388)",
+        _moe, "qwen3-moe", dict(num_experts=128, experts_per_token=8, mlp_dim=768,
+                                balance_loss=0.001),
+        vocab_size=151_936, embed_dim=2048, mlp_dim=6144, num_layers=48, num_heads=32,
+        num_kv_heads=4, head_dim=128, seq_len=40_960),
+    "mixtral-8x7b": row(
+        "46.7 B, 12.9 B active: Mixtral 8x7B (https://arxiv.org/abs/2401.04088)",
+        _moe, "mixtral", dict(num_experts=8, experts_per_token=2, mlp_dim=14_336,
+                              balance_loss=0.02),
+        vocab_size=32_000, embed_dim=4096, num_layers=32, num_heads=32, num_kv_heads=8,
+        head_dim=128, seq_len=32_768),
+}  # fmt: skip
