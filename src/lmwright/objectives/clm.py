@@ -26,24 +26,32 @@ class Clm(OneModel):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is unused, nothing is sampled."""
-        x, aux = model.hidden(w, batch, compute)
-        targets, weights = next_tokens(batch)
-        sums = select.cross_entropy(compute)(
-            model.logits,
-            model.head_weights(w),
-            x,
-            targets,
-            weights,
-            chunk=compute.loss_chunk_tokens,
-            z_loss=self.z_loss,
-        )
-        weight = jnp.sum(weights)
-        metrics = {
-            "nll": (sums.nll, weight),
-            "accuracy": (sums.correct, weight),
-            "z": (sums.z, weight),
-        }
-        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
+        return next_token_loss(model, w, w, batch, compute, z_loss=self.z_loss)
+
+
+def next_token_loss(
+    model: Model, w: Tree, head: Tree, batch: Batch, compute: Compute, **options: float
+) -> Loss:
+    """Cross-entropy of the batch's targets, where the layers read `w` and the logits `head`;
+    `options` are those of `nn.xent.chunked_xent`."""
+    x, aux = model.hidden(w, batch, compute)
+    targets, weights = next_tokens(batch)
+    sums = select.cross_entropy(compute)(
+        model.logits,
+        model.head_weights(head),
+        x,
+        targets,
+        weights,
+        chunk=compute.loss_chunk_tokens,
+        **options,
+    )
+    weight = jnp.sum(weights)
+    metrics = {
+        "nll": (sums.nll, weight),
+        "accuracy": (sums.correct, weight),
+        "z": (sums.z, weight),
+    }
+    return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
 
 def next_tokens(batch: Batch) -> tuple[Array, Array]:

@@ -16,9 +16,8 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Loss, Model
 from lmwright.core.param import Tree
 from lmwright.core.weight import Noisy
-from lmwright.kernels import select
-from lmwright.objectives.base import OneModel, with_penalties
-from lmwright.objectives.clm import next_tokens
+from lmwright.objectives.base import OneModel
+from lmwright.objectives.clm import next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,25 +39,8 @@ class Sft(OneModel):
         if self.neftune_alpha:
             noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
             noisy = {**w, "embed": Noisy(w["embed"], noise.astype(compute.dtype))}
-        x, aux = model.hidden(noisy, batch, compute)
-        targets, weights = next_tokens(batch)
-        sums = select.cross_entropy(compute)(
-            model.logits,
-            model.head_weights(w),
-            x,
-            targets,
-            weights,
-            chunk=compute.loss_chunk_tokens,
-            z_loss=self.z_loss,
-            smoothing=self.label_smoothing,
-        )
-        weight = jnp.sum(weights)
-        metrics = {
-            "nll": (sums.nll, weight),
-            "accuracy": (sums.correct, weight),
-            "z": (sums.z, weight),
-        }
-        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
+        options = {"z_loss": self.z_loss, "smoothing": self.label_smoothing}
+        return next_token_loss(model, noisy, w, batch, compute, **options)
 
     def for_eval(self) -> "Sft":
         """Objective for evaluation, without noise."""
