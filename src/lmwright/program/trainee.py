@@ -187,9 +187,9 @@ class FullTraining:
 
 
 def num_steps(run: Run) -> int:
-    """The optimizer steps of a run whose epochs are counted (`program.length`)."""
-    assert run.train.steps is not None
-    return run.train.steps
+    """The optimizer steps of a run; None, against its type, until its epochs are counted by
+    `program.length`."""
+    return run.train.steps  # type: ignore[return-value]
 
 
 TRAININGS = Registry(
