@@ -88,6 +88,16 @@ def test_another_process_runs_the_kept_step():
     assert there == here
 
 
+def test_a_kept_step_is_read_under_a_umask_that_lets_groups_write():
+    before = os.umask(0o002)
+    try:
+        path = keep()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert executable.read_private(path)
+
+
 KEYS = """
 import jax, jax.numpy as jnp
 from types import SimpleNamespace

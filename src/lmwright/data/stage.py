@@ -37,7 +37,7 @@ from lmwright.data.manifest import (
 )
 from lmwright.data.progress import Progress, SilentProgress
 from lmwright.errors import UserError
-from lmwright.guard.files import remove_leftovers, sync_folder, write_whole
+from lmwright.guard.files import remove_leftovers, sync, write_whole
 
 Work = Callable[[Any, Path], dict[str, Any]]
 Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
@@ -244,7 +244,7 @@ def _publish(temp: Path, folder: Path) -> dict[str, Any]:
         os.replace(path, target)
         parents.add(target.parent)
     for parent in parents:
-        sync_folder(parent)
+        sync(parent)
     return files
 
 

@@ -40,6 +40,7 @@ from lmwright.formats.safetensors import (
 )
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
+from lmwright.guard.files import sync, write_whole
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -184,20 +185,12 @@ def _take_name(temporary: Path, out: Path) -> None:
         os.rename(out, old)
     os.replace(temporary, out)
     shutil.rmtree(old, ignore_errors=True)
-    _sync_one(out.parent)
+    sync(out.parent)
 
 
 def _sync(folder: Path) -> None:
     for path in (*folder.iterdir(), folder):
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
 
 
 def cast_tensors(
@@ -259,4 +252,4 @@ def _write_config(folder: Path, model: HfModel, tokenizer: Any, dtype: str) -> N
 
 def write_json(path: Path, value: Any) -> None:
     """An indented JSON file."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=2) + "\n")

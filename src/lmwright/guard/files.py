@@ -1,19 +1,21 @@
 """Small files that are whole or not there, also after a kill or a power loss."""
 
+import errno
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 # the last two are names of earlier versions
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp|\..+\.json\.\d+|metrics\.jsonl\.tmp")
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Writes a file beside its place and renames it: the place has the old content or the new one.
-    Text is UTF-8. Raises OSError, and leaves nothing behind then."""
+    Text is UTF-8; `mode` is narrowed by the umask. Raises OSError, and leaves nothing behind."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -21,7 +23,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -31,10 +33,13 @@ def remove_leftovers(folder: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Makes a file's content, or the renames inside a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+            raise
     finally:
         os.close(descriptor)

@@ -36,6 +36,7 @@ FORMAT = 2
 ENTRIES = 20  # some 10 MB each; the oldest go
 NOTE = ".json"  # of the file beside an entry
 DIGEST = hashlib.sha256().digest_size
+PRIVATE = 0o600  # whatever the umask: an entry that others may write is not read
 
 
 def folder() -> Path:
@@ -90,9 +91,9 @@ def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> b
         packed = zstandard.compress(serialize(compiled)[0])
         if make_private(home):
             return False
-        write_whole(home / key, hashlib.sha256(packed).digest() + packed)
+        write_whole(home / key, hashlib.sha256(packed).digest() + packed, PRIVATE)
         if made is not None:
-            write_whole(home / f"{key}{NOTE}", made.to_json())
+            write_whole(home / f"{key}{NOTE}", made.to_json(), PRIVATE)
         entries = [p for p in home.glob("[0-9a-f]*") if not p.name.endswith(NOTE)]
         for old in sorted(entries, key=lambda p: p.stat().st_mtime)[:-ENTRIES]:
             old.unlink(missing_ok=True)
