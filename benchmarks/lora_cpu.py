@@ -32,7 +32,7 @@ def lmwright_step(shape: str, base: str, precision: str) -> Step:
     import numpy as np
 
     from lmwright.config.run import Data, Run, Train
-    from lmwright.core.batch import Batch
+    from lmwright.core.contract import Batch
     from lmwright.core.sharding import batch_sharding
     from lmwright.models.llama import Llama
     from lmwright.objectives.clm import Clm

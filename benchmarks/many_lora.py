@@ -42,7 +42,7 @@ def lmwright_step(shape: str, count: int) -> tuple[Step, dict]:
     import numpy as np
 
     from lmwright.config.run import Data, Run, Train
-    from lmwright.core.batch import Batch
+    from lmwright.core.contract import Batch
     from lmwright.core.sharding import batch_sharding
     from lmwright.core.weight import nbytes
     from lmwright.models.llama import Llama

@@ -16,7 +16,7 @@ from lmwright.config.load import dump_toml, show
 from lmwright.config.run import Run
 from lmwright.config.text import leaves, parse_override, read_toml
 from lmwright.formats.open import RUN_FILES, load_run, resolve_layers, run_schema
-from lmwright.optim.schedule import make_schedule
+from lmwright.optim.build import make_schedule
 
 RUN_FILE = """\
 # a comment, then a recipe

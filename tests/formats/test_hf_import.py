@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.errors import UserError
 from lmwright.evals.generate import Sampling, generate, generate_command
 from lmwright.formats.convert import import_command

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Run, Train
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import at, walk
 from lmwright.errors import UserError
 from lmwright.formats.combine import Combination, combine

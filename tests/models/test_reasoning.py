@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lmwright import presets
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import slots

@@ -5,7 +5,7 @@ import pytest
 
 from lmwright.errors import UserError
 from lmwright.formats.hf_read import model_from_config
-from lmwright.nn.rope_scaling import rotations
+from lmwright.nn.rope import rotations
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Mesh, Run, Train
-from lmwright.core.batch import Batch
-from lmwright.core.contract import Work
+from lmwright.core.contract import Batch, Work
 from lmwright.core.param import Param
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import run_stack

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 
 from lmwright.errors import UserError
 from lmwright.models.hf.rope import rope_config, rope_fields
-from lmwright.nn.rope_scaling import RopeScaling, rotations
+from lmwright.nn.rope import RopeScaling, rotations
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.leaves import Lora
 from lmwright.core.param import init_weights
 from lmwright.models.llama import Llama

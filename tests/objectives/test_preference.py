@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.leaves import Lora
 from lmwright.errors import UserError
 from lmwright.objectives.preference import Dpo, Orpo

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights
 from lmwright.evals.loss import evaluate_rows
 from lmwright.models.llama import Llama

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Run, Train
-from lmwright.core.contract import Loss
+from lmwright.core.contract import Loss, OneModel
 from lmwright.core.param import count_params
 from lmwright.models.llama import Llama
-from lmwright.objectives.base import OneModel
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.planner.analytic.machine import parse_machine
@@ -70,7 +69,7 @@ PAIR, ALONE = runs_of(LARGE, SMALL)
 
 
 def batch_of(run):
-    from lmwright.core.batch import Batch
+    from lmwright.core.contract import Batch
 
     tokens = np.random.default_rng(0).integers(0, 64, (1, 4, 24)).astype(np.int32)
     here = np.broadcast_to(np.arange(24, dtype=np.int32), tokens.shape)

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from lmwright.errors import UserError
+from lmwright.optim.build import make_schedule
 from lmwright.optim.kinds import AdamW, Constant, Cosine, InverseSqrt, Linear, Schedule, Wsd
-from lmwright.optim.schedule import make_schedule
 
 PEAK = 3e-3
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.evals.generate import Sampling, generate
 
 torch = pytest.importorskip("torch", reason="torch is the reference")

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import map_params
 from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.hf_stream import from_hf

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Run, Train
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.formats.train_state import init_state
 from lmwright.formats.weights import load_frozen
 from lmwright.models.llama import Llama

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import abstract_weights
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lmwright.config.run import Data, Mesh, Run, Train
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm

@@ -12,7 +12,7 @@ from lmwright.models.gemma import Gemma
 from lmwright.models.llama import Llama
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
-from lmwright.nn.rope_scaling import LinearRope, LongRope, YarnRope
+from lmwright.nn.rope import LinearRope, LongRope, YarnRope
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.style.closure import STEP, executed, num_lines, reached, rooms, short
 
-# Only ever lowered; the goal is 45 files and 6,000 lines.
-MOST_FILES = 55
-MOST_LINES = 5_850
+# Only ever lowered. Empty packages count: without them it is 42 files.
+MOST_FILES = 48
+MOST_LINES = 5_800
 
 
 def test_the_step_reaches_no_more_than_its_budget():

@@ -38,7 +38,7 @@ def run_of(**train):
 
 
 def rows(step, pieces):
-    from lmwright.core.batch import Batch
+    from lmwright.core.contract import Batch
 
     rng = np.random.default_rng(step)
     shape = (pieces, 4 // pieces, 24)

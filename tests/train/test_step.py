@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Mesh, Run, Train
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.errors import UserError
 from lmwright.models.llama import Llama
 from lmwright.nn.xent import chunked_xent, token_sums

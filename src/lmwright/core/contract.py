@@ -3,19 +3,34 @@
     model      its weights (`spec`), its predictions, and the work of a token (`work`)
     objective  the weights that a run has (`spec`), and the loss of a batch
 
-A model family or an objective is any class with these methods; none inherits from here.
+A model family or an objective is any class with these methods; `OneModel` has those that most
+objectives share.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
+import jax
 from jax import Array
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree, walk
 from lmwright.core.stack import Aux
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """Rows of packed tokens; arrays are [..., B, T].
+
+    Targets are the objective's business: `loss_weight` belongs to a token as a *target*.
+    """
+
+    tokens: Array  # int32 [B, T]
+    segment_ids: Array  # int32 [B, T]; 0 is padding, documents count from 1
+    positions: Array  # int32 [B, T]; restart at each segment
+    loss_weight: Array  # float32 [B, T]; weight of predicting this very token
 
 
 @dataclass(frozen=True)
@@ -176,3 +191,25 @@ class Objective(Protocol):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over a batch; `key` is for what is drawn at random."""
+
+
+class OneModel:
+    """An objective that trains the run's own model (see `Objective`)."""
+
+    learns_from: ClassVar[str] = "texts"
+
+    def spec(self, model: Model) -> Tree:
+        """The model's weights."""
+        return model.spec()
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The model's work, under no name."""
+        return {"": model.work(seq_len)}
+
+    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
+        """The model as it is."""
+        return model, w
+
+    def for_eval(self) -> Self:
+        """The objective itself."""
+        return self

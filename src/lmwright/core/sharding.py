@@ -12,6 +12,7 @@ A name that is in no table is an error, not silent replication.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -151,3 +152,17 @@ def constrain(x: Array, axes: str) -> Array:
 def replicated(mesh: Mesh, tree: Any) -> Any:
     """Fully replicated sharding for every leaf."""
     return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)
+
+
+def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:
+    """Attention `local(q, k, v, segment_ids)`, run by every device of the mesh on what it holds of
+    q [B, T, N, H], k and v [B, T, K, H] and ids [B, T]."""
+    spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
+    heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
+    return jax.shard_map(
+        local,
+        mesh=jax.sharding.get_abstract_mesh(),
+        in_specs=(heads, kv_heads, kv_heads, spec("batch seq")),
+        out_specs=heads,
+        check_vma=False,
+    )

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.core.compute import REMATS, RematName
 from lmwright.core.cpu import layer_of, together, unstacked
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
-from lmwright.core.remat import REMATS, RematName
 
 Aux = dict[str, Array]
 """Sums over tokens that blocks return beside the residual stream: losses, counts."""

@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from lmwright.core import cpu
+from lmwright.core.compute import MATMUL, WIDE_MATMUL
 from lmwright.core.leaves import (
     TYPED,
     Int4,
@@ -31,7 +32,6 @@ from lmwright.core.leaves import (
 )
 from lmwright.core.param import Tree
 from lmwright.core.ragged import ragged_product
-from lmwright.core.remat import MATMUL, WIDE_MATMUL
 from lmwright.core.sharding import batch_ways
 
 Weight = Array | Int8 | Int4 | Lora

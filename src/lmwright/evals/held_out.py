@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmwright.config.run import Eval, Mesh
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore

@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Model, Objective
+from lmwright.core.contract import Batch, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.kernels.select import compiler_options
 

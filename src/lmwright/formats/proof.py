@@ -18,9 +18,8 @@ import numpy as np
 import xxhash
 
 import lmwright
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import HfModel
+from lmwright.core.contract import Batch, HfModel
 from lmwright.core.param import Tree, count_params
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import unused

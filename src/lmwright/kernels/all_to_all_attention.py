@@ -13,8 +13,7 @@ from typing import Any
 from jax import Array, lax
 from jax.sharding import use_abstract_mesh
 
-from lmwright.core.sharding import NO_MESH
-from lmwright.kernels.shards import by_shard
+from lmwright.core.sharding import NO_MESH, by_shard
 
 AXIS = "context"
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from lmwright.core.compute import ATTENTION
 from lmwright.core.cpu import over_rows, product
-from lmwright.core.remat import ATTENTION
 from lmwright.nn.attention import MASKED, Scoring
 
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from lmwright.core.compute import ATTENTION
 from lmwright.core.param import Tree
-from lmwright.core.remat import ATTENTION
-from lmwright.kernels.shards import by_shard
+from lmwright.core.sharding import by_shard
 from lmwright.nn.attention import MASKED, Scoring
 
 AXIS = "context"

@@ -24,8 +24,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from lmwright.core.compute import ATTENTION
 from lmwright.core.ragged import LANES
-from lmwright.core.remat import ATTENTION
 from lmwright.nn.attention import MASKED, Scoring
 
 BLOCK = 512  # tokens whose scores with as many others exist at once

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from jax import Array
 
+from lmwright.core.compute import GATE
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
-from lmwright.core.remat import GATE
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot
 from lmwright.nn.mlp import GATED, Mlp, activate, gated

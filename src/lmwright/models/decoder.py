@@ -11,9 +11,8 @@ from pydantic import Field
 
 from lmwright.config.registry import Registry
 from lmwright.config.run import STRICT, Kind, Positive, PositiveInt
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Attention, Work
+from lmwright.core.contract import Attention, Batch, Work
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.pattern import spans
 from lmwright.core.sharding import constrain
@@ -34,8 +33,7 @@ from lmwright.models.layers import (
 )
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
-from lmwright.nn.rope import rope_tables
-from lmwright.nn.rope_scaling import LongRope, RopeScaling
+from lmwright.nn.rope import LongRope, RopeScaling, rope_tables
 
 PLAIN_OR_GATED = "Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."
 AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]

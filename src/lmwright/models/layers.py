@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
 from lmwright.core.pattern import Span
 from lmwright.core.stack import Aux, added, run_stack, run_stack_cached

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import STRICT, NonNegative, PositiveInt
+from lmwright.core.compute import GATE
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
-from lmwright.core.remat import GATE
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot

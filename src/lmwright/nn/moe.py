@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.core.remat import GATE
+from lmwright.core.compute import GATE
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import as_array, dot, dot_ragged
 from lmwright.nn.exchange import Exchange, moved

@@ -1,12 +1,179 @@
 """Rotary position embedding (https://arxiv.org/abs/2104.09864), halves rotated as in
-Hugging Face: pairs are (i, i + H/2)."""
+Hugging Face: pairs are (i, i + H/2). Scalings make rotations fit contexts longer than a model was
+trained on.
+
+theta --> 1 / wavelength of each pair --kind of scaling--> slower rotations, longer q and k
+
+linear    all slower (https://arxiv.org/abs/2306.15595)
+dynamic   a larger theta for rows longer than those of training ("NTK-aware")
+yarn      slow ones slower, fast ones as they were (https://arxiv.org/abs/2309.00071)
+llama3    the same with other borders (https://arxiv.org/abs/2407.21783)
+longrope  a searched factor for each pair (https://arxiv.org/abs/2402.13753)
+
+Numbers are those of transformers' `modeling_rope_utils`, in float32 as there. What depends on
+the length of a row (dynamic, longrope) takes the length that the compiled program is made for:
+that of the rows in training, that of the kv cache in generation.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from pydantic import Field
 
-from lmwright.nn.rope_scaling import RopeScaling, rotations
+from lmwright.config.run import STRICT, Positive, PositiveInt
+
+Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRope:
+    """Positions divided by a factor."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["linear"] = "linear"
+    factor: Factor
+    """How many times longer the context becomes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicRope:
+    """A theta that grows with rows beyond the original length."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["dynamic"] = "dynamic"
+    factor: Factor
+    """How fast theta grows with the length."""
+    original_seq_len: PositiveInt
+    """Context length of the training before, in tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnRope:
+    """Slow rotations divided by a factor, fast ones left, a ramp in between."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["yarn"] = "yarn"
+    factor: Factor
+    """How many times longer the context becomes."""
+    original_seq_len: PositiveInt
+    """Context length of the training before, in tokens."""
+    beta_fast: Positive = 32.0
+    """Rotations within the original length from which on a pair is left as it is."""
+    beta_slow: Positive = 1.0
+    """Rotations within the original length up to which a pair is slowed down in full."""
+    borders: Literal["whole", "exact"] = "whole"
+    """Whether the ramp begins and ends at whole pairs."""
+    attention_factor: Positive | None = None
+    """Length of q and k; 0.1 log(factor) + 1 if unset."""
+    mscale: Positive | None = None
+    """With `mscale_all_dim`: weights of the logarithm above and below the line."""
+    mscale_all_dim: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Rope:
+    """Slow rotations divided by a factor, fast ones left, as in Llama 3.1."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["llama3"] = "llama3"
+    factor: Factor
+    """How many times longer the context becomes."""
+    original_seq_len: PositiveInt
+    """Context length of the training before, in tokens."""
+    low_freq_factor: Positive = 1.0
+    """Rotations within the original length up to which a pair is slowed down in full."""
+    high_freq_factor: Positive = 4.0
+    """Rotations within the original length from which on a pair is left as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope:
+    """A factor for each pair: one list for rows up to the original length, one for longer."""
+
+    __pydantic_config__ = STRICT
+    kind: Literal["longrope"] = "longrope"
+    factor: Factor
+    """How many times longer the context becomes; sets the length of q and k."""
+    original_seq_len: PositiveInt
+    """Context length of the training before, in tokens."""
+    short_factor: tuple[Positive, ...]
+    long_factor: tuple[Positive, ...]
+    attention_factor: Positive | None = None
+    """Length of q and k; sqrt(1 + log(factor) / log(original_seq_len)) if unset."""
+
+
+RopeScaling = Annotated[
+    LinearRope | DynamicRope | YarnRope | Llama3Rope | LongRope, Field(discriminator="kind")
+]
+
+
+def rotations(
+    rotary_dim: int, theta: float, scaling: RopeScaling | None, length: int
+) -> tuple[np.ndarray, float]:
+    """(radians a token, float32 [rotary_dim / 2], length of q and k) in rows of `length`."""
+    if isinstance(scaling, DynamicRope):
+        longer = max(length, scaling.original_seq_len) / scaling.original_seq_len
+        growth = scaling.factor * longer - (scaling.factor - 1)
+        theta = theta * growth ** (rotary_dim / (rotary_dim - 2))
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    periods = np.float32(theta) ** exponents
+    if isinstance(scaling, LongRope):
+        return _longrope(periods, scaling, length)
+    if isinstance(scaling, YarnRope):
+        return _yarn(periods, scaling, rotary_dim, theta)
+    plain = 1 / periods
+    if isinstance(scaling, LinearRope):
+        return plain / np.float32(scaling.factor), 1.0
+    return (_llama3(plain, scaling) if isinstance(scaling, Llama3Rope) else plain), 1.0
+
+
+def _llama3(plain: np.ndarray, s: Llama3Rope) -> np.ndarray:
+    turns = s.original_seq_len * plain / np.float32(2 * math.pi)
+    smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    smooth = np.clip(smooth, 0, 1).astype(np.float32)
+    return (1 - smooth) * plain / np.float32(s.factor) + smooth * plain
+
+
+def _yarn(
+    periods: np.ndarray, s: YarnRope, rotary_dim: int, theta: float
+) -> tuple[np.ndarray, float]:
+    def pair(turns: float) -> float:
+        """The pair, counted as a fraction, that turns so often within the original length."""
+        log = math.log(s.original_seq_len / (turns * 2 * math.pi))
+        return rotary_dim * log / (2 * math.log(theta))
+
+    low, high = pair(s.beta_fast), pair(s.beta_slow)
+    if s.borders == "whole":
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    width = high - low if high != low else 0.001
+    slowed = (np.arange(rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width)
+    slowed = np.clip(slowed, 0, 1)
+    found = slowed / (np.float32(s.factor) * periods) + (1 - slowed) / periods
+    return found, yarn_attention_factor(s)
+
+
+def yarn_attention_factor(s: YarnRope) -> float:
+    """By how much q and k become longer."""
+    grown = lambda weight: 0.1 * weight * math.log(s.factor) + 1.0  # noqa: E731
+    if s.attention_factor is not None:
+        return s.attention_factor
+    if s.mscale and s.mscale_all_dim:
+        return grown(s.mscale) / grown(s.mscale_all_dim)
+    return grown(1.0)
+
+
+def _longrope(periods: np.ndarray, s: LongRope, length: int) -> tuple[np.ndarray, float]:
+    each = s.long_factor if length > s.original_seq_len else s.short_factor
+    longer = s.attention_factor
+    if longer is None:
+        longer = math.sqrt(1 + math.log(s.factor) / math.log(s.original_seq_len))
+    return 1 / (np.asarray(each, np.float32) * periods), longer
 
 
 def rope_tables(

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Model
+from lmwright.core.contract import Batch, Model
 from lmwright.core.leaves import has_adapters, without_adapters
 from lmwright.core.param import Tree
 from lmwright.errors import UserError

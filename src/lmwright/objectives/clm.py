@@ -7,12 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import STRICT, NonNegative
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Loss, Model
+from lmwright.core.contract import Aux, Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
 from lmwright.kernels import select
-from lmwright.objectives.base import OneModel, with_penalties
+from lmwright.models.decoder import penalties
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ def next_token_loss(
         "accuracy": (sums.correct, weight),
         "z": (sums.z, weight),
     }
-    return with_penalties(Loss(sums.total, weight, metrics), model, aux)
+    return _with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
 
 def next_tokens(batch: Batch) -> tuple[Array, Array]:
@@ -60,3 +59,10 @@ def next_tokens(batch: Batch) -> tuple[Array, Array]:
     targets = jnp.roll(batch.tokens, -1, axis=1)
     weights = jnp.roll(batch.loss_weight, -1, axis=1).at[:, -1].set(0.0)
     return targets, weights
+
+
+def _with_penalties(loss: Loss, model: Model, aux: Aux) -> Loss:
+    """The loss with what the model's layers add to that of each token, and their metrics; `aux`
+    is what `model.hidden` returned beside the residual stream."""
+    added, metrics = penalties(model, aux)
+    return Loss(loss.total + added * loss.weight, loss.weight, loss.metrics | metrics)

@@ -16,13 +16,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.config.run import STRICT, Positive
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Loss, Model
+from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import reference_of, said
-from lmwright.objectives.base import OneModel
 
 
 @dataclass(frozen=True, kw_only=True)

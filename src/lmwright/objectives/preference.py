@@ -17,14 +17,12 @@ from jax import Array, lax
 from pydantic import Field
 
 from lmwright.config.run import STRICT, Positive
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Loss, Model
+from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import reference_of, said
-from lmwright.objectives.base import OneModel
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 

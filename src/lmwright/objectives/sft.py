@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import STRICT, Fraction, NonNegative
-from lmwright.core.batch import Batch
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Loss, Model
+from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
 from lmwright.core.weight import Noisy
-from lmwright.objectives.base import OneModel
 from lmwright.objectives.clm import next_token_loss
 
 

@@ -10,7 +10,7 @@ from lmwright.presets.rows import Shape, llama, row, sizes
 
 
 def _llama3(shape: Shape, factor: float, **fields: Any) -> Any:
-    from lmwright.nn.rope_scaling import Llama3Rope
+    from lmwright.nn.rope import Llama3Rope
 
     scaling = Llama3Rope(factor=factor, original_seq_len=8192)
     usual = {"vocab_size": 128_256, "seq_len": 131_072, "rope_theta": 500_000.0}
@@ -34,7 +34,7 @@ def _gemma2(shape: Shape, **fields: Any) -> Any:
 
 
 def _gemma3(shape: Shape, **fields: Any) -> Any:
-    from lmwright.nn.rope_scaling import LinearRope
+    from lmwright.nn.rope import LinearRope
 
     usual = {
         "vocab_size": 262_208, "seq_len": 131_072, "window": 1024, "qk_norm": "head",

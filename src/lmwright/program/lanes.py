@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.batch import Batch
-from lmwright.core.contract import Loss
+from lmwright.core.contract import Batch, Loss
 from lmwright.core.sharding import batch_ways
 from lmwright.errors import UserError
 from lmwright.program.plan import Plan

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, lenient_shardings
 from lmwright.optim.build import build_optimizer, state_spec

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from lmwright.core.batch import Batch
-from lmwright.core.contract import Loss
+from lmwright.core.contract import Batch, Loss
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding

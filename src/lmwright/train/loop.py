@@ -20,7 +20,7 @@ import numpy as np
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
-from lmwright.core.batch import Batch
+from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.vocabulary import note_unused

@@ -7,7 +7,7 @@
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.nn.rope_scaling import DynamicRope, LongRope, RopeScaling
+from lmwright.nn.rope import DynamicRope, LongRope, RopeScaling
 
 SAME = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
         "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmwright.config.fields import default_of
 from lmwright.config.run import Mesh, Run, seq_len_of
-from lmwright.core.remat import REMATS
+from lmwright.core.compute import REMATS
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.planner.advice import TIE_SHARE

@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from lmwright.config.run import Run, seq_len_of
+from lmwright.core.compute import GATE, MATMUL, REMATS, WIDE_MATMUL, Remat
 from lmwright.core.contract import Attention, Work
 from lmwright.core.mesh import mesh_shape, slices_of
 from lmwright.core.param import Param, walk
 from lmwright.core.ragged import LANES
-from lmwright.core.remat import GATE, MATMUL, REMATS, WIDE_MATMUL, Remat
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_row_attention import fits
@@ -78,7 +78,7 @@ class Weight:
 
     @property
     def product_name(self) -> str:
-        """The name by which `core.remat` knows its product."""
+        """The name by which `core.compute` knows its product."""
         if self.is_wide:
             return GATE if self.path.endswith("gate") else WIDE_MATMUL
         return MATMUL

@@ -14,7 +14,7 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from lmwright.core.remat import ATTENTION
+from lmwright.core.compute import ATTENTION
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products

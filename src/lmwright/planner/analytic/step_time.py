@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from lmwright.core.remat import ATTENTION
+from lmwright.core.compute import ATTENTION
 from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_attention import block_sizes, fits
