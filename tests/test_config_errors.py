@@ -1,11 +1,11 @@
 """Every way to get a run file wrong ends in one sentence: where, what, and the cure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
-from lmwright.config.run import STRICT, PositiveInt
+from lmwright.config.run import PositiveInt, section
 from lmwright.errors import UserError
 from lmwright.formats.open import RUN_FILES, load_run
 
@@ -207,16 +207,14 @@ def test_the_edge_of_each_check_is_allowed(tmp_path, overrides):
     load_run(path, overrides)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Square:
-    __pydantic_config__ = STRICT
     kind: Literal["square"] = "square"
     side: PositiveInt
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Round:
-    __pydantic_config__ = STRICT
     kind: Literal["round"] = "round"
     radius: PositiveInt
     center: tuple[float, float] = (0.0, 0.0)

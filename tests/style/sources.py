@@ -55,8 +55,8 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 
 
 def is_dataclass_definition(node: ast.AST) -> bool:
-    """True for a class that carries `@dataclass`, called or not."""
+    """True for a class that carries `@dataclass`, called or not, or `@section`."""
     if not isinstance(node, ast.ClassDef):
         return False
     calls = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
-    return any(ast.unparse(call).split(".")[-1] == "dataclass" for call in calls)
+    return any(ast.unparse(call).split(".")[-1] in ("dataclass", "section") for call in calls)

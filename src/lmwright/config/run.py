@@ -9,11 +9,13 @@ among those that whoever loads a run hands in. The string under a field is its h
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform
 
 from pydantic import ConfigDict, Field
 
 from lmwright.errors import UserError
+
+T = TypeVar("T")
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -21,7 +23,12 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
-STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(cls: type[T]) -> type[T]:
+    """A section of a run file: a frozen dataclass, of which pydantic takes no unknown fields."""
+    cls.__pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    return dataclass(frozen=True, kw_only=True)(cls)
 
 
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
@@ -61,11 +68,10 @@ class Kind:
         return handler.generate_schema(union)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Source:
     """Source of text: its location, and the columns that hold what is needed."""
 
-    __pydantic_config__ = STRICT
     path: str
     """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
     name: str | None = None
@@ -102,11 +108,10 @@ EARLIER_VOCAB_SIZE = 8192
 """Ids of a trained tokenizer where neither it nor a model says how many."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Tokenizer:
     """An imported tokenizer (`path`), or one trained on the run's own sources."""
 
-    __pydantic_config__ = STRICT
     path: str | None = None
     """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
     train: Literal["bpe", "unigram"] = "bpe"
@@ -122,11 +127,10 @@ class Tokenizer:
     """At most this much text is used for training, spread evenly over all parts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Normalize:
     """Stage 1: any input to rows of (id, text, source, meta)."""
 
-    __pydantic_config__ = STRICT
     unicode: Literal["none", "nfc"] = "none"
     """Unicode normalization form."""
     dedup: Literal["none", "exact"] = "none"
@@ -135,11 +139,10 @@ class Normalize:
     """More bad rows than this stop the stage; fewer are quarantined and counted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Tokenize:
     """Stage 2: text to ids, document boundaries kept."""
 
-    __pydantic_config__ = STRICT
     route: Literal["auto", "tiktoken", "tokenizers", "sentencepiece"] = "auto"
     """Library that encodes; `auto` takes the fastest that gives identical ids."""
     prepend: Literal["none", "bos"] = "none"
@@ -148,11 +151,10 @@ class Tokenize:
     """Token put after each document."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Chat:
     """Fine-tuning examples: how conversations are rendered, and which tokens are learned."""
 
-    __pydantic_config__ = STRICT
     template: str = "tokenizer"
     """The tokenizer's own; or alpaca, chatml, gemma, llama2, llama3, qwen3, zephyr; or a Jinja
     file; or `none`: prompt and completion one after the other."""
@@ -167,11 +169,10 @@ class Chat:
     """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Pack:
     """Stage 3: documents to rows of one length."""
 
-    __pydantic_config__ = STRICT
     method: Literal["chunk", "best-fit"] = "chunk"
     """`chunk` concatenates and cuts; `best-fit` cuts only documents longer than a row."""
     seq_len: PositiveInt | None = None
@@ -180,11 +181,10 @@ class Pack:
     """`document` never attends across documents; `row` sees the whole row."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Shuffle:
     """Stage 4: the order in which training uses the rows."""
 
-    __pydantic_config__ = STRICT
     order: Literal["virtual", "written", "none"] = "virtual"
     """`written` rewrites rows as sequential shards; `virtual` gives the same order by seed."""
     epochs: PositiveInt = 1
@@ -195,11 +195,10 @@ class Shuffle:
     """Seed of the order."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Data:
     """Data of a run, from any text to batches."""
 
-    __pydantic_config__ = STRICT
     dir: str
     """Folder of the prepared data, one sub-folder a stage."""
     sources: tuple[Source, ...] = ()
@@ -217,11 +216,10 @@ class Data:
     shuffle: Shuffle = field(default_factory=Shuffle)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Mesh:
     """Number of devices along each mesh axis; one axis may take the rest."""
 
-    __pydantic_config__ = STRICT
     data: PositiveInt | Literal["rest"] = 1
     fsdp: PositiveInt | Literal["rest"] = "rest"
     expert: PositiveInt | Literal["rest"] = 1
@@ -230,11 +228,10 @@ class Mesh:
     stage: PositiveInt | Literal["rest"] = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Train:
     """The training loop."""
 
-    __pydantic_config__ = STRICT
     steps: PositiveInt | None = None
     """Optimizer steps; this or `epochs`."""
     epochs: Positive | None = None
@@ -261,11 +258,10 @@ class Train:
     tokenizer come from; fresh weights if unset."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Eval:
     """Held-out loss during and after training."""
 
-    __pydantic_config__ = STRICT
     every_steps: PositiveInt | None = None
     """Steps between evaluations; only at the end if unset."""
     first: Literal["none", "start"] = "none"
@@ -280,11 +276,10 @@ class Eval:
     """Length of those samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Checkpoint:
     """When checkpoints are saved and which are kept."""
 
-    __pydantic_config__ = STRICT
     save_every_steps: PositiveInt = 100
     keep_last: PositiveInt = 2
     """Newest checkpoints kept."""
@@ -292,11 +287,10 @@ class Checkpoint:
     """Checkpoints at multiples of this are kept for good."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Limits:
     """Machine time: hours of one session and of all sessions together."""
 
-    __pydantic_config__ = STRICT
     session_hours: Positive | None = None
     """Hours of one session; the run saves and stops before they are over (exit code 43)."""
     total_hours: Positive | None = None
@@ -305,11 +299,10 @@ class Limits:
     """Kept free at the end of both."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Metrics:
     """Metrics and trackers; `metrics.jsonl` is always written."""
 
-    __pydantic_config__ = STRICT
     log_every_steps: PositiveInt = 10
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     project: str = "lmwright"
@@ -318,20 +311,18 @@ class Metrics:
     """First and last step of which a profile is kept in the run directory's `profile/`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Planning:
     """Settings of `lmwright plan`; training reads none of them."""
 
-    __pydantic_config__ = STRICT
     prices: dict[str, NonNegative] = field(default_factory=dict)
     """USD per chip-hour by kind of chip, as in `prices.v4 = 1.1`, before the list prices."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Run:
     """One complete run, stored with every checkpoint."""
 
-    __pydantic_config__ = STRICT
     name: str
     dir: str
     """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""

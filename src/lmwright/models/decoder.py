@@ -1,7 +1,6 @@
 """Decoder: fields and methods that causal decoders share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +9,7 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.registry import Registry
-from lmwright.config.run import STRICT, Kind, Positive, PositiveInt
+from lmwright.config.run import Kind, Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Attention, Batch, Work
 from lmwright.core.param import Param, Tree, walk
@@ -50,12 +49,11 @@ Reach = Literal["local", "global"]
 """Whether a layer looks through the model's window or at the whole row."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Decoder:
     """All of a causal decoder but `layer_spec`, `layer` and fields of the family's own. Help is in
     `Field`, since pydantic does not find docstrings of inherited fields."""
 
-    __pydantic_config__ = STRICT
     hf: ClassVar[TableOf] = TableOf()
     """The family's table of Hugging Face names."""
 

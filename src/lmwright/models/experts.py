@@ -7,14 +7,13 @@ Beside it a layer returns what its router did (`nn.router.router_sums`), which `
 into losses and metrics once all layers are through.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import STRICT, NonNegative, Positive, PositiveInt
+from lmwright.config.run import NonNegative, Positive, PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
@@ -27,11 +26,10 @@ from lmwright.nn.router import Routing, choose, load_balance, router_sums
 ROUTER, SHARED, EXPERT = "router", "shared_", "expert_"
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Experts:
     """A mixture of experts in place of a layer's mlp."""
 
-    __pydantic_config__ = STRICT
     num_experts: PositiveInt
     experts_per_token: PositiveInt
     mlp_dim: PositiveInt

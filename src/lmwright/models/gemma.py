@@ -9,13 +9,12 @@ embeddings times the root of their width. Soft caps are Gemma 2's; norms of q an
 rotations of their own for local layers, Gemma 3's.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import Positive, PositiveInt
+from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
@@ -28,7 +27,7 @@ from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Gemma(Decoder):
     """A decoder of the Gemma family; its fields are the model."""
 

@@ -8,12 +8,11 @@ Biases as in Qwen 2, per-head q and k norms as in Qwen 3, windows as in Mistral 
 other models. `PreNorm` is the block alone; `models.moe` puts experts in place of the mlp.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from jax import Array
 
-from lmwright.config.run import PositiveInt
+from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -35,7 +34,7 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class PreNorm(Decoder):
     """A decoder of pre-norm blocks. `ffn_spec` and `ffn` are the feed-forward of a layer: a plain
     mlp, or what a family puts in its place."""
@@ -77,7 +76,7 @@ class PreNorm(Decoder):
         return constrain(x + y, "batch stream embed"), aux
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Llama(PreNorm):
     """A decoder of the llama family; its fields are the model."""
 

@@ -5,14 +5,13 @@ queries and keys, in what is plain among their layers, and in defaults.
         +-------------------------^ +-------------------------------------^
 """
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from lmwright.config.run import NonNegativeInt, Positive, PositiveInt
+from lmwright.config.run import NonNegativeInt, Positive, PositiveInt, section
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
@@ -36,7 +35,7 @@ DenseLayers = Annotated[
 DenseDim = Annotated[PositiveInt, Field(description="Width of the plain mlp of `dense_layers`.")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class MoeDecoder(PreNorm):
     """Fields of every decoder with experts, in all layers but `dense_layers`."""
 
@@ -85,7 +84,7 @@ class MoeDecoder(PreNorm):
         return self.experts.run(self.mlp, w, h, real)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Mixtral(MoeDecoder):
     """Mixtral (https://arxiv.org/abs/2401.04088): experts in every layer, the best two by softmax,
     shares normalized over them; attention as in Mistral."""
@@ -95,7 +94,7 @@ class Mixtral(MoeDecoder):
     window: Window = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Qwen3Moe(MoeDecoder):
     """Qwen 3 with experts (https://arxiv.org/abs/2505.09388): norms of q and k in each head, some
     layers plain."""
@@ -110,7 +109,7 @@ class Qwen3Moe(MoeDecoder):
     bias: AttentionBias = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Olmoe(MoeDecoder):
     """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, shares as the
     softmax leaves them; norms of q and k over all heads together."""
@@ -129,7 +128,7 @@ class Olmoe(MoeDecoder):
         return jnp.clip(q, -limit, limit), jnp.clip(k, -limit, limit), jnp.clip(v, -limit, limit)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Dots1(MoeDecoder):
     """dots.llm1 (https://arxiv.org/abs/2506.05767): the layers of DeepSeek-V3
     (https://arxiv.org/abs/2412.19437) but for its attention. Sigmoid routing from the best groups,

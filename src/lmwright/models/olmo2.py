@@ -5,12 +5,11 @@ and norms of q and k over all heads together.
         +-------------------------^ +-----------------^
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from jax import Array
 
-from lmwright.config.run import Positive, PositiveInt
+from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -30,7 +29,7 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Olmo2(Decoder):
     """A decoder of the OLMo 2 family; its fields are the model."""
 

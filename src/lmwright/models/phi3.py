@@ -9,14 +9,13 @@ GGUF files. Over `mesh.tensor` q, k and v are cut apart behind the product, whic
 activations that the other families do not need.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from lmwright.config.run import PositiveInt
+from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -29,7 +28,7 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Phi3(Decoder):
     """A decoder of the Phi-3 family; its fields are the model."""
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import STRICT, NonNegative, PositiveInt
+from lmwright.config.run import NonNegative, PositiveInt, section
 from lmwright.core.compute import GATE
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
@@ -33,11 +33,10 @@ from lmwright.nn.norm import rms_norm
 PREFIX = "reasoning_"
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Reasoning:
     """A mixture of small gated experts after every n-th layer."""
 
-    __pydantic_config__ = STRICT
     every: PositiveInt = 4
     """Layers from one to the next."""
     num_experts: PositiveInt = 8

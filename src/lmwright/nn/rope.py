@@ -16,7 +16,6 @@ that of the rows in training, that of the kv cache in generation.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import jax
@@ -25,26 +24,24 @@ import numpy as np
 from jax import Array, lax
 from pydantic import Field
 
-from lmwright.config.run import STRICT, Positive, PositiveInt
+from lmwright.config.run import Positive, PositiveInt, section
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class LinearRope:
     """Positions divided by a factor."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["linear"] = "linear"
     factor: Factor
     """How many times longer the context becomes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class DynamicRope:
     """A theta that grows with rows beyond the original length."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["dynamic"] = "dynamic"
     factor: Factor
     """How fast theta grows with the length."""
@@ -52,11 +49,10 @@ class DynamicRope:
     """Context length of the training before, in tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class YarnRope:
     """Slow rotations divided by a factor, fast ones left, a ramp in between."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["yarn"] = "yarn"
     factor: Factor
     """How many times longer the context becomes."""
@@ -75,11 +71,10 @@ class YarnRope:
     mscale_all_dim: Positive | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Llama3Rope:
     """Slow rotations divided by a factor, fast ones left, as in Llama 3.1."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["llama3"] = "llama3"
     factor: Factor
     """How many times longer the context becomes."""
@@ -91,11 +86,10 @@ class Llama3Rope:
     """Rotations within the original length from which on a pair is left as it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class LongRope:
     """A factor for each pair: one list for rows up to the original length, one for longer."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["longrope"] = "longrope"
     factor: Factor
     """How many times longer the context becomes; sets the length of q and k."""

@@ -1,12 +1,11 @@
 """Causal language modeling: each token predicts the next one of its segment."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import STRICT, NonNegative
+from lmwright.config.run import NonNegative, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Aux, Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
@@ -14,11 +13,10 @@ from lmwright.kernels import select
 from lmwright.models.decoder import penalties
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Clm(OneModel):
     """Next-token prediction."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["clm"] = "clm"
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""

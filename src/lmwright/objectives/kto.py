@@ -8,14 +8,13 @@ answers are made of the row itself, each conversation taking the answer of the o
     rotated   prompt 1, answer 3 | prompt 2, answer 1 | prompt 3, answer 2
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.config.run import STRICT, Positive
+from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
@@ -23,11 +22,10 @@ from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import reference_of, said
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Kto(OneModel):
     """Kahneman-Tversky optimization; needs adapters, whose base is the reference."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["kto"] = "kto"
     beta: Positive = 0.1
     """How strongly the reference holds."""

@@ -8,7 +8,6 @@ DPO (https://arxiv.org/abs/2305.18290) compares with a reference, which is the s
 adapters off, so that there is no second copy. ORPO (https://arxiv.org/abs/2403.07691) needs none.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from pydantic import Field
 
-from lmwright.config.run import STRICT, Positive
+from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
@@ -58,11 +57,10 @@ def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Answers:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Dpo(OneModel):
     """Direct preference optimization; needs adapters, whose base is the reference."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["dpo"] = "dpo"
     beta: Positive = 0.1
     """How strongly the reference holds."""
@@ -104,12 +102,11 @@ class Dpo(OneModel):
         return _loss(each, found, chosen, rejected)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Orpo(OneModel):
     """Odds-ratio preference optimization: fine-tuning on what was chosen, and away from the
     other, at once."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["orpo"] = "orpo"
     beta: Positive = 0.1
     """Weight of the odds ratio beside the chosen conversation's own loss, a mean over its

@@ -3,14 +3,14 @@
 Which tokens these are is in the data (`loss_weight`, see docs/conversations.md).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import STRICT, Fraction, NonNegative
+from lmwright.config.run import Fraction, NonNegative, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
@@ -18,11 +18,10 @@ from lmwright.core.weight import Noisy
 from lmwright.objectives.clm import next_token_loss
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Sft(OneModel):
     """Next-token prediction of completions."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["sft"] = "sft"
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""

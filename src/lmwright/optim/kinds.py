@@ -12,26 +12,31 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import STRICT, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
+from lmwright.config.run import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    section,
+)
 
 UnitFraction = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Constant:
     """Warm-up, then a constant rate to the end."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["constant"] = "constant"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Linear:
     """Warm-up, then a linear decay to the floor at the last step."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["linear"] = "linear"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
@@ -39,11 +44,10 @@ class Linear:
     """Rate at the end, as a share of `learning_rate`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Cosine:
     """Warm-up, then half a cosine down to the floor at the last step."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["cosine"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
@@ -51,11 +55,10 @@ class Cosine:
     """Rate at the end, as a share of `learning_rate`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Wsd:
     """Warm-up, stable, decay: the decay is the last `decay_steps` of the run."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["wsd"] = "wsd"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
@@ -67,11 +70,10 @@ class Wsd:
     """Rate at the end, as a share of `learning_rate`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class InverseSqrt:
     """Warm-up, then a rate that falls with the square root of the step, without an end."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
     warmup_steps: PositiveInt
     """Steps of linear rise from zero; four times as many steps halve the rate."""
@@ -83,11 +85,10 @@ Schedule = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Group:
     """Weights that learn at a different rate."""
 
-    __pydantic_config__ = STRICT
     weights: str
     """Pattern of their names, as `embed`, `layers.*norm` or `layers.[qkvo]`."""
     rate: NonNegative
@@ -116,11 +117,10 @@ class Common:
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class AdamW(Common):
     """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101)."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["adamw"] = "adamw"
     beta1: Fraction = 0.9
     """Decay of the mean of gradients."""
@@ -130,11 +130,10 @@ class AdamW(Common):
     """Added to the root of the second moment."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Adam8bit(Common):
     """AdamW whose moments are 8-bit codes by blocks (https://arxiv.org/abs/2110.02861)."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["adam8bit"] = "adam8bit"
     beta1: Fraction = 0.9
     """Decay of the mean of gradients."""
@@ -144,11 +143,10 @@ class Adam8bit(Common):
     """Added to the root of the second moment."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Adafactor(Common):
     """A row and a column of second moments per matrix (https://arxiv.org/abs/1804.04235)."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["adafactor"] = "adafactor"
     decay_exponent: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The second moment at step t forgets with 1 - t**-decay_exponent."""
@@ -162,11 +160,10 @@ class Adafactor(Common):
     """Least root mean square of a weight that a relative step assumes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Lion(Common):
     """Sign of a mix of momentum and gradient (https://arxiv.org/abs/2302.06675)."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["lion"] = "lion"
     beta1: Fraction = 0.9
     """Share of the momentum in the mix whose sign is the update."""
@@ -174,14 +171,13 @@ class Lion(Common):
     """Decay of the momentum."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Muon(Common):
     """Orthogonalized momentum for hidden matrices (https://kellerjordan.github.io/posts/muon/).
 
     Weights with a vocabulary axis, and those that are no matrices, get AdamW.
     """
 
-    __pydantic_config__ = STRICT
     kind: Literal["muon"] = "muon"
     momentum: Fraction = 0.95
     """Decay of the mean of gradients."""

@@ -3,22 +3,21 @@
 The string under a field is its help text.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import STRICT, Fraction, Positive, PositiveInt
+from lmwright.config.run import Fraction, Positive, PositiveInt, section
 from lmwright.optim.kinds import Schedule
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Adapter:
     """One of several adapters that train at once; what it does not say is the run's."""
 
-    __pydantic_config__ = STRICT
     name: Name
     data: str | None = None
     """Folder of its prepared data; that of `data.dir` if unset."""
@@ -42,12 +41,11 @@ class Adapter:
     """PEFT folder that it starts from."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class LowRank:
     """LoRA (https://arxiv.org/abs/2106.09685): the model stays as it is, and every targeted
     matrix gets a trained sum of low rank."""
 
-    __pydantic_config__ = STRICT
     kind: Literal["lora"] = "lora"
     base: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
     """How the frozen weights are kept; int8 and int4 (QLoRA) hold the matrices of the layers,
