@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.quick_compile import FLAGS
+from tests.shared_steps import share_steps
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
@@ -34,6 +35,12 @@ def no_mesh_left():
     if "jax" in sys.modules:
         mesh = sys.modules["jax"].sharding.get_abstract_mesh()
         assert mesh.empty, f"this test leaves a mesh set, say `with jax.set_mesh(...)`: {mesh}"
+
+
+@pytest.fixture(autouse=True)
+def each_step_compiled_once():
+    """Runs of this process share the train steps that are the same."""
+    share_steps()
 
 
 @pytest.fixture(scope="session")

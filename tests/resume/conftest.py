@@ -62,3 +62,14 @@ def trained_run(small_run, tmp_path_factory) -> Run:
     run = in_dir(small_run, tmp_path_factory.mktemp("trained") / "run")
     assert train(run, jax.devices()[:1]).exit_code == 0
     return run
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """The tests have eight; `lmwright train` takes one, as the trained run did."""
+    import jax
+
+    from lmwright.train import command
+
+    train = command.train
+    monkeypatch.setattr(command, "train", lambda run, **k: train(run, jax.devices()[:1], **k))

@@ -4,14 +4,12 @@ it found, and the verbs that read the run work afterwards."""
 import shutil
 from pathlib import Path
 
-import jax
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.train import command
-from lmwright.train.loop import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 
+pytestmark = pytest.mark.usefixtures("one_device")
 SAVED = STEPS - 3  # the step that training goes on from
 JUNK = bytes(range(256)) * 3
 
@@ -81,12 +79,6 @@ def stopped(trained_run, tmp_path):
     folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints" / str(STEPS))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """The tests have eight; `lmwright train` is to take one, as the run did before."""
-    monkeypatch.setattr(command, "train", lambda run, **k: train(run, jax.devices()[:1], **k))
 
 
 @pytest.mark.parametrize("damage", CASES, ids=lambda damage: damage.__name__)

@@ -1,7 +1,9 @@
 """Nothing is lost: a run killed anywhere and started again ends as if it never stopped."""
 
 import json
+import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +12,13 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.train import loop
+from lmwright.train.hooks import Hook
 from lmwright.train.loop import train
 from tests.resume.small_runs import STEPS, in_dir, losses, train_in_process, typed
 
@@ -38,11 +43,19 @@ KILL_AFTER_SAVE = """
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(small_run, tmp_path_factory):
-    run = in_dir(small_run, tmp_path_factory.mktemp("whole") / "run")
-    done = train_in_process(run)
-    assert done.returncode == 0, done.stderr
-    return run, losses(run)
+def uninterrupted(trained_run):
+    return trained_run, losses(trained_run)
+
+
+class Signal(Hook):
+    """Sends this process a signal after a step."""
+
+    def __init__(self, step, number):
+        self.step, self.number = step, number
+
+    def after_step(self, session, done):
+        if done == self.step:
+            os.kill(os.getpid(), self.number)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +69,7 @@ def uninterrupted(small_run, tmp_path_factory):
 def test_a_killed_run_ends_bit_for_bit_the_same(small_run, uninterrupted, tmp_path, before):
     run = in_dir(small_run, tmp_path / "run")
     assert train_in_process(run, before).returncode == -9
-    again = train_in_process(run)
-    assert again.returncode == 0, again.stderr
+    assert train(run, jax.devices()[:1]).exit_code == 0
     found = losses(run)
     assert sorted(found) == list(range(1, STEPS + 1))
     assert found == uninterrupted[1]
@@ -71,19 +83,29 @@ def final_weights(run):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(w)]
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 42), ("SIGHUP", 42)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 42), (signal.SIGHUP, 42)]
+)
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(
-    small_run, uninterrupted, tmp_path, signal, code
+    small_run, uninterrupted, one_device, tmp_path, monkeypatch, capsys, number, code
 ):
     run = in_dir(small_run, tmp_path / "run")
-    stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal=signal))
-    assert stopped.returncode == code, stopped.stderr
-    assert "stopped after step 5" in stopped.stdout
-    assert "again to continue" in " ".join(stopped.stdout.split())
-    again = train_in_process(run)
-    assert again.returncode == 0, again.stderr
-    assert "continuing from step 5" in again.stdout
+    (tmp_path / "run.toml").write_text(dump_toml(run))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "HOOKS", [Signal(5, number)])
+        assert main(["train", str(tmp_path / "run.toml")]) == code
+    said = capsys.readouterr().out
+    assert "stopped after step 5" in said and "again to continue" in " ".join(said.split())
+    assert main(["train", str(tmp_path / "run.toml")]) == 0
+    assert "continuing from step 5" in capsys.readouterr().out
     assert losses(run) == uninterrupted[1]
+
+
+def test_the_exit_code_of_a_process_that_is_asked_to_stop(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal="SIGTERM"))
+    assert stopped.returncode == 42, stopped.stderr
+    assert "stopped after step 5" in stopped.stdout and stopped.stderr == ""
 
 
 TOLD_EARLY = """
@@ -170,7 +192,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
 
 def test_a_moved_run_directory_continues_where_it_is(small_run, uninterrupted, tmp_path):
     run = in_dir(small_run, tmp_path / "a")
-    assert train_in_process(run, KILL_IN_STEP.format(step=7, signal="SIGKILL")).returncode == -9
+    assert train(run, jax.devices()[:1], hooks=[Signal(8, signal.SIGTERM)]).exit_code == 42
     (tmp_path / "a").rename(tmp_path / "b")
     again = typed(tmp_path, "train", "b")
     assert again.returncode == 0, again.stderr
@@ -181,10 +203,10 @@ def test_a_moved_run_directory_continues_where_it_is(small_run, uninterrupted, t
     assert 'dir = "b"' in (tmp_path / "b" / "run.toml").read_text()
 
 
-def test_it_opens_with_what_is_trained_and_soon_says_how_long(small_run, tmp_path):
+def test_it_opens_with_what_is_trained_and_soon_says_how_long(small_run, tmp_path, capsys):
     run = in_dir(small_run, tmp_path / "run")
-    run = replace(run, metrics=replace(run.metrics, log_every_steps=100))
-    said = train_in_process(run).stdout.splitlines()
+    train(replace(run, metrics=replace(run.metrics, log_every_steps=100)), jax.devices()[:1])
+    said = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         r"small: llama, [\d,]+ parameters, 12 steps of 128 tokens on 1 x cpu", said[0]
     )
@@ -199,8 +221,7 @@ def test_a_run_file_beside_no_run_keeps_its_dir(small_run, tmp_path):
 
 def test_it_goes_on_with_another_mesh(small_run, uninterrupted, tmp_path):
     run = in_dir(small_run, tmp_path / "run")
-    stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal="SIGTERM"))
-    assert stopped.returncode == 42
+    assert train(run, jax.devices()[:1], hooks=[Signal(5, signal.SIGTERM)]).exit_code == 42
     outcome = train(run, jax.devices()[:2])
     assert outcome.step == STEPS
     found = losses(run)
@@ -216,17 +237,18 @@ def test_more_steps_go_on_from_the_end(small_run, tmp_path):
     assert sorted(losses(run)) == list(range(1, STEPS + 1))
 
 
-def test_a_directory_of_another_run_is_refused(uninterrupted):
+def test_a_directory_of_another_run_is_refused(uninterrupted, one_device, monkeypatch, capsys):
     folder = Path(uninterrupted[0].dir)
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "run.toml").write_text(dump_toml(uninterrupted[0]))
     words = ["optim.learning_rate=1e-4", "model.mlp_dim=56"]
-    refused = typed(folder.parent, "train", "run.toml", *words)
-    assert refused.returncode == 2
-    (said,) = refused.stderr.splitlines()
+    assert main(["train", "run.toml", *words]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
     assert "optim.learning_rate is 0.003 there and 0.0001 here" in said
     assert "model.mlp_dim is 48 there and 56 here" in said
     assert "delete" not in said
-    resumed = typed(folder.parent, *re.search(r"`lmwright (train .*?)`", said)[1].split())
-    assert resumed.returncode == 0 and "done: 12 steps" in resumed.stdout
+    assert main(re.search(r"`lmwright (train .*?)`", said)[1].split()) == 0
+    assert "done: 12 steps" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
@@ -317,5 +339,4 @@ def test_a_save_that_fails_or_is_given_up_is_one_line(small_run, tmp_path, full,
     if full:
         assert "File too large" in said[0] or "could not be written" in said[0]
         assert "Traceback" in (Path(run.dir) / "log.txt").read_text()
-    again = train_in_process(run)
-    assert again.returncode == 0, again.stderr
+    assert train(run, jax.devices()[:1]).exit_code == 0

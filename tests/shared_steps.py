@@ -1,0 +1,39 @@
+"""One compiled train step for all runs of a process whose steps are the same program.
+
+Training makes its step anew in each session, as its process trains once; tests train hundreds of
+times, mostly one and the same small model.
+"""
+
+import sys
+from dataclasses import replace
+from functools import wraps
+
+KEPT = 16  # steps; the oldest goes
+APART = {"name": "", "dir": "", "checkpoint": None, "metrics": None, "limits": None, "eval": None}
+"""Fields of a run that no step reads."""
+
+
+def share_steps():
+    """Lets `train` take the step that it made before of the same plan."""
+    loop = sys.modules.get("lmwright.train.loop")
+    if loop is not None and not hasattr(loop.make_step, "steps"):
+        loop.make_step = remembering(loop.make_step)
+
+
+def remembering(make_step):
+    """`make_step` that makes each step once."""
+    steps = {}
+
+    @wraps(make_step)
+    def shared(plan, active=None):
+        run = replace(plan.run, **APART, data=None)
+        names = [one.name for one in active or plan.training.trainees]
+        key = repr((run, plan.compute, plan.seq_len, plan.mesh.shape, plan.devices, names))
+        if key not in steps:
+            if len(steps) == KEPT:
+                del steps[next(iter(steps))]
+            steps[key] = make_step(plan, active)
+        return steps[key]
+
+    shared.steps = steps
+    return shared
