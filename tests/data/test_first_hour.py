@@ -118,7 +118,7 @@ def test_few_documents_hold_out_the_one_of_lowest_hash(dedup, inside, capsys):
     tokenizer = load_tokenizer("data/tokenizer")
     for name, some in (("a", documents[:7]), ("b", documents[7:])):
         lowest = min(some, key=lambda t: xxhash.xxh3_128_digest(t.encode()))
-        batch = store.eval_batch(name, 0, store.eval_rows(name))
+        batch = next(store.eval_batches(name, store.eval_rows(name)))
         ids = batch["tokens"][batch["segment_ids"] > 0].tolist()
         assert tokenizer.decode(ids, skip_special=True) == lowest
     assert re.search(r"^train +a +6 ", said, re.M) and re.search(r"^eval +b +1 ", said, re.M)
@@ -135,7 +135,7 @@ def test_a_single_document_holds_out_its_end_and_eval_works(inside, capsys):
     assert code == 0 and "book" in said
     store = TokenStore.open("data")
     tokenizer = load_tokenizer("data/tokenizer")
-    batch = store.eval_batch("book", 0, store.eval_rows("book"))
+    batch = next(store.eval_batches("book", store.eval_rows("book")))
     held = tokenizer.decode(batch["tokens"][batch["segment_ids"] > 0].tolist(), skip_special=True)
     assert text.endswith(held) and 0.05 < len(held) / len(text) < 0.15
     rows = store.batch(0, store.epoch_rows)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmwright.data.manifest import files_below, hash_file, read_manifest
 from lmwright.data.rows import pack as pack_module
 from lmwright.data.rows.pack import best_fit_rows
-from lmwright.data.rows.record import padding_rows, row_dtype, unpack_rows
+from lmwright.data.rows.record import row_dtype, unpack_rows
 from lmwright.errors import UserError
 from tests.data.small_store import corpus, pack
 from tests.data.token_stage import EOS, tokenize_stage
@@ -172,7 +172,7 @@ def test_wide_ids_and_facts(tmp_path):
 
 def test_unpack_rows_equals_a_plain_loop():
     rng, T, B = np.random.default_rng(2), 37, 9
-    rows = padding_rows(B, row_dtype(T, "uint16"))
+    rows = np.zeros(B, row_dtype(T, "uint16"))
     lengths = [T, 1, 20, T, 0, 36, T, 5, 37]
     for b, n in enumerate(lengths):
         bits = rng.random(T) < 0.2

@@ -169,8 +169,7 @@ def hash_pieces(pieces: Iterable[bytes]) -> str:
 def file_pieces(path: str | os.PathLike) -> Iterator[bytes]:
     """Bytes of a file in pieces of `READ_BYTES`."""
     with open(path, "rb") as f:
-        while piece := f.read(READ_BYTES):
-            yield piece
+        yield from iter(lambda: f.read(READ_BYTES), b"")
 
 
 def dump_json(body: Any) -> bytes:

@@ -233,11 +233,7 @@ def _publish(temp: Path, folder: Path) -> dict[str, Any]:
     files, parents = {}, set()
     for path in files_below(temp):
         name = path.relative_to(temp).as_posix()
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)
         files[name] = {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ import numpy as np
 
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.rows.watch import HashWatch
-from lmwright.errors import UserError
 
 AHEAD = 4
 KEPT_BYTES = (32 << 20) - (64 << 10)
@@ -25,7 +24,6 @@ class Loader:
     """Batches of one host, prepared ahead by threads; a context manager that ends them.
 
     stretches: (start, stop) of the rows of each batch that are read here; all if unset.
-    num_microbatches: shapes arrays [A, B, T] instead of [B, T].
     host: (index, number of hosts): which of the store's files are compared with their hashes
         here, beside the training; None: none are.
     input_wait_s: seconds that `batch` has waited so far for input that was not ready.
@@ -37,21 +35,13 @@ class Loader:
         global_batch_size: int,
         *,
         stretches: Sequence[tuple[int, int]] | None = None,
-        num_microbatches: int | None = None,
         start_step: int = 0,
         ahead: int = AHEAD,
         host: tuple[int, int] | None = (0, 1),
     ):
         store.check(global_batch_size=global_batch_size)
         self.stretches = tuple(stretches or [(0, global_batch_size)])
-        rows = sum(stop - start for start, stop in self.stretches)
-        if num_microbatches and rows % num_microbatches:
-            raise UserError(
-                f"train.global_batch_size: the {rows} rows of a host do not divide into "
-                f"{num_microbatches} microbatches; use a multiple of {num_microbatches}"
-            )
         self.store, self.global_batch_size = store, global_batch_size
-        self.num_microbatches = num_microbatches
         self.ahead = ahead
         self.input_wait_s = 0.0
         _keep_freed_memory()
@@ -98,13 +88,9 @@ class Loader:
     def _make(self, step: int) -> dict[str, np.ndarray]:
         first = step * self.global_batch_size
         parts = [self.store.batch(first + start, first + stop) for start, stop in self.stretches]
-        arrays = parts[0]
-        if len(parts) > 1:
-            arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
-        if self.num_microbatches is None:
-            return arrays
-        A = self.num_microbatches
-        return {k: v.reshape(A, -1, v.shape[-1]) for k, v in arrays.items()}
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _keep_freed_memory() -> None:

@@ -95,8 +95,3 @@ def _counting(size: int) -> np.ndarray:
     numbers = np.arange(size, dtype=np.int32)
     numbers.setflags(write=False)
     return numbers
-
-
-def padding_rows(count: int, dtype: np.dtype) -> np.ndarray:
-    """Records [count] without any token, to fill up a batch."""
-    return np.zeros(count, dtype)

@@ -16,7 +16,6 @@ from lmwright.data.manifest import (
     altered_error,
     check_size,
     file_pieces,
-    hash_file,
     hash_pieces,
     parse_manifest,
 )
@@ -42,9 +41,6 @@ class Place(Protocol):
 
     def size(self, file: str) -> int | None:
         """Size of a file in bytes; None if the file is missing."""
-
-    def hash(self, file: str) -> str:
-        """xxh3_128 of a file, hex."""
 
     def pieces(self, file: str) -> Iterator[bytes]:
         """Bytes of a file, a few MiB at a time."""
@@ -76,9 +72,6 @@ class LocalPlace:
             return (self.folder / file).stat().st_size
         except FileNotFoundError:
             return None
-
-    def hash(self, file: str) -> str:
-        return hash_file(self.folder / file)
 
     def pieces(self, file: str) -> Iterator[bytes]:
         return file_pieces(self.folder / file)
@@ -141,13 +134,9 @@ class RemotePlace:
         except FileNotFoundError:
             return None
 
-    def hash(self, file: str) -> str:
-        return hash_pieces(self.pieces(file))
-
     def pieces(self, file: str) -> Iterator[bytes]:
         with self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f:
-            while piece := f.read(HASH_PIECE_BYTES):
-                yield piece
+            yield from iter(lambda: f.read(HASH_PIECE_BYTES), b"")
 
     def fetch(self, folder: str) -> str:
         copy = tempfile.TemporaryDirectory(prefix="lmwright-")
@@ -194,21 +183,18 @@ def open_place(path: str) -> Place:
 
 
 class Shards:
-    """Rows of several files, one file after the other.
+    """Rows of several files of a stage, one file after the other.
 
     max_id: the greatest token id that was written; a row with a greater one is damaged.
     """
 
     def __init__(
-        self,
-        place: Place,
-        files: Sequence[str],
-        sizes: Sequence[int],
-        dtype: np.dtype,
-        max_id: int,
+        self, place: Place, stage: Manifest, files: Sequence[str], dtype: np.dtype, max_id: int
     ):
-        self.place, self.files, self.dtype, self.max_id = place, files, dtype, max_id
-        for file, size in zip(files, sizes, strict=True):
+        self.place, self.dtype, self.max_id = place, dtype, max_id
+        self.files = [f"{stage.stage}/{file}" for file in files]
+        sizes = [stage.files[file]["bytes"] for file in files]
+        for file, size in zip(self.files, sizes, strict=True):
             if size % dtype.itemsize:
                 raise UserError(f"{place.name(file)} does not hold whole rows; prepare again.")
         self.ends = np.cumsum([size // dtype.itemsize for size in sizes], dtype=np.int64)
@@ -248,7 +234,7 @@ def check_files(place: Place, manifest: Manifest, files: Sequence[str], hashes: 
     def check(file: str) -> None:
         entry, path = manifest.files[file], f"{manifest.stage}/{file}"
         check_size(place.name(path), entry["bytes"], place.size(path))
-        if hashes and place.hash(path) != entry["xxh3_128"]:
+        if hashes and hash_pieces(place.pieces(path)) != entry["xxh3_128"]:
             raise altered_error(place.name(path), "its hash is not the manifest's")
 
     with ThreadPoolExecutor(HASH_THREADS) as pool:

@@ -111,8 +111,7 @@ def train_shards(place: Any, packed: Manifest) -> Shards:
         for s in sorted(packed.counts["sources"].get("train", {}))
         for n in source_files(packed, "train", s)
     ]
-    sizes = [packed.files[n]["bytes"] for n in names]
-    return Shards(place, [f"pack/{n}" for n in names], sizes, dtype, packed.counts["max_id"])
+    return Shards(place, packed, names, dtype, packed.counts["max_id"])
 
 
 def source_files(packed: Manifest, split: str, source: str) -> list[str]:

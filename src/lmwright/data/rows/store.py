@@ -10,14 +10,14 @@ Rows are numbered over all epochs, so a step's batch is a range of numbers, on a
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
-from lmwright.data.rows.record import mask_predicted, padding_rows, row_dtype, unpack_rows
+from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
 from lmwright.data.rows.shards import Place, Shards, check_files, open_place
 from lmwright.data.rows.shuffle import flat_rows, order_of, source_files, train_shards
 from lmwright.data.tokens.token_bytes import TokenBytes
@@ -47,11 +47,12 @@ class TokenStore:
         self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked)
         self.order = order_of(shuffled.facts)
         self.epoch_rows = self.order.epoch_rows
-        self._train: Shards | None = None
-        self._written = self._open_written()
-        self._eval = {s: self._open_eval(s) for s in self.eval_sources}
+        self._written = self._open(shuffled, sorted(shuffled.files))
+        self._eval = {
+            s: self._open(packed, source_files(packed, "eval", s)) for s in self.eval_sources
+        }
         if not self._written.rows:
-            self._packed_train()
+            _ = self._packed_train  # refuses damaged files
 
     @property
     def holds(self) -> str:
@@ -145,7 +146,7 @@ class TokenStore:
             return self._written.read(np.arange(start, stop))
         if start < written:
             return np.concatenate([self.records(start, written), self.records(written, stop)])
-        return self._packed_train().read(flat_rows(self.order, start, stop))
+        return self._packed_train.read(flat_rows(self.order, start, stop))
 
     def batch(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Arrays of global rows start..stop-1 as `record.unpack_rows` gives them, [rows, T]."""
@@ -155,31 +156,19 @@ class TokenStore:
         """Number of rows of a source that are held out for evaluation."""
         return self._eval[source].rows
 
-    def eval_batch(
-        self, source: str, start: int, stop: int, size: int | None = None
-    ) -> dict[str, np.ndarray]:
-        """Arrays of a source's eval rows start..stop-1, with `text_bytes` int64 [rows]: bytes of
-        the predicted tokens.
-
-        Rows past the source's end, and up to `size` rows, are all padding with 0 bytes.
-        """
-        rows = np.arange(start, max(start, min(stop, self.eval_rows(source))))
-        return self._eval_arrays(source, rows, size or stop - start)
-
     def eval_batches(
         self, source: str, batch_size: int, max_rows: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
         """All eval rows of a source, or `max_rows` spread evenly over it (always the same), in
-        batches of one size."""
+        batches of one size, with `text_bytes` int64 [rows]: bytes of the predicted tokens. Rows
+        past the last are all padding with 0 bytes."""
         rows = spread(self.eval_rows(source), max_rows)
         for start in range(0, len(rows), batch_size):
-            yield self._eval_arrays(source, rows[start : start + batch_size], batch_size)
-
-    def _eval_arrays(self, source: str, rows: np.ndarray, size: int) -> dict[str, np.ndarray]:
-        padding = padding_rows(size - len(rows), self.dtype)
-        records = np.concatenate([self._eval[source].read(rows), padding])
-        batch = unpack_rows(records, self.attention, rated=self.rated)
-        return batch | {"text_bytes": self._predicted_bytes(records, batch)}
+            records = self._eval[source].read(rows[start : start + batch_size])
+            padding = np.zeros(batch_size - len(records), self.dtype)
+            records = np.concatenate([records, padding])
+            batch = unpack_rows(records, self.attention, rated=self.rated)
+            yield batch | {"text_bytes": self._predicted_bytes(records, batch)}
 
     def _predicted_bytes(self, records: np.ndarray, batch: dict[str, np.ndarray]) -> np.ndarray:
         predicted = mask_predicted(batch, pairs=self.pairs, rated=self.rated)
@@ -203,24 +192,15 @@ class TokenStore:
         entries += [(f"pack/{n}", e) for n, e in packed if n.startswith(split)]
         return [(name, entry["xxh3_128"]) for name, entry in entries]
 
-    def _open_written(self) -> Shards:
-        names = sorted(self.shuffled.files)
-        check_files(self.place, self.shuffled, names, self.verify == "hashes")
-        sizes = [self.shuffled.files[n]["bytes"] for n in names]
-        return Shards(self.place, [f"shuffle/{n}" for n in names], sizes, self.dtype, self.max_id)
+    def _open(self, manifest: Manifest, files: Sequence[str]) -> Shards:
+        check_files(self.place, manifest, files, self.verify == "hashes")
+        return Shards(self.place, manifest, files, self.dtype, self.max_id)
 
-    def _open_eval(self, source: str) -> Shards:
-        names = source_files(self.packed, "eval", source)
-        check_files(self.place, self.packed, names, self.verify == "hashes")
-        sizes = [self.packed.files[n]["bytes"] for n in names]
-        return Shards(self.place, [f"pack/{n}" for n in names], sizes, self.dtype, self.max_id)
-
+    @functools.cached_property
     def _packed_train(self) -> Shards:
-        if self._train is None:
-            names = [n for n in self.packed.files if n.startswith("train/")]
-            check_files(self.place, self.packed, names, self.verify == "hashes")
-            self._train = train_shards(self.place, self.packed)
-        return self._train
+        names = [n for n in self.packed.files if n.startswith("train/")]
+        check_files(self.place, self.packed, names, self.verify == "hashes")
+        return train_shards(self.place, self.packed)
 
 
 def spread(count: int, most: int | None) -> np.ndarray:

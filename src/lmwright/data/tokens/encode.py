@@ -26,8 +26,6 @@ from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.data.tokens.tokenizer_formats import GPT2_SPLIT, byte_letters
 from lmwright.errors import UserError
 
-ROUTES = ("tiktoken", "sentencepiece", "tokenizers")
-
 # Digits are cut out one by one first, then GPT-2's split: spaces before a digit stay together.
 DIGITS_THEN_GPT2 = r"\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 
