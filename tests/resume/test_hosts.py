@@ -192,12 +192,11 @@ def test_rows_of_a_host(small_run):
     run = replace(run, train=replace(run.train, global_batch_size=16))
     plan = resolve(run, jax.devices())
     host = HostRows.of(plan)
-    assert host.stretches == ((0, 8),) and host.of_batch == [(0, 16)]
+    assert host.stretches == ((0, 8),)
     rows = np.arange(16 * 32).reshape(16, 32)
     placed = host.place(plan, rows)
     np.testing.assert_array_equal(placed[1], rows[1::2])
     apart = HostRows(((1, 2), (4, 6)), 2, 8)
-    assert apart.of_batch == [(2, 4), (8, 12)]
     assert [apart._local(row) for row in (1, 4, 5)] == [0, 1, 2]
 
 

@@ -13,7 +13,6 @@ A name that is in no table is an error, not silent replication.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import Array
@@ -147,11 +146,6 @@ def constrain(x: Array, axes: str) -> Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, partition(tuple(axes.split()), ACTIVATIONS))
-
-
-def replicated(mesh: Mesh, tree: Any) -> Any:
-    """Fully replicated sharding for every leaf."""
-    return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)
 
 
 def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:

@@ -33,17 +33,6 @@ class Xent(NamedTuple):
     correct: Array
 
 
-def token_sums(
-    logits: Array, targets: Array, weights: Array, z_loss: float, smoothing: float = 0.0
-) -> Xent:
-    """Sums for float32 logits [..., V], int targets and float32 weights [...].
-
-    A target counts as correct when no logit is larger; `nll` is of the targets alone, whatever
-    the `smoothing`.
-    """
-    return _sums(logits, targets, weights, z_loss, smoothing)[0]
-
-
 def _sums(
     logits: Array,
     targets: Array,
@@ -52,6 +41,9 @@ def _sums(
     smoothing: float,
     axis: int = -1,
 ) -> tuple[Xent, Array]:
+    """Sums for float32 logits with the vocabulary along `axis`, int targets and float32 weights,
+    and log Z of each token. A target counts as correct where no logit is larger; `nll` is that of
+    the targets alone, whatever the `smoothing`."""
     expand = partial(jnp.expand_dims, axis=axis)
     top = jnp.max(logits, axis=axis)
     log_z = top + jnp.log(jnp.sum(jnp.exp(logits - expand(top)), axis=axis))

@@ -21,7 +21,6 @@ from lmwright.core.leaves import (
     Lora,
     Storage,
     column_norms,
-    dequantize,
     merge,
     quantize,
     stored_spec,
@@ -262,8 +261,3 @@ def merged(adapter: ResolvedAdapter, base: Tree, weights: Tree) -> Tree:
     params = {module.path: module.param for module in adapter.modules}
     bound = bind(params, base, scaled(adapter, weights))
     return nest((path, merge(leaf)) for path, leaf in walk(bound))
-
-
-def widened(base: Tree) -> Tree:
-    """float32 weights of the frozen model itself."""
-    return nest((path, dequantize(leaf, jnp.float32)) for path, leaf in walk(base))

@@ -108,12 +108,6 @@ class HostRows:
                 stretches.append((start, stop))
         return cls(tuple(stretches), train.num_microbatches, rows)
 
-    @property
-    def of_batch(self) -> list[tuple[int, int]]:
-        """Ranges in rows of the whole batch."""
-        num = self.num_microbatches
-        return [(start * num, stop * num) for start, stop in self.stretches]
-
     def place(self, plan: Plan, rows: np.ndarray) -> jax.Array:
         """Rows [b, T] of this host, in order, as its part of a global [A, B, T]."""
         num = self.num_microbatches
