@@ -1,8 +1,11 @@
-"""JSON files of foreign origin: every problem is an OSError or a ValueError."""
+"""JSON files: those of foreign origin read, where every problem is an OSError or a ValueError, and
+our own written."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from lmwright.guard.files import write_whole
 
 
 def parse_json(path: Path) -> Any:
@@ -20,3 +23,8 @@ def parse_json(path: Path) -> Any:
         except UnicodeEncodeError:
             raise ValueError("contains half of a surrogate pair") from None
     return value
+
+
+def write_json(path: Path, value: Any, *, ascii_only: bool = True) -> None:
+    """An indented JSON file, whole or not there. Raises OSError."""
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=ascii_only) + "\n")

@@ -4,7 +4,7 @@ time by the gguf package.
     file --header--> config.json --> model --slots--> tensor by tensor --> our layout
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from lmwright.formats.gguf_names import (
 )
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope
 from lmwright.formats.hf_layout import slots
+from lmwright.formats.safetensors import Tensors
 
 MOST_ENTRIES = 2**23  # of a list in the header; vocabularies have 2**18
 PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -122,7 +123,7 @@ def _reader(gguf: Any) -> type:
     return Reader
 
 
-class GgufTensors(Mapping[str, np.ndarray]):
+class GgufTensors(Tensors):
     """The tensors of a file under their Hugging Face names and in their layout; what has no
     such name keeps its own, so that nothing goes unnoticed."""
 
@@ -133,6 +134,7 @@ class GgufTensors(Mapping[str, np.ndarray]):
         self._places = {hf: place for hf, place in places.items() if self._has(*place)}
         taken = {name for name, _ in self._places.values()} | {ROPE_FACTORS}
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
+        super().__init__(self._places)
 
     def _has(self, name: str, part: int | None) -> bool:
         known = name in self.file.tensors
@@ -156,15 +158,6 @@ class GgufTensors(Mapping[str, np.ndarray]):
         if name.endswith("norm.weight") and self._arch.norm_shift:
             array = array.astype(np.float32) - self._arch.norm_shift
         return array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:

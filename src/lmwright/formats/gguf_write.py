@@ -17,6 +17,7 @@ import xxhash
 import lmwright
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
+from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
 from lmwright.formats.gguf_names import (
@@ -31,11 +32,12 @@ from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
-from lmwright.formats.hf_write import checked_tokenizer, write_json
-from lmwright.formats.places import new_place, unfinished
-from lmwright.formats.proof import Proof, Source, accounting, proof_tokens, prove
+from lmwright.formats.hf_write import checked_tokenizer
+from lmwright.formats.places import being_written, new_place
+from lmwright.formats.proof import Proof, Source, prove
 from lmwright.formats.tensor_hash import CONVERT, add_tensor
 from lmwright.formats.tokenizer_files import prompt_prefix
+from lmwright.guard.files import sync
 
 TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 Q8_ROW = 32  # values of a row that share a scale
@@ -78,53 +80,38 @@ def write_gguf(
     tokenizer have no GGUF form; RuntimeError where the proof fails.
     """
     out = new_place(out)
-    hidden = unfinished(out, ".gguf")
-    _refuse(out, dtype, overwrite)
-    tokenizer = checked_tokenizer(model, tokenizer_dir)
-    config = model.hf.config(model)
-    name, arch, meta = metadata_of(config, str(out))
-    entries = _entries(model, name, TYPES[dtype])
-    try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        facts = facts or Facts(name=out.stem)
-        keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
-        _write(hidden, name, keys, entries, tensors, config, arch)
-        xxh3 = _compare(hidden, model, entries, tensors)
-        compared = prove(
-            model,
-            load,
-            lambda: _read_again(hidden),
-            proof_tokens(model, tokenizer),
-            result=hidden,
-            source=source,
-            exact=dtype == "fp32",
-        )
-        said = Counter(entry.kind for entry in entries)
-        proof = Proof(
-            dtype=dtype,
-            tensors=", ".join(f"{n} in {kind}" for kind, n in sorted(said.items()))
-            + (", within half a step" if dtype == "q8_0" else ", equal bit for bit"),
-            accounting=accounting(model, tensors, xxh3),
-            changed=source.changed(model) if source else {},
-            **vars(compared),
-        )
-        os.replace(hidden, out)
-        write_json(out.with_name(f"{out.name}.{CONVERT}"), proof.to_dict())
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(
-            f"{out}: cannot be written ({reason}); free some space or choose another folder"
-        ) from error
-    finally:
-        hidden.unlink(missing_ok=True)
-    return proof
-
-
-def _refuse(out: Path, dtype: str, overwrite: bool) -> None:
     if dtype not in TYPES:
         raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
     if out.is_dir() or (out.exists() and not overwrite):
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    tokenizer = checked_tokenizer(model, tokenizer_dir)
+    config = model.hf.config(model)
+    name, arch, meta = metadata_of(config, str(out))
+    entries = _entries(model, name, TYPES[dtype])
+    facts = facts or Facts(name=out.stem)
+    keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
+    with being_written(out, ".gguf") as hidden:
+        _write(hidden, name, keys, entries, tensors, config, arch)
+        kinds = Counter(entry.kind for entry in entries)
+        proof = prove(
+            model,
+            tensors,
+            load,
+            lambda: _read_again(hidden),
+            tokenizer,
+            dtype=dtype,
+            compared=", ".join(f"{n} in {kind}" for kind, n in sorted(kinds.items()))
+            + (", within half a step" if dtype == "q8_0" else ", equal bit for bit"),
+            xxh3=_compare(hidden, model, entries, tensors),
+            result=hidden,
+            source=source,
+            exact=dtype == "fp32",
+        )
+        sync(hidden)
+        os.replace(hidden, out)
+        sync(out.absolute().parent)
+        write_json(out.with_name(f"{out.name}.{CONVERT}"), proof.to_dict())
+    return proof
 
 
 def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:

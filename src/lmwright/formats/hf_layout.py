@@ -8,7 +8,6 @@ A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everyth
 an arrow stay as they are, flattened. Every tensor is used exactly once.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.pattern import LAYERS
 from lmwright.errors import UserError
+from lmwright.formats.safetensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,18 @@ class Slot:
         return array.reshape(self.param.shape[len(self.at) :])
 
 
-class HfTensors(Mapping[str, np.ndarray]):
+class HfTensors(Tensors):
     """The weights of a model by Hugging Face name, each laid out when it is asked for."""
 
     def __init__(self, model: HfModel, weights: Tree):
         self.weights = weights
         self._leaves = dict(walk(weights))
         self._slots = {slot.name: slot for slot in slots(model)}
+        super().__init__(self._slots)
 
     def __getitem__(self, name: str) -> np.ndarray:
         slot = self._slots[name]
         return slot.to_layout(self._leaves[slot.path])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
 
 
 ROWS = 64  # transposed at once: what they touch stays in the cache

@@ -5,7 +5,6 @@ weights --layout, dtype--> shards --read again--> proof --> convert.json, README
 all in a hidden folder beside `out`, which is renamed when everything holds
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,23 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
+from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, model_card
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_read import import_hf
-from lmwright.formats.places import new_place, unfinished
-from lmwright.formats.proof import (
-    Proof,
-    Source,
-    accounting,
-    compare_tensors,
-    proof_tokens,
-    prove,
-)
+from lmwright.formats.places import being_written, new_place, unfinished
+from lmwright.formats.proof import Proof, Source, compare_tensors, prove
 from lmwright.formats.safetensors import (
     DTYPES,
     TensorFiles,
@@ -40,7 +32,7 @@ from lmwright.formats.safetensors import (
 )
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
-from lmwright.guard.files import sync, write_whole
+from lmwright.guard.files import sync
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -110,22 +102,18 @@ def write_hf(
         if tokenizer_dir is not None:
             write_tokenizer(tokenizer_dir, folder, prefix)
         files = TensorFiles(folder)
-        xxh3 = compare_tensors(files, cast_tensors(model, tensors, DTYPES[dtype]))
-        compared = prove(
+        proof = prove(
             model,
+            tensors,
             load,
             lambda: import_hf(folder)[:2],
-            proof_tokens(model, tokenizer),
+            tokenizer,
+            dtype=dtype,
+            compared=f"all {len(files)} equal bit for bit in {dtype}",
+            xxh3=compare_tensors(files, cast_tensors(model, tensors, DTYPES[dtype])),
             result=folder,
             source=source,
             exact=dtype == stored_dtype(model, tensors) or dtype == "fp32",
-        )
-        proof = Proof(
-            dtype=dtype,
-            tensors=f"all {len(files)} equal bit for bit in {dtype}",
-            accounting=accounting(model, tensors, xxh3),
-            changed=source.changed(model) if source else {},
-            **vars(compared),
         )
         write_json(folder / CONVERT, proof.to_dict())
         card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
@@ -136,8 +124,7 @@ def write_hf(
 def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:
     """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
     kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
-    found = [name for name, dtype in DTYPES.items() if kinds == {dtype.name}]
-    return found[0] if found else "fp32"
+    return next((name for name, dtype in DTYPES.items() if kinds == {dtype.name}), "fp32")
 
 
 @contextmanager
@@ -146,22 +133,13 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     removed otherwise, by the next one where this process is killed. Disk trouble becomes a
     UserError."""
     out = new_place(out).absolute()
-    temporary = unfinished(out, ".tmp")
-    _refuse_existing(out, overwrite)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+    with being_written(out, ".tmp") as temporary:
+        _refuse_existing(out, overwrite)
         temporary.mkdir()
         yield temporary
-        _sync(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
         _take_name(temporary, out)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{out}: cannot be written ({reason}); free some space or choose another folder"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _refuse_existing(out: Path, overwrite: bool) -> None:
@@ -186,11 +164,6 @@ def _take_name(temporary: Path, out: Path) -> None:
     os.replace(temporary, out)
     shutil.rmtree(old, ignore_errors=True)
     sync(out.parent)
-
-
-def _sync(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        sync(path)
 
 
 def cast_tensors(
@@ -248,8 +221,3 @@ def _write_config(folder: Path, model: HfModel, tokenizer: Any, dtype: str) -> N
         folder / "config.json", model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
     )
     write_json(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """An indented JSON file."""
-    write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -7,7 +7,6 @@ base_model.model.<module>.lora_embedding_A, _B      of a table, [R, vocab] and [
 base_model.model.<module>.base_layer.weight         of a table or head, in place of the base's own
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.peft_config import patterned, read_config, start_of
 
@@ -175,7 +175,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
         ending = "base_layer.weight" if name in adapter.modules else "weight"
         tensors[f"{PREFIX}{name}.{ending}"] = np.ascontiguousarray(weight, np.float32)
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(adapter.config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, adapter.config)
 
 
 def make_config(

@@ -10,7 +10,11 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from lmwright.errors import UserError
 
@@ -44,6 +48,31 @@ def new_place(out: str | os.PathLike) -> Path:
     return out
 
 
+@contextmanager
+def being_written(out: Path, ending: str) -> Iterator[Path]:
+    """Hidden path beside `out` for what is being written, which goes at the end unless it has taken
+    its name. Disk trouble becomes a UserError."""
+    temporary = unfinished(out, ending)
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
+        yield temporary
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{out}: cannot be written ({reason}); free some space or choose another folder"
+        ) from error
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def unfinished(out: Path, ending: str) -> Path:
     """Temporary path of `out` while it is written. Leftovers of killed processes are removed, or
     restored if one was the only copy of an earlier output."""
@@ -55,18 +84,16 @@ def unfinished(out: Path, ending: str) -> Path:
 def _clean(out: Path) -> None:
     mark = re.compile(rf"\.{re.escape(out.name)}\.{MARK}")
     try:
-        left = [(path, mark.fullmatch(path.name)) for path in out.parent.iterdir()]
+        beside = [(path, mark.fullmatch(path.name)) for path in out.parent.iterdir()]
     except OSError:
         return  # the parent is made later, or whoever writes there says what is wrong
-    for path, found in left:
-        if found is None or not _abandoned(path, found["host"], int(found["pid"])):
+    for path, match in beside:
+        if match is None or not _abandoned(path, match["host"], int(match["pid"])):
             continue
-        if found["ending"] == ".old" and not out.exists():
+        if match["ending"] == ".old" and not out.exists():
             os.replace(path, out)
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
 def _abandoned(path: Path, host: str | None, pid: int) -> bool:

@@ -7,7 +7,7 @@ logits    the result in lmwright against source and result in transformers, wher
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,23 +76,19 @@ class Source:
     adapter: Path | None = None
     """A PEFT folder that was merged into what lies at `path`; `model` and `load` are the result."""
 
-    def changed(self, model: HfModel) -> dict[str, tuple[Any, Any]]:
-        """Fields in which `model` was made to differ: before and after."""
-        return differences(self.model, model)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Proof:
     """Comparisons that were made, and how well they agree."""
 
     dtype: str
-    tokens: int
+    tokens: int = 0
     tensors: str
     accounting: Accounting
-    source_to_folder: Agreement | None
+    source_to_folder: Agreement | None = None
     """None where the model does not fit into memory; `why_no_logits` says so."""
-    folder_to_transformers: Agreement | None
-    transformers: str
+    folder_to_transformers: Agreement | None = None
+    transformers: str = ""
     """Version compared with, or why it was not."""
     why_no_logits: str | None = None
     source_to_transformers: Agreement | None = None
@@ -109,28 +105,28 @@ class Proof:
 
     def lines(self) -> list[str]:
         """For people: one sentence a comparison."""
-        said = [f"tensors: {self.tensors}"]
-        said += [
+        lines = [f"tensors: {self.tensors}"]
+        lines += [
             f"not taken: {each.part}, {each.tensors} tensors of {each.parameters:,} parameters"
             for each in self.accounting.not_taken
         ]
-        said += [f"changed: {name} from {a!r} to {b!r}" for name, (a, b) in self.changed.items()]
+        lines += [f"changed: {name} from {a!r} to {b!r}" for name, (a, b) in self.changed.items()]
         if self.source_to_folder is None:
-            said.append(f"logits: not compared, {self.why_no_logits}")
+            lines.append(f"logits: not compared, {self.why_no_logits}")
         else:
-            said.append(f"source and result: {sentence(self.source_to_folder)}")
+            lines.append(f"source and result: {sentence(self.source_to_folder)}")
         if self.source_to_transformers is not None:
             there = sentence(self.source_to_transformers)
-            said.append(f"source in lmwright and transformers {self.transformers}: {there}")
+            lines.append(f"source in lmwright and transformers {self.transformers}: {there}")
         if self.merged_to_peft is not None:
             there = sentence(self.merged_to_peft)
-            said.append(f"merged here and the adapter in PEFT {self.peft}: {there}")
+            lines.append(f"merged here and the adapter in PEFT {self.peft}: {there}")
         elif self.peft is not None:
-            said.append(f"the adapter in PEFT: not compared, {self.peft}")
+            lines.append(f"the adapter in PEFT: not compared, {self.peft}")
         if self.folder_to_transformers is None:
-            return [*said, f"result in transformers: not compared, {self.transformers}"]
+            return [*lines, f"result in transformers: not compared, {self.transformers}"]
         other = sentence(self.folder_to_transformers)
-        return [*said, f"result in lmwright and transformers {self.transformers}: {other}"]
+        return [*lines, f"result in lmwright and transformers {self.transformers}: {other}"]
 
 
 def sentence(a: Agreement) -> str:
@@ -162,7 +158,7 @@ def compare_tensors(
     return digest.hexdigest()
 
 
-def accounting(model: HfModel, source: Mapping[str, Any], xxh3: str) -> Accounting:
+def _accounting(model: HfModel, source: Mapping[str, Any], xxh3: str) -> Accounting:
     """The tensors of `source` that became the model."""
     wanted = slots(model)
     return Accounting(
@@ -174,34 +170,25 @@ def accounting(model: HfModel, source: Mapping[str, Any], xxh3: str) -> Accounti
     )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of the logits by `prove`."""
-
-    source_to_folder: Agreement | None
-    folder_to_transformers: Agreement | None
-    source_to_transformers: Agreement | None
-    transformers: str
-    why_no_logits: str | None
-    tokens: int
-    merged_to_peft: Agreement | None = None
-    peft: str | None = None
-
-
 NO_BASE = "it cannot read the base, which is no Hugging Face folder or GGUF file; export it first"
 
 
 def prove(
     model: HfModel,
+    tensors: Mapping[str, Any],
     load_source: Callable[[], Tree],
     load_result: Callable[[], tuple[Any, Tree]],
-    tokens: np.ndarray,
+    tokenizer: Any,
     *,
+    dtype: str,
+    compared: str,
+    xxh3: str,
     result: Path,
     source: Source | None,
     exact: bool,
-) -> Comparison:
-    """Compares logits of the source, of the result read again, and of both in transformers.
+) -> Proof:
+    """Compares logits of the source, of the result read again, and of both in transformers;
+    `compared` and `xxh3` are what the comparison of the tensors gave.
 
     The source is run as `model`, and as its own configuration says where transformers reads
     it. The models are in memory one after the other. Raises RuntimeError where they are further
@@ -209,9 +196,16 @@ def prove(
     transformers always.
     """
     num_params, config = count_params(model.spec()), model.hf.config(model)
+    proof = Proof(
+        dtype=dtype,
+        tensors=compared,
+        accounting=_accounting(model, tensors, xxh3),
+        changed=differences(source.model, model) if source else {},
+    )
     adapter = source.adapter if source is not None else None
     if why := too_large(num_params):
-        return Comparison(None, None, None, why, why, 0, peft=why if adapter else None)
+        return replace(proof, transformers=why, why_no_logits=why, peft=why if adapter else None)
+    tokens = proof_tokens(model, tokenizer)
     expected = logits(model, load_source(), tokens)
     found_model, w = load_result()
     found = logits(found_model, w, tokens)
@@ -233,8 +227,16 @@ def prove(
         if source.model != model:
             expected = logits(source.model, source.load(), tokens)
         origin, _ = _against(said, expected)
-    size = int(tokens.size)
-    return Comparison(first, there, origin, there_version, None, size, merged, peft)
+    return replace(
+        proof,
+        tokens=int(tokens.size),
+        source_to_folder=first,
+        folder_to_transformers=there,
+        transformers=there_version,
+        source_to_transformers=origin,
+        merged_to_peft=merged,
+        peft=peft,
+    )
 
 
 def _against(

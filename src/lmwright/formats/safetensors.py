@@ -7,9 +7,8 @@
 Only this format is read: pickled `.bin` files run code when they are opened.
 """
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lmwright.data.json_text import parse_json
+from lmwright.data.json_text import parse_json, write_json
 from lmwright.errors import UserError
 
 SINGLE = "model.safetensors"
@@ -41,13 +40,30 @@ def described(tensors: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
     return tensors[name].dtype.name, tuple(tensors[name].shape)
 
 
-class TensorFiles(Mapping[str, np.ndarray]):
+class Tensors(Mapping[str, np.ndarray]):
+    """Tensors by name; those who extend it say how one is read when it is asked for."""
+
+    def __init__(self, names: Collection[str]):
+        self._names = names
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class TensorFiles(Tensors):
     """Tensors of a folder by name; each is read when asked for."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._files = _open_files(folder)
         self._file_of = {name: path for path, file in self._files.items() for name in file.keys()}
+        super().__init__(self._file_of)
         self._check_index()
 
     def _check_index(self) -> None:
@@ -72,15 +88,6 @@ class TensorFiles(Mapping[str, np.ndarray]):
         """(dtype, shape) of a tensor from the file's header."""
         part = self._files[self._file_of[name]].get_slice(name)
         return NAMES.get(part.get_dtype(), part.get_dtype()), tuple(part.get_shape())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._file_of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
-
-    def __len__(self) -> int:
-        return len(self._file_of)
 
 
 def some(names: Iterable[str], count: int = 6) -> str:
@@ -177,4 +184,4 @@ def write_shards(
         del shard, array
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        write_json(folder / INDEX, index)

@@ -1,13 +1,13 @@
 """The text model's tensors in a checkpoint that holds more; what is not taken is counted."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lmwright.errors import UserError
-from lmwright.formats.safetensors import described
+from lmwright.formats.safetensors import Tensors, described
 from lmwright.models.text_part import TextPart
 
 
@@ -20,13 +20,14 @@ class NotTaken:
     parameters: int
 
 
-class TextTensors(Mapping[str, np.ndarray]):
+class TextTensors(Tensors):
     """Tensors under the names that the text model alone gives them. A tensor that belongs to
     no known part keeps its name, so that it is found to be left over."""
 
     def __init__(self, stored: Mapping[str, np.ndarray], part: TextPart, where: str):
         self._stored = stored
         self._name_of: dict[str, str] = {}
+        super().__init__(self._name_of)
         apart: dict[str, list[int]] = {}
         for name in stored:
             if (other := _after(name, part.others)) is not None:
@@ -49,15 +50,6 @@ class TextTensors(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._stored[self._name_of[name]]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._name_of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._name_of)
-
-    def __len__(self) -> int:
-        return len(self._name_of)
 
 
 def _after(name: str, prefixes: Mapping[str, Any]) -> tuple[str, str] | None:

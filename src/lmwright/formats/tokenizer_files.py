@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from lmwright.data.json_text import write_json
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer, save_tokenizer
 
 MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -69,4 +70,4 @@ def _set_prefix(path: Path, prefix: tuple[int, ...]) -> None:
             special_tokens=list(zip(tokens, prefix, strict=True)),
         )
         spec["post_processor"] = json.loads(backend.to_str())["post_processor"]
-    path.write_text(json.dumps(spec, ensure_ascii=False, indent=2) + "\n", "utf-8")
+    write_json(path, spec, ascii_only=False)

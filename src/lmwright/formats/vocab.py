@@ -8,7 +8,7 @@ take the mean of all, so that no such id becomes likely
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ import tokenizers
 
 from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
+from lmwright.data.json_text import write_json
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
@@ -29,7 +30,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_tokens, sentence
 from lmwright.formats.reference import too_large
-from lmwright.formats.safetensors import described
+from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
@@ -48,30 +49,22 @@ class Surgery:
     old_tokens: int
 
 
-class ResizedTensors(Mapping[str, np.ndarray]):
+class ResizedTensors(Tensors):
     """Tensors by Hugging Face name with other rows where the vocabulary is."""
 
     def __init__(self, model: HfModel, tensors: Mapping[str, np.ndarray], surgery: Surgery):
+        super().__init__(tensors)
         self._tensors, self._surgery = tensors, surgery
-        self._names = {slot.name for slot in slots(model) if "vocab" in slot.param.axes}
+        self._resized = {slot.name for slot in slots(model) if "vocab" in slot.param.axes}
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape)."""
         dtype, shape = described(self._tensors, name)
-        return dtype, (self._surgery.rows, *shape[1:]) if name in self._names else shape
+        return dtype, (self._surgery.rows, *shape[1:]) if name in self._resized else shape
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = np.asarray(self._tensors[name])
-        return resized(array, self._surgery) if name in self._names else array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        return resized(array, self._surgery) if name in self._resized else array
 
 
 def resized(array: np.ndarray, surgery: Surgery) -> np.ndarray:
@@ -248,11 +241,9 @@ def write_files(source: Path, folder: Path, tokenizer: TextTokenizer) -> None:
     """The files beside an old tokenizer, with the new tokenizer.json; those that would still
     tell of the old one are left out."""
     write_tokenizer(source, folder, None)
-    changed = tokenizer.spec != json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    if not changed:
+    if tokenizer.spec == json.loads((folder / "tokenizer.json").read_text("utf-8")):
         return
-    text = json.dumps(tokenizer.spec, ensure_ascii=False, indent=2) + "\n"
-    (folder / "tokenizer.json").write_text(text, "utf-8")
+    write_json(folder / "tokenizer.json", tokenizer.spec, ascii_only=False)
     for name in STALE:
         (folder / name).unlink(missing_ok=True)
     path = folder / "tokenizer_config.json"
@@ -264,7 +255,7 @@ def write_files(source: Path, folder: Path, tokenizer: TextTokenizer) -> None:
             str(t["id"]): {k: v for k, v in t.items() if k != "id"}
             for t in tokenizer.spec["added_tokens"]
         }
-    path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", "utf-8")
+    write_json(path, config, ascii_only=False)
 
 
 def _check_old_logits(

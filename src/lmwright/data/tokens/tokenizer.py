@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lmwright.config import run
 from lmwright.config.run import EARLIER_VOCAB_SIZE
-from lmwright.data.json_text import parse_json
+from lmwright.data.json_text import parse_json, write_json
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
@@ -252,9 +252,9 @@ def save_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike) -> None:
     else:
         (folder / "tokenizer.model").unlink(missing_ok=True)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    write_whole(folder / "special_tokens_map.json", _json(roles))
-    write_whole(folder / "tokenizer_config.json", _json(config))
-    write_whole(folder / "tokenizer.json", _json(tokenizer.spec))
+    write_json(folder / "special_tokens_map.json", roles, ascii_only=False)
+    write_json(folder / "tokenizer_config.json", config, ascii_only=False)
+    write_json(folder / "tokenizer.json", tokenizer.spec, ascii_only=False)
 
 
 def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
@@ -365,7 +365,3 @@ def _is_proto(path: Path) -> bool:
     base64."""
     with path.open("rb") as f:
         return f.read(1) == b"\n"
-
-
-def _json(body: Any) -> bytes:
-    return (json.dumps(body, indent=2, ensure_ascii=False) + "\n").encode()
