@@ -162,7 +162,7 @@ def learned_texts(data_dir):
     """What is learned of each example of a store, by order of packing."""
     store = TokenStore.open(data_dir)
     tokenizer = load_tokenizer(store.tokenizer_dir)
-    rows = unpack_rows(store._packed_train().read(np.arange(store.epoch_rows)))
+    rows = unpack_rows(store._packed_train.read(np.arange(store.epoch_rows)))
     for b in range(len(rows["tokens"])):
         for segment in range(1, rows["segment_ids"][b].max() + 1):
             mine = (rows["segment_ids"][b] == segment) & (rows["loss_weight"][b] > 0)
