@@ -207,47 +207,42 @@ def prove(
         return replace(proof, transformers=why, why_no_logits=why, peft=why if adapter else None)
     tokens = proof_tokens(model, tokenizer)
     expected = logits(model, load_source(), tokens)
-    found_model, w = load_result()
-    found = logits(found_model, w, tokens)
-    del w
+    found = logits(*load_result(), tokens)
     first = agreement(expected, found)
     if exact:
         _insist(first, "the result read again")
-    there, there_version = _against(transformers_says(result, tokens, num_params, config), found)
-    origin = merged = peft = None
-    if adapter is not None:
-        said = Reference(None, NO_BASE)
-        if source.path is not None:
-            said = transformers_says(source.path, tokens, num_params, config, adapter)
-        merged, peft = _against(said, expected, "PEFT")
-    elif source is not None and there is not None:
-        # what the source means is decided by its own config, read by somebody else
-        there_config = source.model.hf.config(source.model)
-        said = transformers_says(source.path, tokens, num_params, there_config)
-        if source.model != model:
-            expected = logits(source.model, source.load(), tokens)
-        origin, _ = _against(said, expected)
-    return replace(
+    there, version = _against(transformers_says(result, tokens, num_params, config), found)
+    proof = replace(
         proof,
         tokens=int(tokens.size),
         source_to_folder=first,
         folder_to_transformers=there,
-        transformers=there_version,
-        source_to_transformers=origin,
-        merged_to_peft=merged,
-        peft=peft,
+        transformers=version,
     )
+    if adapter is not None:
+        reference = Reference(None, NO_BASE)
+        if source.path is not None:
+            reference = transformers_says(source.path, tokens, num_params, config, adapter)
+        merged, peft = _against(reference, expected, "PEFT")
+        return replace(proof, merged_to_peft=merged, peft=peft)
+    if source is None or there is None:
+        return proof
+    # what the source means is decided by its own config, read by somebody else
+    config = source.model.hf.config(source.model)
+    reference = transformers_says(source.path, tokens, num_params, config)
+    if source.model != model:
+        expected = logits(source.model, source.load(), tokens)
+    return replace(proof, source_to_transformers=_against(reference, expected)[0])
 
 
 def _against(
-    said: Reference, ours: np.ndarray, who: str = "transformers"
+    reference: Reference, ours: np.ndarray, who: str = "transformers"
 ) -> tuple[Agreement | None, str]:
-    if said.logits is None:
-        return None, said.version
-    theirs = said.logits[..., : ours.shape[-1]]
-    found = agreement(ours, theirs)
-    _insist(found, f"{who} {said.version}")
-    return found, said.version
+    if reference.logits is None:
+        return None, reference.version
+    found = agreement(ours, reference.logits[..., : ours.shape[-1]])
+    _insist(found, f"{who} {reference.version}")
+    return found, reference.version
 
 
 def _insist(found: Agreement, other: str) -> None:
