@@ -1,5 +1,6 @@
 """Every test sees eight CPU devices; JAX reads the flag at its first import."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -10,6 +11,9 @@ import pytest
 from tests.quick_compile import FLAGS
 from tests.shared_steps import share_steps
 
+# Tracing makes and drops many small objects beside the million of what is imported, which at
+# Python's thresholds is walked again and again: four tenths of the time of a trace.
+gc.set_threshold(20_000, 20, 20)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
@@ -26,6 +30,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish():
+    """What was imported stays; the collector need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
