@@ -228,7 +228,7 @@ def test_ema_follows_the_weights():
     [
         ({"tensor": 3}, {}, "mesh: 3 devices asked for, 8 are there"),
         ({"fsdp": 2, "tensor": 2}, {}, "mesh: 4 devices"),
-        ({"data": "rest"}, {}, "only one axis can be"),
+        ({"data": "rest"}, {}, "are both 'rest'"),
         ({"stage": 4}, {}, "mesh.stage: 4 does not divide the 2 of axis 'layers'"),
         ({"fsdp": 1, "tensor": 8}, {}, "does not divide"),
         ({}, {"global_batch_size": 12}, "train.global_batch_size: 12 rows"),

@@ -95,11 +95,7 @@ def _check_lengths(run: Run) -> None:
 
 
 def _check_mesh(run: Run) -> None:
-    rest = [name for name, size in vars(run.mesh).items() if size == "rest"]
-    if len(rest) > 1:
-        raise UserError(
-            f"mesh.{rest[0]}: {' and '.join(rest)} are both 'rest'; give all but one a number"
-        )
+    run.mesh.rest_axis()
 
 
 def _check_checkpoint(run: Run) -> None:

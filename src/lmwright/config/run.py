@@ -227,6 +227,15 @@ class Mesh:
     tensor: PositiveInt | Literal["rest"] = 1
     stage: PositiveInt | Literal["rest"] = 1
 
+    def rest_axis(self) -> str | None:
+        """The axis that takes the rest. Raises UserError if there are several."""
+        rest = [name for name, size in vars(self).items() if size == "rest"]
+        if len(rest) > 1:
+            raise UserError(
+                f"mesh.{rest[0]}: {' and '.join(rest)} are both 'rest'; give all but one a number"
+            )
+        return rest[0] if rest else None
+
 
 @section
 class Train:

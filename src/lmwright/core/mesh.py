@@ -21,21 +21,19 @@ def mesh_shape(mesh: Mesh, num_devices: int, num_slices: int = 1) -> dict[str, i
     Of several slices, `data` takes those that `stage` does not, unless it is set or no axis
     is left as rest: no other axis may cross them.
     """
-    said = {axis: getattr(mesh, axis) for axis in AXES}
-    if said["data"] == 1 and "rest" in said.values() and said["stage"] != "rest":
-        said["data"] = num_slices // math.gcd(num_slices, said["stage"])
-    open_axes = [axis for axis, size in said.items() if size == "rest"]
-    if len(open_axes) > 1:
-        raise UserError(f'mesh: only one axis can be "rest", not {", ".join(open_axes)}')
-    fixed = math.prod(size for size in said.values() if size != "rest")
-    if num_devices % fixed or (not open_axes and fixed != num_devices):
+    sizes = {axis: getattr(mesh, axis) for axis in AXES}
+    rest = mesh.rest_axis()
+    if sizes["data"] == 1 and rest not in (None, "stage"):
+        sizes["data"] = num_slices // math.gcd(num_slices, sizes["stage"])
+    fixed = math.prod(size for size in sizes.values() if size != "rest")
+    if num_devices % fixed or (rest is None and fixed != num_devices):
         nearest = max(d for d in range(1, num_devices + 1) if num_devices % d == 0 and d <= fixed)
         raise UserError(
             f"mesh: {fixed} devices asked for, {num_devices} are there; "
             f"the product must be {num_devices} or, with one axis left as rest, a divisor of it "
             f"(nearest: {nearest})"
         )
-    return {a: num_devices // fixed if size == "rest" else size for a, size in said.items()}
+    return {a: num_devices // fixed if size == "rest" else size for a, size in sizes.items()}
 
 
 def make_mesh(shape: dict[str, int], devices: Sequence[jax.Device]) -> DeviceMesh:

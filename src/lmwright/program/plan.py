@@ -108,14 +108,13 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
 def refuse_impossible(plan: Plan) -> None:
     """Raises UserError where rows, tokens, heads or a weight do not divide over the mesh."""
     train, model, mesh = plan.run.train, plan.run.model, plan.mesh
-    rows, ways = train.global_batch_size // train.num_microbatches, batch_ways(mesh)
-    if train.global_batch_size % train.num_microbatches or rows % ways:
-        size = train.num_microbatches * ways
+    size = train.num_microbatches * batch_ways(mesh)
+    if train.global_batch_size % size:
         below = train.global_batch_size // size * size
         nearest = f"{below} or {below + size}" if below else f"{size}"
         raise UserError(
             f"train.global_batch_size: {train.global_batch_size} rows do not divide into "
-            f"{train.num_microbatches} microbatches over {ways} batch shards; use a "
+            f"{train.num_microbatches} microbatches over {batch_ways(mesh)} batch shards; use a "
             f"multiple of {size} (nearest: {nearest})"
         )
     tokens = f"{plan.seq_len} tokens of a row (data.pack.seq_len)"
