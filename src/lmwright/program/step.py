@@ -135,19 +135,21 @@ def summed_gradients(
         drop = (jax.random.fold_in(key, 1), rate) if any(rates) else ()
         return objective.loss(model, training.bind(frozen, parts, *drop), rows, key, compute)
 
-    def piece_gradients(rows: Batch, index: Array | int) -> tuple[Tree, tuple[Loss, ...]]:
-        def total(weights: Mapping[str, Tree]) -> tuple[Array, tuple[Loss, ...]]:
-            parts = [training.parts(one, weights[one.name]) for one in active]
-            loss = partial(loss_of, index=index)
-            losses: tuple[Loss, ...]
-            if len(lanes.trainees) == 1:
-                losses = (loss(parts[0], rows, keys[0], jnp.float32(rates[0])),)
-            else:
-                stacked = training.stack(parts, lanes.trainees)
-                losses = lanes.losses(loss, stacked, rows, keys, rates)
-            return reduce(jnp.add, [loss.total for loss in losses]), losses
+    def total(
+        weights: Mapping[str, Tree], rows: Batch, index: Array | int
+    ) -> tuple[Array, tuple[Loss, ...]]:
+        parts = [training.parts(one, weights[one.name]) for one in active]
+        loss = partial(loss_of, index=index)
+        losses: tuple[Loss, ...]
+        if len(lanes.trainees) == 1:
+            losses = (loss(parts[0], rows, keys[0], jnp.float32(rates[0])),)
+        else:
+            stacked = training.stack(parts, lanes.trainees)
+            losses = lanes.losses(loss, stacked, rows, keys, rates)
+        return reduce(jnp.add, [loss.total for loss in losses]), losses
 
-        (_, losses), grads = jax.value_and_grad(total, has_aux=True)(weights)
+    def piece_gradients(rows: Batch, index: Array | int) -> tuple[Tree, tuple[Loss, ...]]:
+        (_, losses), grads = jax.value_and_grad(total, has_aux=True)(weights, rows, index)
         return grads, losses
 
     num = batch.tokens.shape[0]
@@ -158,6 +160,6 @@ def summed_gradients(
         return jax.tree.map(jnp.add, sums, piece_gradients(*piece)), None
 
     first = jax.tree.map(lambda a: a[0], batch)
-    shapes = jax.eval_shape(piece_gradients, first, 0)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    _, losses = jax.eval_shape(total, weights, first, 0)  # a gradient is like its weight
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (weights, losses))
     return jax.lax.scan(body, zeros, (batch, jnp.arange(num)))[0]
