@@ -171,7 +171,7 @@ def peak():
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 folder, peaks = sys.argv[1], []
-for size in (24, 72):
+for size in (8, 56):
     source = Source(path=f"{folder}/{size}.jsonl.gz")
     dedup = Normalize(dedup="exact")
     data = Data(dir=f"{folder}/{size}", sources=(source,), normalize=dedup)
@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """48 MB more text in one file that cannot be cut: the peak stays, up to some buffers."""
     rng = random.Random(1)
     line = " ".join(rng.choices(WORDS, k=2000))
-    for size in (24, 72):
+    for size in (8, 56):
         with gzip.open(tmp_path / f"{size}.jsonl.gz", "wt", compresslevel=1) as f:
             for i in range(size * 1_000_000 // len(line)):
                 f.write(json.dumps({"text": f"{i} {line}"}) + "\n")

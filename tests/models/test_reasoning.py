@@ -1,6 +1,7 @@
 """Reasoning layers: nothing at the start, then something; in every family; refused on export."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +38,17 @@ def batch():
     )
 
 
-def loss_and_gradients(model, w):
+@cache
+def compiled(model):
     def loss(w):
         found = Clm().loss(model, w, batch(), jax.random.key(0), Compute())
         return found.total / found.weight, found.metrics
 
-    (value, metrics), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(w)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def loss_and_gradients(model, w):
+    (value, metrics), grads = compiled(model)(w)
     return value, metrics, dict(walk(grads))
 
 

@@ -43,7 +43,7 @@ def test_members(file):
 
 
 def test_trained_compared_and_taken_up(file, tmp_path, capfd):
-    words = ["train.steps=2", "eval.max_rows=4"]
+    words = ["train.steps=2", "train.num_microbatches=1", "eval.max_rows=4"]
     assert sweep_command(str(file), words) == 0
     said = capfd.readouterr().out
     page = (tmp_path / "runs" / "report.html").read_text()
@@ -75,7 +75,7 @@ def test_one_that_fails_is_named_and_the_others_go_on(file, tmp_path, capfd):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "num_kv_heads-4").write_text("in the way")
     file.write_text(file.read_text().partition("[[sweep.cases]]")[0])
-    assert sweep_command(str(file), ["train.steps=1"]) == 1
+    assert sweep_command(str(file), ["train.steps=1", "train.num_microbatches=1"]) == 1
     assert "failed: num_kv_heads-4" in capfd.readouterr().err
     assert (tmp_path / "runs" / "report.html").exists()
 
