@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from lmwright.hardware.slices import parse_slice, topology_request
+from lmwright.nn.attention import Scoring
 from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 
 SEQ_LEN, HEADS, KV_HEADS = 1024, 4, 2
@@ -47,7 +48,7 @@ def compile_kernels(slice_name: str, head_dim: int, splash: bool) -> None:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
-        out = tpu_attention.causal_attention(q, k, v, ids, 0.1)
+        out = tpu_attention.causal_attention(q, k, v, ids, Scoring(0.1))
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
     heads = (array(2, SEQ_LEN, n, head_dim) for n in (HEADS, KV_HEADS, KV_HEADS))

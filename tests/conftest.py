@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.quick_compile import FLAGS
@@ -14,6 +15,8 @@ from tests.shared_steps import share_steps
 # Tracing makes and drops many small objects beside the million of what is imported, which at
 # Python's thresholds is walked again and again: four tenths of the time of a trace.
 gc.set_threshold(20_000, 20, 20)
+hypothesis.settings.register_profile("untimed", deadline=None)  # no time is asserted
+hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"

@@ -22,6 +22,7 @@ import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from lmwright.kernels import tpu_attention
+from lmwright.nn.attention import Scoring
 from lmwright.planner.compiler.cost import estimate
 from lmwright.planner.compiler.hlo import parse
 from lmwright.hardware.slices import parse_slice, topology_request
@@ -32,7 +33,7 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
     array = lambda *s, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(s, dtype, sharding=place)
     def loss(q, k, v, ids):
         early = slice_name.startswith(("v2", "v3"))
-        out = tpu_attention.causal_attention(q, k, v, ids, 0.1, early=early, **choices)
+        out = tpu_attention.causal_attention(q, k, v, ids, Scoring(0.1, **choices), early=early)
         return jnp.sum(out.astype(jnp.float32) ** 2)
     args = array(b, t, n, h), array(b, t, k, h), array(b, t, k, h), array(b, t, dtype=jnp.int32)
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*args).compile().as_text()

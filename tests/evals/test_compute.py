@@ -50,10 +50,9 @@ def test_one_query_sees_what_the_reference_sees(soft_cap):
     q = rng.standard_normal((2, 1, 6, 10)).astype("f4") * 3
     k, v = (rng.standard_normal((2, 17, 3, 10)).astype("f4") for _ in "kv")
     mask = rng.random((2, 1, 17)) < 0.5
-    found = jax.jit(attention.cached_attention, static_argnames=("scale", "soft_cap"))(
-        q, k, v, mask, scale=0.4, soft_cap=soft_cap
-    )
-    expected = attention.masked_attention(q, k, v, mask, 0.4, soft_cap=soft_cap)
+    scoring = attention.Scoring(0.4, soft_cap=soft_cap)
+    found = jax.jit(attention.cached_attention, static_argnums=4)(q, k, v, mask, scoring)
+    expected = attention.masked_attention(q, k, v, mask, scoring)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 

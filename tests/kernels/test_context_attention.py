@@ -11,11 +11,12 @@ from jax.sharding import AxisType, Mesh
 from lmwright.core.sharding import AXES
 from lmwright.kernels import all_to_all_attention, ring_attention, tpu_attention
 from lmwright.nn import attention
+from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import problem
 
 
 def with_gradients(fn, ids, q, k, v, g, **masks):
-    out, back = jax.vjp(lambda *a: fn(*a, ids, 0.3, **masks), q, k, v)
+    out, back = jax.vjp(lambda *a: fn(*a, ids, Scoring(0.3, **masks)), q, k, v)
     return out, *back(g)
 
 

@@ -15,6 +15,7 @@ from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
 from lmwright.kernels import cpu_attention, cpu_xent, select, tpu_attention
 from lmwright.nn import attention, xent
+from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import activate, gated
 from lmwright.nn.norm import rms_norm
 
@@ -105,7 +106,9 @@ def test_attention(b, t, n, k, h, masks):
 
     def both(fn, options=None):
         def run(q, k, v):
-            out, back = jax.vjp(lambda *a: fn(*a, jnp.asarray(ids), 0.37, **masks), q, k, v)
+            out, back = jax.vjp(
+                lambda *a: fn(*a, jnp.asarray(ids), Scoring(0.37, **masks)), q, k, v
+            )
             return out, *back(g)
 
         return jax.jit(run, compiler_options=options)(q, key, value)
@@ -122,7 +125,9 @@ def test_attention_is_the_same_for_any_number_of_heads_at_once(monkeypatch):
     outs = []
     for limit in (0, 4 * 2 * 50 * 50 * 2, 1 << 30):
         monkeypatch.setattr(cpu_attention, "CACHE_BYTES", limit)
-        outs.append(jax.jit(lambda *a: cpu_attention.causal_attention(*a, ids, 0.4))(q, k, v))
+        outs.append(
+            jax.jit(lambda *a: cpu_attention.causal_attention(*a, ids, Scoring(0.4)))(q, k, v)
+        )
     near(outs[1:], [outs[0]] * 2)
 
 
@@ -137,7 +142,7 @@ def test_attention_rematerialized_and_repeated_bit_for_bit():
             compiler_options=cpu.compiler_options(),
         )
 
-    attend = lambda *a: cpu_attention.causal_attention(*a, ids, 0.4)  # noqa: E731
+    attend = lambda *a: cpu_attention.causal_attention(*a, ids, Scoring(0.4))  # noqa: E731
     plain, again = total(attend), total(jax.checkpoint(attend))
     first, second = plain(q, k, v), plain(q, k, v)
     jax.tree.map(np.testing.assert_array_equal, first, second)
@@ -157,7 +162,7 @@ def test_attention_of_lanes_is_that_of_each(shared):
 
     def value(fn):
         def total(q, k, v):
-            one = lambda *a: fn(*a, 0.4, window=11)  # noqa: E731
+            one = lambda *a: fn(*a, Scoring(0.4, window=11))  # noqa: E731
             return jnp.sum(jnp.sin(jax.vmap(one, in_axes=(*axes, 0))(q, k, v, ids)))
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*operands)

@@ -11,12 +11,13 @@ from jax.sharding import AxisType, Mesh
 from lmwright.core.sharding import AXES
 from lmwright.kernels import tpu_attention, tpu_row_attention
 from lmwright.nn import attention
+from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import problem
 
 
 def both(fn, q, k, v, ids, g, **choices):
     def run(q, k, v, g):
-        out, back = jax.vjp(lambda *a: fn(*a, ids, 0.3, **choices), q, k, v)
+        out, back = jax.vjp(lambda *a: fn(*a, ids, Scoring(0.3, **choices)), q, k, v)
         return out, *back(g)
 
     return jax.jit(run)(q, k, v, g)
@@ -28,8 +29,8 @@ def reference(shape, **choices):
     return both(attention.causal_attention, *problem(*shape), **choices)
 
 
-def interpreted(q, k, v, ids, scale, **choices):
-    return tpu_attention.causal_attention(q, k, v, ids, scale, interpret=True, **choices)
+def interpreted(q, k, v, ids, scoring):
+    return tpu_attention.causal_attention(q, k, v, ids, scoring, interpret=True)
 
 
 @pytest.fixture(params=["whole rows", "whole rows in blocks", "splash"])

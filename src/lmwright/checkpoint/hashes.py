@@ -35,7 +35,7 @@ def damaged(what: str) -> Unusable:
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:
     """{relative path: [bytes, xxh3_64]} of all files below, hashes.json left out."""
-    found = {}
+    hashes = {}
     for path in files(folder):
         digest = xxhash.xxh3_64()
         size = 0
@@ -43,8 +43,8 @@ def hash_files(folder: Path) -> dict[str, list[Any]]:
             while block := file.read(1 << 22):
                 digest.update(block)
                 size += len(block)
-        found[path.relative_to(folder).as_posix()] = [size, digest.hexdigest()]
-    return found
+        hashes[path.relative_to(folder).as_posix()] = [size, digest.hexdigest()]
+    return hashes
 
 
 def files(folder: Path) -> list[Path]:
@@ -58,11 +58,11 @@ def files(folder: Path) -> list[Path]:
 
 def stamps(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Inode, size and time of every file: two that are equal saw the same files."""
-    found = {}
+    hashes = {}
     for path in files(folder):
         stat = path.stat()
-        found[str(path)] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    return found
+        hashes[str(path)] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return hashes
 
 
 def verify(folder: Path, *, newest: bool) -> bool:
@@ -102,8 +102,8 @@ def _read_json(path: Path) -> Any:
 
 def refuse_unlisted(folder: Path) -> None:
     """Raises Unusable where Orbax could not list the checkpoint."""
-    found = _read_json(folder / ORBAX_META)
-    if not isinstance(found, dict) or not isinstance(found.get("commit_timestamp_nsecs"), int):
+    meta = _read_json(folder / ORBAX_META)
+    if not isinstance(meta, dict) or not isinstance(meta.get("commit_timestamp_nsecs"), int):
         raise damaged(f"{ORBAX_META} is not what Orbax wrote")
     names = ocp.path.step.standard_name_format()
     try:
@@ -121,15 +121,15 @@ def _compare(folder: Path, meta: dict[str, Any], newest: bool) -> bool:
     expected = _read_json(folder / HASHES)
     if not isinstance(expected, dict):
         raise damaged(f"{HASHES} holds no hashes")
-    found = hash_files(folder)
+    hashes = hash_files(folder)
     for name, fact in expected.items():
         if Path(name).name.startswith("."):
             continue  # earlier versions hashed those, too
-        if name not in found:
+        if name not in hashes:
             raise damaged(f"{name} is missing")
-        if found[name] != fact:
-            raise damaged(_difference(name, fact, found[name][0]))
-    for name in found:
+        if hashes[name] != fact:
+            raise damaged(_difference(name, fact, hashes[name][0]))
+    for name in hashes:
         if name.startswith(("state/", "meta/")) and name not in expected:
             raise damaged(f"{name} is not in {HASHES}")
     return True

@@ -67,13 +67,13 @@ class SavedStates:
             if step is None:
                 break
             try:
-                found = self._read(step, abstract, newest=step > max(problems, default=-1))
+                restored = self._read(step, abstract, newest=step > max(problems, default=-1))
             except Unusable as error:
                 problems[step] = str(error)
                 self._reject(step, str(error))
                 continue
             self._fell_back(problems, step)
-            return found
+            return restored
         else:
             raise UserError(
                 f"{self.root}: the run deletes its checkpoints faster than they can be read; give "
@@ -174,8 +174,8 @@ class SavedStates:
         """A problem that any process has, on all of them."""
         if jax.process_count() == 1:
             return problem
-        found = multihost_utils.process_allgather(np.bool_(problem is not None))
-        return problem or ("is damaged, as another process found" if found.any() else None)
+        damaged = multihost_utils.process_allgather(np.bool_(problem is not None))
+        return problem or ("is damaged, as another process found" if damaged.any() else None)
 
     def _still_there(self, problems: dict[int, str]) -> list[int]:
         return sorted(problems.keys() & set(self.steps()))
@@ -197,11 +197,11 @@ class SavedStates:
                 self._tell(f"checkpoint {each} {problems[each]}; using {step}")
 
     def _none_left(self, problems: dict[int, str]) -> UserError | None:
-        said = [f"{step} {problems[step]}" for step in self._still_there(problems)]
-        if not said:
+        lines = [f"{step} {problems[step]}" for step in self._still_there(problems)]
+        if not lines:
             return None
         return UserError(
-            f"{self.root}: no checkpoint can be used: {'; '.join(said)}; train the run again"
+            f"{self.root}: no checkpoint can be used: {'; '.join(lines)}; train the run again"
         )
 
     def _tell(self, line: str) -> None:
@@ -239,8 +239,8 @@ def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
               for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip
     ours = {jax.tree_util.keystr(p): tuple(leaf.shape)
             for p, leaf in jax.tree_util.tree_leaves_with_path(wanted)}  # fmt: skip
-    if found := first_difference(theirs, ours):
-        name, there, here = found
+    if difference := first_difference(theirs, ours):
+        name, there, here = difference
         raise UserError(
             f"{where}: {name} is {there} in the checkpoint and {here} in this run; use the run "
             f"file it was trained with, or another dir="

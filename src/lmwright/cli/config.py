@@ -53,8 +53,8 @@ def config_presets() -> None:
     """
     from lmwright import presets
 
-    found = {section: presets.of_section(section) for section in presets.SECTIONS}
-    for section, functions in {"recipe": presets.all_recipes(), **found}.items():
+    names = {section: presets.of_section(section) for section in presets.SECTIONS}
+    for section, functions in {"recipe": presets.all_recipes(), **names}.items():
         click.echo(f"{section}:")
         for name, function in functions.items():
             click.echo(f"  {name:<12} {' '.join((function.__doc__ or '').split())}")

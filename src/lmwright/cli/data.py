@@ -110,9 +110,9 @@ def tokenizer_import(path: str, out: str) -> None:
     from lmwright.data.tokens.tokenizer import save_tokenizer
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 
-    found = import_tokenizer(path)
-    save_tokenizer(found, out)
-    click.echo(f"{out}: {found.vocab_size:,} tokens, fingerprint {found.fingerprint}")
+    tokenizer = import_tokenizer(path)
+    save_tokenizer(tokenizer, out)
+    click.echo(f"{out}: {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint}")
 
 
 VERBS = (prepare, data, tokenizer)

@@ -120,9 +120,9 @@ def with_run_file(message: str, words: Sequence[str]) -> str:
     """A message whose `lmwright prepare` names the run file, and fields of the data, of `words`."""
     for word in words[1:]:
         if word.endswith(".toml") or os.path.isfile(os.path.join(word, "run.toml")):
-            said = [w for w in words if w.startswith("data.") and "=" in w]
+            data_words = [w for w in words if w.startswith("data.") and "=" in w]
             return message.replace(
-                "`lmwright prepare`", f"`{shlex.join(['lmwright', 'prepare', word, *said])}`"
+                "`lmwright prepare`", f"`{shlex.join(['lmwright', 'prepare', word, *data_words])}`"
             )
     return message
 

@@ -63,8 +63,8 @@ def evaluate(
         return eval_text_command(
             model, text, **given(**window, precision=precision, kernels=kernels)
         )
-    if said := given(**window):
-        raise click.UsageError(f"--{next(iter(said)).replace('_', '-')} needs --text")
+    if overrides := given(**window):
+        raise click.UsageError(f"--{next(iter(overrides)).replace('_', '-')} needs --text")
     from lmwright.evals.held_out import eval_command
 
     options = given(max_rows=max_rows, adapter=adapter, precision=precision, kernels=kernels)

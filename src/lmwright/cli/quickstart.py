@@ -98,17 +98,17 @@ def write_corpus(folder: Path) -> None:
 def modules() -> Iterator[tuple[str, str]]:
     """(path below the library, source) of every module, in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = 0
+    count = 0
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if SKIPPED & set(parts):
             continue
         try:
             yield "/".join(parts), path.read_text(encoding="utf-8")
-            found += 1
+            count += 1
         except (UnicodeDecodeError, OSError):
             continue
-    if not found:
+    if not count:
         raise UserError(f"{root}: this Python ships no library sources; use another Python")
 
 

@@ -83,10 +83,10 @@ class RunFiles:
     ) -> tuple[Run, Provenance, list[str]]:
         path = Path(path)
         path = path / "run.toml" if path.is_dir() else path
-        said, lines = read_toml(path)
-        said = {key: value for key, value in said.items() if key not in left_out}
-        moved = _find_moved(path, said.get("dir"))
-        if "sweep" in said:
+        values, lines = read_toml(path)
+        values = {key: value for key, value in values.items() if key not in left_out}
+        moved = _find_moved(path, values.get("dir"))
+        if "sweep" in values:
             raise UserError(
                 f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep"
             )
@@ -94,17 +94,17 @@ class RunFiles:
         # A new kind empties its section, so it comes before the fields that go with it.
         parsed = sorted(map(parse_override, overrides), key=lambda item: item[0][-1] != "kind")
         chosen = {keys: value for keys, value in parsed if self._names_layer(keys)}
-        recipe = chosen.get(("recipe",), said.pop("recipe", None))
+        recipe = chosen.get(("recipe",), values.pop("recipe", None))
         if recipe is not None:
             where = COMMAND_LINE if ("recipe",) in chosen else merged.where(("recipe",))
             layer = to_plain(_find_named(recipe, self.recipes, "recipe", where)(), defaults="omit")
             self._put_layer(merged, layer, f"recipe {recipe}", {})
-        depth = chosen.get(("depth",), said.pop("depth", None))
+        depth = chosen.get(("depth",), values.pop("depth", None))
         if depth is not None:
             where = COMMAND_LINE if ("depth",) in chosen else merged.where(("depth",))
-            layer = self._dialed(depth, _sizes(said, parsed), where)
+            layer = self._dialed(depth, _sizes(values, parsed), where)
             self._put_layer(merged, layer, f"depth {depth}", {})
-        self._put_layer(merged, said, None, chosen)
+        self._put_layer(merged, values, None, chosen)
         if moved is not None:
             merged.merge({"dir": str(moved)}, "where it is now")
         for keys, value in parsed:

@@ -14,8 +14,8 @@ class Registry(Mapping[str, Any]):
 
     def __getitem__(self, kind: str) -> Any:
         module, _, name = self._members[kind].partition(".")
-        found = import_module(f"{self._package}.{module}")
-        return getattr(found, name) if name else found
+        imported = import_module(f"{self._package}.{module}")
+        return getattr(imported, name) if name else imported
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)

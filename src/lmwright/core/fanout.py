@@ -38,15 +38,15 @@ NAMES = {
 
 def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> tuple[Array, ...]:
     """`dot(eqn, x, w)` for each (eqn, w) or (eqn, w, name); x [B, T, D]."""
-    eqns, weights = [one[0] for one in products], [one[1] for one in products]
-    names = [one[2] if len(one) > 2 else name_of(one[0]) for one in products]
+    eqns, weights = [product[0] for product in products], [product[1] for product in products]
+    names = [product[2] if len(product) > 2 else name_of(product[0]) for product in products]
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape[AXIS] == 1 or any(isinstance(w, TYPED) for w in weights):
         each = zip(eqns, weights, names, narrow_products(x, weights), strict=True)
         return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
     x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
-    found = _fan(tuple(eqns), x, tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights))
-    return tuple(kept(y, name) for y, name in zip(found, names, strict=True))
+    outputs = _fan(tuple(eqns), x, tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights))
+    return tuple(kept(y, name) for y, name in zip(outputs, names, strict=True))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

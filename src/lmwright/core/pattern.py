@@ -44,12 +44,12 @@ def spans(kinds: tuple[str, ...]) -> tuple[Span, ...]:
     """The spans of layers of these kinds in order, with as few places in all as can be."""
     cuts = min(_cuts(kinds), key=lambda cuts: sum(len(pattern) for pattern, _ in cuts))
     most = max(range(len(cuts)), key=lambda i: len(cuts[i][0]) * cuts[i][1])
-    found, first = [], 0
+    result, first = [], 0
     for i, (pattern, repeats) in enumerate(cuts):
         name = LAYERS if i == most else f"{LAYERS}_from_{first}"
-        found.append(Span(name, pattern, repeats, first))
+        result.append(Span(name, pattern, repeats, first))
         first += len(pattern) * repeats
-    return tuple(found)
+    return tuple(result)
 
 
 Cuts = list[tuple[tuple[str, ...], int]]

@@ -61,9 +61,9 @@ def _unrolled(
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
-    kept = REMATS["dots" if remat == "none" else remat]
+    policy = REMATS["dots" if remat == "none" else remat]
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
-        again = kept.apply(partial(one, index), prevent_cse=True)
+        again = policy.apply(partial(one, index), prevent_cse=True)
         x, *tied = together(x, *slots)
         x, new = again(tied, fixed, x, *side)
         aux = jax.tree.map(jnp.add, aux, new) if aux else new

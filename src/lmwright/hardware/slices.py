@@ -108,8 +108,8 @@ def _refuse_shape(text: str, shape: tuple[int, ...], family: Chip) -> None:
     cubes = len(shape) == 3 and all(n % 4 == 0 for n in shape) and list(shape) == sorted(shape)
     if shape in known or part_of_host or (cubes and chips <= family.pod_chips):
         return
-    named = sorted(known, key=lambda one: abs(math.prod(one) - chips))[:3]
-    nearest = ", ".join("x".join(map(str, one)) for one in sorted(named, key=math.prod))
+    named = sorted(known, key=lambda shape: abs(math.prod(shape) - chips))[:3]
+    nearest = ", ".join("x".join(map(str, shape)) for shape in sorted(named, key=math.prod))
     rule = "; larger ones have multiples of 4, the smallest first" if len(shape) == 3 else ""
     raise UserError(
         f"--on {text}: there is no {family.device_kind} slice of this shape; nearest: "

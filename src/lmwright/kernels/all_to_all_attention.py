@@ -8,12 +8,12 @@ the kv heads must divide over context and tensor together.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from jax import Array, lax
 from jax.sharding import use_abstract_mesh
 
 from lmwright.core.sharding import NO_MESH, by_shard
+from lmwright.nn.attention import Scoring
 
 AXIS = "context"
 
@@ -24,11 +24,10 @@ def causal_attention(
     k: Array,
     v: Array,
     segment_ids: Array,
-    scale: float,
-    **masks: Any,
+    scoring: Scoring,
 ) -> Array:
     """As `nn.attention.causal_attention`; `inner` has its signature and sees one device."""
-    attend = partial(inner, scale=scale, **masks)
+    attend = partial(inner, scoring=scoring)
     return by_shard(partial(_local, attend))(q, k, v, segment_ids)
 
 

@@ -24,22 +24,9 @@ MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
 CACHE_BYTES = 4 << 20  # scores that may exist at once
 
 
-def causal_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    segment_ids: Array,
-    scale: float,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-) -> Array:
-    """As `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids [B, T]."""
-    return _attention(q, k, v, segment_ids, Scoring(scale, window, soft_cap))
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+    """As `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids [B, T]."""
     return _fwd(q, k, v, segment_ids, scoring)[0]
 
 
@@ -93,10 +80,7 @@ def _scores(q: Array, k: Array, ids: Array, scoring: Scoring, start: int, end: i
     scaled = (q[:, start:end] * scoring.scale).reshape(-1, h)
     keys = k[_first_key(start, scoring) : end]
     scores = product(scaled, keys, 1, 1).reshape(g, end - start, keys.shape[0])
-    slope = None
-    if scoring.soft_cap is not None:
-        capped = jnp.tanh(scores / scoring.soft_cap)
-        scores, slope = scoring.soft_cap * capped, 1 - capped**2
+    scores, slope = scoring.capped_with_slope(scores)
     return scaled, jnp.where(_hidden(ids, start, end, scoring), MASKED, scores), slope
 
 
@@ -168,4 +152,4 @@ def _gradients(scoring: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
     return tuple(_join(a, kv_heads, like) for a, like in ((dq, q), (dk, k), (dv, v)))
 
 
-_attention.defvjp(_fwd, _bwd)
+causal_attention.defvjp(_fwd, _bwd)

@@ -33,20 +33,11 @@ AXIS = "context"
 QUERIES = 512  # of a chunk whose scores exist at once
 
 
-def causal_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    segment_ids: Array,
-    scale: float,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-) -> Array:
+def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
     """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T. Chunks
     that lie wholly before a window are computed all the same."""
     ways = jax.sharding.get_abstract_mesh().shape[AXIS]
-    local = partial(_local, ways, Scoring(scale, window, soft_cap))
+    local = partial(_local, ways, scoring)
     return by_shard(local)(q, k, v, segment_ids)
 
 
@@ -110,10 +101,7 @@ def _scores(
     """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and the derivative
     of the soft cap (None without one)."""
     scores = jnp.einsum("bkgth,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
-    slope = None
-    if scoring.soft_cap is not None:
-        capped = jnp.tanh(scores / scoring.soft_cap)
-        scores, slope = scoring.soft_cap * capped, 1 - capped**2
+    scores, slope = scoring.capped_with_slope(scores)
     query = q_start + jnp.arange(q.shape[3])[:, None]
     key = k_start + jnp.arange(k.shape[1])[None]
     seen = (query >= key) & (q_ids[:, :, None] == k_ids[:, None, :])

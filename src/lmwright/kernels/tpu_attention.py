@@ -38,10 +38,8 @@ def causal_attention(
     k: Array,
     v: Array,
     segment_ids: Array,
-    scale: float,
+    scoring: Scoring,
     *,
-    window: int | None = None,
-    soft_cap: float | None = None,
     early: bool = False,
     interpret: bool = False,
 ) -> Array:
@@ -51,11 +49,8 @@ def causal_attention(
     memory. `interpret` runs the kernel step by step on any platform, for tests.
     """
     if not fits(q.shape[1], early):
-        return attention.causal_attention(
-            q, k, v, segment_ids, scale, window=window, soft_cap=soft_cap
-        )
-    masks_of = {"scale": scale, "window": window, "soft_cap": soft_cap}
-    local = partial(_local, **masks_of, early=early, interpret=interpret)
+        return attention.causal_attention(q, k, v, segment_ids, scoring)
+    local = partial(_local, scoring=scoring, early=early, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         local = by_shard(local)
@@ -68,19 +63,16 @@ def _local(
     v: Array,
     segment_ids: Array,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
     early: bool,
     interpret: bool,
 ) -> Array:
     dtype, (_, t, n, h) = q.dtype, q.shape
     if not early and tpu_row_attention.fits(t, h, q.dtype.itemsize):
-        scoring = Scoring(scale, window, soft_cap)
         return tpu_row_attention.causal_attention(
             q, k, v, segment_ids, scoring, interpret=interpret
         )
-    q = q * scale
+    q, window = q * scoring.scale, scoring.window
     if early:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
     seen = masks.CausalMask((t, t))
@@ -91,7 +83,7 @@ def _local(
         block_sizes=block_sizes(t, h, early),
         head_shards=1,
         q_seq_shards=1,
-        attn_logits_soft_cap=soft_cap,
+        attn_logits_soft_cap=scoring.soft_cap,
         residual_checkpoint_name=ATTENTION,
         interpret=interpret,
     )

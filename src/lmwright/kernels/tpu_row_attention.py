@@ -85,13 +85,9 @@ class _Row(NamedTuple):
     def scores(
         self, k: Array, q: Array, keys: Array, queries: Array, diagonal: bool
     ) -> tuple[Array, Array | None]:
-        """Masked float32 [keys, queries] of scaled k [keys, H] and q [H, queries], and what the
-        cap makes of a change of them (None without one). Below the diagonal all are in order."""
-        scores = _dot(k, q)
-        slope = None
-        if self.scoring.soft_cap is not None:
-            capped = jnp.tanh(scores / self.scoring.soft_cap)
-            scores, slope = self.scoring.soft_cap * capped, 1 - capped**2
+        """Masked float32 [keys, queries] of scaled k [keys, H] and q [H, queries], and the
+        derivative of the soft cap (None without one). Below the diagonal all are in order."""
+        scores, slope = self.scoring.capped_with_slope(_dot(k, q))
         ids = jnp.tile(self.k_ids[self.at(keys), :], (1, self.size // LANES))
         seen = ids == self.q_ids[:, self.at(queries)]
         if diagonal or self.scoring.window is not None:
@@ -193,8 +189,8 @@ class _Call(NamedTuple):
         out: list[jax.ShapeDtypeStruct],
         scratch: list[Any],
     ) -> list[Array]:
-        """`kernel(size, how, ids, ids, *arrays, *out, *scratch)`; `arrays`, of which the first two
-        are q and k, and `out` are [B, N, ., T] or [B, K, ., T]."""
+        """`kernel(size, scoring, ids, ids, *arrays, *out, *scratch)`; `arrays`, of which the first
+        two are q and k, and `out` are [B, N, ., T] or [B, K, ., T]."""
         (b, n, _, t), kv_heads = arrays[0].shape, arrays[1].shape[1]
         group = n // kv_heads
 

@@ -79,8 +79,8 @@ def embedding_spec(model: Any) -> Tree:
 def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
     """q [B, T, N, H], k and v [B, T, K, H] of h [B, T, D]."""
     kv = "btd,dkh->btkh"
-    found = dots(h, ("btd,dnh->btnh", w["q"]), (kv, w["k"]), (kv, w["v"]))
-    q, k, v = (with_bias(y, w, name) for y, name in zip(found, "qkv", strict=True))
+    projected = dots(h, ("btd,dnh->btnh", w["q"]), (kv, w["k"]), (kv, w["v"]))
+    q, k, v = (with_bias(y, w, name) for y, name in zip(projected, "qkv", strict=True))
     return constrain(q, "batch seq heads head_dim"), k, v
 
 

@@ -23,6 +23,7 @@ from lmwright.core.weight import kept
 from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output, project
 from lmwright.models.decoder import AnyMlp, Decoder, Head, Reach
 from lmwright.models.layers import Attend
+from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
 
@@ -105,7 +106,7 @@ class Gemma(Decoder):
         q, k = (kept(apply_rope(a, tables[kind])) for a in (q, k))
         scale = (self.query_dim or self.head_dim) ** -0.5
         window, soft_cap = self.window_of(kind), self.attention_soft_cap
-        h = attend(q, k, v, scale, window=window, soft_cap=soft_cap)
+        h = attend(q, k, v, Scoring(scale, window, soft_cap))
         h = constrain(output(w, h), "batch stream embed")
         x = constrain(x + self._norm(h, w["attention_out_norm"]), "batch stream embed")
         h = feed_forward(self.mlp, w, self._norm(x, w["mlp_norm"]))

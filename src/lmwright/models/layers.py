@@ -25,12 +25,12 @@ from lmwright.core.param import Tree, stack
 from lmwright.core.pattern import Span
 from lmwright.core.stack import Aux, added, run_stack, run_stack_cached
 from lmwright.kernels import select
-from lmwright.nn.attention import cached_attention
+from lmwright.nn.attention import Scoring, cached_attention
 
 
 @dataclass(frozen=True)
 class Attend:
-    """attend(q [B, T, N, H], k and v [B, T, K, H], scale, *, window=None, soft_cap=None)."""
+    """attend(q [B, T, N, H], k and v [B, T, K, H], scoring)."""
 
     run: Callable[..., Array]
     real: Array
@@ -72,8 +72,8 @@ def run_layers(
     kernel = select.causal_attention(compute)
 
     def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
-        def attend(q: Array, k: Array, v: Array, scale: float, **masks: Any) -> Array:
-            return kernel(q, k, v, ids, scale, **masks)
+        def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+            return kernel(q, k, v, ids, scoring)
 
         return _applied(layer, kind, w, x, tables, Attend(attend, ids > 0))
 
@@ -139,15 +139,13 @@ def extend_layers(
     def block(kind: str, w: Tree, x: Array, kv: Tree) -> tuple[Array, Tree]:
         new: Tree = {}
 
-        def attend(
-            q: Array, k: Array, v: Array, scale: float, *, window: int | None = None, **masks: Any
-        ) -> Array:
+        def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
             for name, array in (("k", k), ("v", v)):  # [B, S, K, H]
                 new[name] = jax.lax.dynamic_update_slice(kv[name], array, (0, start, 0, 0))
             if first is not None:
-                return first(q, k, v, valid.astype(jnp.int32), scale, window=window, **masks)
-            mask = seen if window is None else seen & (back < window)
-            return cached_attention(q, new["k"], new["v"], mask, scale, **masks)
+                return first(q, k, v, valid.astype(jnp.int32), scoring)
+            mask = seen if scoring.window is None else seen & (back < scoring.window)
+            return cached_attention(q, new["k"], new["v"], mask, scoring)
 
         x, _ = _applied(layer, kind, w, x, tables, Attend(attend, valid))
         return x, new

@@ -30,6 +30,7 @@ from lmwright.models.block import (
 )
 from lmwright.models.decoder import Decoder, Head, Reach
 from lmwright.models.layers import Attend
+from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
@@ -70,7 +71,7 @@ class PreNorm(Decoder):
         """x [B, T, D] after attention and feed-forward."""
         q, k, v = self.normed(w, *project(w, rms_norm(x, w["attention_norm"], self.norm_eps)))
         q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
-        h = attend(q, k, v, self.head_dim**-0.5, window=self.window_of(kind))  # [B, T, N, H]
+        h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
         x = constrain(x + output(w, h), "batch stream embed")
         y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend.real)
         return constrain(x + y, "batch stream embed"), aux

@@ -25,6 +25,7 @@ from lmwright.models.block import (
 )
 from lmwright.models.decoder import Decoder
 from lmwright.models.layers import Attend
+from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
@@ -57,7 +58,7 @@ class Olmo2(Decoder):
         """x [B, T, D] after attention and mlp."""
         q, k, v = project(w, x)
         q, k = (kept(apply_rope(a, tables)) for a in qk_normed(self, w, q, k))
-        h = output(w, attend(q, k, v, self.head_dim**-0.5))
+        h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
         h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
         x = constrain(x + h, "batch stream embed")
         h = constrain(feed_forward(self.mlp, w, x), "batch stream embed")

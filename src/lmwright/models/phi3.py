@@ -23,6 +23,7 @@ from lmwright.core.weight import dot, kept
 from lmwright.models.block import attention_spec, mlp_spec, output
 from lmwright.models.decoder import Decoder, Reach
 from lmwright.models.layers import Attend
+from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import GatedMlp, gated
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
@@ -72,7 +73,7 @@ class Phi3(Decoder):
         q, k, v = jnp.split(dot("btd,dnh->btnh", h, w["qkv"]), cuts, axis=2)
         q = constrain(q, "batch seq heads head_dim")
         q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
-        h = attend(q, k, v, self.head_dim**-0.5, window=self.window_of(kind))
+        h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
         x = constrain(x + output(w, h), "batch stream embed")
         h = dot("btd,dgf->btgf", rms_norm(x, w["mlp_norm"], self.norm_eps), w["gate_up"])
         h = constrain(gated(self.mlp, h[:, :, 0], h[:, :, 1]), "batch seq mlp")

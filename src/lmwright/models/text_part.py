@@ -46,8 +46,8 @@ NONE = "?"
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first of the architectures that a config.json names; NONE where it names none."""
-    said = config.get("architectures")
-    return str(said[0]) if isinstance(said, list) and said else NONE
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else NONE
 
 
 def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
@@ -66,5 +66,5 @@ def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where}: {architecture_of(config)} without a text_config; download config.json again"
         )
     outer = ("quantization_config", "tie_word_embeddings")
-    said = {name: config[name] for name in outer if name in config}
-    return {**inner, **said, "architectures": [part.architecture]}
+    own = {name: config[name] for name in outer if name in config}
+    return {**inner, **own, "architectures": [part.architecture]}

@@ -11,19 +11,29 @@ MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight i
 
 
 class Scoring(NamedTuple):
-    """Transformation of the products of queries and keys into scores, as kernels pass it on."""
+    """How products of queries and keys become scores."""
 
     scale: float
-    window: int | None
-    soft_cap: float | None
+    window: int | None = None
+    """Tokens that a query sees, itself included; None for all before it."""
+    soft_cap: float | None = None
+    """With a soft cap c, scores s become c tanh(s / c) (https://arxiv.org/abs/2408.00118)."""
+
+    def capped(self, scores: Array) -> Array:
+        """Scores after the soft cap."""
+        return self.capped_with_slope(scores)[0]
+
+    def capped_with_slope(self, scores: Array) -> tuple[Array, Array | None]:
+        """Scores after the soft cap, and the derivative of the soft cap (None without one)."""
+        if self.soft_cap is None:
+            return scores, None
+        tanh = jnp.tanh(scores / self.soft_cap)
+        return self.soft_cap * tanh, 1 - tanh**2
 
 
-def masked_attention(
-    q: Array, k: Array, v: Array, mask: Array, scale: float, *, soft_cap: float | None = None
-) -> Array:
-    """softmax(q k^T scale) v in float32 where mask [B, T, S] is True.
-
-    With a soft cap c, scores s become c tanh(s / c) (https://arxiv.org/abs/2408.00118).
+def masked_attention(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:
+    """softmax of the scores, times v, in float32 where mask [B, T, S] is True; a window is left to
+    the mask.
 
     q [B, T, N, H]; k, v [B, S, K, H] with N a multiple of K; returns [B, T, N, H].
     """
@@ -31,39 +41,30 @@ def masked_attention(
     kv_heads = k.shape[2]
     grouped = q.reshape(b, t, kv_heads, n // kv_heads, h)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
-    scores = scores * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = jnp.where(mask[:, None, None], scores, MASKED)
+    scores = jnp.where(mask[:, None, None], scoring.capped(scores * scoring.scale), MASKED)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)  # [B, K, G, T, S]
     out = jnp.einsum("bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32)
     return out.reshape(b, t, n, h).astype(q.dtype)
 
 
-def cached_attention(
-    q: Array, k: Array, v: Array, mask: Array, scale: float, *, soft_cap: float | None = None
-) -> Array:
+def cached_attention(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:
     """`masked_attention` for a few queries at the end of many keys."""
-    general = partial(masked_attention, scale=scale, soft_cap=soft_cap)
+    general = partial(masked_attention, scoring=scoring)
     if q.shape[1] > 1:
         return general(q, k, v, mask)
-    one = partial(_one_query, scale=scale, soft_cap=soft_cap)
-    return lax.platform_dependent(q, k, v, mask, cpu=one, default=general)
+    one_query = partial(_one_query, scoring=scoring)
+    return lax.platform_dependent(q, k, v, mask, cpu=one_query, default=general)
 
 
-def _one_query(
-    q: Array, k: Array, v: Array, mask: Array, scale: float, soft_cap: float | None
-) -> Array:
+def _one_query(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:
     """Attention for T = 1 without matrix products, for which CPUs would transpose keys and values
     first."""
     b, _, n, h = q.shape
     kv_heads = k.shape[2]
-    grouped = q.reshape(b, 1, kv_heads, n // kv_heads, h).astype(jnp.float32) * scale
+    grouped = q.reshape(b, 1, kv_heads, n // kv_heads, h).astype(jnp.float32) * scoring.scale
     keys, values = (a[:, :, :, None].astype(jnp.float32) for a in (k, v))  # [B, S, K, 1, H]
     scores = jnp.sum(grouped * keys, axis=-1)  # [B, S, K, G]
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = jnp.where(mask[:, 0, :, None, None], scores, MASKED)
+    scores = jnp.where(mask[:, 0, :, None, None], scoring.capped(scores), MASKED)
     probs = lax.optimization_barrier(jax.nn.softmax(scores, axis=1))
     out = jnp.sum(probs[..., None] * values, axis=1)  # [B, K, G, H]
     return out.reshape(b, 1, n, h).astype(q.dtype)
@@ -80,15 +81,6 @@ def causal_mask(segment_ids: Array, window: int | None = None) -> Array:
     return same & seen
 
 
-def causal_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    segment_ids: Array,
-    scale: float,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-) -> Array:
+def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
     """Causal self-attention inside segments; shapes as in `masked_attention`, S = T."""
-    return masked_attention(q, k, v, causal_mask(segment_ids, window), scale, soft_cap=soft_cap)
+    return masked_attention(q, k, v, causal_mask(segment_ids, scoring.window), scoring)

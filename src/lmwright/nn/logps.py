@@ -35,8 +35,8 @@ def token_logps(
         a = jnp.pad(a, [(0, pad) if i == 1 else (0, 0) for i in range(a.ndim)])
         return jnp.moveaxis(a.reshape(a.shape[0], pieces, size, *a.shape[2:]), 1, 0)
 
-    found = jax.lax.map(lambda piece: some(*piece), (cut(x), cut(targets)))  # [P, B, C]
-    return jnp.moveaxis(found, 0, 1).reshape(targets.shape[0], -1)[:, :t]
+    logps = jax.lax.map(lambda piece: some(*piece), (cut(x), cut(targets)))  # [P, B, C]
+    return jnp.moveaxis(logps, 0, 1).reshape(targets.shape[0], -1)[:, :t]
 
 
 def segment_sums(values: Array, segment_ids: Array) -> Array:

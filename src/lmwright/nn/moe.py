@@ -130,9 +130,9 @@ def _by_capacity(
     queue = queue.reshape(wants.shape)
     placed = wants & (queue < places)
     at = jnp.sum(jnp.where(placed, jnp.arange(num) * places + queue, 0), axis=-1)  # [b, t, k]
-    found = jnp.any(placed, axis=-1)
+    inside = jnp.any(placed, axis=-1)
     end = num * places
-    at = jnp.where(found, at, end)
+    at = jnp.where(inside, at, end)
 
     def one(x: Array, at: Array) -> tuple[Array, Array]:
         token = jnp.broadcast_to(jnp.arange(t)[:, None], at.shape)
@@ -150,8 +150,8 @@ def _by_capacity(
         rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)
     rows = rows.swapaxes(0, 1).reshape(b, end, -1)
     y = jax.vmap(moved)(rows, at.reshape(b, t * k), choice[..., None]).reshape(b, t, k, -1)
-    y = jnp.sum(y.astype(jnp.float32) * (shares * found)[..., None], axis=2)
-    return y, jnp.sum(real[..., None] & ~found, axis=-1, dtype=jnp.float32)
+    y = jnp.sum(y.astype(jnp.float32) * (shares * inside)[..., None], axis=2)
+    return y, jnp.sum(real[..., None] & ~inside, axis=-1, dtype=jnp.float32)
 
 
 def _mlp_of_places(rows: Array, w: Experts, mlp: Mlp) -> Array:

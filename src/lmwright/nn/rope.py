@@ -148,8 +148,8 @@ def _yarn(
     width = high - low if high != low else 0.001
     slowed = (np.arange(rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width)
     slowed = np.clip(slowed, 0, 1)
-    found = slowed / (np.float32(s.factor) * periods) + (1 - slowed) / periods
-    return found, yarn_attention_factor(s)
+    rotation = slowed / (np.float32(s.factor) * periods) + (1 - slowed) / periods
+    return rotation, yarn_attention_factor(s)
 
 
 def yarn_attention_factor(s: YarnRope) -> float:

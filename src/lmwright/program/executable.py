@@ -168,9 +168,9 @@ def load_or_compile(
     """The step that `plan` kept, or else a compiled one. Of several processes all load it or
     all compile."""
     made = made_of(lowered.as_text(), devices, options, run)
-    found, reason = None, ""
+    step, reason = None, ""
     try:
-        found = load(_key(made), lowered, devices)
+        step = load(_key(made), lowered, devices)
     except FileNotFoundError:
         reason = difference(made, notes())
     except Exception as error:  # whatever another runtime says of it: it is compiled instead
@@ -178,11 +178,11 @@ def load_or_compile(
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
-        every = multihost_utils.process_allgather(np.array(found is not None))
-        if found is not None and not every.all():
-            found, reason = None, "another host does not have the step that plan kept"
-    if found is not None:
-        return Ready(found, True)
+        every = multihost_utils.process_allgather(np.array(step is not None))
+        if step is not None and not every.all():
+            step, reason = None, "another host does not have the step that plan kept"
+    if step is not None:
+        return Ready(step, True)
     return Ready(lowered.compile(), False, reason)
 
 

@@ -36,16 +36,16 @@ class Lanes:
         """Lanes of the trainees that train. Raises UserError where rows do not divide."""
         num, ways = plan.run.train.num_microbatches, batch_ways(plan.mesh)
         plan.training.refuse(plan.mesh, active)
-        for one in active:
-            if one.rows % (num * ways):
+        for trainee in active:
+            if trainee.rows % (num * ways):
                 raise UserError(
-                    f"lora.adapters.rows: {one.rows} of {one.name!r} do not divide into {num} "
-                    f"microbatches over {ways} batch shards; use a multiple of {num * ways}"
+                    f"lora.adapters.rows: {trainee.rows} of {trainee.name!r} do not divide into "
+                    f"{num} microbatches over {ways} batch shards; use a multiple of {num * ways}"
                 )
         if len(active) == 1:
             return cls((0,), active[0].rows // num)
-        rows = math.gcd(*(one.rows // num // ways for one in active)) * ways
-        lanes = [i for i, one in enumerate(active) for _ in range(one.rows // num // rows)]
+        rows = math.gcd(*(trainee.rows // num // ways for trainee in active)) * ways
+        lanes = [i for i, trainee in enumerate(active) for _ in range(trainee.rows // num // rows)]
         return cls(tuple(lanes), rows)
 
     def losses(

@@ -82,29 +82,33 @@ def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
     rows = _rows(run, listed)
-    return tuple(_resolved(run, one, rows[one.name]) for one in listed)
+    return tuple(_resolved(run, adapter, rows[adapter.name]) for adapter in listed)
 
 
 def only(run: Run, active: Sequence[Trainee]) -> Run:
     """A run of these adapters alone, each with the rows that it has in `run`."""
-    lora, rows = section_of(run), {one.name: one.rows for one in active}
-    left = [replace(one, rows=rows[one.name]) for one in lora.adapters if one.name in rows]
+    lora, rows = section_of(run), {adapter.name: adapter.rows for adapter in active}
+    left = [
+        replace(adapter, rows=rows[adapter.name])
+        for adapter in lora.adapters
+        if adapter.name in rows
+    ]
     train = replace(run.train, global_batch_size=sum(rows.values()))
     return replace(run, lora=replace(lora, adapters=tuple(left)), train=train)
 
 
 def _rows(run: Run, listed: tuple[Adapter, ...]) -> dict[str, int]:
     size = run.train.global_batch_size
-    said = {one.name: one.rows for one in listed}
-    open_names = [name for name, rows in said.items() if rows is None]
-    left = size - sum(rows or 0 for rows in said.values())
+    given = {adapter.name: adapter.rows for adapter in listed}
+    open_names = [name for name, rows in given.items() if rows is None]
+    left = size - sum(rows or 0 for rows in given.values())
     share = left // len(open_names) if open_names else 0
     if left < 0 or left - share * len(open_names) or (open_names and not share):
         raise UserError(
             f"{ROWS}: {size} rows of train.global_batch_size cannot be distributed ({left} are "
             f"left for {len(open_names)} adapters without rows of their own); make them add up"
         )
-    return {name: share if rows is None else rows for name, rows in said.items()}
+    return {name: share if rows is None else rows for name, rows in given.items()}
 
 
 def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
@@ -135,7 +139,7 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     targets = choose(run.model, lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
-    found = []
+    modules = []
     for target in targets:
         rank, alpha = ranks[target.path], alphas[target.path]
         fan_in, fan_out = target.param.matrix_shape
@@ -147,8 +151,8 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
         if lora.variant == "dora" and "vocab" in target.param.axes:
             raise UserError(f'lora.variant: "dora" is not for {target.path}; target the layers')
         scale = alpha / (rank if lora.scaling == "rank" else rank**0.5)
-        found.append(Module(target.path, target.param, rank, alpha, scale))
-    return tuple(found)
+        modules.append(Module(target.path, target.param, rank, alpha, scale))
+    return tuple(modules)
 
 
 def module_spec(module: Module, variant: str) -> dict[str, Param]:
@@ -173,7 +177,7 @@ def module_spec(module: Module, variant: str) -> dict[str, Param]:
 
 def init_adapter(adapter: ResolvedAdapter, base: Tree, key: Array) -> Tree:
     """Fresh float32 weights that leave the model as it is; traceable."""
-    leaves, found = dict(walk(base)), []
+    leaves, modules = dict(walk(base)), []
     for module in adapter.modules:
         spec = module_spec(module, adapter.variant)
         made = {
@@ -181,8 +185,8 @@ def init_adapter(adapter: ResolvedAdapter, base: Tree, key: Array) -> Tree:
         }
         if "magnitude" in made:
             made["magnitude"] = column_norms(_leaf(leaves[module.path], module.param, made))
-        found.append((module.path, made))
-    return nest(found)
+        modules.append((module.path, made))
+    return nest(modules)
 
 
 def base_spec(run: Run) -> Tree:
@@ -212,11 +216,11 @@ def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
 
 def scaled(adapter: ResolvedAdapter, weights: Tree) -> dict[str, dict[str, Array]]:
     """An adapter's arrays by path, with the scale in `b`."""
-    found = {}
+    scaled = {}
     for path, module in adapter.by_path.items():
         part = dict(at(weights, path))
-        found[path] = part | {"b": part["b"] * module.scale}
-    return found
+        scaled[path] = part | {"b": part["b"] * module.scale}
+    return scaled
 
 
 def bind(

@@ -61,12 +61,12 @@ class LoraTraining:
             parts = jax.tree.leaves(_stored_shape(leaves[path], kinds[path]))
             stored = sum(leaf.size * _bytes(leaf.dtype) for leaf in parts)
             held.append(Held(path, param, stored / param.size, trained=False))
-        rows = sum(one.rows for one in self.trainees)
-        for one in self.trainees:
-            for module in one.modules:
-                for name, param in module_spec(module, one.variant).items():
-                    path = f"{one.name}.{module.path}.{name}"
-                    share = one.rows / rows
+        rows = sum(adapter.rows for adapter in self.trainees)
+        for adapter in self.trainees:
+            for module in adapter.modules:
+                for name, param in module_spec(module, adapter.variant).items():
+                    path = f"{adapter.name}.{module.path}.{name}"
+                    share = adapter.rows / rows
                     held.append(Held(path, param, share=share, adds_to=module.path))
         return held
 
@@ -84,7 +84,7 @@ class LoraTraining:
             )
         if mesh.size == 1:
             return
-        if any("experts" in module.param.axes for one in active for module in one.modules):
+        if any("experts" in module.param.axes for adapter in active for module in adapter.modules):
             raise UserError(
                 "lora.targets: experts take adapters on one device only; leave them out"
             )

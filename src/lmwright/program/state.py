@@ -40,8 +40,8 @@ def fresh_state(plan: Plan, frozen: Tree) -> Tree:
     return {
         "step": jnp.zeros((), jnp.int32),
         "trained": {
-            one.name: fresh_part(plan, one, training.init(one, frozen, key))
-            for one in training.trainees
+            trainee.name: fresh_part(plan, trainee, training.init(trainee, frozen, key))
+            for trainee in training.trainees
         },
     }
 
@@ -76,7 +76,9 @@ def saved_shardings(plan: Plan) -> Tree:
     weights; a dimension that does not divide (a few block scales, say) stays whole."""
     return {
         "step": NamedSharding(plan.mesh, PartitionSpec()),
-        "trained": {one.name: part_shardings(plan, one) for one in plan.training.trainees},
+        "trained": {
+            trainee.name: part_shardings(plan, trainee) for trainee in plan.training.trainees
+        },
     }
 
 
@@ -121,7 +123,7 @@ def averaged_weights(part: Tree) -> Tree:
 def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
     """The model with one trainee, as evaluation and generation read it; traceable."""
     training = plan.training
-    trainee = next(one for one in training.trainees if one.name == name)
+    trainee = next(candidate for candidate in training.trainees if candidate.name == name)
     parts = training.parts(trainee, averaged_weights(state["trained"][name]))
     return training.bind(state["frozen"], parts)
 

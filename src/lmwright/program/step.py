@@ -54,14 +54,16 @@ def train_step(
     plan: Plan, active: tuple[Trainee, ...], state: Tree, batch: Batch
 ) -> tuple[Tree, dict[str, Array]]:
     """One optimizer step of each active trainee; traceable."""
-    parts = {one.name: state["trained"][one.name] for one in active}
+    parts = {trainee.name: state["trained"][trainee.name] for trainee in active}
     key = jax.random.key(plan.run.seed)
     keys = [jax.random.fold_in(key, part["optimizer"]["count"]) for part in parts.values()]
     weights = {name: part["weights"] for name, part in parts.items()}
     grads, losses = summed_gradients(plan, active, state["frozen"], weights, batch, keys)
     trained, metrics = dict(state["trained"]), []
-    for one, loss in zip(active, losses, strict=True):
-        trained[one.name], values = _updated(plan, one, parts[one.name], grads[one.name], loss)
+    for trainee, loss in zip(active, losses, strict=True):
+        trained[trainee.name], values = _updated(
+            plan, trainee, parts[trainee.name], grads[trainee.name], loss
+        )
         metrics.append(values)
     new = {"step": state["step"] + 1, "frozen": state["frozen"], "trained": trained}
     values = metrics[0] if len(active) == 1 else _together(active, metrics)
@@ -128,7 +130,7 @@ def summed_gradients(
     each trainee."""
     objective, model, training = plan.run.objective, plan.run.model, plan.training
     compute = select.for_lanes(plan.compute, batch.tokens.shape[1], model.embed_dim)
-    lanes, rates = Lanes.of(plan, active), [one.dropout for one in active]
+    lanes, rates = Lanes.of(plan, active), [trainee.dropout for trainee in active]
 
     def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:
         key = jax.random.fold_in(key, index)
@@ -138,7 +140,7 @@ def summed_gradients(
     def total(
         weights: Mapping[str, Tree], rows: Batch, index: Array | int
     ) -> tuple[Array, tuple[Loss, ...]]:
-        parts = [training.parts(one, weights[one.name]) for one in active]
+        parts = [training.parts(trainee, weights[trainee.name]) for trainee in active]
         loss = partial(loss_of, index=index)
         losses: tuple[Loss, ...]
         if len(lanes.trainees) == 1:

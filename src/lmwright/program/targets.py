@@ -36,12 +36,12 @@ def targets_of(model: HfModel) -> tuple[Target, ...]:
     cannot: tools disagree about what its adapter would mean."""
     matrices = [(path, param) for path, param in walk(model.spec()) if param.is_matrix]
     has_head = any("vocab" in param.outputs for _, param in matrices)
-    found = []
+    targets = []
     for path, param in matrices:
         if "vocab" in param.inputs and not has_head:
             continue
-        found.append(Target(path, param, (path, *_module(model, path), *_groups(param))))
-    return tuple(found)
+        targets.append(Target(path, param, (path, *_module(model, path), *_groups(param))))
+    return tuple(targets)
 
 
 def _module(model: HfModel, path: str) -> Iterable[str]:
@@ -64,10 +64,10 @@ def choose(model: HfModel, words: Iterable[str], where: str = "lora.targets") ->
     known = targets_of(model)
     chosen: dict[str, Target] = {}
     for word in words:
-        found = [target for target in known if target.answers(word)]
-        if not found:
+        answering = [target for target in known if target.answers(word)]
+        if not answering:
             raise UserError(f"{where}: {word!r} matches no weight; {_listed(known)}")
-        chosen |= {target.path: target for target in found}
+        chosen |= {target.path: target for target in answering}
     if not chosen:
         raise UserError(f"{where}: is empty; {_listed(known)}")
     return [target for target in known if target.path in chosen]
@@ -89,8 +89,8 @@ def by_target(
     targets = list(targets)
     values = {target.path: default for target in targets}
     for word, value in words.items():
-        found = [target.path for target in targets if target.answers(word)]
-        if not found:
+        paths = [target.path for target in targets if target.answers(word)]
+        if not paths:
             raise UserError(f"{where}.{word}: matches no target of this run; {_listed(targets)}")
-        values |= dict.fromkeys(found, value)
+        values |= dict.fromkeys(paths, value)
     return values

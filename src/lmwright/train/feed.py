@@ -31,21 +31,21 @@ class Feed:
         host: HostRows,
         start: int,
     ):
-        self._start, self._counts = start, [counts[one.name] for one in active]
+        self._start, self._counts = start, [counts[trainee.name] for trainee in active]
         shares = [lanes.trainees.count(i) for i in range(len(active))]
         self._order = row_order(lanes, host)
         self._stack = ExitStack()
         self._loaders = [
             self._stack.enter_context(
                 Loader(
-                    stores[one.name],
-                    global_batch_size=one.rows,
+                    stores[trainee.name],
+                    global_batch_size=trainee.rows,
                     stretches=own_stretches(host, len(lanes.trainees), share),
                     start_step=count,
                     host=(jax.process_index(), jax.process_count()),
                 )
             )
-            for one, share, count in zip(active, shares, self._counts, strict=True)
+            for trainee, share, count in zip(active, shares, self._counts, strict=True)
         ]
 
     def batch(self, step: int) -> dict[str, np.ndarray]:

@@ -95,7 +95,7 @@ def train(
         checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
         state, meta = restore_or_init(plan, checkpoints, stores, frozen)
         start, counts = int(meta.get("step", 0)), counts_of(state)
-        left = max(0, *(one.steps - counts[one.name] for one in trainees))
+        left = max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
         stack.enter_context(jax.set_mesh(plan.mesh))
         watched = meta.get("trainees", {})
         session = Session(
@@ -105,7 +105,7 @@ def train(
             frozen=frozen,
             stores=stores,
             counts=counts,
-            watches={one.name: Watch(**watched.get(one.name, {})) for one in trainees},
+            watches={trainee.name: Watch(**watched.get(trainee.name, {})) for trainee in trainees},
             checkpoints=checkpoints,
             stop=stop,
             budget=Budget.of(run, folder, start, saved(state), began),
@@ -168,7 +168,7 @@ class Session:
     @property
     def active(self) -> tuple[Trainee, ...]:
         """The trainees that still train."""
-        return tuple(one for one in self.plan.training.trainees if not self._done(one))
+        return tuple(trainee for trainee in self.plan.training.trainees if not self._done(trainee))
 
     def _done(self, trainee: Trainee) -> bool:
         name = trainee.name
@@ -177,7 +177,7 @@ class Session:
     @property
     def steps(self) -> int:
         """The step at which the last trainee ends."""
-        return self.at + max((one.steps - self.counts[one.name] for one in self.active), default=0)
+        return self.at + max((t.steps - self.counts[t.name] for t in self.active), default=0)
 
     def close(self) -> None:
         """Ends the threads that read rows."""
@@ -234,7 +234,7 @@ class Session:
                 self.display.note(unused)
 
     def _evaluation_due(self, done: int) -> bool:
-        ended = any(self.counts[one.name] == one.steps for one in self._trained())
+        ended = any(self.counts[trainee.name] == trainee.steps for trainee in self._trained())
         return ended or done == self.steps or _due(done, self.plan.run.eval.every_steps)
 
     def _beside_s(self, step: int) -> float:
@@ -249,7 +249,7 @@ class Session:
         self._host = HostRows.of(plan, num_rows)
         self.close()
         self._feed = Feed(active, self.stores, self.counts, lanes, self._host, self.at)
-        self._feeding = tuple(one.name for one in active)
+        self._feeding = tuple(trainee.name for trainee in active)
         step = make_step(plan, active)
         try:
             lowered = step.lower(abstract_state(plan), abstract_batch(plan, num_rows))
@@ -267,12 +267,12 @@ class Session:
         beside = f" ({ready.reason})" if ready.reason else ""
         self.display.note(f"{verb} in {seconds:.1f} s{beside}")
         self._running: jax.Array | None = None
-        share = sum(one.rows for one in active) / plan.run.train.global_batch_size
+        share = sum(trainee.rows for trainee in active) / plan.run.train.global_batch_size
         tokens, flops = round(share * plan.tokens_per_step), share * plan.flops_per_step
         self.timer = StepTimer(tokens, flops, peak_flops(plan.devices))
 
     def _step(self, k: int) -> dict[str, jax.Array]:
-        if self._feeding != tuple(one.name for one in self.active):
+        if self._feeding != tuple(trainee.name for trainee in self.active):
             with self.budget.apart():
                 self._compile()
         with self.timer.waiting():
@@ -294,7 +294,7 @@ class Session:
         measured = {name: float(value) for name, value in values.items()}
         measured |= self.timer.window()
         measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
-        rows = sum(one.rows * self.counts[one.name] for one in self.plan.training.trainees)
+        rows = sum(t.rows * self.counts[t.name] for t in self.plan.training.trainees)
         measured["tokens_seen"] = float(rows * self.plan.seq_len)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
@@ -303,7 +303,7 @@ class Session:
     def _trained(self) -> list[Trainee]:
         """The trainees of the last step; all of them before there is one."""
         names = self._feeding or self.counts
-        return [one for one in self.plan.training.trainees if one.name in names]
+        return [trainee for trainee in self.plan.training.trainees if trainee.name in names]
 
     def _evaluate(self, step: int) -> None:
         """Held-out losses and samples of each trainee of the last step, on its own data."""

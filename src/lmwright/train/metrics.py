@@ -192,19 +192,19 @@ def truncate_after(path: Path, resume_step: int | None, log_every_steps: int = 1
     # Only its newline is missing: the line is whole, and its step will not come again.
     if _step_or_none(tail) is not None:
         lines.append(tail)
-    kept, damaged, last = _sorted_out(lines, path, resume_step)
+    good, damaged, last = _sorted_out(lines, path, resume_step)
     if damaged:
         with open(path.with_name(DAMAGED_FILE), "ab") as file:
             file.write(b"".join(lines[number - 1] + b"\n" for number in damaged))
-    repaired = b"".join(line + b"\n" for line in kept)
+    repaired = b"".join(line + b"\n" for line in good)
     if repaired != data:
         write_whole(path, repaired)
     note = _damage(damaged)
     # the last line that was due stands in the file before its step is saved
     if last // log_every_steps < resume_step // log_every_steps:
-        lost = f"after step {last}" if kept else f"up to step {resume_step}"
+        lost = f"after step {last}" if good else f"up to step {resume_step}"
         content = "holds no whole line" if data else "is empty" if exists else "is missing"
-        content = f"ends at step {last}" if kept else content
+        content = f"ends at step {last}" if good else content
         note += ", and " if note else f"{content}, so "
         note += f"the measurements {lost} are lost"
     return f"{path}: {note}; training continues from step {resume_step}" if note else None
@@ -215,7 +215,7 @@ def _sorted_out(
 ) -> tuple[list[bytes], list[int], int]:
     """The lines of steps up to `resume_step` that a report can read, the numbers of the damaged
     ones, and the last step that was kept (0 if none)."""
-    kept, damaged, last = [], [], 0
+    good, damaged, last = [], [], 0
     record = RunRecord(dir=path.parent, name="", config={}, plan={}, env={})
     for number, line in enumerate(lines, 1):
         step = _step_or_none(line)
@@ -228,9 +228,9 @@ def _sorted_out(
         except ValueError:
             damaged.append(number)
         else:
-            kept.append(line)
+            good.append(line)
             last = max(last, step)
-    return kept, damaged, last
+    return good, damaged, last
 
 
 def _damage(damaged: list[int]) -> str:

@@ -10,7 +10,7 @@ from lmwright.program.trainee import Trainee
 
 def open_stores(plan: Plan) -> dict[str, TokenStore]:
     """The prepared data of each trainee, by its name."""
-    return {one.name: open_store(plan, one) for one in plan.training.trainees}
+    return {trainee.name: open_store(plan, trainee) for trainee in plan.training.trainees}
 
 
 def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
@@ -48,9 +48,12 @@ def _check_kind(run: Run, store: TokenStore) -> None:
 def refuse_other_data(plan: Plan, stores: dict[str, TokenStore], trained: dict[str, str]) -> None:
     """Raises UserError where a trainee goes on with other data than it was `trained` on, which
     has the fingerprints by its name."""
-    for one in plan.training.trainees:
-        if trained.get(one.name, stores[one.name].fingerprint) != stores[one.name].fingerprint:
+    for trainee in plan.training.trainees:
+        if (
+            trained.get(trainee.name, stores[trainee.name].fingerprint)
+            != stores[trainee.name].fingerprint
+        ):
             raise UserError(
-                f"{one.data}: the prepared data is not what {plan.run.dir} was trained on; "
+                f"{trainee.data}: the prepared data is not what {plan.run.dir} was trained on; "
                 f"prepare it as before, or choose another dir="
             )

@@ -121,21 +121,21 @@ def _put_by_reach(config: Json, model: Any) -> None:
 
 
 def _rope_by_reach(config: Json, where: str) -> Json:
-    said = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or {}
     context = {"max_position_embeddings": config.get("max_position_embeddings") or 131_072}
-    whole = dict(said.get(TYPES["global"]) or {})
+    whole = dict(rope.get(TYPES["global"]) or {})
     whole.setdefault("rope_theta", config.get("rope_theta", 1_000_000.0))
     if config.get("rope_scaling"):
         whole |= config["rope_scaling"]
-    local = dict(said.get(TYPES["local"]) or {})
+    local = dict(rope.get(TYPES["local"]) or {})
     local.setdefault("rope_theta", config.get("rope_local_base_freq", 10_000.0))
     for rotation, name in ((whole, "rope_theta"), (local, "rope_local_base_freq")):
         if rotation["rope_theta"] is None:  # transformers computes nothing with it
             raise UserError(f"{where}: {name} is null; set it, or remove it for Gemma 3's own")
-    found = rope_fields({**context, "rope_parameters": whole}, where)
+    fields = rope_fields({**context, "rope_parameters": whole}, where)
     of_local = rope_fields({**context, "rope_parameters": local}, where)
-    if of_local == found:
-        return {**found, "local_rope_theta": None}
+    if of_local == fields:
+        return {**fields, "local_rope_theta": None}
     if of_local["rope_scaling"] is not None:
         raise UserError(f"{where}: rope scaling of sliding_attention layers is not supported")
-    return {**found, "local_rope_theta": of_local["rope_theta"]}
+    return {**fields, "local_rope_theta": of_local["rope_theta"]}

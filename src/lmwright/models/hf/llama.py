@@ -103,5 +103,5 @@ def _bias(config: Json, architecture: str) -> str:
         return "qkv"
     if architecture in ("MistralForCausalLM", "MinistralForCausalLM"):
         return "none"  # they have none, whatever a config.json says
-    said = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
-    return next(ours for ours, theirs in BIASES.items() if theirs == said)
+    biases = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    return next(ours for ours, theirs in BIASES.items() if theirs == biases)

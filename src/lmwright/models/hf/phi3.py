@@ -34,13 +34,13 @@ class Phi3Hf(Table):
 
     def rope(self, config: Json, architecture: str, where: str) -> Json:
         """Fields of the rotations, which may be partial."""
-        said = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        said = dict(said) if isinstance(said, dict) else {"rope_type": said}
-        if (said.get("rope_type") or said.get("type")) in LONG:
-            said["rope_type"] = "longrope"
-        kind = said.get("rope_type") or said.get("type") or "default"
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        rope = dict(rope) if isinstance(rope, dict) else {"rope_type": rope}
+        if (rope.get("rope_type") or rope.get("type")) in LONG:
+            rope["rope_type"] = "longrope"
+        kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind == "longrope":
             # config.json's own, else the usual one: transformers never takes what `said` has
-            said[ORIGINAL] = config.get(ORIGINAL) or 4096
-        config = config | {"rope_scaling": None, "rope_parameters": said}
+            rope[ORIGINAL] = config.get(ORIGINAL) or 4096
+        config = config | {"rope_scaling": None, "rope_parameters": rope}
         return rope_fields(config, where, partial=True)

@@ -63,13 +63,15 @@ class Words:
 
     def read(self, config: Mapping[str, Any], where: str) -> str:
         """Our value. Raises UserError for one that we have not."""
-        said = config.get(self.theirs, self.usual)
-        said = self.null if said is None else said
+        value = config.get(self.theirs, self.usual)
+        value = self.null if value is None else value
         kinds = {theirs: ours for ours, theirs in self.values.items()}
-        if said not in kinds:
+        if value not in kinds:
             names = ", ".join(map(str, kinds))
-            raise UserError(f"{where}: {self.theirs} {said!r} is not supported; these are: {names}")
-        return kinds[said]
+            raise UserError(
+                f"{where}: {self.theirs} {value!r} is not supported; these are: {names}"
+            )
+        return kinds[value]
 
     def write(self, model: Any, family: str) -> Any:
         """Their name of the model's value. Raises UserError where the family has none there."""
