@@ -7,6 +7,7 @@ llama.cpp knows) and `llama` (sentencepiece BPE: pieces and scores).
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tokenizers
@@ -14,8 +15,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.sentencepiece_model import SPACE, convert
-from lmwright.data.tokens.tokenizer import SPLIT, TextTokenizer
-from lmwright.data.tokens.tokenizer_formats import O200K_SPLIT
+from lmwright.data.tokens.tokenizer import SPLIT, TextTokenizer, begin_with, split_bytes
+from lmwright.data.tokens.tokenizer_formats import O200K_SPLIT, QWEN_SPLIT, merges_of
 from lmwright.errors import UserError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -33,15 +34,6 @@ def _digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(pattern: str) -> Callable[[], Any]:
-    return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
 @dataclass(frozen=True)
 class Pre:
     """Pre-tokenizer behind a name of llama.cpp: its split, and its implicit settings."""
@@ -56,14 +48,15 @@ class Pre:
     """The tokenizer.json of these models composes characters first."""
 
 
+_llama, _qwen, _gpt4o = (partial(split_bytes, s) for s in (SPLIT, QWEN_SPLIT, O200K_SPLIT))
 PRES = (
-    Pre(_split(SPLIT), ("llama-bpe", "llama3", "llama-v3"), ignore_merges=True, bos=True),
-    Pre(_split(SPLIT), ("smaug-bpe", "dbrx")),
-    Pre(_split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")), ("qwen2", "deepseek-r1-qwen"), nfc=True),
-    Pre(_split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")), ("stablelm2", "hunyuan")),
+    Pre(_llama, ("llama-bpe", "llama3", "llama-v3"), ignore_merges=True, bos=True),
+    Pre(_llama, ("smaug-bpe", "dbrx")),
+    Pre(_qwen, ("qwen2", "deepseek-r1-qwen"), nfc=True),
+    Pre(_qwen, ("stablelm2", "hunyuan")),
     Pre(_gpt2, ("gpt-2", "phi-2", "olmo", "jais", "mpt")),
     Pre(_digits, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")),
-    Pre(_split(O200K_SPLIT), ("gpt-4o", "llama4")),
+    Pre(_gpt4o, ("gpt-4o", "llama4")),
 )
 
 
@@ -107,8 +100,8 @@ def _byte_level(
     try:
         backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))
     except Exception as error:  # the library raises bare Exception
-        said = " ".join(str(error).split())
-        raise UserError(f"{where}: its merges do not fit its tokens: {said:.200}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{where}: its merges do not fit its tokens: {reason:.200}") from None
     backend.pre_tokenizer, backend.decoder = pre.make(), decoders.ByteLevel()
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
@@ -117,16 +110,8 @@ def _byte_level(
             added = tokenizers.AddedToken(token, special=kind != USER_DEFINED, normalized=False)
             backend.add_tokens([added])
     if meta.get("tokenizer.ggml.add_bos_token", pre.bos) and "bos" in roles:
-        _begin_with(backend, roles["bos"])
+        begin_with(backend, [roles["bos"]])
     return TextTokenizer(backend)
-
-
-def _begin_with(backend: tokenizers.Tokenizer, bos: str) -> None:
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A",
-        pair=f"{bos} $A {bos}:1 $B:1",
-        special_tokens=[(bos, backend.token_to_id(bos))],
-    )
 
 
 def _sentencepiece(
@@ -158,7 +143,7 @@ def _sentencepiece(
         )
     backend.post_processor = processors.ByteLevel(trim_offsets=False)  # adds nothing
     if meta.get("tokenizer.ggml.add_bos_token", True) and "bos" in roles:
-        _begin_with(backend, roles["bos"])
+        begin_with(backend, [roles["bos"]])
     return made
 
 
@@ -180,8 +165,7 @@ def metadata_of_tokenizer(
             types[i] = CONTROL if added[i].special else USER_DEFINED
         elif spec["model"].get("byte_fallback") and BYTE_PIECE.fullmatch(token):
             types[i] = BYTE
-    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m)
-              for m in spec["model"]["merges"]]  # fmt: skip
+    merges = merges_of(spec["model"])
     meta: dict[str, Any] = {"tokens": tokens, "token_type": types}
     if (spec["decoder"] or {}).get("type") == "ByteLevel":
         meta |= {"model": "gpt2", "pre": _name_of_split(tokenizer, where)}
@@ -202,16 +186,16 @@ def metadata_of_tokenizer(
         if token is not None:
             meta[f"{name}_token_id"] = tokenizer.backend.token_to_id(token)
     meta["add_bos_token"] = begins_with_bos
-    found = {f"tokenizer.ggml.{key}": value for key, value in meta.items()}
+    meta = {f"tokenizer.ggml.{key}": value for key, value in meta.items()}
     if tokenizer.chat_template:
-        found["tokenizer.chat_template"] = tokenizer.chat_template
-    back = tokenizer_of(found, where)
+        meta["tokenizer.chat_template"] = tokenizer.chat_template
+    back = tokenizer_of(meta, where)
     if any(back.encode(text) != tokenizer.encode(text) for text in PROBE):
         raise UserError(
             f"{where}: llama.cpp would cut text otherwise than this tokenizer does; export to a "
             f"Hugging Face folder instead"
         )
-    return found
+    return meta
 
 
 def _name_of_split(tokenizer: TextTokenizer, where: str) -> str:

@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from lmwright.data.json_text import write_json
-from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer, save_tokenizer
+from lmwright.data.tokens.tokenizer import TextTokenizer, begin_with, load_tokenizer, save_tokenizer
 
 MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FILES = (
@@ -63,11 +62,6 @@ def _set_prefix(path: Path, prefix: tuple[int, ...]) -> None:
     backend = Tokenizer.from_file(str(path))
     spec = json.loads(path.read_text("utf-8")) | {"post_processor": None}
     if prefix:
-        tokens = [backend.id_to_token(i) for i in prefix]
-        backend.post_processor = TemplateProcessing(
-            single=[*tokens, "$A"],
-            pair=[*tokens, "$A", *(f"{token}:1" for token in tokens), "$B:1"],
-            special_tokens=list(zip(tokens, prefix, strict=True)),
-        )
+        begin_with(backend, [backend.id_to_token(i) for i in prefix])
         spec["post_processor"] = json.loads(backend.to_str())["post_processor"]
     write_json(path, spec, ascii_only=False)

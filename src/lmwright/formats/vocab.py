@@ -21,7 +21,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.data.json_text import write_json
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json
-from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer, merges_of
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
@@ -204,10 +204,10 @@ def merged(
     vocab = spec["model"]["vocab"]
     for token in spec["added_tokens"]:  # the library numbers those outside anew, at the end
         vocab.setdefault(token["content"], token["id"])
-    merges = [_pair(merge) for merge in spec["model"]["merges"]]
+    merges = merges_of(spec["model"])
     taken, next_id, added = set(merges), tokenizer.vocab_size, 0
     known = set(tokenizer.backend.get_vocab(with_added_tokens=True))
-    for left, right in map(_pair, more["model"]["merges"]):
+    for left, right in merges_of(more["model"]):
         piece = left + right
         if (left, right) in taken or left not in vocab or right not in vocab:
             continue
@@ -231,10 +231,6 @@ def _kind(spec: Mapping[str, Any]) -> str:
     if kind != "BPE":
         return kind
     return BYTE_LEVEL if (spec["decoder"] or {}).get("type") == "ByteLevel" else "sentencepiece BPE"
-
-
-def _pair(merge: Any) -> tuple[str, str]:
-    return tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge)
 
 
 def write_files(source: Path, folder: Path, tokenizer: TextTokenizer) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer
-from lmwright.data.tokens.tokenizer_formats import GPT2_SPLIT, byte_letters
+from lmwright.data.tokens.tokenizer_formats import GPT2_SPLIT, byte_letters, merges_of
 from lmwright.errors import UserError
 
 # Digits are cut out one by one first, then GPT-2's split: spaces before a digit stay together.
@@ -228,8 +228,7 @@ def _beyond(spec: dict[str, Any]) -> int:
 
 def _prove(ranks: dict[bytes, int], model: dict[str, Any], byte_of: dict[str, int]) -> None:
     place = {}
-    for i, merge in enumerate(model["merges"]):
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
+    for i, (left, right) in enumerate(merges_of(model)):
         place[bytes(byte_of[c] for c in left), bytes(byte_of[c] for c in right)] = i
     last = -1
     for token, _ in sorted(ranks.items(), key=lambda e: e[1]):

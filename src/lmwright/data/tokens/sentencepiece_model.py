@@ -10,8 +10,9 @@ import sentencepiece
 import tokenizers
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from lmwright.data.tokens.tokenizer import ROLES, begin_with
 from lmwright.errors import UserError
 
 SPACE = "\u2581"
@@ -49,14 +50,10 @@ def convert(
                 piece.piece, special=piece.type != USER_DEFINED, normalized=False
             )
             backend.add_tokens([token])
-    roles = _roles(proto, processor)
+    ids = {role: getattr(processor, f"{role}_id")() for role in ROLES}
+    roles = {role: proto.pieces[i].piece for role, i in ids.items() if i >= 0}
     if kind == BPE and "bos" in roles:  # as Llama 2 is used
-        bos = roles["bos"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A",
-            pair=f"{bos} $A {bos}:1 $B:1",
-            special_tokens=[(bos, backend.token_to_id(bos))],
-        )
+        begin_with(backend, [roles["bos"]])
     return backend, processor, roles
 
 
@@ -125,13 +122,3 @@ def _decoder(proto: Any) -> decoders.Decoder:
     if proto.normalizer_spec.add_dummy_prefix:
         steps.append(decoders.Strip(content=" ", left=1))
     return decoders.Sequence(steps)
-
-
-def _roles(proto: Any, processor: sentencepiece.SentencePieceProcessor) -> dict[str, str]:
-    ids = {
-        "eos": processor.eos_id(),
-        "bos": processor.bos_id(),
-        "pad": processor.pad_id(),
-        "unk": processor.unk_id(),
-    }
-    return {role: proto.pieces[i].piece for role, i in ids.items() if i >= 0}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lmwright.config import run
 from lmwright.config.run import EARLIER_VOCAB_SIZE
@@ -179,12 +179,7 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
     else:
         backend = tokenizers.Tokenizer(models.Unigram())
         trainer = trainers.UnigramTrainer(**options)
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    backend.pre_tokenizer = split_bytes(SPLIT)
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(_some_text(texts), trainer)
     if spec.train == "unigram":
@@ -195,11 +190,35 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
                 f"tokenizer.special_tokens: {token!r} is also an ordinary token of this text; "
                 f"choose a string that does not occur in text, such as '<|{token.strip('<|>')}|>'."
             )
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(t, special=True, normalized=False) for t in spec.special_tokens]
-    )
+    add_special(backend, spec.special_tokens)
     first = spec.special_tokens[0]
     return TextTokenizer(backend, eos=first, bos=first, pad=first, chat_template=spec.chat_template)
+
+
+def split_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Pre-tokenizer of a byte-level model whose pieces are those of a regular expression."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def add_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
+    """Adds special tokens under the next ids, or marks those that are there as special."""
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(t, special=True, normalized=False) for t in dict.fromkeys(tokens)]
+    )
+
+
+def begin_with(backend: tokenizers.Tokenizer, tokens: Sequence[str]) -> None:
+    """Makes the backend put special tokens before each text."""
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*tokens, "$A"],
+        pair=[*tokens, "$A", *(f"{token}:1" for token in tokens), "$B:1"],
+        special_tokens=[(token, backend.token_to_id(token)) for token in tokens],
+    )
 
 
 def _some_text(texts: Iterable[str]) -> Iterable[str]:
@@ -274,7 +293,7 @@ def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
         backend,
         **find_roles(backend, roles),
         chat_template=chat_template_of(folder, config),
-        sentencepiece=model.read_bytes() if model.is_file() and _is_proto(model) else None,
+        sentencepiece=model.read_bytes() if model.is_file() and is_proto(model) else None,
     )
 
 
@@ -360,7 +379,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _is_proto(path: Path) -> bool:
+def is_proto(path: Path) -> bool:
     """True for a sentencepiece model, which begins with its first piece; .tiktoken text is
     base64."""
     with path.open("rb") as f:

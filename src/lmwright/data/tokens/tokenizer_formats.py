@@ -8,9 +8,10 @@ the sentencepiece library itself on a probe text.
 import base64
 import binascii
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -19,11 +20,15 @@ from lmwright.data.tokens.probe import BLANKS, PROBE
 from lmwright.data.tokens.tokenizer import (
     SPLIT,
     TextTokenizer,
+    add_special,
+    begin_with,
     chat_template_of,
     find_roles,
+    is_proto,
     load_tokenizer,
     read_backend,
     read_json,
+    split_bytes,
 )
 from lmwright.errors import UserError
 
@@ -32,6 +37,7 @@ ACCEPTED = (
     "a sentencepiece .model or a .tiktoken file"
 )
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+QWEN_SPLIT = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 O200K_SPLIT = "|".join(
     (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -96,9 +102,7 @@ FAMILIES = {
         bos="<|begin_of_text|>",
         prefixed=True,
     ),
-    151643: Family(
-        SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"), _after(151643, QWEN_SPECIAL), END, pad=END, nfc=True
-    ),
+    151643: Family(QWEN_SPLIT, _after(151643, QWEN_SPECIAL), END, pad=END, nfc=True),
     50256: Family(GPT2_SPLIT, {END: 50256}, END, END),
     50280: Family(GPT2_SPLIT, {END: 50256}, END, END),
     100256: Family(SPLIT, {**_after(100257, [END, *FIM]), "<|endofprompt|>": 100276}, END),
@@ -121,10 +125,8 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
     if path.suffix == ".tiktoken" or path.name.endswith(".tiktoken"):
         return import_tiktoken(path)
     if path.suffix == ".model":
-        with path.open("rb") as f:
-            # Llama 3 ships its ranks as tokenizer.model: base64 lines, no protobuf
-            is_proto = f.read(1) == b"\n"
-        return import_sentencepiece(path) if is_proto else import_tiktoken(path)
+        # Llama 3 ships its ranks as tokenizer.model: base64 lines, no protobuf
+        return import_sentencepiece(path) if is_proto(path) else import_tiktoken(path)
     if path.name in ("vocab.json", "encoder.json", "merges.txt", "vocab.bpe"):
         return import_gpt2(path.parent)
     if path.suffix == ".json":
@@ -157,10 +159,10 @@ def _import_folder(folder: Path) -> TextTokenizer:
 
 def import_gpt2(folder: Path) -> TextTokenizer:
     """GPT-2's vocab.json and merges.txt (or encoder.json and vocab.bpe)."""
-    vocab = next(
-        (folder / n for n in ("vocab.json", "encoder.json") if (folder / n).is_file()), None
+    vocab, merges = (
+        next((folder / n for n in names if (folder / n).is_file()), None)
+        for names in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe"))
     )
-    merges = next((folder / n for n in ("merges.txt", "vocab.bpe") if (folder / n).is_file()), None)
     if vocab is None or merges is None:
         missing = "vocab.json" if vocab is None else "merges.txt"
         raise UserError(f"tokenizer.path: {folder} holds no {missing}; GPT-2 files come as a pair.")
@@ -175,7 +177,7 @@ def import_gpt2(folder: Path) -> TextTokenizer:
     roles = find_roles(backend, config)
     if set(roles) == {"eos"}:
         roles |= {"bos": roles["eos"], "pad": roles["eos"]}
-    _mark_special(backend, roles.values())
+    add_special(backend, roles.values())
     return TextTokenizer(backend, **roles, chat_template=chat_template_of(folder, config))
 
 
@@ -194,21 +196,15 @@ def import_tiktoken(path: Path) -> TextTokenizer:
     # A piece that is a token as a whole is taken unmerged: so does tiktoken.
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
     try:
-        split = tokenizers.Regex(family.split)
+        backend.pre_tokenizer = split_bytes(family.split)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path.name}.json: pattern: {error}; correct it.") from None
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(split, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
     if family.nfc:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     _add_at(backend, family.special, path)
     if family.prefixed:
-        _prefix(backend, family.bos)
+        begin_with(backend, [family.bos])
     return TextTokenizer(backend, eos=family.eos, bos=family.bos, pad=family.pad)
 
 
@@ -281,24 +277,15 @@ def _add_at(backend: tokenizers.Tokenizer, special: dict[str, int], path: Path) 
     by_id = {i: token for token, i in special.items()}
     taken = set(backend.get_vocab().values())
     names = {i: by_id.get(i, f"<|unused_{i}|>") for i in range(max(by_id) + 1) if i not in taken}
-    _mark_special(backend, names.values())
+    add_special(backend, names.values())
     for i, token in by_id.items():
         if backend.token_to_id(token) != i:
             raise UserError(f"{path}: special token {token!r} cannot have the id {i}.")
 
 
-def _mark_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(t, special=True, normalized=False) for t in dict.fromkeys(tokens)]
-    )
-
-
-def _prefix(backend: tokenizers.Tokenizer, bos: str) -> None:
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A",
-        pair=f"{bos} $A {bos}:1 $B:1",
-        special_tokens=[(bos, backend.token_to_id(bos))],
-    )
+def merges_of(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Merges of a BPE model in a tokenizer.json, which has them as "a b" or as ["a", "b"]."""
+    return [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in model["merges"]]
 
 
 def import_sentencepiece(path: Path) -> TextTokenizer:
