@@ -3,15 +3,15 @@
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from lmwright.data.manifest import total
 
 PLAIN_EVERY_S = 10.0
 
 
-class Progress(Protocol):
-    """Display of the progress of a stage."""
+class Progress:
+    """Display of the progress of a stage; this one shows nothing."""
 
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
         """Begins a stage of `parts` parts, of which `done` exist already."""
@@ -23,17 +23,7 @@ class Progress(Protocol):
         """Ends the stage, whether it succeeded or not."""
 
 
-class SilentProgress:
-    """Shows nothing."""
-
-    def start(self, stage: str, parts: int, done: int, unit: str) -> None: ...
-
-    def advance(self, counts: Mapping[str, Any]) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class PlainProgress:
+class PlainProgress(Progress):
     """Plain lines: one at the start, at most one every ten seconds, one at the end."""
 
     def __init__(self, stream: TextIO | None = None):
@@ -67,7 +57,7 @@ class PlainProgress:
         print(line, file=self.stream or sys.stderr, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """Bar with parts, rate and remaining time (rich)."""
 
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
@@ -97,7 +87,7 @@ class LiveProgress:
         self.bar.stop()
 
 
-class Noted:
+class Noted(Progress):
     """Another display that also records whether any stage had work to do."""
 
     def __init__(self, shown: Progress):

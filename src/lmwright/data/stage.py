@@ -35,7 +35,7 @@ from lmwright.data.manifest import (
     hash_file,
     read_manifest,
 )
-from lmwright.data.progress import Progress, SilentProgress
+from lmwright.data.progress import Progress
 from lmwright.errors import UserError
 from lmwright.guard.files import remove_leftovers, sync, write_whole
 
@@ -86,7 +86,7 @@ def run_stage(
         if not _open_folder(folder, wanted):
             return read_manifest(folder)
         todo = [i for i in range(len(parts)) if _read_marker(folder, i) is None]
-        progress = progress or SilentProgress()
+        progress = progress or Progress()
         progress.start(name, len(parts), len(parts) - len(todo), unit)
         try:
             _run_parts(folder, {i: parts[i] for i in todo}, work, workers, progress)
@@ -268,8 +268,7 @@ def _write_manifest(
         files=files,
         versions={"lmwright": lmwright.__version__, "format": FORMAT},
     )
-    raw = manifest.to_json()
-    write_whole(folder / MANIFEST, raw)
+    write_whole(folder / MANIFEST, manifest.to_json())
     return read_manifest(folder)
 
 

@@ -1,6 +1,7 @@
 """Lengths of examples, to choose rows that are long enough for them."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -39,12 +40,8 @@ def cure(histogram: Mapping[str, int]) -> str:
 
 def histogram_of(counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Lengths of all examples of several parts, splits and sources together."""
-    total: dict[str, int] = {}
-    for part in counts:
-        for sources in part.get("lengths", {}).values():
-            for histogram in sources.values():
-                total = add_counts(total, histogram)
-    return total
+    splits = [split for part in counts for split in part.get("lengths", {}).values()]
+    return reduce(add_counts, (lengths for split in splits for lengths in split.values()), {})
 
 
 def warnings(tokenized: Manifest) -> list[str]:
@@ -58,9 +55,7 @@ def warnings(tokenized: Manifest) -> list[str]:
         if lost <= LOST * examples:
             continue
         lengths = [split.get(name, {}) for split in tokenized.counts.get("lengths", {}).values()]
-        histogram: dict[str, int] = {}
-        for by_length in lengths:
-            histogram = add_counts(histogram, by_length)
+        histogram = reduce(add_counts, lengths, {})
         row = tokenized.fingerprint["fingerprint"]["conversations"]["seq_len"]
         what = (
             f"{visible(name, lines=False)}: {lost:,} of {examples:,} examples "

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from lmwright.config.run import Data, Source
+from lmwright.config.run import Data
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.sources.columns import Bad, Row
@@ -21,7 +21,7 @@ from lmwright.data.sources.files import find_files, source_names
 from lmwright.data.sources.read import read_rows
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import ChatEncoder
-from lmwright.data.text.chat_template import ChatTemplate, template_source
+from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
@@ -74,16 +74,18 @@ def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
     """Prints examples start..start+count-1 of each source that holds any, straight from its
     files. Raises UserError where there are none, or no tokenizer yet."""
     console = _console()
-    sources = [pair for pair in zip(source_names(data.sources), data.sources, strict=True)]
-    chats = [(name, source) for name, source in sources if source.rows != "text"]
+    named = zip(source_names(data.sources), data.sources, strict=True)
+    chats = [(name, source) for name, source in named if source.rows != "text"]
     if not chats:
         raise UserError("data.sources: none holds examples (data.sources.rows); drop --sources")
     tokenizer = _tokenizer(data)
-    template = ChatTemplate(template_source(data.chat, tokenizer), tokenizer, data.chat.date)
     end_id = tokenizer.eos_id if data.tokenize.append == "eos" else None
+    template = chosen_template(data.chat, tokenizer)
     encoder = ChatEncoder(template, tokenizer, data.chat, WITHOUT_END, end_id)
     for name, source in chats:
-        for row in itertools.islice(_examples(source, data.dir), start, start + count):
+        files = find_files(source, data.dir)
+        rows = itertools.chain.from_iterable(read_rows(Slice(file), source) for file in files)
+        for row in itertools.islice(rows, start, start + count):
             _show_example(console, name, row, encoder)
 
 
@@ -112,11 +114,6 @@ def _tokenizer(data: Data) -> TextTokenizer:
             "data.tokenizer.path"
         )
     return load_tokenizer(folder)
-
-
-def _examples(source: Source, data_dir: str) -> Iterator[Row | Bad]:
-    for file in find_files(source, data_dir):
-        yield from read_rows(Slice(file), source)
 
 
 def in_color(

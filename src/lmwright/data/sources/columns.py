@@ -11,7 +11,7 @@ from typing import Any
 
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
-from lmwright.data.text.chat import UnusableError, conversation, optional_columns, required_columns
+from lmwright.data.text.chat import UnusableError, conversation, example_columns
 from lmwright.errors import UserError
 
 
@@ -49,13 +49,15 @@ def list_needed_columns(source: Source) -> dict[str, list[str]]:
 
 def content_columns(source: Source) -> list[str]:
     """Columns without which a row has nothing to learn."""
-    return [source.text_column] if source.rows == "text" else required_columns(source)
+    if source.rows == "text":
+        return [source.text_column]
+    return list(example_columns(source)[0].values())
 
 
 def select_columns(source: Source, there: Iterable[str]) -> list[str]:
     """Columns to read out of those that exist, each once."""
     required = [name for names in list_needed_columns(source).values() for name in names]
-    extra = [] if source.rows == "text" else optional_columns(source)
+    extra = [] if source.rows == "text" else example_columns(source)[1].values()
     there = set(there)
     return list(dict.fromkeys([*required, *(name for name in extra if name in there)]))
 
@@ -82,11 +84,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
         if isinstance(id_, bool) or not isinstance(id_, str | int):
             return Bad(number, f"id {source.id_column!r} is {kind_of(id_)}, not text or a number")
     meta = {c: row[c] for c in source.meta_columns if c in row}
-    return Row(number, text, str(id_), _meta(meta))
-
-
-def _meta(meta: Mapping[str, Any]) -> str:
-    return json.dumps(meta, default=str, sort_keys=True) if meta else "{}"
+    return Row(number, text, str(id_), json.dumps(meta, default=str, sort_keys=True))
 
 
 def kind_of(value: Any) -> str:

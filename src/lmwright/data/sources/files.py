@@ -298,7 +298,7 @@ def _cut_file(file: File, source: Source, part_bytes: int) -> Iterator[tuple[Sli
     elif by_line and local and file.compression is None:
         yield from _cut_lines(file, part_bytes)
     elif file.format == "parquet" and file.compression is None:
-        yield from _cut_row_groups(file, part_bytes)
+        yield from _cut_parquet(file, part_bytes)
     else:
         yield Slice(file), size
 
@@ -321,18 +321,25 @@ def _cut_lines(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
         yield Slice(file, start, at, first_row), at - start
 
 
-def _cut_row_groups(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
+def _cut_parquet(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
     try:
         with open_binary(file.path) as f:
             metadata = pq.ParquetFile(f).metadata
     except (pa.ArrowException, OSError) as e:
         raise UserError(f"{file.path} is not a complete parquet file: {first_line(e)}.") from None
+    for start, stop, first_row, size in cut_row_groups(metadata, part_bytes):
+        yield Slice(file, start, stop, first_row), size
+
+
+def cut_row_groups(metadata: Any, part_bytes: int) -> Iterator[tuple[int, int, int, int]]:
+    """(start, stop, first row, bytes) of ranges of a parquet file's row groups, each of about
+    `part_bytes`, or one group."""
     start = first_row = rows = size = 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         if size and size + group.total_byte_size > part_bytes:
-            yield Slice(file, start, i, first_row), size
+            yield start, i, first_row, size
             start, first_row, size = i, rows, 0
         rows += group.num_rows
         size += group.total_byte_size
-    yield Slice(file, start, metadata.num_row_groups, first_row), size
+    yield start, metadata.num_row_groups, first_row, size

@@ -154,16 +154,9 @@ def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
 
 def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
     """Elements of one JSON list; the file is held in memory as a whole."""
-    raw, size = [], 0
-    for block in stream(file):
-        raw.append(block)
-        size += len(block)
-        if size > DOCUMENT_BYTES:
-            raise UserError(
-                f"{file.path} is longer than {DOCUMENT_BYTES >> 30} GiB; write it as .jsonl."
-            )
+    too_long = f"{file.path} is longer than {DOCUMENT_BYTES >> 30} GiB; write it as .jsonl."
     try:
-        value = json.loads(b"".join(raw).removeprefix(b"\xef\xbb\xbf").decode())
+        value = json.loads(_whole(file, too_long).decode())
     except (ValueError, RecursionError) as e:
         raise UserError(
             f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
@@ -186,8 +179,15 @@ def _whole_characters(row: Row | Bad) -> Row | Bad:
 
 
 def _txt(piece: Slice, source: Source) -> Iterator[Row | Bad]:
+    too_long = (
+        f"{piece.file.path}: a document is longer than {DOCUMENT_BYTES >> 30} GiB; "
+        "set data.sources.documents to 'paragraph' or 'line'."
+    )
     if source.documents == "file":
-        yield from _whole_file(piece.file)
+        try:
+            yield Row(1, _whole(piece.file, too_long).decode(), piece.file.name, "{}")
+        except UnicodeDecodeError as e:
+            yield Bad(1, f"invalid UTF-8 at byte {e.start + 1}")
         return
     by_line = source.documents == "line"
     lines: list[bytes] = []
@@ -203,7 +203,8 @@ def _txt(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         elif not blank:
             lines.append(line)
             size += len(line)
-            _check_size(size, piece.file)
+            if size > DOCUMENT_BYTES:
+                raise UserError(too_long)
     if lines:
         yield _document(b"".join(lines), number - len(lines) + 1, piece.file)
 
@@ -216,24 +217,15 @@ def _document(raw: bytes, number: int, file: File) -> Row | Bad:
     return Row(number, text, f"{file.name}:{number}", "{}")
 
 
-def _whole_file(file: File) -> Iterator[Row | Bad]:
+def _whole(file: File, too_long: str) -> bytes:
+    """Content of a file without a byte order mark. Raises UserError(too_long)."""
     blocks, size = [], 0
     for block in stream(file):
         blocks.append(block)
         size += len(block)
-        _check_size(size, file)
-    try:
-        yield Row(1, b"".join(blocks).removeprefix(b"\xef\xbb\xbf").decode(), file.name, "{}")
-    except UnicodeDecodeError as e:
-        yield Bad(1, f"invalid UTF-8 at byte {e.start + 1}")
-
-
-def _check_size(size: int, file: File) -> None:
-    if size > DOCUMENT_BYTES:
-        raise UserError(
-            f"{file.path}: a document is longer than {DOCUMENT_BYTES >> 30} GiB; "
-            "set data.sources.documents to 'paragraph' or 'line'."
-        )
+        if size > DOCUMENT_BYTES:
+            raise UserError(too_long)
+    return b"".join(blocks).removeprefix(b"\xef\xbb\xbf")
 
 
 def _table(file: File, source: Source) -> Iterator[Row | Bad]:

@@ -35,22 +35,19 @@ SHAREGPT_ROLES = {
 }
 
 
-def required_columns(source: Source) -> list[str]:
-    """Required columns of a source of examples."""
-    return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][0]]
-
-
-def optional_columns(source: Source) -> list[str]:
-    """Optional columns of a source of examples."""
-    return [source.columns.get(name, name) for name in ROW_PARTS[source.rows][1]]
+def example_columns(source: Source) -> tuple[dict[str, str], dict[str, str]]:
+    """Columns of a source of examples by what they hold: those required, and the optional ones."""
+    required, optional = (
+        {name: source.columns.get(name, name) for name in names} for names in ROW_PARTS[source.rows]
+    )
+    return required, optional
 
 
 def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Conversation of a row. Raises UnusableError for a part that is missing, of another type or
     empty, for an unknown role, and if the assistant says nothing."""
-    columns = {
-        name: source.columns.get(name, name) for part in ROW_PARTS[source.rows] for name in part
-    }
+    required, optional = example_columns(source)
+    columns = required | optional
     parts = {name: row.get(column) for name, column in columns.items()}
     if source.rows == "alpaca":
         made = _alpaca(parts, columns)
@@ -105,24 +102,24 @@ def _prompt(parts: dict[str, Any], columns: dict[str, str], source: Source) -> d
 
 
 def _preference(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    before = _said(parts["prompt"], "user", columns["prompt"], source)
+    before = _turns(parts["prompt"], "user", columns["prompt"], source)
     answers = [
-        before + _said(parts[name], "assistant", columns[name], source)
+        before + _turns(parts[name], "assistant", columns[name], source)
         for name in ("chosen", "rejected")
     ]
     return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
 
 
 def _read_rated(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    before = _said(parts["prompt"], "user", columns["prompt"], source)
-    after = _said(parts["completion"], "assistant", columns["completion"], source)
+    before = _turns(parts["prompt"], "user", columns["prompt"], source)
+    after = _turns(parts["completion"], "assistant", columns["completion"], source)
     label = _LABELS.get(str(parts["label"]).strip().lower())
     if label is None:
         raise UnusableError(f"{columns['label']!r} is {parts['label']!r}, not true or false")
     return {"messages": before + after, "first": len(before), "liked": label}
 
 
-def _said(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
+def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
     """Messages from a text, a message or a list of messages, whatever their keys are called."""
     if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
         return [{"role": role, "content": _text(value, column)}]
@@ -144,7 +141,8 @@ def _messages(
     value = _parse_cell(value, where)
     if not isinstance(value, list) or not value:
         raise UnusableError(f"{where!r} is not a list of messages")
-    role_key, content_key = (columns[n] for n in _keys(columns))
+    keys = ("from", "value") if "from" in columns else ("role", "content")
+    role_key, content_key = (columns[key] for key in keys)
     known = dict.fromkeys(ROLES) | SHAREGPT_ROLES if role_key == "from" else dict.fromkeys(ROLES)
     known = {name: role or name for name, role in known.items()} | source.roles
     messages = []
@@ -165,10 +163,6 @@ def _messages(
             rest["tool_calls"] = _calls(calls, number)
         messages.append({"role": known[role], "content": content, **rest})
     return messages
-
-
-def _keys(columns: dict[str, str]) -> tuple[str, str]:
-    return ("from", "value") if "from" in columns else ("role", "content")
 
 
 def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:

@@ -88,6 +88,11 @@ class ChatTemplate:
             raise UnusableError(str(e)) from None
 
 
+def chosen_template(chat: Chat, tokenizer: TextTokenizer) -> ChatTemplate:
+    """Template that a run asks for. Raises UserError if it does not exist or is not Jinja."""
+    return ChatTemplate(template_source(chat, tokenizer), tokenizer, chat.date)
+
+
 def template_source(chat: Chat, tokenizer: TextTokenizer) -> str:
     """Jinja source of the template that a run asks for. Raises UserError if it does not exist."""
     choices = f"{', '.join(BUILT_IN)}, none, or a Jinja file"

@@ -7,7 +7,6 @@ An eval source wins over training text, so that nothing held out is trained on. 
 bytes a document for one bucket of hashes at a time, 8 bytes for each that is dropped.
 """
 
-import functools
 import os
 import shutil
 from collections.abc import Sequence
@@ -150,6 +149,5 @@ def _subtract(counts: dict[str, Any], gone: dict[str, dict[str, int]], name: str
         entry = {k: n - less.get(k, 0) for k, n in sources[name].items()}
         if entry["docs"]:
             rest[split] = {name: entry}
-    duplicates = functools.reduce(lambda n, e: n + e["docs"], gone.values(), 0)
-    tally = counts["input"][name] | {"duplicates": duplicates}
+    tally = counts["input"][name] | {"duplicates": sum(e["docs"] for e in gone.values())}
     return {"sources": rest, "input": {name: tally}}

@@ -23,17 +23,16 @@ LEAST_SHARE = 0.1
 Counts = dict[str, Any]
 
 
-def ensure_held_out(
-    names: Sequence[str], counts: Sequence[Counts], folder: Path, temp: Path, fraction: float
-) -> None:
-    """Moves a document, or the end of one, into the eval split of each source without any.
+def hold_out(parts: Sequence[Part], counts: Sequence[Counts], folder: Path, temp: Path) -> None:
+    """Moves a document, or the end of one, into the eval split of each training source without
+    any, if held-out text is asked for.
 
-    names: the source of each part, "" for those that are left as they are. counts: of each
-    part, changed in place. folder: has the parts' rows; temp: where parts are written that
-    replace theirs.
+    counts: of each part, changed in place. folder: has the parts' rows; temp: where parts are
+    written that replace theirs.
     """
-    for name in dict.fromkeys(filter(None, names)):
-        mine = [i for i, n in enumerate(names) if n == name]
+    asked = [i for i, p in enumerate(parts) if p.source.use == "train" and p.holdout_fraction]
+    for name in dict.fromkeys(parts[i].name for i in asked):
+        mine = [i for i in asked if parts[i].name == name]
         docs = {s: sum(_entry(counts[i], s, name)["docs"] for i in mine) for s in ("train", "eval")}
         if docs["eval"] or not docs["train"]:
             continue
@@ -45,17 +44,9 @@ def ensure_held_out(
                 _move(counts[i], name, len(rows), len(rows), size)
         elif docs["train"] == 1:
             ((i, (row,)),) = lowest.items()
-            if (cut := _cut(paths[i], row, fraction)) is not None:
+            if (cut := _cut(paths[i], row, parts[i].holdout_fraction)) is not None:
                 size = _rewrite(paths[i], temp / part_file(i), (row,), cut)
                 _move(counts[i], name, 0, 1, size)
-
-
-def hold_out(
-    parts: Sequence[Part], counts: Sequence[dict[str, Any]], folder: Path, temp: Path
-) -> None:
-    """Makes sure that every training source has held-out text, if any is asked for."""
-    training = [p.name if p.source.use == "train" and p.holdout_fraction else "" for p in parts]
-    ensure_held_out(training, counts, folder, temp, parts[0].holdout_fraction)
 
 
 def _entry(counts: Counts, split: str, name: str) -> Counts:

@@ -27,10 +27,11 @@ from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad
 from lmwright.data.manifest import Manifest, read_manifest, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.rows.lengths import bucket
+from lmwright.data.sources.files import cut_row_groups
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
-from lmwright.data.text.chat_template import ChatTemplate, template_source
+from lmwright.data.text.chat_template import chosen_template, template_source
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
@@ -186,14 +187,8 @@ def plan_parts(normalized: Manifest, part_bytes: int) -> list[Part]:
     parts: list[Part] = []
     for name in sorted(n for n in normalized.files if n.endswith(".parquet")):
         with contextlib.closing(pq.ParquetFile(Path(normalized.folder) / name)) as file:
-            sizes = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-        start, size = 0, 0
-        for i, group in enumerate(sizes):
-            if size and size + group.total_byte_size > part_bytes:
-                parts.append(Part(len(parts), name, start, i))
-                start, size = i, 0
-            size += group.total_byte_size
-        parts.append(Part(len(parts), name, start, len(sizes)))
+            ranges = list(cut_row_groups(file.metadata, part_bytes))
+        parts += [Part(len(parts) + i, name, *groups[:2]) for i, groups in enumerate(ranges)]
     return parts
 
 
@@ -220,10 +215,9 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
                 else:
                     _write_example(row, chats, writer, bad)
     counts: dict[str, dict[str, dict[str, int]]] = {}
-    for (split, source), writer in writers.items():
-        counts.setdefault(split, {})[source] = writer.counts()
     lengths: dict[str, dict[str, dict[str, int]]] = {}
     for (split, source), writer in writers.items():
+        counts.setdefault(split, {})[source] = writer.counts()
         if writer.lengths:
             lengths.setdefault(split, {})[source] = dict(writer.lengths)
     return {"sources": counts} | ({"lengths": lengths} if chats else {})
@@ -240,11 +234,11 @@ class NormalizedRow:
     id: str
 
 
-def read_rows(path: Path, start: int, stop: int) -> Iterator[list[NormalizedRow]]:
-    """Batches of rows of about 1 MiB from row groups start..stop-1."""
+def read_rows(path: Path, start: int = 0, stop: int | None = None) -> Iterator[list[NormalizedRow]]:
+    """Batches of rows of about 1 MiB from row groups start..stop-1; all if unset."""
     columns = ["text", "source", "split", "rows", "id"]
     with contextlib.closing(pq.ParquetFile(path, pre_buffer=False)) as file:
-        for i in range(start, stop):
+        for i in range(file.num_row_groups)[start:stop]:
             group = file.metadata.row_group(i)
             size = max(1, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
             for batch in file.iter_batches(size, [i], columns, use_threads=False):
@@ -336,9 +330,7 @@ def _chat_encoder(
     folder: str, _fingerprint: str, settings: Conversations, after: tuple[int, ...]
 ) -> ChatEncoder:
     tokenizer = load_tokenizer(folder)
-    template = ChatTemplate(
-        template_source(settings.chat, tokenizer), tokenizer, settings.chat.date
-    )
+    template = chosen_template(settings.chat, tokenizer)
     return ChatEncoder(
         template, tokenizer, settings.chat, settings.seq_len, after[0] if after else None
     )

@@ -3,14 +3,12 @@
 The folder is in Hugging Face's layout, beside the stage's own manifest.
 """
 
-import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import tokenizers
 
 from lmwright.config.run import EARLIER_VOCAB_SIZE, Tokenizer
@@ -58,7 +56,7 @@ def make_tokenizer(
             return earlier
         size = choose_size(spec, model_vocab_size, train_bytes(normalized))
         spec = replace(spec, vocab_size=size)
-        fingerprint = _said(spec)
+        fingerprint = _training_of(spec)
     else:
         inputs = {}
         fingerprint = {"chat_template": spec.chat_template, "files": _hashes(Path(spec.path))}
@@ -76,7 +74,7 @@ def make_tokenizer(
     )
 
 
-def _said(spec: Tokenizer) -> dict[str, Any]:
+def _training_of(spec: Tokenizer) -> dict[str, Any]:
     # how a tokenizer is trained may change with the library
     return {**asdict(spec), "library": tokenizers.__version__}
 
@@ -85,7 +83,7 @@ def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Mani
     """Finished tokenizer of a store that was made when its size did not follow the model."""
     if spec.vocab_size is not None:
         return None
-    fingerprint = _said(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
+    fingerprint = _training_of(replace(spec, vocab_size=EARLIER_VOCAB_SIZE))
     return find_finished_stage(
         "tokenizer", folder / "tokenizer", 1, fingerprint=fingerprint, inputs=inputs
     )
@@ -144,10 +142,7 @@ def sample_texts(normalized: Manifest, budget_bytes: int) -> Iterator[str]:
 
 def _train_texts(normalized: Manifest) -> Iterator[str]:
     for name in sorted(n for n in normalized.files if n.endswith(".parquet")):
-        path = Path(normalized.folder) / name
-        with contextlib.closing(pq.ParquetFile(path)) as file:
-            groups = file.num_row_groups
-        for rows in read_rows(path, 0, groups):
+        for rows in read_rows(Path(normalized.folder) / name):
             for row in rows:
                 if row.split == "train":
                     yield row.text if row.kind == "text" else plain_text(row.text)
