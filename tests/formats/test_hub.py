@@ -95,7 +95,7 @@ def test_a_gated_model_with_a_token(tmp_path):
 
 def test_params_fetches_the_config_alone(tmp_path):
     held, _ = files()
-    count = "import sys; from lmwright.formats.params import params_command as p; p(*sys.argv[1:])"
+    count = "import sys; from lmwright.formats.open import params_command as p; p(*sys.argv[1:])"
     with FakeHub("acme/tiny", held, "models") as hub:
         said, _ = ask(hub, tmp_path, "hf://acme/tiny", script=count)
         fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}

@@ -9,8 +9,7 @@ import pytest
 from lmwright import presets
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
-from lmwright.formats.open import find_model
-from lmwright.formats.params import params_command
+from lmwright.formats.open import find_model, params_command
 from lmwright.models.counts import count_by_part, params_report
 from lmwright.models.llama import Llama
 

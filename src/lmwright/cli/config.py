@@ -86,7 +86,7 @@ def params(name: str, overrides: Sequence[str]) -> Any:
               lmwright params run.toml model.num_layers=8
               lmwright params hf://HuggingFaceTB/SmolLM2-135M
     """
-    from lmwright.formats.params import params_command
+    from lmwright.formats.open import params_command
 
     return params_command(name, list(overrides))
 

@@ -288,10 +288,9 @@ def generate_command(
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
     compute = decode_compute(model, w, max_new_tokens, precision, kernels)
     began = time.monotonic()
-    on_text = None
-    if len(prompts) == 1:
+    on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
+    if on_text:
         _print(prompts[0])
-        on_text = _print_piece
     texts = generate(
         model,
         w,
@@ -310,10 +309,6 @@ def generate_command(
             _print(f"{prompt}{generation.text}\n\n")
     _print_speed(texts, time.monotonic() - began, compute)
     return texts
-
-
-def _print_piece(_row: int, text: str) -> None:
-    _print(text)
 
 
 def _print(text: str) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmwright.config.run import Eval, Mesh
+from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, batch_ways
@@ -19,6 +20,7 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_run_weights
@@ -57,12 +59,7 @@ class HeldOut:
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
         # Every host has read the same rows; each gives its devices theirs.
-        return jax.tree.map(
-            lambda a: jax.make_array_from_callback(
-                a.shape, sharding, lambda index, a=a: np.asarray(a[index])
-            ),
-            batch,
-        )
+        return jax.tree.map(lambda rows: on_devices(np.asarray(rows), sharding), batch)
 
     def samples(self, weights: Tree) -> list[dict[str, Any]]:
         """Greedy continuation of each of the run's prompts."""
@@ -155,10 +152,15 @@ def eval_command(
             f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
             f'use = "eval" and prepare again'
         )
+    print_losses(losses, plan.compute)
+    return 0
+
+
+def print_losses(losses: list[SourceLoss], compute: Compute) -> None:
+    """Prints the losses per source, and the settings that they were computed with."""
     console = Console()
     console.print(loss_table(losses))
-    console.print(compute_text(plan.compute), highlight=False)
-    return 0
+    console.print(compute_text(compute), highlight=False)
 
 
 def loss_table(losses: list[SourceLoss]) -> Table:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.contract import CachedModel
@@ -23,7 +22,7 @@ from lmwright.core.param import Tree
 from lmwright.core.ragged import LANES
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, compute_text, row_compute
+from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.formats.load import load_model
 from lmwright.objectives.clm import Clm
@@ -106,7 +105,7 @@ def eval_text_command(
 ) -> int:
     """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
     file as one document; returns 0. Raises UserError if something is missing."""
-    from lmwright.evals.held_out import loss_table
+    from lmwright.evals.held_out import print_losses
 
     try:
         whole = Path(text).read_bytes().decode("utf-8")[:max_chars]
@@ -128,7 +127,5 @@ def eval_text_command(
         source=Path(text).name,
     )
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
-    console = Console()
-    console.print(loss_table([replace(loss, text_bytes=text_bytes)]))
-    console.print(compute_text(compute), highlight=False)
+    print_losses([replace(loss, text_bytes=text_bytes)], compute)
     return 0

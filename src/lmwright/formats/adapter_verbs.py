@@ -40,11 +40,11 @@ def export_adapter_command(
         raise UserError(f"{folder}: trained all weights; use lmwright export instead")
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
-    found = to_peft(run.model, chosen, weights[chosen.name], base.path)
+    peft = to_peft(run.model, chosen, weights[chosen.name], base.path)
     with new_folder(Path(out)) as temporary:
-        write_folder(temporary, found)
+        write_folder(temporary, peft)
         write_note(temporary, base, run.lora.base)
-    _say(out, found)
+    _say(out, peft)
 
 
 def merge_command(
@@ -58,12 +58,12 @@ def merge_command(
     """Writes a model with a PEFT adapter merged into it, as `lmwright export` writes models, and
     compares it with what PEFT computes from the same base and folder, where PEFT is installed.
     Raises UserError for an adapter that was trained on another base."""
-    loaded, found = load_model(base), read_folder(adapter)
+    loaded, peft = load_model(base), read_folder(adapter)
     loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
     hashes = (weights_hash(weights, to) for to in (None, ml_dtypes.bfloat16))
     refuse_other_base(Path(adapter), base, hashes, "merge into that one")
-    model, merged = merge_into(loaded.model, weights, found, str(adapter))
+    model, merged = merge_into(loaded.model, weights, peft, str(adapter))
     facts = replace(
         loaded.facts,
         name=Path(out).absolute().name,
@@ -83,11 +83,11 @@ def combine_command(
     out: str | Path, adapters: Sequence[str], *, weights: Sequence[float] = (), **options: Any
 ) -> None:
     """Writes several PEFT adapters of one base as one; equal weights if none are given."""
-    said = list(weights) or [1.0 / len(adapters)] * len(adapters)
-    found = combine([read_folder(folder) for folder in adapters], said, Combination(**options))
+    shares = list(weights) or [1.0 / len(adapters)] * len(adapters)
+    combined = combine([read_folder(folder) for folder in adapters], shares, Combination(**options))
     with new_folder(Path(out)) as temporary:
-        write_folder(temporary, found)
-    _say(out, found)
+        write_folder(temporary, combined)
+    _say(out, combined)
 
 
 def _say(out: str | Path, adapter: PeftFolder) -> None:

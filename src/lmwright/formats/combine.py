@@ -59,13 +59,13 @@ def combine(
     names = dict.fromkeys(name for adapter in adapters for name in adapter.modules)
     modules = {}
     for name in names:
-        found = [
+        having = [
             (adapter.modules[name], weight)
             for adapter, weight in zip(adapters, weights, strict=True)
             if name in adapter.modules
         ]
         modules[name] = _combined(
-            name, [m for m, _ in found], [w for _, w in found], combination, rng
+            name, [m for m, _ in having], [w for _, w in having], combination, rng
         )
     # the scale is in the factors, so that alpha is the rank
     alphas = {name: float(module.rank) for name, module in modules.items()}
@@ -75,12 +75,12 @@ def combine(
 
 def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
     """Weights that the adapters are kept with. Raises UserError where they are not one base's."""
-    found: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     for adapter in adapters:
         for name, weight in adapter.whole.items():
-            if not np.array_equal(found.setdefault(name, weight), weight):
+            if not np.array_equal(weights.setdefault(name, weight), weight):
                 raise UserError(f"the adapters have different {name}; their bases differ")
-    return found
+    return weights
 
 
 def _check(
@@ -169,10 +169,10 @@ def keep_largest(values: np.ndarray, density: float) -> np.ndarray:
     """The share of largest magnitudes, zeros elsewhere."""
     if density >= 1:
         return values
-    kept = np.zeros(values.size, values.dtype)
+    out = np.zeros(values.size, values.dtype)
     top = np.argsort(-np.abs(values), axis=None, kind="stable")[: int(density * values.size)]
-    kept[top] = values.reshape(-1)[top]
-    return kept.reshape(values.shape)
+    out[top] = values.reshape(-1)[top]
+    return out.reshape(values.shape)
 
 
 def keep_random(values: np.ndarray, density: float, rng: np.random.Generator) -> np.ndarray:

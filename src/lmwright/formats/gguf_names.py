@@ -199,14 +199,14 @@ class NameMap:
 
     def __call__(self, name: str) -> tuple[str, int | None]:
         """(GGUF's name, number of the expert within it or None). Raises UserError."""
-        found = EXPERT.search(name)
+        expert = EXPERT.search(name)
         bare = EXPERT.sub(".experts.", name)
         there = self._table.get_name(bare, try_suffixes=(".weight", ".bias"))
         if there is None and name.endswith(".e_score_correction_bias"):
             there = self._table.get_name(bare.replace("_bias", ""), try_suffixes=(".bias",))
         if there is None:
             raise UserError(f"{name}: has no place in this GGUF architecture")
-        return there, None if found is None else int(found[1])
+        return there, None if expert is None else int(expert[1])
 
 
 def gguf_package() -> Any:

@@ -41,19 +41,19 @@ def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where
     """Puts what the metadata of architecture `name` say about rotations into config.json. Raises
     UserError for a key that is not known here, or means what is not computed."""
     prefix = f"{name}.rope."
-    said = {k.removeprefix(prefix): v for k, v in meta.items() if k.startswith(prefix)}
-    _refuse_unknown(said, config, name, where)
+    settings = {k.removeprefix(prefix): v for k, v in meta.items() if k.startswith(prefix)}
+    _refuse_unknown(settings, config, name, where)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    kind, factor = said.get("scaling.type", "linear"), _factor(said, where)
+    kind, factor = settings.get("scaling.type", "linear"), _factor(settings, where)
     if kind not in ("none", "linear", "yarn"):
         raise UserError(f"{where}: rope scaling {kind!r} is not supported")
-    attention = _number(said, "scaling.attn_factor", 1.0, where)
+    attention = _number(settings, "scaling.attn_factor", 1.0, where)
     if kind == "yarn" and factor != 1.0:
         rope |= {"rope_type": "yarn", "factor": factor}
         for theirs in ("beta_fast", "beta_slow"):
-            if (key := f"scaling.yarn_{theirs}") in said:
-                rope[theirs] = _number(said, key, 0.0, where)
-        if original := said.get("scaling.original_context_length"):
+            if (key := f"scaling.yarn_{theirs}") in settings:
+                rope[theirs] = _number(settings, key, 0.0, where)
+        if original := settings.get("scaling.original_context_length"):
             rope["original_max_position_embeddings"] = original
         if attention != 1.0:
             rope["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
@@ -69,10 +69,12 @@ def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where
     config["rope_parameters"] = rope
 
 
-def _refuse_unknown(said: Mapping[str, Any], config: dict[str, Any], name: str, where: str) -> None:
-    for key, value in sorted(said.items()):
+def _refuse_unknown(
+    settings: Mapping[str, Any], config: dict[str, Any], name: str, where: str
+) -> None:
+    for key, value in sorted(settings.items()):
         if key == LOCAL_BASE and "rope_local_base_freq" in config:
-            config["rope_local_base_freq"] = _number(said, key, 0.0, where)
+            config["rope_local_base_freq"] = _number(settings, key, 0.0, where)
         elif key == "dimension_count" and value != config["head_dim"]:
             raise UserError(
                 f"{where}: {name}.rope.{key} = {value!r} of heads of {config['head_dim']} is not "
@@ -85,13 +87,13 @@ def _refuse_unknown(said: Mapping[str, Any], config: dict[str, Any], name: str, 
             )
 
 
-def _factor(said: Mapping[str, Any], where: str) -> float:
-    key = "scaling.factor" if "scaling.factor" in said else "scale_linear"
-    return _number(said, key, 0.0, where) or 1.0
+def _factor(settings: Mapping[str, Any], where: str) -> float:
+    key = "scaling.factor" if "scaling.factor" in settings else "scale_linear"
+    return _number(settings, key, 0.0, where) or 1.0
 
 
-def _number(said: Mapping[str, Any], key: str, default: float, where: str) -> float:
-    value = decimal(said.get(key, default))
+def _number(settings: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    value = decimal(settings.get(key, default))
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
         raise UserError(f"{where}: rope.{key} = {value!r} is not a number; download it again")
     return float(value)

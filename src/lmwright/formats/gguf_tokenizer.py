@@ -247,7 +247,5 @@ def _own_scores(raw: bytes, count: int) -> list[float]:
     """The scores of a sentencepiece model; tokens beyond it have none."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(raw)
-    scores = [piece.score for piece in proto.pieces]
+    scores = [piece.score for piece in sentencepiece_model_pb2.ModelProto.FromString(raw).pieces]
     return scores + [0.0] * (count - len(scores))

@@ -122,11 +122,11 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
         there, expert = place(slot.name)
         grouped.setdefault(there, []).append((expert, slot))
     entries = []
-    for there, found in grouped.items():
-        experts = [expert for expert, _ in found]
-        if experts != [None] and experts != list(range(len(found))):
+    for there, members in grouped.items():
+        experts = [expert for expert, _ in members]
+        if experts != [None] and experts != list(range(len(members))):
             raise UserError(f"{there}: two weights go by this name in GGUF")
-        parts = tuple(slot for _, slot in found)
+        parts = tuple(slot for _, slot in members)
         entries.append(Entry(there, parts, experts != [None], _kind(parts[0], kind)))
     return entries
 
@@ -234,11 +234,11 @@ def _laid_out(
 def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
     """xxh3 of the values read back through the importer. Raises RuntimeError where they are
     not the source's, rounded."""
-    _, again, found = open_gguf(path)
+    _, again, written = open_gguf(path)
     _insist_on_fields(model, again)
     digest = xxhash.xxh3_128()
     for slot, kind in _slots_of(entries):
-        wanted, read = np.asarray(tensors[slot.name]).astype(np.float32), found[slot.name]
+        wanted, read = np.asarray(tensors[slot.name]).astype(np.float32), written[slot.name]
         add_tensor(digest, slot.name, read)
         read = read.astype(np.float32)
         if kind == "Q8_0":
@@ -261,11 +261,11 @@ OF_TRAINING = ("_std", "_loss", "bias_rate", "capacity_factor")
 
 def _insist_on_fields(model: HfModel, again: Any) -> None:
     """Raises UserError for a field of the model that the file could not say."""
-    said, found = (dict(_flat(asdict(each))) for each in (model, again))
-    for name in said.keys() | found.keys():
-        if said.get(name) != found.get(name) and not name.endswith(OF_TRAINING):
+    ours, theirs = (dict(_flat(asdict(each))) for each in (model, again))
+    for name in ours.keys() | theirs.keys():
+        if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(
-                f"model.{name}: {said.get(name)!r} cannot be said in a GGUF file of this "
+                f"model.{name}: {ours.get(name)!r} cannot be said in a GGUF file of this "
                 f"architecture; export to a Hugging Face folder instead"
             )
 

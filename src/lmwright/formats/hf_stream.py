@@ -47,7 +47,10 @@ def from_hf(
     check_tensors(wanted, given, where)
     placed = dict(walk(shardings)) if shardings is not None else {}
     leaves: dict[str, Array] = {}
-    for path, parts in _by_leaf(wanted).items():
+    by_leaf: dict[str, list[Slot]] = {}
+    for slot in wanted:
+        by_leaf.setdefault(slot.path, []).append(slot)
+    for path, parts in by_leaf.items():
         kind = jnp.dtype(dtype or _stored_dtype(parts, given))
         leaves[path] = _filled(parts, given, kind, placed.get(path))
     return nest(leaves.items())
@@ -97,13 +100,6 @@ def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> No
         )
 
 
-def _by_leaf(wanted: list[Slot]) -> dict[str, list[Slot]]:
-    found: dict[str, list[Slot]] = {}
-    for slot in wanted:
-        found.setdefault(slot.path, []).append(slot)
-    return found
-
-
 def _stored_dtype(parts: list[Slot], given: Mapping[str, Any]) -> Any:
     kinds = {described(given, slot.name)[0] for slot in parts}
     kinds = {"float32" if kind == "float64" else kind for kind in kinds}
@@ -116,13 +112,13 @@ def _filled(
     """A leaf from its tensors; each is let go before the next is read."""
     shape, depth = parts[0].param.shape, len(parts[0].at)
     if depth == 0:
-        return _on_devices(_read(parts[0], given, dtype), sharding)
+        return on_devices(_read(parts[0], given, dtype), sharding)
     entries = (None,) * len(shape) if sharding is None else _entries(sharding, len(shape))
     part_sharding = sharding and NamedSharding(sharding.mesh, PartitionSpec(*entries[depth:]))
     put = _put(depth, any(entries[:depth]), sharding)
     leaf = jnp.zeros(shape, dtype, device=sharding)
     for slot in parts:
-        part = _on_devices(_read(slot, given, dtype), part_sharding)
+        part = on_devices(_read(slot, given, dtype), part_sharding)
         leaf = put(leaf, part, np.asarray(slot.at, np.int32))
         leaf.block_until_ready()  # else the host runs ahead, and holds several
         del part
@@ -136,7 +132,9 @@ def _read(slot: Slot, given: Mapping[str, Any], dtype: Any) -> np.ndarray:
     return slot.from_layout(array).astype(dtype, copy=False)
 
 
-def _on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
+def on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
+    """The array sharded over devices, each of which gets its part; on the first without a
+    sharding."""
     if sharding is None:
         return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

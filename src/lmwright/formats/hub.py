@@ -63,11 +63,11 @@ def _fetched_before(
     hub: Any, repo: str, revision: str | None, file: str | None, name: str
 ) -> tuple[Path, str]:
     """Files of a repository from the hub's cache, without the network."""
-    found = hub.try_to_load_from_cache(repo, file or "config.json", revision=revision)
-    if not isinstance(found, str):
+    cached = hub.try_to_load_from_cache(repo, file or "config.json", revision=revision)
+    if not isinstance(cached, str):
         raise UserError(f"{name}: was not fetched before, and HF_HUB_OFFLINE is set; unset it")
     inside = (file or "config.json").count("/")
-    at = Path(found).parents[inside]
+    at = Path(cached).parents[inside]
     return (at / file if file else at), f"{PREFIX}{repo}@{at.name}"
 
 

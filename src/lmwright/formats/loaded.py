@@ -151,6 +151,6 @@ def _open_gguf(place: Place) -> LoadedModel:
 def _end_ids(folder: Path) -> tuple[int, ...]:
     """Ids that end a text, according to generation_config.json (or config.json)."""
     config = read_config(folder) | read_json(folder / "generation_config.json")
-    said = config.get("eos_token_id")
-    said = said if isinstance(said, list) else [said]
-    return tuple(each for each in said if isinstance(each, int))
+    ends = config.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    return tuple(each for each in ends if isinstance(each, int))

@@ -169,6 +169,13 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
     return with_overrides(known[name](), overrides, "a preset")
 
 
+def params_command(name: str, overrides: Sequence[str] = ()) -> None:
+    """Prints how many weights the model that `find_model` finds has, part by part."""
+    from lmwright.models.counts import params_report
+
+    print(params_report(name, find_model(name, overrides)))
+
+
 def init_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[str, Any]]:
     """{section: fields} of a run that starts from `path`: its model and its tokenizer's path.
 

@@ -41,10 +41,11 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
         if slot.path not in adapter.by_path:
             continue
         module = adapter.by_path[slot.path]
-        at = lambda kind, s=slot: _layer(leaves[f"{s.path}.{kind}"], s)  # noqa: E731
-        magnitude = at("magnitude").reshape(-1) if adapter.variant == "dora" else None
-        a = at("a").reshape(-1, module.rank).T
-        b = at("b").reshape(module.rank, -1).T
+        a = leaves[f"{slot.path}.a"][slot.at].reshape(-1, module.rank).T
+        b = leaves[f"{slot.path}.b"][slot.at].reshape(module.rank, -1).T
+        magnitude = None
+        if adapter.variant == "dora":
+            magnitude = leaves[f"{slot.path}.magnitude"][slot.at].reshape(-1)
         table = module.param.inputs == ("vocab",)
         modules[name] = PeftModule(a, b, module.scale, magnitude, table)
         alphas[name] = module.alpha
@@ -65,10 +66,6 @@ def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
     return sorted({name if last(name) in others else last(name) for name in chosen})
 
 
-def _layer(leaf: np.ndarray, slot: Slot) -> np.ndarray:
-    return leaf[slot.at] if slot.at else leaf
-
-
 def read_adapter(
     folder: str | Path,
     model: HfModel,
@@ -81,12 +78,10 @@ def read_adapter(
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.
     """
-    found = read_folder(folder)
-    known = module_slots(model)
-    if strange := [name for name in found.modules if name not in known]:
-        raise UserError(f"{folder}: the model has no {some(strange)}; it belongs to another base")
-    found = _on_base(found, model, base, str(folder))
-    paths = {known[name].path for name in found.modules}
+    loaded = read_folder(folder)
+    known = _known_slots(loaded, model, str(folder))
+    loaded = _on_base(loaded, model, base, str(folder))
+    paths = {known[name].path for name in loaded.modules}
     if extra := sorted(paths - adapter.by_path.keys()):
         raise UserError(
             f"{folder}: has factors for {some(extra)}, which lora.targets leaves out; add them"
@@ -96,7 +91,7 @@ def read_adapter(
         path: {name: np.zeros(param.shape, np.float32) for name, param in spec.items()}
         for path, spec in specs.items()
     }
-    for name, theirs in found.modules.items():
+    for name, theirs in loaded.modules.items():
         slot = known[name]
         module = adapter.by_path[slot.path]
         _refuse(folder, name, module, theirs, adapter.variant)
@@ -108,13 +103,21 @@ def read_adapter(
     return nest(made.items())
 
 
+def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, Slot]:
+    """`module_slots`. Raises UserError where the adapter has a module that is not among them."""
+    known = module_slots(model)
+    if strange := [name for name in adapter.modules if name not in known]:
+        raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")
+    return known
+
+
 def _on_base(
-    found: PeftFolder, model: HfModel, base: Callable[[], Tree] | None, where: str
+    loaded: PeftFolder, model: HfModel, base: Callable[[], Tree] | None, where: str
 ) -> PeftFolder:
     """The adapter as plain LoRA on this base. Raises UserError where it is kept with weights of
     another one."""
-    if found.start is None and not found.whole:
-        return found
+    if loaded.start is None and not loaded.whole:
+        return loaded
     if base is None:
         raise UserError(
             f"{where}: can only be read together with its base, and the base of this run has no "
@@ -122,14 +125,14 @@ def _on_base(
         )
     known, leaves = module_slots(model), dict(walk(base()))
     weight_of = lambda name: known[name].to_layout(leaves[known[name].path])  # noqa: E731
-    for name, weight in found.whole.items():
+    for name, weight in loaded.whole.items():
         same = name in known and weight.shape == known[name].shape
         if not same or not np.array_equal(weight, weight_of(name).astype(np.float32)):
             raise UserError(
                 f"{where}: holds a whole {name} that is not the base's; merge it with lmwright "
                 f"adapters merge, and train from the result"
             )
-    return as_plain(found, weight_of)
+    return as_plain(loaded, weight_of)
 
 
 def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant: str) -> None:
@@ -158,18 +161,16 @@ def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: Peft
         made["magnitude"][at] = theirs.magnitude.reshape(made["magnitude"][at].shape)
 
 
-def merge_into(model: HfModel, w: Tree, found: PeftFolder, where: str) -> tuple[Any, Tree]:
+def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tuple[Any, Tree]:
     """(model, float32 host weights) with an adapter of PEFT's merged. The model is the given one,
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
-    _replace_whole(leaves, model, found.whole, where)
-    model = _untied(leaves, model, found)
-    known = module_slots(model)
-    if strange := [name for name in found.modules if name not in known]:
-        raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")
-    found = as_plain(found, lambda name: known[name].to_layout(leaves[known[name].path]))
-    for name, module in found.modules.items():
+    _replace_whole(leaves, model, adapter.whole, where)
+    model = _untied(leaves, model, adapter)
+    known = _known_slots(adapter, model, where)
+    adapter = as_plain(adapter, lambda name: known[name].to_layout(leaves[known[name].path]))
+    for name, module in adapter.modules.items():
         slot = known[name]
         leaf = leaves[slot.path]
         theirs = slot.to_layout(leaf)
@@ -210,11 +211,11 @@ def _replace_whole(
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
 
 
-def _untied(leaves: dict[str, np.ndarray], model: HfModel, found: PeftFolder) -> Any:
+def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) -> Any:
     """The model with a head of its own where the adapter changes one of head and table: in PEFT
     the other one stays."""
     table = _table(model)
-    if HEAD in module_slots(model) or not {HEAD, table} & found.modules.keys():
+    if HEAD in module_slots(model) or not {HEAD, table} & adapter.modules.keys():
         return model
     weight = module_slots(model)[table].to_layout(leaves[module_slots(model)[table].path])
     model = replace(model, head="untied")

@@ -92,8 +92,8 @@ def _check_types(config: Mapping[str, Any], path: Path) -> None:
         ("rank_pattern", _is_rank, rank),
         ("alpha_pattern", _is_alpha, alpha),
     ):
-        said = {} if config.get(name) is None else config[name]
-        good = isinstance(said, dict) and all(map(fits, said.values()))
+        table = {} if config.get(name) is None else config[name]
+        good = isinstance(table, dict) and all(map(fits, table.values()))
         insist(name, good, f"a table of names, each with {wanted}")
     for name in ("use_rslora", "use_dora"):
         insist(name, isinstance(config.get(name), bool | None), "true or false")
@@ -118,9 +118,9 @@ def _short(value: Any) -> str:
 def start_of(config: Mapping[str, Any], where: str) -> str | None:
     """ "pissa" or "olora" where PEFT takes the start of the factors out of the base, else None.
     Raises UserError for a start that the folder does not let one find again."""
-    said = name = config.get("init_lora_weights", True)
-    if isinstance(said, str) and said.lower() in ("gaussian", "mica", "olora"):
-        name = said.lower()  # the others PEFT knows in small letters alone
+    value = name = config.get("init_lora_weights", True)
+    if isinstance(value, str) and value.lower() in ("gaussian", "mica", "olora"):
+        name = value.lower()  # the others PEFT knows in small letters alone
     if name is None or isinstance(name, bool) or name in PLAIN_STARTS:
         return None
     if name in TAKEN_OUT:
@@ -130,7 +130,7 @@ def start_of(config: Mapping[str, Any], where: str) -> str | None:
         if isinstance(name, str) and name.startswith(prefix):
             why = reason
     raise UserError(
-        f"{where}: init_lora_weights = {_short(said)}, and {why}; save the adapter again with "
+        f"{where}: init_lora_weights = {_short(value)}, and {why}; save the adapter again with "
         f"PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
     )
 
@@ -167,14 +167,16 @@ def refuse_endless(config: Mapping[str, Any], names: Sequence[str], where: str) 
         tests.append(("match", each, r"(?:^|.*?\.){}\.(?P<idx>\d+)\."))
     for key in ("rank_pattern", "alpha_pattern"):
         tests += [("match", pattern, ENDING) for pattern in config.get(key) or {}]
-    told = [
+    expressions = [
         (method, around.replace("{}", pattern))
         for method, pattern, around in tests
         if isinstance(pattern, str) and not LIKE_TEXT.fullmatch(pattern)
     ]
-    if told:
+    if expressions:
         lasts = sorted({name.rpartition(".")[2] for name in names})
-        _matched(told, [*names, *lasts, *(f"base_model.model.{name}" for name in names)], where)
+        _matched(
+            expressions, [*names, *lasts, *(f"base_model.model.{name}" for name in names)], where
+        )
 
 
 MATCH = """

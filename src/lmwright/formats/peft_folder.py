@@ -83,7 +83,7 @@ def read_folder(folder: str | Path) -> PeftFolder:
     modules = {name: part for name, part in parts.items() if part}
     ranks, scales = _ranks_and_scales(config, list(modules), str(folder / CONFIG))
     start = start_of(config, str(folder / CONFIG))
-    found = {}
+    factors = {}
     for name, part in modules.items():
         _check(part, name, path, bool(config.get("use_dora")))
         rank = len(part["a"])
@@ -93,12 +93,12 @@ def read_folder(folder: str | Path) -> PeftFolder:
             raise UserError(
                 f"{path}: {name} has rank {rank} and {CONFIG} says {ranks[name]}; save it again"
             )
-        found[name] = PeftModule(
+        factors[name] = PeftModule(
             part["a"], part["b"], scales[name], part.get("magnitude"), name in tables
         )
-    if not found:
+    if not factors:
         raise UserError(f"{path}: holds no LoRA factors")
-    return PeftFolder(config, found, whole, start)
+    return PeftFolder(config, factors, whole, start)
 
 
 def _tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], set[str]]:
@@ -179,7 +179,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
 
 
 def make_config(
-    modules: Mapping[str, PeftModule], base: str, alphas: Mapping[str, float], **said: Any
+    modules: Mapping[str, PeftModule], base: str, alphas: Mapping[str, float], **fields: Any
 ) -> dict[str, Any]:
     """adapter_config.json of modules; the most common rank and alpha stand for all, patterns
     name the others."""
@@ -202,5 +202,5 @@ def make_config(
         "alpha_pattern": {re.escape(n): a for n, a in alphas.items() if a != alpha},
         "use_rslora": False,
         "use_dora": any(module.magnitude is not None for module in modules.values()),
-        **said,
+        **fields,
     }

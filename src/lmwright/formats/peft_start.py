@@ -19,19 +19,19 @@ import numpy as np
 from lmwright.formats.peft_folder import PeftFolder, PeftModule
 
 
-def as_plain(found: PeftFolder, weight_of: Callable[[str], np.ndarray]) -> PeftFolder:
+def as_plain(adapter: PeftFolder, weight_of: Callable[[str], np.ndarray]) -> PeftFolder:
     """Adapter as plain LoRA of up to twice the rank, for the base whose weights [outputs, inputs]
     `weight_of` gives by module name."""
-    if found.start is None:
-        return found
+    if adapter.start is None:
+        return adapter
     modules = {
         # of a table PEFT takes nothing out; a weight that is kept whole has lost it already
         name: module
-        if module.is_table or name in found.whole
-        else _plain(module, weight_of(name), found.start)
-        for name, module in found.modules.items()
+        if module.is_table or name in adapter.whole
+        else _plain(module, weight_of(name), adapter.start)
+        for name, module in adapter.modules.items()
     }
-    return replace(found, modules=modules, start=None)
+    return replace(adapter, modules=modules, start=None)
 
 
 def _plain(module: PeftModule, weight: np.ndarray, start: str) -> PeftModule:

@@ -138,14 +138,14 @@ def sentence(a: Agreement) -> str:
 
 
 def compare_tensors(
-    found: Mapping[str, np.ndarray], expected: Iterable[tuple[str, np.ndarray]]
+    written: Mapping[str, np.ndarray], expected: Iterable[tuple[str, np.ndarray]]
 ) -> str:
     """xxh3 of the tensors found. Raises RuntimeError unless they are exactly these arrays, bit
     for bit, and no others."""
     digest, names = xxhash.xxh3_128(), set()
     for name, array in expected:
         names.add(name)
-        read = found[name]
+        read = written[name]
         if read.dtype != array.dtype or read.shape != array.shape:
             raise RuntimeError(f"{name}: written as {array.dtype} {array.shape}, read otherwise")
         bits = read.view(np.uint8) if read.ndim else read
@@ -153,7 +153,7 @@ def compare_tensors(
             raise RuntimeError(f"{name}: the file does not hold what was written; check the disk")
         add_tensor(digest, name, read)
         del read, array, bits
-    if extra := set(found) - names:
+    if extra := set(written) - names:
         raise RuntimeError(f"{sorted(extra)[0]}: is in the result but not in the source")
     return digest.hexdigest()
 
@@ -207,11 +207,11 @@ def prove(
         return replace(proof, transformers=why, why_no_logits=why, peft=why if adapter else None)
     tokens = proof_tokens(model, tokenizer)
     expected = logits(model, load_source(), tokens)
-    found = logits(*load_result(), tokens)
-    first = agreement(expected, found)
+    again = logits(*load_result(), tokens)
+    first = agreement(expected, again)
     if exact:
         _insist(first, "the result read again")
-    there, version = _against(transformers_says(result, tokens, num_params, config), found)
+    there, version = _against(transformers_says(result, tokens, num_params, config), again)
     proof = replace(
         proof,
         tokens=int(tokens.size),
@@ -240,15 +240,16 @@ def _against(
 ) -> tuple[Agreement | None, str]:
     if reference.logits is None:
         return None, reference.version
-    found = agreement(ours, reference.logits[..., : ours.shape[-1]])
-    _insist(found, f"{who} {reference.version}")
-    return found, reference.version
+    distance = agreement(ours, reference.logits[..., : ours.shape[-1]])
+    _insist(distance, f"{who} {reference.version}")
+    return distance, reference.version
 
 
-def _insist(found: Agreement, other: str) -> None:
-    if not found.max_abs_diff <= TOLERANCE * max(found.max_abs_logit, 1.0):
+def _insist(distance: Agreement, other: str) -> None:
+    if not distance.max_abs_diff <= TOLERANCE * max(distance.max_abs_logit, 1.0):
         raise RuntimeError(
-            f"the result was refused: {other} gives logits that differ by {found.max_abs_diff:.3g}"
+            f"the result was refused: {other} gives logits that differ by "
+            f"{distance.max_abs_diff:.3g}"
         )
 
 

@@ -61,8 +61,8 @@ def transformers_says(
     version = importlib.metadata.version("peft" if adapter else "transformers")
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
-            said = _logits(path, tokens, is_gguf, adapter)
-        return Reference(said, version)
+            logits = _logits(path, tokens, is_gguf, adapter)
+        return Reference(logits, version)
     except UserError as error:
         return Reference(None, str(error))
     except Exception as error:  # whatever it raises for what it does not know
@@ -118,9 +118,9 @@ def _adapted(theirs: Any, adapter: Path) -> Any:
 
     path = adapter / peft.utils.CONFIG_NAME
     refuse_endless(parse_json(path), [name for name, _ in theirs.named_modules()], str(path))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         theirs = peft.PeftModel.from_pretrained(theirs, str(adapter), torch_device="cpu")
-    if left := [str(w.message) for w in said if "adapter keys" in str(w.message)]:
+    if left := [str(w.message) for w in warned if "adapter keys" in str(w.message)]:
         raise ValueError(f"it leaves factors out ({left[0].splitlines()[0][:200]})")
     return theirs

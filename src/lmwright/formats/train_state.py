@@ -68,11 +68,11 @@ def today(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_frozen(plan: Plan, frozen: Frozen, meta: dict[str, Any]) -> None:
-    told = meta["frozen"]
-    if plan.training.freezes and told.get("hash") != frozen.hash:
+    base = meta["frozen"]
+    if plan.training.freezes and base.get("hash") != frozen.hash:
         raise UserError(
             f"train.init_from: {frozen.path or frozen.hash} is not the base that the adapters in "
-            f"{plan.run.dir} were trained on ({told.get('path') or told.get('hash')}); "
+            f"{plan.run.dir} were trained on ({base.get('path') or base.get('hash')}); "
             f"point to that one"
         )
 

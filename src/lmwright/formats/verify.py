@@ -68,20 +68,20 @@ class Verdict:
     def lines(self) -> list[str]:
         """For people."""
         t = self.tensors
-        said = [f"config: {name} is {x!r} and {y!r}" for name, (x, y) in self.config.items()]
-        said.append(f"tensors: {t.equal} of {t.compared} equal")
+        lines = [f"config: {name} is {x!r} and {y!r}" for name, (x, y) in self.config.items()]
+        lines.append(f"tensors: {t.equal} of {t.compared} equal")
         if t.worst:
-            said[-1] += f"; {t.worst} differs most, by {t.max_abs_diff:.2e} ({t.max_relative:.1e})"
+            lines[-1] += f"; {t.worst} differs most, by {t.max_abs_diff:.2e} ({t.max_relative:.1e})"
         for what, names in (
             ("only in the first", t.only_a),
             ("only in the second", t.only_b),
             ("of another shape", t.other_shape),
         ):
             if names:
-                said.append(f"{what}: {some(names)}")
-        found = sentence(self.logits) if self.logits else f"not compared, {self.why_no_logits}"
-        said += [f"logits: {found}", f"tokenizer: {self.tokenizer}"]
-        return [*said, f"the same within {self.tolerance:g}" if self.same else "NOT the same"]
+                lines.append(f"{what}: {some(names)}")
+        distance = sentence(self.logits) if self.logits else f"not compared, {self.why_no_logits}"
+        lines += [f"logits: {distance}", f"tokenizer: {self.tokenizer}"]
+        return [*lines, f"the same within {self.tolerance:g}" if self.same else "NOT the same"]
 
 
 def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Verdict:
@@ -92,21 +92,17 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
     first.check(), second.check()
     tensors = compare(first.tensors, second.tensors)
     tokenizer, tokenizers_agree = _tokenizers(first, second)
-    found, why = _logits(first, second)
-    if found is not None:
-        close = found.max_abs_diff <= tolerance * max(found.max_abs_logit, 1.0)
+    distance, why = _logits(first, second)
+    if distance is not None:
+        close = distance.max_abs_diff <= tolerance * max(distance.max_abs_logit, 1.0)
     else:
         apart = tensors.only_a or tensors.only_b or tensors.other_shape
         close = not apart and tensors.max_relative <= tolerance
-    config = _fields(first.model, second.model)
-    same = bool(close and tokenizers_agree and not config)
-    return Verdict(str(a), str(b), same, tolerance, config, tensors, found, why, tokenizer)
-
-
-def _fields(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     # how weights once began is no part of what they are
-    found = differences(a, b)
-    return {name: both for name, both in found.items() if not name.endswith("_std")}
+    config = differences(first.model, second.model)
+    config = {name: both for name, both in config.items() if not name.endswith("_std")}
+    same = bool(close and tokenizers_agree and not config)
+    return Verdict(str(a), str(b), same, tolerance, config, tensors, distance, why, tokenizer)
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> TensorDiff:
@@ -163,9 +159,9 @@ def _tokenizers(a: LoadedModel, b: LoadedModel) -> tuple[str, bool]:
 
 def verify_command(a: str, b: str, *, tolerance: float = TOLERANCE, as_json: bool = False) -> int:
     """Prints what differs; returns 0 if nothing does within `tolerance`, else 1."""
-    found = verify(a, b, tolerance=tolerance)
+    verdict = verify(a, b, tolerance=tolerance)
     if as_json:
-        print(json.dumps(asdict(found), indent=2))
+        print(json.dumps(asdict(verdict), indent=2))
     else:
-        print(visible("\n".join(found.lines())))
-    return 0 if found.same else 1
+        print(visible("\n".join(verdict.lines())))
+    return 0 if verdict.same else 1

@@ -265,10 +265,10 @@ def _check_old_logits(
     before = logits(loaded.model, loaded.load(), tokens)
     after = logits(model, from_hf(model, tensors, str(loaded.path)), tokens)
     count = min(model.vocab_size, before.shape[-1], old.vocab_size if old else before.shape[-1])
-    found = agreement(before[..., :count], after[..., :count])
-    if not found.max_abs_diff <= 1e-4 * max(found.max_abs_logit, 1.0):
-        raise RuntimeError(f"logits of the old tokens changed by {found.max_abs_diff:.3g}")
-    return found
+    distance = agreement(before[..., :count], after[..., :count])
+    if not distance.max_abs_diff <= 1e-4 * max(distance.max_abs_logit, 1.0):
+        raise RuntimeError(f"logits of the old tokens changed by {distance.max_abs_diff:.3g}")
+    return distance
 
 
 def _say(

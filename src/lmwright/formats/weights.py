@@ -16,6 +16,7 @@ from lmwright.config.run import Mesh, Run
 from lmwright.core.leaves import quantize
 from lmwright.core.param import Tree, first_difference, nest, walk
 from lmwright.errors import UserError
+from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.loaded import load_files
 from lmwright.formats.open import RUN, Place, open_place, open_run
 from lmwright.formats.tensor_hash import add_to_hash
@@ -52,11 +53,7 @@ def placed_weights(place: Place, shardings: Tree) -> Tree:
     host holds them all."""
     if place.kind != RUN:
         return load_files(place).load(dtype=jnp.float32, shardings=shardings)
-
-    def put(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
-
-    return jax.tree.map(put, host_weights(place), shardings)
+    return jax.tree.map(on_devices, host_weights(place), shardings)
 
 
 def load_run_weights(

@@ -24,8 +24,8 @@ def refuse_changed(model: HfModel, tensors: Mapping[str, np.ndarray], path: Path
     if not as_stored or not note.exists():
         return
     try:
-        said = parse_json(note)
-        expected = said["accounting"]["xxh3"] if "lmwright" in said else None
+        record = parse_json(note)
+        expected = record["accounting"]["xxh3"] if "lmwright" in record else None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"{note}: cannot be read ({error!r:.200}); export again, or remove it to continue "

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import fsspec
 import numpy as np
@@ -27,61 +26,43 @@ HASH_PIECE_BYTES = 1 << 24
 HASH_THREADS = 8
 
 
-class Place(Protocol):
-    """Folder of files, local or remote."""
-
-    readers: int
-    """Threads worth having: one computes, more wait for a network together."""
-
-    def name(self, file: str) -> str:
-        """Name of a file in messages."""
-
-    def manifest(self, stage: str) -> Manifest:
-        """Manifest of a stage's folder."""
-
-    def size(self, file: str) -> int | None:
-        """Size of a file in bytes; None if the file is missing."""
-
-    def pieces(self, file: str) -> Iterator[bytes]:
-        """Bytes of a file, a few MiB at a time."""
-
-    def fetch(self, folder: str) -> str:
-        """Local path of a small folder; a temporary copy if it lies elsewhere."""
-
-    def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Records of one file at ascending row numbers, as opaque items [rows]."""
-
-
 class LocalPlace:
     """A folder on this machine; records are gathered from memory maps."""
 
     readers = 1
+    """Threads worth having: one computes, more wait for a network together."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self._map = functools.lru_cache(OPEN_FILES)(self._open)
 
     def name(self, file: str) -> str:
+        """Name of a file in messages."""
         return str(self.folder / file)
 
     def manifest(self, stage: str) -> Manifest:
+        """Manifest of a stage's folder."""
         return read_local_manifest(self.folder / stage)
 
     def size(self, file: str) -> int | None:
+        """Size of a file in bytes; None if the file is missing."""
         try:
             return (self.folder / file).stat().st_size
         except FileNotFoundError:
             return None
 
     def pieces(self, file: str) -> Iterator[bytes]:
+        """Bytes of a file, a few MiB at a time."""
         return file_pieces(self.folder / file)
 
     def fetch(self, folder: str) -> str:
+        """Local path of a small folder; a temporary copy if it lies elsewhere."""
         if not (self.folder / folder).is_dir():
             raise UserError(f"{self.name(folder)} is missing; run `lmwright prepare` to make it.")
         return self.name(folder)
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Records of one file at ascending row numbers, as opaque items [rows]."""
         return self._map(file, dtype.itemsize)[rows]
 
     def _open(self, file: str, itemsize: int) -> np.ndarray:
@@ -162,6 +143,9 @@ class RemotePlace:
 
     def _path(self, file: str) -> str:
         return f"{self.root}/{file}"
+
+
+Place = LocalPlace | RemotePlace
 
 
 def _ranges(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

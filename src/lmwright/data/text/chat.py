@@ -35,19 +35,19 @@ SHAREGPT_ROLES = {
 }
 
 
-def example_columns(source: Source) -> tuple[dict[str, str], dict[str, str]]:
-    """Columns of a source of examples by what they hold: those required, and the optional ones."""
-    required, optional = (
+def example_columns(source: Source) -> list[dict[str, str]]:
+    """Columns of a source of examples by what they hold: the required ones, the optional ones, and
+    the keys of messages."""
+    return [
         {name: source.columns.get(name, name) for name in names} for names in ROW_PARTS[source.rows]
-    )
-    return required, optional
+    ]
 
 
 def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Conversation of a row. Raises UnusableError for a part that is missing, of another type or
     empty, for an unknown role, and if the assistant says nothing."""
-    required, optional = example_columns(source)
-    columns = required | optional
+    required, optional, keys = example_columns(source)
+    columns = required | optional | keys
     parts = {name: row.get(column) for name, column in columns.items()}
     if source.rows == "alpaca":
         made = _alpaca(parts, columns)

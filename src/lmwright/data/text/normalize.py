@@ -55,8 +55,8 @@ def normalize(
     parts = plan_parts(data, part_bytes)
     exact = data.normalize.dedup == "exact"
     # a new token or signature of a URL makes no new data, and is nothing to write down
-    told = redact_tree([asdict(p) for p in parts], without_secrets)
-    fingerprint = {"parts": told, "dedup": data.normalize.dedup}
+    described = redact_tree([asdict(p) for p in parts], without_secrets)
+    fingerprint = {"parts": described, "dedup": data.normalize.dedup}
     if data.normalize.unicode != "none":
         fingerprint["unicodedata"] = unicodedata.unidata_version
     if any(s.path.startswith("memory://") for s in data.sources):

@@ -17,7 +17,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,22 +30,13 @@ from lmwright.errors import UserError
 DIGITS_THEN_GPT2 = r"\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 
 
-class Encoder(Protocol):
-    """Encodes data: special tokens in a text are ordinary text."""
-
-    route: str
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, uint32 [tokens], without additions."""
-
-
-def make_encoder(tokenizer: TextTokenizer, route: str) -> Encoder:
+def make_encoder(tokenizer: TextTokenizer, route: str) -> "Encoder":
     """Encoder of a route that `choose_route` returned, or of one that needs no proof."""
     if route == "tiktoken":
         return TiktokenEncoder(tokenizer)
     if route == "sentencepiece":
         return SentencePieceEncoder(tokenizer)
-    return TokenizersEncoder(tokenizer)
+    return Encoder(tokenizer)
 
 
 def choose_route(tokenizer: TextTokenizer, route: str = "auto") -> str:
@@ -80,7 +71,7 @@ def _refuse(tokenizer: TextTokenizer, route: str) -> str | None:
         encoder = make_encoder(tokenizer, route)
     except CannotConvertError as e:
         return str(e)
-    reference = TokenizersEncoder(tokenizer)
+    reference = Encoder(tokenizer)
     for ours, theirs in zip(
         encoder.encode_batch(PROBE), reference.encode_batch(PROBE), strict=True
     ):
@@ -93,24 +84,20 @@ class CannotConvertError(Exception):
     """The tokenizer has no equivalent in the other library; the text says why."""
 
 
-class TokenizersEncoder:
-    """The `tokenizers` library."""
-
-    route = "tokenizers"
+class Encoder:
+    """Encodes data with the `tokenizers` library: special tokens in a text are ordinary text."""
 
     def __init__(self, tokenizer: TextTokenizer):
         self._backend = tokenizer.plain
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See Encoder."""
+        """Ids of each text, uint32 [tokens], without additions."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(e.ids, np.uint32) for e in encodings]
 
 
-class SentencePieceEncoder:
+class SentencePieceEncoder(Encoder):
     """The `sentencepiece` library on the model that the tokenizer was imported from."""
-
-    route = "sentencepiece"
 
     def __init__(self, tokenizer: TextTokenizer):
         import sentencepiece
@@ -120,20 +107,17 @@ class SentencePieceEncoder:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.sentencepiece)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See Encoder."""
         return [np.array(self._processor.encode(t), np.uint32) for t in texts]
 
 
-class TiktokenEncoder:
+class TiktokenEncoder(Encoder):
     """The `tiktoken` library on ranks taken from tokenizer.json."""
-
-    route = "tiktoken"
 
     def __init__(self, tokenizer: TextTokenizer):
         import tiktoken
 
+        super().__init__(tokenizer)
         spec = tokenizer.spec
-        self._fallback = tokenizer
         # The library's own normalizer: Unicode versions differ between libraries.
         self._normalizer = tokenizer.backend.normalizer
         ranks = bpe_ranks(spec, prove=False)
@@ -141,13 +125,11 @@ class TiktokenEncoder:
             "lmwright", pat_str=split_pattern(spec), mergeable_ranks=ranks, special_tokens={}
         )
         self._beyond = _beyond(spec) if max(ranks.values()) >= _beyond(spec) else None
-        words = _find_matched_words(spec)
+        self._words = words = _find_matched_words(spec)
         longest_first = sorted(words, key=len, reverse=True)
-        self._words = words
         self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if words else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See Encoder."""
         return [self._encode(t) for t in texts]
 
     def _encode(self, text: str) -> np.ndarray:
@@ -167,13 +149,10 @@ class TiktokenEncoder:
             ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError:
             # Its regex gives up on blanks by the hundred thousand.
-            return self._slow(text)
+            return super().encode_batch([text])[0]
         if self._beyond is not None and ids.size and ids.max() >= self._beyond:
-            return self._slow(text)
+            return super().encode_batch([text])[0]
         return ids
-
-    def _slow(self, text: str) -> np.ndarray:
-        return np.array(self._fallback.plain.encode(text, add_special_tokens=False).ids, np.uint32)
 
 
 def split_pattern(spec: dict[str, Any]) -> str:

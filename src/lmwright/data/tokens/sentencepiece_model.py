@@ -28,9 +28,8 @@ def convert(
     longest_blanks: of pieces of blanks only that have one score, the longest are merged first.
     Raises UserError, naming `name`, for a file that is cut or a kind that is not supported.
     """
-    proto = sentencepiece_model_pb2.ModelProto()
     try:
-        proto.ParseFromString(raw)
+        proto = sentencepiece_model_pb2.ModelProto.FromString(raw)
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
     except (DecodeError, RuntimeError) as e:
         raise UserError(f"{name} is not a sentencepiece model, or is truncated: {e}.") from None

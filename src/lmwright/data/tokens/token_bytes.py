@@ -1,7 +1,6 @@
 """TokenBytes: the number of text bytes that each token stands for."""
 
 import json
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,8 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: TextTokenizer):
-        byte_level = '"ByteLevel"' in json.dumps(_pipeline(tokenizer))
+        pipeline = [tokenizer.spec.get(part) for part in ("pre_tokenizer", "decoder")]
+        byte_level = '"ByteLevel"' in json.dumps(pipeline)
         vocab = tokenizer.backend.get_vocab(with_added_tokens=False)
         size = tokenizer.vocab_size
         self._bytes, self._special = np.zeros(size, np.int64), np.zeros(size, bool)
@@ -46,10 +46,6 @@ class TokenBytes:
         begins = np.zeros(tokens.shape, bool)
         begins[..., 1:] = (self._special[ids] & known)[..., :-1]
         return np.where(known, self._bytes[ids] - (begins & self._spaced[ids]), 0)
-
-
-def _pipeline(tokenizer: TextTokenizer) -> list[Any]:
-    return [tokenizer.spec.get(part) for part in ("pre_tokenizer", "decoder")]
 
 
 def _adds_space(tokenizer: TextTokenizer) -> bool:
