@@ -1,8 +1,9 @@
 """Rows and examples that cannot be used: each part of a stage sets its own aside, and the end of
 the stage gathers them."""
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +41,34 @@ class BadWriter:
             self.file.close()
 
 
-def gather_bad(
+def gather_bad(folder: Path, parts: int, temp: Path) -> None:
+    """Puts the bad rows of all parts of a stage into quarantine.jsonl in `temp`."""
+    with open(temp / QUARANTINE, "wb") as out:
+        for path in (folder / bad_file(number) for number in range(parts)):
+            if path.exists():
+                out.write(path.read_bytes())
+
+
+def read_bad(quarantine: Path) -> Iterator[dict[str, Any]]:
+    """Entries of a quarantine.jsonl."""
+    with open(quarantine, encoding="utf-8") as f:
+        yield from map(json.loads, f)
+
+
+def gather_bad_examples(
     folder: Path, counts: Sequence[dict[str, Any]], temp: Path, limit: float
 ) -> dict[str, Any]:
     """Puts the bad examples of all parts into quarantine.jsonl in `temp`; returns no facts.
 
     Raises UserError if they are more than `limit` of all examples or nothing else is left.
     """
-    pieces = [p.read_bytes() for i in range(len(counts)) if (p := folder / bad_file(i)).exists()]
-    (temp / QUARANTINE).write_bytes(b"".join(pieces))
+    gather_bad(folder, len(counts), temp)
     sums = {key: sum(total(c, key) for c in counts) for key in ("docs", "bad", "too_long")}
-    first = "".join(
-        f"; {e['id']}: {e['reason']}"
-        for e in map(json.loads, b"".join(pieces).splitlines()[:REASONS_SHOWN])
-    ).removeprefix("; ")
+    shown = itertools.islice(read_bad(temp / QUARANTINE), REASONS_SHOWN)
+    first = "; ".join(f"{e['id']}: {e['reason']}" for e in shown)
     examples = sum(sums.values())
     if sums["bad"] > limit * examples:
-        write_whole(folder / QUARANTINE, b"".join(pieces))
+        write_whole(folder / QUARANTINE, (temp / QUARANTINE).read_bytes())
         raise UserError(
             f"{sums['bad']} of {examples} examples cannot be used, more than "
             f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "

@@ -173,11 +173,9 @@ def _write(
     gguf = gguf_package()
     writer = gguf.GGUFWriter(path, name)
     types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
-    file_types = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16",
-                  "Q8_0": "MOSTLY_Q8_0"}  # fmt: skip
     kinds = {entry.kind for entry in entries} - {"F32"}
     main = "Q8_0" if "Q8_0" in kinds else next(iter(kinds), "F32")
-    writer.add_file_type(gguf.LlamaFileType[file_types[main]])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else f"MOSTLY_{main}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():
         _add(writer, key, value)
@@ -188,10 +186,7 @@ def _write(
         writer.add_tensor_info(ROPE_FACTORS, extra[0].shape, extra[0].dtype, extra[0].nbytes)
     for entry in entries:
         kind = types[entry.kind]
-        count = int(np.prod(entry.shape[:-1]))
-        size = count * gguf.quant_shape_to_byte_shape(entry.shape[-1:], kind)[-1] if (
-            entry.kind == "Q8_0"
-        ) else count * entry.shape[-1] * (4 if entry.kind == "F32" else 2)  # fmt: skip
+        size = int(np.prod(gguf.quant_shape_to_byte_shape(entry.shape, kind)))
         writer.add_tensor_info(entry.name, entry.shape, np.dtype("f4"), size, raw_dtype=kind)
     try:
         writer.write_header_to_file()

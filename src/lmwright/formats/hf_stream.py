@@ -113,7 +113,8 @@ def _filled(
     shape, depth = parts[0].param.shape, len(parts[0].at)
     if depth == 0:
         return on_devices(_read(parts[0], given, dtype), sharding)
-    entries = (None,) * len(shape) if sharding is None else _entries(sharding, len(shape))
+    entries = () if sharding is None else tuple(sharding.spec)
+    entries += (None,) * (len(shape) - len(entries))
     part_sharding = sharding and NamedSharding(sharding.mesh, PartitionSpec(*entries[depth:]))
     put = _put(depth, any(entries[:depth]), sharding)
     leaf = jnp.zeros(shape, dtype, device=sharding)
@@ -138,11 +139,6 @@ def on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
     if sharding is None:
         return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def _entries(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
-    spec = tuple(sharding.spec)
-    return spec + (None,) * (ndim - len(spec))
 
 
 @lru_cache(maxsize=64)

@@ -45,24 +45,11 @@ def export_hf(
     out: str | Path,
     *,
     dtype: str = "fp32",
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-    facts: Facts | None = None,
-    prefix: tuple[int, ...] | None = None,
-    overwrite: bool = False,
+    **options: Any,
 ) -> Proof:
-    """Writes weights in memory as the folder `out`: see `write_hf`."""
-    return write_hf(
-        model,
-        HfTensors(model, w),
-        lambda: w,
-        tokenizer_dir,
-        out,
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-        facts=facts,
-        prefix=prefix,
-        overwrite=overwrite,
-    )
+    """Writes weights in memory as the folder `out`; the options are those of `write_hf`."""
+    tensors = HfTensors(model, w)
+    return write_hf(model, tensors, lambda: w, tokenizer_dir, out, dtype=dtype, **options)
 
 
 def write_hf(

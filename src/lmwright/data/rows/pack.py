@@ -8,6 +8,7 @@ window of documents at a time; a document longer than T is cut first. Every piec
 segment of its own. One shard of rows is one part of the stage.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.config.run import Pack
-from lmwright.data.manifest import Manifest, read_manifest
+from lmwright.data.manifest import Manifest, add_counts, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.rows.record import row_dtype
 from lmwright.data.stage import run_stage
@@ -111,16 +112,11 @@ def pack_tokens(
         refuse_splitting(pack)
 
     def report(counts: Sequence[dict[str, Any]], _tmp_dir: Path) -> dict[str, Any]:
-        slots: dict[str, dict[str, list[int]]] = {}
-        for shard, count in zip(shards, counts, strict=True):
-            entry = count["sources"][shard.split][shard.source]
-            seen = slots.setdefault(shard.split, {}).setdefault(shard.source, [0, 0])
-            seen[0] += entry["tokens"]
-            seen[1] += entry["rows"] * seq_len
+        splits = functools.reduce(add_counts, counts, {})["sources"]
         return {
             "efficiency": {
-                split: {name: real / max(all_, 1) for name, (real, all_) in sources.items()}
-                for split, sources in slots.items()
+                split: {n: c["tokens"] / max(c["rows"] * seq_len, 1) for n, c in sources.items()}
+                for split, sources in splits.items()
             }
         }
 

@@ -7,12 +7,12 @@
 The hash of a text decides whether it is held out, so neither its place nor its neighbors do.
 """
 
+import functools
 import itertools
-import json
 import os
 import shutil
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,10 +22,17 @@ import numpy as np
 import xxhash
 
 from lmwright.config.run import Data
-from lmwright.data.bad_examples import QUARANTINE, REASONS_SHOWN, BadWriter, bad_file
-from lmwright.data.manifest import Manifest, save_array
+from lmwright.data.bad_examples import (
+    QUARANTINE,
+    REASONS_SHOWN,
+    BadWriter,
+    bad_file,
+    gather_bad,
+    read_bad,
+)
+from lmwright.data.manifest import Manifest, add_counts, save_array, total
 from lmwright.data.progress import Progress
-from lmwright.data.sources.columns import Bad, Row, content_columns, list_needed_columns, names_of
+from lmwright.data.sources.columns import Bad, content_columns, list_needed_columns, names_of
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import PART_BYTES, cut_parts, find_files, source_names
 from lmwright.data.sources.read import read_rows
@@ -127,7 +134,8 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         table = stack.enter_context(TableWriter(tmp_dir / part_file(part.number)))
         bad = stack.enter_context(BadWriter(tmp_dir / bad_file(part.number)))
-        for piece, row in _rows(part):
+        rows = ((piece, row) for piece in part.slices for row in read_rows(piece, part.source))
+        for piece, row in rows:
             tally["rows"] += 1
             if isinstance(row, Bad):
                 tally["bad"] += 1
@@ -156,12 +164,6 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
     return {"sources": counts, "input": {part.name: tally}}
 
 
-def _rows(part: Part) -> Iterator[tuple[Slice, Row | Bad]]:
-    for piece in part.slices:
-        for row in read_rows(piece, part.source):
-            yield piece, row
-
-
 def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:
     place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
     file = redact_text(piece.file.path)
@@ -176,21 +178,12 @@ def _finish(
     limit: float,
 ) -> dict[str, Any]:
     """Gathers the bad rows. Raises UserError if the result is not a corpus."""
-    tally: dict[str, dict[str, int]] = {}
-    docs = 0
-    with open(temp / QUARANTINE, "wb") as out:
-        for part, count in zip(parts, counts, strict=True):
-            mine = tally.setdefault(part.name, {})
-            for key, number in count["input"][part.name].items():
-                mine[key] = mine.get(key, 0) + number
-            docs += sum(e["docs"] for split in count["sources"].values() for e in split.values())
-            path = folder / bad_file(part.number)
-            if path.exists():
-                out.write(path.read_bytes())
+    tally = functools.reduce(add_counts, (count["input"] for count in counts), {})
+    gather_bad(folder, len(parts), temp)
     try:
         _check_columns(parts, tally, temp / QUARANTINE)
         _check_bad(tally, temp / QUARANTINE, limit)
-        if not docs:
+        if not any(total(count["sources"], "docs") for count in counts):
             raise UserError(
                 f"data.sources hold no text ({sum(t['rows'] for t in tally.values())} rows, all "
                 "empty); add a source with text."
@@ -209,7 +202,7 @@ def _check_columns(
     for part in parts:
         seen = tally[part.name]
         if seen["missing"] and seen["missing"] == seen["rows"]:
-            reason = next(e["reason"] for e in _bad_rows(quarantine) if e["source"] == part.name)
+            reason = next(e["reason"] for e in read_bad(quarantine) if e["source"] == part.name)
             field = next(iter(list_needed_columns(part.source)))
             raise UserError(
                 f"data.sources: no row of {part.source.path} has "
@@ -222,7 +215,7 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
     bad, rows = (sum(t[key] for t in tally.values()) for key in ("bad", "rows"))
     if bad <= limit * rows:
         return
-    first = itertools.islice(_bad_rows(quarantine), REASONS_SHOWN)
+    first = itertools.islice(read_bad(quarantine), REASONS_SHOWN)
     shown = "; ".join(
         f"{os.path.basename(e['file'])}:{e.get('line', e.get('row'))} {e['reason']}" for e in first
     )
@@ -231,8 +224,3 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
         f"allows; they are listed in {quarantine}; the first: {shown}. "
         "Correct the input or raise the fraction."
     )
-
-
-def _bad_rows(quarantine: Path) -> Iterator[dict[str, Any]]:
-    with open(quarantine, encoding="utf-8") as f:
-        yield from map(json.loads, f)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from lmwright.config.run import Chat, Tokenize
-from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad
+from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad_examples
 from lmwright.data.manifest import Manifest, read_manifest, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.rows.lengths import bucket
@@ -117,7 +117,7 @@ def tokenize(
     shared = (*places, facts["tokenizer_fingerprint"], route, before, after, facts["dtype"])
 
     def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
-        return gather_bad(target, counts, temp, conversations.max_bad_fraction)
+        return gather_bad_examples(target, counts, temp, conversations.max_bad_fraction)
 
     return run_stage(
         "tokenize",
