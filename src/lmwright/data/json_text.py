@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
 
@@ -22,6 +23,20 @@ def parse_json(path: Path) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise ValueError("contains half of a surrogate pair") from None
+    return value
+
+
+def read_downloaded(path: Path, source: str) -> dict[str, Any]:
+    """Object in a JSON file that was downloaded. Raises UserError, naming the `source` that should
+    have it, where there is none."""
+    try:
+        value = parse_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; point at {source}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: is not a JSON object; download it again")
     return value
 
 

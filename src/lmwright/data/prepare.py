@@ -14,7 +14,7 @@ from typing import Any
 
 from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.manifest import STAGES, Manifest
-from lmwright.data.progress import Noted, Progress, console_progress
+from lmwright.data.progress import Progress, console_progress
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 
@@ -179,7 +179,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     from rich.console import Console
 
     seq_len = seq_len_of(run)
-    progress = Noted(console_progress())
+    progress = console_progress()
     ids = getattr(run.model, "vocab_size", None)
     summary = prepare(run.data, seq_len, stages=stages, model_vocab_size=ids, progress=progress)
     console = Console(highlight=False)
@@ -187,7 +187,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     for note in notes(run, summary):
         console.print(note, markup=False, soft_wrap=True)
     made = ", ".join(summary.stages)
-    state = "" if progress.begun else "up to date: "
+    state = "" if progress.begun is not None else "up to date: "
     console.print(f"in {Path(summary.dir)}: {state}{made}", markup=False, soft_wrap=True)
     return summary
 

@@ -13,14 +13,24 @@ PLAIN_EVERY_S = 10.0
 class Progress:
     """Display of the progress of a stage; this one shows nothing."""
 
+    begun: float | None = None
+    """When the last stage that had work to do began, on the monotonic clock."""
+
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
         """Begins a stage of `parts` parts, of which `done` exist already."""
+        self.unit, self.amount, self.begun = unit, 0.0, time.monotonic()
 
     def advance(self, counts: Mapping[str, Any]) -> None:
         """Records a finished part; `counts` are what its work returned."""
+        self.amount += total(counts, self.unit)
 
     def finish(self) -> None:
         """Ends the stage, whether it succeeded or not."""
+
+    def rate(self) -> str:
+        """Amount of work a second so far, such as "12,345 tokens/s"."""
+        seconds = max(time.monotonic() - self.begun, 1e-9)
+        return f"{self.amount / seconds:,.0f} {self.unit}/s"
 
 
 class PlainProgress(Progress):
@@ -30,15 +40,15 @@ class PlainProgress(Progress):
         self.stream = stream
 
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
-        self.stage, self.parts, self.done, self.unit = stage, parts, done, unit
-        self.begun, self.amount, self.at_start = time.monotonic(), 0.0, done
+        super().start(stage, parts, done, unit)
+        self.stage, self.parts, self.done, self.at_start = stage, parts, done, done
         self.printed = self.begun
         if done:
             self._print(f"{stage}: goes on, {done} of {parts} parts are there")
 
     def advance(self, counts: Mapping[str, Any]) -> None:
+        super().advance(counts)
         self.done += 1
-        self.amount += total(counts, self.unit)
         now = time.monotonic()
         if now - self.printed >= PLAIN_EVERY_S and self.done < self.parts:
             self.printed = now
@@ -50,8 +60,7 @@ class PlainProgress(Progress):
             self._print(f"{self._state()}, {time.monotonic() - self.begun:,.1f} s")
 
     def _state(self) -> str:
-        rate = self.amount / max(time.monotonic() - self.begun, 1e-9)
-        return f"{self.stage}: {self.done} of {self.parts} parts, {rate:,.0f} {self.unit}/s"
+        return f"{self.stage}: {self.done} of {self.parts} parts, {self.rate()}"
 
     def _print(self, line: str) -> None:
         print(line, file=self.stream or sys.stderr, flush=True)
@@ -64,7 +73,7 @@ class LiveProgress(Progress):
         from rich import progress as bars
         from rich.console import Console
 
-        self.unit, self.amount, self.begun = unit, 0.0, time.monotonic()
+        super().start(stage, parts, done, unit)
         self.bar = bars.Progress(
             bars.TextColumn("{task.description:<10}"),
             bars.BarColumn(),
@@ -79,29 +88,11 @@ class LiveProgress(Progress):
         self.task = self.bar.add_task(stage, total=parts, completed=done, rate="")
 
     def advance(self, counts: Mapping[str, Any]) -> None:
-        self.amount += total(counts, self.unit)
-        rate = self.amount / max(time.monotonic() - self.begun, 1e-9)
-        self.bar.update(self.task, advance=1, rate=f"{rate:,.0f} {self.unit}/s")
+        super().advance(counts)
+        self.bar.update(self.task, advance=1, rate=self.rate())
 
     def finish(self) -> None:
         self.bar.stop()
-
-
-class Noted(Progress):
-    """Another display that also records whether any stage had work to do."""
-
-    def __init__(self, shown: Progress):
-        self.shown, self.begun = shown, False
-
-    def start(self, stage: str, parts: int, done: int, unit: str) -> None:
-        self.begun = True
-        self.shown.start(stage, parts, done, unit)
-
-    def advance(self, counts: Mapping[str, Any]) -> None:
-        self.shown.advance(counts)
-
-    def finish(self) -> None:
-        self.shown.finish()
 
 
 def console_progress() -> Progress:

@@ -26,10 +26,6 @@ ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 
 
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
 def _digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
@@ -48,6 +44,7 @@ class Pre:
     """The tokenizer.json of these models composes characters first."""
 
 
+_gpt2 = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
 _llama, _qwen, _gpt4o = (partial(split_bytes, s) for s in (SPLIT, QWEN_SPLIT, O200K_SPLIT))
 PRES = (
     Pre(_llama, ("llama-bpe", "llama3", "llama-v3"), ignore_merges=True, bos=True),

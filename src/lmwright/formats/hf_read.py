@@ -9,7 +9,7 @@ import numpy as np
 
 from lmwright.config.section import validate
 from lmwright.core.param import Tree
-from lmwright.data.json_text import parse_json
+from lmwright.data.json_text import read_downloaded
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
@@ -33,16 +33,7 @@ BOOLEANS = (
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises UserError where there is none or it is not one."""
-    path = folder / "config.json"
-    try:
-        config = parse_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; point at a Hugging Face model folder") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: is not a JSON object; download it again")
-    return config
+    return read_downloaded(folder / "config.json", "a Hugging Face model folder")
 
 
 def model_from_config(config: dict[str, Any], where: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmwright.data.json_text import parse_json
+from lmwright.data.json_text import read_downloaded
 from lmwright.errors import UserError
 
 # how the factors began, and what that means for the base that they are added to
@@ -58,13 +58,8 @@ LONGEST = 1000
 def read_config(path: Path) -> dict[str, Any]:
     """adapter_config.json, checked. Raises UserError for one that is not LoRA's or asks for a
     feature that is not plain LoRA, rsLoRA or DoRA."""
-    try:
-        config = parse_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; point at a PEFT adapter folder") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+    config = read_downloaded(path, "a PEFT adapter folder")
+    if config.get("peft_type") != "LORA":
         raise UserError(f"{path}: is not the config of a LoRA adapter")
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:

@@ -95,7 +95,7 @@ class ChatEncoder:
         # an answer that is rated is one turn: it changes places with others (objectives/kto.py)
         every = self.chat.train_on == "all" and liked is None
         spans = turns.turns if every else turns.turns[-1:]
-        ends = self._ends(turns.text)
+        ends = turns.text.rstrip().endswith(self._endings)
         if self.end_id is not None and not ends and spans:
             spans = _to_the_end(turns.text, spans)
         ids, offsets = self.tokenizer.encode_offsets(turns.text)
@@ -122,9 +122,6 @@ class ChatEncoder:
         share = int(learned.sum()) / max(1, int(example.learned.sum()))
         size = round(example.text_bytes * share)
         return replace(example, ids=example.ids[window], learned=learned, text_bytes=size, cut=True)
-
-    def _ends(self, text: str) -> bool:
-        return text.rstrip().endswith(self._endings)
 
     def _refuse_special(self, conversation: dict[str, Any]) -> None:
         for part in ("messages", "tools"):

@@ -40,7 +40,13 @@ def convert(
         proto.normalizer_spec.escape_whitespaces
     ):
         raise UserError(f"{name}: models without escaped spaces are not supported.")
-    backend = tokenizers.Tokenizer(_bpe(proto, longest_blanks) if kind == BPE else _unigram(proto))
+    if kind == BPE:
+        model = _bpe(proto, longest_blanks)
+    else:
+        pieces = [(p.piece, p.score) for p in proto.pieces]
+        fallback = proto.trainer_spec.byte_fallback
+        model = models.Unigram(pieces, unk_id=_unknown(proto), byte_fallback=fallback)
+    backend = tokenizers.Tokenizer(model)
     _normalize(backend, proto)
     backend.decoder = _decoder(proto)
     for piece in proto.pieces:
@@ -54,12 +60,6 @@ def convert(
     if kind == BPE and "bos" in roles:  # as Llama 2 is used
         begin_with(backend, [roles["bos"]])
     return backend, processor, roles
-
-
-def _unigram(proto: Any) -> models.Unigram:
-    pieces = [(p.piece, p.score) for p in proto.pieces]
-    spec = proto.trainer_spec
-    return models.Unigram(pieces, unk_id=_unknown(proto), byte_fallback=spec.byte_fallback)
 
 
 def _bpe(proto: Any, longest_blanks: bool) -> models.BPE:
