@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from lmwright.data.manifest import total
 
@@ -36,9 +36,6 @@ class Progress:
 class PlainProgress(Progress):
     """Plain lines: one at the start, at most one every ten seconds, one at the end."""
 
-    def __init__(self, stream: TextIO | None = None):
-        self.stream = stream
-
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
         super().start(stage, parts, done, unit)
         self.stage, self.parts, self.done, self.at_start = stage, parts, done, done
@@ -63,7 +60,7 @@ class PlainProgress(Progress):
         return f"{self.stage}: {self.done} of {self.parts} parts, {self.rate()}"
 
     def _print(self, line: str) -> None:
-        print(line, file=self.stream or sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 class LiveProgress(Progress):

@@ -38,11 +38,9 @@ class Slot:
     def size(self) -> int:
         return int(np.prod(self.shape))
 
-    def to_layout(self, leaf: Any, dtype: Any = None) -> np.ndarray:
-        """The leaf's part for this tensor, on the host, in their layout; in the leaf's dtype
-        if none is given."""
-        part = np.asarray(leaf[self.at] if self.at else leaf)
-        array = part.astype(dtype or part.dtype, copy=False)
+    def to_layout(self, leaf: Any) -> np.ndarray:
+        """The leaf's part for this tensor, on the host, in their layout and the leaf's dtype."""
+        array = np.asarray(leaf[self.at] if self.at else leaf)
         if _is_linear(self.param):
             array = transposed(array.reshape(self.shape[::-1]))
         return np.ascontiguousarray(array.reshape(self.shape))

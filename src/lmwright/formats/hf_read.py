@@ -79,11 +79,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     return files if part is None else TextTensors(files, part, str(folder))
 
 
-def import_hf(
-    folder: str | Path, *, dtype: Any = None, shardings: Tree | None = None
-) -> tuple[Any, Tree, Path | None]:
-    """(model, weights, folder of the tokenizer or None) of an HF folder; `dtype` and
-    `shardings` as in `from_hf`, which fills each leaf in place.
+def import_hf(folder: str | Path) -> tuple[Any, Tree, Path | None]:
+    """(model, weights, folder of the tokenizer or None) of an HF folder.
 
     Raises UserError in one sentence for whatever keeps it from being exactly this model.
     """
@@ -91,5 +88,4 @@ def import_hf(
     config = read_config(folder)
     model = model_from_config(config, str(folder / "config.json"))
     tensors = open_tensors(folder, config)
-    w = from_hf(model, tensors, str(folder), dtype=dtype, shardings=shardings)
-    return model, w, folder if has_tokenizer(folder) else None
+    return model, from_hf(model, tensors, str(folder)), folder if has_tokenizer(folder) else None

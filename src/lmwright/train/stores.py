@@ -29,7 +29,7 @@ def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
             f"of the tokenizer in {folder}; raise it"
         )
     _check_kind(run, store)
-    store.check(global_batch_size=trainee.rows)
+    store.check_batch(trainee.rows)
     return store
 
 

@@ -36,13 +36,11 @@ class Loader:
         *,
         stretches: Sequence[tuple[int, int]] | None = None,
         start_step: int = 0,
-        ahead: int = AHEAD,
         host: tuple[int, int] | None = (0, 1),
     ):
-        store.check(global_batch_size=global_batch_size)
+        store.check_batch(global_batch_size)
         self.stretches = tuple(stretches or [(0, global_batch_size)])
         self.store, self.global_batch_size = store, global_batch_size
-        self.ahead = ahead
         self.input_wait_s = 0.0
         _keep_freed_memory()
         self._pool = ThreadPoolExecutor(store.place.readers, thread_name_prefix="lmwright-loader")
@@ -78,7 +76,7 @@ class Loader:
         self.close()
 
     def _prefetch(self, step: int) -> None:
-        wanted = range(step, step + 1 + self.ahead)
+        wanted = range(step, step + 1 + AHEAD)
         for other in [s for s in self._coming if s not in wanted]:
             self._coming.pop(other).cancel()
         for s in wanted:

@@ -32,9 +32,7 @@ LIKED = ("not liked", "liked")
 WITHOUT_END = 1 << 30  # tokens; examples are shown whole
 
 
-def show_command(
-    data_dir: str, start: int = 0, count: int = 3, console: Console | None = None
-) -> None:
+def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
     """Prints rows start..start+count-1 of the first epoch, in the order of training."""
     store = TokenStore.open(data_dir)
     if start >= store.epoch_rows:
@@ -42,7 +40,7 @@ def show_command(
             f"{data_dir}: has {store.epoch_rows} rows; --start {start} is beyond the last one"
         )
     tokenizer = load_tokenizer(store.tokenizer_dir)
-    console = console or _console()
+    console = _console()
     stop = min(start + count, store.epoch_rows)
     _say(console, f"{data_dir}: {store.epoch_rows:,} rows of {store.seq_len} tokens an epoch")
     for number, record in enumerate(store.records(start, stop), start):

@@ -107,36 +107,12 @@ class TokenStore:
         facts |= {"block_rows": self.order.block_rows, "kind": self.order.kind}
         return digest(f"{self.packed.hash} {json.dumps(facts, sort_keys=True)}".encode())
 
-    def check(
-        self,
-        *,
-        tokenizer_fingerprint: str | None = None,
-        vocab_size: int | None = None,
-        seq_len: int | None = None,
-        global_batch_size: int | None = None,
-    ) -> None:
-        """Raises UserError if the store does not suit a run; compares only the arguments that are
-        given."""
-        where = self.place.name("pack")
-        if tokenizer_fingerprint not in (None, self.tokenizer_fingerprint):
+    def check_batch(self, global_batch_size: int) -> None:
+        """Raises UserError if a batch has more rows than an epoch."""
+        if global_batch_size > self.epoch_rows:
             raise UserError(
-                f"{where} was made with another tokenizer ({self.tokenizer_fingerprint} instead "
-                f"of {tokenizer_fingerprint}); prepare again or use the store's tokenizer."
-            )
-        if vocab_size is not None and vocab_size <= self.max_id:
-            raise UserError(
-                f"model.vocab_size = {vocab_size}, but {where} holds token id {self.max_id}; "
-                f"use at least {self.max_id + 1} (the tokenizer has {self.vocab_size})."
-            )
-        if seq_len not in (None, self.seq_len):
-            raise UserError(
-                f"{where} holds rows of {self.seq_len} tokens, not {seq_len}; "
-                "change the sequence length or prepare again."
-            )
-        if global_batch_size is not None and global_batch_size > self.epoch_rows:
-            raise UserError(
-                f"train.global_batch_size = {global_batch_size}, but {where} has only "
-                f"{self.epoch_rows} rows for training; use a smaller batch or more text."
+                f"train.global_batch_size = {global_batch_size}, but {self.place.name('pack')} has "
+                f"only {self.epoch_rows} rows for training; use a smaller batch or more text."
             )
 
     def records(self, start: int, stop: int) -> np.ndarray:

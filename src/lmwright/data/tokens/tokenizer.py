@@ -109,10 +109,10 @@ class TextTokenizer:
         backend = self._parsing if parse_special else self.plain
         return backend.encode(text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, as `encode`."""
-        backend = self._parsing if parse_special else self.plain
-        return [e.ids for e in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        encodings = self.plain.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def encode_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids uint32 [tokens] of a text whose special strings are parsed, and the characters
