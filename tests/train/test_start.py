@@ -267,3 +267,15 @@ def test_a_recipes_warm_up_is_fitted_to_epochs(base, tmp_path, capsys):
     assert warmup == max(steps // 10, 1)
     assert main(["train", str(file), *wide, "optim.schedule.warmup_steps=500"]) == 2
     assert "warmup_steps: 500 steps do not fit" in capsys.readouterr().err
+
+
+def test_a_store_of_other_rows_or_of_more_ids_is_refused(base, tmp_path):
+    run = load_run(tuned(base, tmp_path, base / "hf"))
+    prepare(run.data, 32)
+    run = replace(run, train=replace(run.train, steps=1, epochs=None))
+    shorter = replace(run, data=replace(run.data, pack=replace(run.data.pack, seq_len=16)))
+    with pytest.raises(UserError, match="rows hold 32 tokens, the run wants 16; prepare again"):
+        open_stores(resolve(shorter, jax.devices()[ONE]))
+    smaller = replace(run, model=replace(run.model, vocab_size=100))
+    with pytest.raises(UserError, match=r"model.vocab_size: 100 is smaller than the \d+ ids"):
+        open_stores(resolve(smaller, jax.devices()[ONE]))
