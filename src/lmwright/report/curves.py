@@ -71,7 +71,9 @@ def clock_of(record: RunRecord) -> Curve:
 
     The page draws straight lines between these points.
     """
-    steps = _every(record.hours.steps)
+    steps = record.hours.steps
+    stride = max(math.ceil(len(steps) / CLOCK_POINTS), 1)
+    steps = [*steps[:-1:stride], steps[-1]]
     clock = {"step": steps, "tokens": [], "hours": _at(steps, record.hours)}
     if "tokens_seen" in record.train:
         seen = record.train["tokens_seen"]
@@ -82,11 +84,6 @@ def clock_of(record: RunRecord) -> Curve:
 
 def _at(steps: list[int], series: Series) -> list[float]:
     return np.interp(steps, series.steps, series.values).tolist()
-
-
-def _every(steps: list[int]) -> list[int]:
-    stride = max(math.ceil(len(steps) / CLOCK_POINTS), 1)
-    return [*steps[:-1:stride], steps[-1]]
 
 
 def _finite(value: float) -> float | None:

@@ -40,7 +40,7 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
             f"{data_dir}: has {store.epoch_rows} rows; --start {start} is beyond the last one"
         )
     tokenizer = load_tokenizer(store.tokenizer_dir)
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     stop = min(start + count, store.epoch_rows)
     _say(console, f"{data_dir}: {store.epoch_rows:,} rows of {store.seq_len} tokens an epoch")
     for number, record in enumerate(store.records(start, stop), start):
@@ -71,7 +71,7 @@ def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], bool]]:
 def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
     """Prints examples start..start+count-1 of each source that holds any, straight from its
     files. Raises UserError where there are none, or no tokenizer yet."""
-    console = _console()
+    console = Console(highlight=False, soft_wrap=True)
     named = zip(source_names(data.sources), data.sources, strict=True)
     chats = [(name, source) for name, source in named if source.rows != "text"]
     if not chats:
@@ -129,10 +129,6 @@ def in_color(
         else:
             text.append(piece, style=LEARNED if is_learned else "dim")
     return text
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
 
 
 def _say(console: Console, line: str) -> None:

@@ -143,8 +143,8 @@ def _messages(
         raise UnusableError(f"{where!r} is not a list of messages")
     keys = ("from", "value") if "from" in columns else ("role", "content")
     role_key, content_key = (columns[key] for key in keys)
-    known = dict.fromkeys(ROLES) | SHAREGPT_ROLES if role_key == "from" else dict.fromkeys(ROLES)
-    known = {name: role or name for name, role in known.items()} | source.roles
+    known = {role: role for role in ROLES} | (SHAREGPT_ROLES if role_key == "from" else {})
+    known |= source.roles
     messages = []
     for number, message in enumerate(value, 1):
         if not isinstance(message, Mapping):

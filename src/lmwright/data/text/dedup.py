@@ -109,7 +109,10 @@ def write_kept(part: Kept, tmp_dir: Path) -> dict[str, Any]:
     counts = part.counts
     if not len(part.drop):
         if source.exists():
-            _link(source, target)
+            try:
+                os.link(source, target)
+            except OSError:  # a disk without links
+                shutil.copyfile(source, target)
         return counts
     gone: dict[str, dict[str, int]] = {}
     with TableWriter(target) as writer, pq.ParquetFile(source) as file:
@@ -124,13 +127,6 @@ def write_kept(part: Kept, tmp_dir: Path) -> dict[str, Any]:
             if keep.any():
                 writer.write_table(table.filter(pa.array(keep)))
     return _subtract(counts, gone, part.name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a disk without links
-        shutil.copyfile(source, target)
 
 
 def _count(table: pa.Table, into: dict[str, dict[str, int]]) -> None:

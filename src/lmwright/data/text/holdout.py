@@ -43,9 +43,9 @@ def hold_out(parts: Sequence[Part], counts: Sequence[Counts], folder: Path, temp
                 size = _rewrite(paths[i], temp / part_file(i), rows, None)
                 _move(counts[i], name, len(rows), len(rows), size)
         elif docs["train"] == 1:
-            ((i, (row,)),) = lowest.items()
-            if (cut := _cut(paths[i], row, parts[i].holdout_fraction)) is not None:
-                size = _rewrite(paths[i], temp / part_file(i), (row,), cut)
+            (i,) = lowest
+            if (cut := _cut(paths[i], parts[i].holdout_fraction)) is not None:
+                size = _rewrite(paths[i], temp / part_file(i), (0,), cut)
                 _move(counts[i], name, 0, 1, size)
 
 
@@ -86,17 +86,9 @@ def _lowest(paths: Mapping[int, Path]) -> tuple[dict[int, list[int]], bool]:
     return rows, others
 
 
-def _row(path: Path, row: int) -> dict[str, str]:
-    for table in _groups(path):
-        if row < table.num_rows:
-            return table.slice(row, 1).to_pylist()[0]
-        row -= table.num_rows
-    raise IndexError(row)
-
-
-def _cut(path: Path, row: int, fraction: float) -> int | None:
-    """Position where the held-out end of a text begins; None if the text cannot be split."""
-    document = _row(path, row)
+def _cut(path: Path, fraction: float) -> int | None:
+    """Position where the held-out end of the only text begins; None if it cannot be split."""
+    (document,) = next(_groups(path)).to_pylist()
     text = document["text"]
     if document["rows"] != "text" or len(text) < CUT_FROM_CHARS:
         return None  # an example is learned as a whole

@@ -91,7 +91,7 @@ class TextTokenizer:
     @functools.cached_property
     def plain(self) -> tokenizers.Tokenizer:
         """Backend for data: a special token in the text is encoded as plain text."""
-        plain = self._copy
+        plain = self._copy()
         if isinstance(self.backend.model, models.Unigram):
             # Its search knows every string of the vocabulary, so the special ones get others.
             spec = json.loads(plain.to_str())
@@ -126,17 +126,14 @@ class TextTokenizer:
         """Text of ids; broken UTF-8 becomes U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
-    @functools.cached_property
-    def _parsing(self) -> tokenizers.Tokenizer:
-        return self._copy
-
-    @property
     def _copy(self) -> tokenizers.Tokenizer:
         # tokenizer.json may ask for padding and truncation: none of ours
         copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
         copy.no_padding()
         copy.no_truncation()
         return copy
+
+    _parsing = functools.cached_property(_copy)
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
