@@ -133,7 +133,9 @@ class TextTokenizer:
         copy.no_truncation()
         return copy
 
-    _parsing = functools.cached_property(_copy)
+    @functools.cached_property
+    def _parsing(self) -> tokenizers.Tokenizer:
+        return self._copy()
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
