@@ -5,7 +5,6 @@ that is raised is our mistake and keeps its traceback.
 """
 
 import errno
-import gc
 import glob
 import os
 import shlex
@@ -89,7 +88,6 @@ for verb in VERBS:  # in the order in which they are used
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
-    gc.set_threshold(20_000, 20, 20)  # else a fifth of the imports, and of tracing, is collecting
     set_environment()
     sys.excepthook = show_exception
     words = sys.argv[1:] if argv is None else list(argv)
