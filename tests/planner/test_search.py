@@ -14,7 +14,7 @@ from lmwright.planner.compare import compare, compare_lines
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.search import Search
-from lmwright.planner.suggestions import larger, suggestion_lines
+from lmwright.planner.suggestions import larger, suggest
 from tests.planner.runs import run_of
 
 GIB = 2**30
@@ -135,7 +135,7 @@ def test_any_compares_machines_cheapest_first(tmp_path):
 def test_cures_fit_and_paste(tmp_path):
     run = run_of(tmp_path)
     machine = parse_machine("v5e-8")
-    text = "\n".join(suggestion_lines(run, machine))
+    text = "\n".join(suggest(run, machine).lines)
     assert "train.num_microbatches=2: " in text
     for line in text.splitlines():
         if line.startswith("  ") and ": " in line and "=" in line.split(": ")[0]:
@@ -146,7 +146,7 @@ def test_cures_fit_and_paste(tmp_path):
 
 def test_the_smallest_slice_that_trains_it(tmp_path):
     run = run_of(tmp_path, preset="600b", batch=1024)
-    text = "\n".join(suggestion_lines(run, parse_machine("v4-32"), 720))
+    text = "\n".join(suggest(run, parse_machine("v4-32"), 720).lines)
     assert "on v4-32 nothing does" in text
     assert re.search(r"the smallest v4 that trains it is (\dx)?v4-", text)
     assert "720 hours: " in text and "chip-hours" in text

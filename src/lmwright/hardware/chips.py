@@ -77,7 +77,7 @@ class Rates:
     """The same of the attention kernel; assumed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AttentionCycles:
     """Cycles of one core for `kernels/tpu_row_attention.py`."""
 
@@ -87,11 +87,6 @@ class AttentionCycles:
     around_forward: float
     """For each token of a head beside these, the diagonal among it."""
     around_backward: float
-
-
-def _cycles(*numbers: float) -> AttentionCycles:
-    names = ("forward", "backward", "around_forward", "around_backward")
-    return AttentionCycles(**dict(zip(names, numbers, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +179,10 @@ _EVERY = (
         network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
         splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
         row_attention={
-            64: _cycles(6.34, 8.71, 3.39, 5.17),
-            96: _cycles(6.86, 10.03, 3.80, 5.96),
-            128: _cycles(7.38, 11.17, 4.24, 6.67),
-            256: _cycles(10.87, 19.17, 6.85, 12.24),
+            64: AttentionCycles(6.34, 8.71, 3.39, 5.17),
+            96: AttentionCycles(6.86, 10.03, 3.80, 5.96),
+            128: AttentionCycles(7.38, 11.17, 4.24, 6.67),
+            256: AttentionCycles(10.87, 19.17, 6.85, 12.24),
         },
     ),
     Chip(
@@ -200,10 +195,10 @@ _EVERY = (
         network_bytes_per_s=3.1e9, price=Price(on_demand=1.20), calibrated=True,
         splash={256: SplashCycles(fwd=13.43, bwd=21.70)},
         row_attention={
-            64: _cycles(4.20, 6.43, 2.17, 4.01),
-            96: _cycles(4.77, 7.72, 2.63, 4.94),
-            128: _cycles(5.45, 8.90, 2.88, 5.49),
-            256: _cycles(8.63, 17.77, 5.20, 11.22),
+            64: AttentionCycles(4.20, 6.43, 2.17, 4.01),
+            96: AttentionCycles(4.77, 7.72, 2.63, 4.94),
+            128: AttentionCycles(5.45, 8.90, 2.88, 5.49),
+            256: AttentionCycles(8.63, 17.77, 5.20, 11.22),
         },
     ),
     Chip(
@@ -215,10 +210,10 @@ _EVERY = (
         network_bytes_per_s=6.25e9, price=Price(on_demand=4.20, spot=0.93), calibrated=True,
         splash={128: SplashCycles(fwd=5.55, bwd=10.16)},
         row_attention={
-            64: _cycles(4.26, 6.45, 2.29, 4.09),
-            96: _cycles(4.90, 7.77, 2.67, 5.00),
-            128: _cycles(5.49, 8.81, 3.01, 5.86),
-            256: _cycles(8.62, 17.11, 5.29, 11.37),
+            64: AttentionCycles(4.26, 6.45, 2.29, 4.09),
+            96: AttentionCycles(4.90, 7.77, 2.67, 5.00),
+            128: AttentionCycles(5.49, 8.81, 3.01, 5.86),
+            256: AttentionCycles(8.62, 17.11, 5.29, 11.37),
         },
     ),
     Chip(
@@ -230,10 +225,10 @@ _EVERY = (
         network_bytes_per_s=12.5e9, price=Price(on_demand=2.70, spot=0.57), calibrated=True,
         splash={128: SplashCycles(fwd=4.09, bwd=6.35)},
         row_attention={
-            64: _cycles(3.21, 4.22, 1.71, 2.70),
-            96: _cycles(3.48, 4.76, 1.88, 3.03),
-            128: _cycles(3.50, 4.92, 1.92, 3.26),
-            256: _cycles(4.54, 6.63, 2.78, 4.63),
+            64: AttentionCycles(3.21, 4.22, 1.71, 2.70),
+            96: AttentionCycles(3.48, 4.76, 1.88, 3.03),
+            128: AttentionCycles(3.50, 4.92, 1.92, 3.26),
+            256: AttentionCycles(4.54, 6.63, 2.78, 4.63),
         },
     ),
     Chip(
@@ -244,10 +239,10 @@ _EVERY = (
               cycles_share=1.254, matmul_efficiency=0.8),
         network_bytes_per_s=12.5e9, price=Price(on_demand=12.00),
         row_attention={
-            64: _cycles(2.98, 4.14, 1.60, 2.51),
-            96: _cycles(3.10, 4.42, 1.77, 2.78),
-            128: _cycles(3.26, 4.71, 1.96, 2.92),
-            256: _cycles(4.12, 6.13, 2.70, 4.29),
+            64: AttentionCycles(2.98, 4.14, 1.60, 2.51),
+            96: AttentionCycles(3.10, 4.42, 1.77, 2.78),
+            128: AttentionCycles(3.26, 4.71, 1.96, 2.92),
+            256: AttentionCycles(4.12, 6.13, 2.70, 4.29),
         },
     ),
 )  # fmt: skip

@@ -12,18 +12,12 @@ from lmwright.planner.analytic.quick import Quick
 def advise(quick: Quick, by_kind: Mapping[str, float], by_part: Mapping[str, float]) -> Advice:
     """Advice for a run that fits: the resource that bounds it, and the fastest other configuration
     on this machine."""
-    ways = candidates(quick.run, quick.machine)
-    return advised(bound_of(by_kind, by_part), quick, ways[0] if ways else None)
-
-
-def advised(found: Advice, quick: Quick, best: Candidate | None) -> Advice:
-    """With the best way to run it, where that is worth it."""
-    if best is None or not best.quick.fits:
-        return replace(found, overrides=())
-    gain = quick.step_s / best.quick.step_s
+    advice = bound_of(by_kind, by_part)
+    best = next(iter(candidates(quick.run, quick.machine)), None)
+    gain = quick.step_s / best.quick.step_s if best and best.quick.fits else 0.0
     if gain < 1 + TIE_SHARE:
-        return replace(found, overrides=())
-    return replace(found, **_change(quick, best), gain=gain)
+        return replace(advice, overrides=())
+    return replace(advice, **_change(quick, best), gain=gain)
 
 
 def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
@@ -45,7 +39,7 @@ def too_large(
     """Advice for a run that does not fit, with the configuration that does, possibly on another
     machine."""
     part, whole = max(parts, key=parts.get), sum(parts.values())
-    found = Advice(
+    advice = Advice(
         bound=MEMORY, share=whole / limit_bytes, part=part, part_share=parts[part] / whole
     )
-    return found if best is None else replace(found, **_change(quick, best))
+    return advice if best is None else replace(advice, **_change(quick, best))

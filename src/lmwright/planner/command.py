@@ -153,19 +153,16 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         found = (
             _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
         )
-        return replace(found, lines=[*found.lines, _instead()])
+        instead = (
+            f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
+            f"compiler's own answer {install('tpu')} (no TPU is needed)"
+        )
+        return replace(found, lines=[*found.lines, instead])
     if wanted.search:
         return _search(run, machine, wanted, parse_slice(wanted.on) if compiles else None)
     if compiles:
         return _compiled(run, parse_slice(wanted.on), wanted)
     return _quick(run, machine, wanted)
-
-
-def _instead() -> str:
-    return (
-        f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
-        f"compiler's own answer {install('tpu')} (no TPU is needed)"
-    )
 
 
 def _any(run: Run, wanted: Wanted) -> Answer:
@@ -232,8 +229,7 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         later = [_remaining(run, where, phase) for phase in phases_of(run)[1:]]
         mean_s = mean_step_s(took.step_s, later)
         cost = _takes(run, machine, mean_s, found.tokens_per_step, wanted)
-        parts = {name: sum(kinds.values()) for name, kinds in took.by_part.items()}
-        last = advise(quick, took.by_kind, parts)
+        last = advise(quick, took.by_kind, took.parts)
         lines = [*report.lines(cost), *(one.line() for one in later), "", last.text]
         fits = found.fits and all(one.fits for one in later)
         return Answer(lines, with_later(report.to_json(cost, last), later), fits)

@@ -32,8 +32,6 @@ from lmwright.program.length import with_steps
 from lmwright.program.plan import resolve
 from lmwright.report.read import RunRecord, read_run
 
-SETTLING = 1  # logged values after a start that hold the first, slower steps
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -169,7 +167,7 @@ def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
             step_s=took.step_s,
             memory_bytes=found.peak_bytes,
             compile_s=found.compile_s,
-            by_part={part: sum(kinds.values()) for part, kinds in took.by_part.items()},
+            by_part=took.parts,
             **saved,
         )
         return answer, found.hlo

@@ -18,6 +18,7 @@ from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.candidates import Candidate, candidates
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.compiler.compile import compile_for, require_libtpu
+from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.report import Report
 
 FINALISTS = 4
@@ -51,24 +52,24 @@ class Entry:
         return self.report.compiled.peak_bytes if self.report else quick.memory.peak
 
     @property
+    def estimate(self) -> Estimate | None:
+        """The compiler's; None where it was not asked or compiled nothing."""
+        return self.report.estimate if self.report else None
+
+    @property
     def step_s(self) -> float:
-        if self.report is not None and self.report.estimate is not None:
-            return self.report.estimate.step_s
-        return self.candidate.quick.step_s
+        return self.estimate.step_s if self.estimate else self.candidate.quick.step_s
 
     @property
     def by_kind(self) -> Counter:
-        if self.report is not None and self.report.estimate is not None:
-            return Counter(self.report.estimate.by_kind)
-        return self.candidate.quick.timing.by_kind
+        timing = self.candidate.quick.timing
+        return Counter(self.estimate.by_kind) if self.estimate else timing.by_kind
 
     @property
     def by_part(self) -> dict[str, float]:
         """Seconds of each part of the model."""
-        if self.report is not None and self.report.estimate is not None:
-            parts = self.report.estimate.by_part
-            return {name: sum(kinds.values()) for name, kinds in parts.items()}
-        return dict(self.candidate.quick.timing.by_part)
+        timing = self.candidate.quick.timing
+        return self.estimate.parts if self.estimate else dict(timing.by_part)
 
     @property
     def by(self) -> str:

@@ -8,7 +8,7 @@ end before the limit, less a margin.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmwright.config.run import Limits, Run
 
@@ -85,9 +85,4 @@ def assumed_save_s(checkpoint_bytes: int) -> float:
 
 def limits_of(run: Run, hours: float | None) -> Limits:
     """The run's limits, with sessions of so many hours if said."""
-    limits = run.limits
-    if hours is None:
-        return limits
-    return Limits(
-        session_hours=hours, total_hours=limits.total_hours, margin_minutes=limits.margin_minutes
-    )
+    return run.limits if hours is None else replace(run.limits, session_hours=hours)

@@ -36,13 +36,9 @@ class Suggestions:
     is neither."""
 
 
-def suggestion_lines(run: Run, machine: Machine, hours: float | None = None) -> list[str]:
-    """Suggestions that would make a run fit, as lines; `hours` is the length of a session."""
-    return suggest(run, machine, hours).lines
-
-
 def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestions:
-    """Suggestions that would make the run fit the machine, or machines on which it would fit."""
+    """Suggestions that would make the run fit the machine, or machines on which it would fit;
+    `hours` is the length of a session."""
     lines = ["", "what would make it fit, by the analytic model:"]
     found = {c.overrides: c for c in single_changes(run, machine) if c.quick.fits}
     lines += [_line(candidate) for candidate in found.values()]

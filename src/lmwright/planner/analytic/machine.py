@@ -13,9 +13,9 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 
 from lmwright.errors import UserError
 from lmwright.hardware.devices import (
@@ -86,16 +86,12 @@ class Machine:
         return _assignable(tuple(n for n in within.values() if n > 1), self.shape)
 
 
-def _subsets(sides: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for count in range(1, len(sides) + 1):
-        yield from combinations(sides, count)
-
-
 def _assignable(sizes: tuple[int, ...], sides: tuple[int, ...]) -> bool:
     if not sizes:
         return True
     first, rest = sizes[0], sizes[1:]
-    for indices in _subsets(tuple(range(len(sides)))):
+    axes, counts = range(len(sides)), range(1, len(sides) + 1)
+    for indices in chain.from_iterable(combinations(axes, count) for count in counts):
         if math.prod(sides[i] for i in indices) == first:
             left = tuple(side for i, side in enumerate(sides) if i not in indices)
             if _assignable(rest, left):

@@ -4,6 +4,7 @@ It is a process of its own because the TPU compiler can take gigabytes, hang or 
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -23,13 +24,10 @@ from lmwright.program.plan import resolve
 
 def shard_bytes(tree: Any) -> int:
     """Bytes that one device holds of a tree of abstract arrays with shardings."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        size = leaf.dtype.itemsize
-        for side in leaf.sharding.shard_shape(leaf.shape):
-            size *= side
-        total += size
-    return total
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def compile_step(

@@ -66,6 +66,11 @@ class Estimate:
     unknown_loops: int = 0
     """Loops whose turns could not be told; each was counted once."""
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part of the model."""
+        return {part: sum(kinds.values()) for part, kinds in self.by_part.items()}
+
     def spend(self, part: str, kind: str, seconds: float) -> None:
         """Moves the core's clock on."""
         self.step_s += seconds
