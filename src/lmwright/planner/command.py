@@ -107,10 +107,7 @@ def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
             f"{found.factor:.3g} from now on; --forget removes that"
         )
         print(note, file=sys.stderr)
-    print(found.to_json() if wanted.json else "\n".join(found.lines()))
-    if wanted.out is not None:
-        written = write_plan(found.to_json(), Path(wanted.out))
-        print(f"written: {written}", file=sys.stderr if wanted.json else sys.stdout)
+    _show(found.lines(), found.to_json(), wanted)
     return 0
 
 
@@ -135,11 +132,16 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
         return EXIT_HOST_MEMORY
     if notes:
         print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
-    print(found.json if wanted.json else "\n".join(found.lines))
-    if wanted.out is not None:
-        path = write_plan(found.json, Path(wanted.out))
-        print(f"written: {path}", file=sys.stderr if wanted.json else sys.stdout)
+    _show(found.lines, found.json, wanted)
     return found.code
+
+
+def _show(lines: Sequence[str], text: str, wanted: Wanted) -> None:
+    """Prints the lines, or the JSON `text` that goes to plan.json as well."""
+    print(text if wanted.json else "\n".join(lines))
+    if wanted.out is not None:
+        path = write_plan(text, Path(wanted.out))
+        print(f"written: {path}", file=sys.stderr if wanted.json else sys.stdout)
 
 
 def _answer(run: Run, wanted: Wanted) -> Answer:

@@ -60,20 +60,20 @@ def factor_of(machine: str) -> Factor | None:
 
 def keep(machine: str, run: str, **values: float) -> Path:
     """Keeps factors (`quick`, `compiler`) of a machine beside those it has; the file."""
-    found = _all()
-    before = asdict(found[machine]) if machine in found else {}
-    said = before | {"run": run, "date": str(datetime.date.today())} | values
-    _write(found | {machine: Factor(**said)})
+    factors = _all()
+    before = asdict(factors[machine]) if machine in factors else {}
+    fields = before | {"run": run, "date": str(datetime.date.today())} | values
+    _write(factors | {machine: Factor(**fields)})
     return path()
 
 
 def forget(machine: str) -> bool:
     """Removes what is kept of a machine; whether there was anything."""
-    found = _all()
-    if machine not in found:
+    factors = _all()
+    if machine not in factors:
         return False
-    del found[machine]
-    _write(found)
+    del factors[machine]
+    _write(factors)
     return True
 
 
@@ -85,13 +85,12 @@ def _all() -> dict[str, Factor]:
 @lru_cache(8)
 def _read(file: Path, stamp: int) -> dict[str, Factor]:
     try:
-        said = parse_json(file)
-        return {str(name): Factor(**one) for name, one in said.items()}
+        return {str(name): Factor(**fields) for name, fields in parse_json(file).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def _write(found: dict[str, Factor]) -> None:
+def _write(factors: dict[str, Factor]) -> None:
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, dump_json({name: asdict(one) for name, one in found.items()}))
+    write_whole(file, dump_json({name: asdict(factor) for name, factor in factors.items()}))

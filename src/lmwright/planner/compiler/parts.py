@@ -71,13 +71,13 @@ def read_frames(text: str) -> Frames:
     functions = {k: v.strip('"') for k, v in tables.get("FunctionNames", {}).items()}
     places = {}
     for key, value in tables.get("FileLocations", {}).items():
-        said = {name: int(number) for name, number in _NUMBERS.findall(value)}
-        places[key] = (names[said["file_name_id"]], functions[said["function_name_id"]])
+        ids = {name: int(number) for name, number in _NUMBERS.findall(value)}
+        places[key] = (names[ids["file_name_id"]], functions[ids["function_name_id"]])
     stacks: dict[int, tuple[tuple[str, str], ...]] = {}
     for key, value in sorted(tables.get("StackFrames", {}).items()):
-        said = {name: int(number) for name, number in _NUMBERS.findall(value)}
-        parent = stacks.get(said.get("parent_frame_id", 0) - 1, ())  # counted from one; zero: none
-        stacks[key] = (places[said["file_location_id"]], *parent)
+        ids = {name: int(number) for name, number in _NUMBERS.findall(value)}
+        parent = stacks.get(ids.get("parent_frame_id", 0) - 1, ())  # counted from one; zero: none
+        stacks[key] = (places[ids["file_location_id"]], *parent)
     return Frames(stacks)
 
 
