@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -44,34 +45,25 @@ class Param:
         if not self.is_matrix and self.fill is None and self.std is None:
             raise ValueError(f"{self.arrow!r} has no arrow, so it needs fill or std")
 
-    def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        match = _ARROW.fullmatch(self.arrow)
-        assert match is not None  # it matches any line
-        batch = tuple((match["batch"] or "").split())
-        left, arrow, right = match["rest"].partition("->")
-        if arrow:
-            return batch, tuple(left.split()), tuple(right.split()), ()
-        return batch, (), (), tuple(left.split())
-
     @property
     def batch(self) -> tuple[str, ...]:
         """Axes over which independent weights are stacked."""
-        return self._parts()[0]
+        return _parts(self.arrow)[0]
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Contracted axes."""
-        return self._parts()[1]
+        return _parts(self.arrow)[1]
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Axes the matmul produces."""
-        return self._parts()[2]
+        return _parts(self.arrow)[2]
 
     @property
     def axes(self) -> tuple[str, ...]:
         """One name for each dimension of `shape`."""
-        return sum(self._parts(), ())
+        return sum(_parts(self.arrow), ())
 
     @property
     def is_matrix(self) -> bool:
@@ -102,6 +94,17 @@ class Param:
             return jnp.full(self.shape, self.fill, dtype)
         std = self.std if self.std is not None else self.matrix_shape[0] ** -0.5
         return std * jax.random.normal(key, self.shape, dtype)
+
+
+@cache
+def _parts(arrow: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    match = _ARROW.fullmatch(arrow)
+    assert match is not None  # it matches any line
+    batch = tuple((match["batch"] or "").split())
+    left, is_matrix, right = match["rest"].partition("->")
+    if is_matrix:
+        return batch, tuple(left.split()), tuple(right.split()), ()
+    return batch, (), (), tuple(left.split())
 
 
 def is_param(leaf: Any) -> bool:

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from lmwright.hardware.chips import CHIPS, GIB, Peak, Price
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
     """One GPU and what joins it to others."""
 
     device_kind: str
     """What JAX reports."""
     peak: Peak
-    price: Price | None = None
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     """NVLink (PCIe for the L4) to the GPUs of its node, all links together."""
     network_bytes_per_s: float
     """Its share of the node's network."""
+    price: Price | None = None
     per_node: int = 8
 
 
@@ -30,53 +30,16 @@ class Gpu:
 # A price is that of the whole machine (a2-highgpu, a2-ultragpu, a3-highgpu, a3-ultragpu,
 # g2-standard-4) over its GPUs; the B200 has no list price by the hour.
 GPUS = {
-    "a100": Gpu(
-        device_kind="NVIDIA A100-SXM4-80GB",
-        peak=Peak(bf16_flops=312e12, hbm_bytes=80 * GIB),
-        price=Price(on_demand=5.07),
-        hbm_bytes_per_s=2039e9,
-        link_bytes_per_s=300e9,
-        network_bytes_per_s=25e9,
-    ),
-    "a100-40gb": Gpu(
-        device_kind="NVIDIA A100-SXM4-40GB",
-        peak=Peak(bf16_flops=312e12, hbm_bytes=40 * GIB),
-        price=Price(on_demand=3.67),
-        hbm_bytes_per_s=1555e9,
-        link_bytes_per_s=300e9,
-        network_bytes_per_s=25e9,
-    ),
-    "h100": Gpu(
-        device_kind="NVIDIA H100 80GB HBM3",
-        peak=Peak(bf16_flops=989e12, hbm_bytes=80 * GIB),
-        price=Price(on_demand=11.06),
-        hbm_bytes_per_s=3350e9,
-        link_bytes_per_s=450e9,
-        network_bytes_per_s=50e9,
-    ),
-    "h200": Gpu(
-        device_kind="NVIDIA H200",
-        peak=Peak(bf16_flops=989e12, hbm_bytes=141 * 10**9),
-        price=Price(on_demand=10.60),
-        hbm_bytes_per_s=4800e9,
-        link_bytes_per_s=450e9,
-        network_bytes_per_s=50e9,
-    ),
-    "b200": Gpu(
-        device_kind="NVIDIA B200",
-        peak=Peak(bf16_flops=2250e12, hbm_bytes=180 * 10**9),
-        hbm_bytes_per_s=8000e9,
-        link_bytes_per_s=900e9,
-        network_bytes_per_s=50e9,
-    ),
-    "l4": Gpu(
-        device_kind="NVIDIA L4",
-        peak=Peak(bf16_flops=121e12, hbm_bytes=24 * GIB),
-        price=Price(on_demand=0.71),
-        hbm_bytes_per_s=300e9,
-        link_bytes_per_s=32e9,
-        network_bytes_per_s=3e9,
-    ),
+    # name: device kind, FLOP/s, memory, its bytes/s, of the links, of the network, USD an hour
+    name: Gpu(kind, Peak(bf16_flops=flops, hbm_bytes=memory), *rates, usd and Price(on_demand=usd))
+    for name, (kind, flops, memory, rates, usd) in {
+        "a100": ("NVIDIA A100-SXM4-80GB", 312e12, 80 * GIB, (2039e9, 300e9, 25e9), 5.07),
+        "a100-40gb": ("NVIDIA A100-SXM4-40GB", 312e12, 40 * GIB, (1555e9, 300e9, 25e9), 3.67),
+        "h100": ("NVIDIA H100 80GB HBM3", 989e12, 80 * GIB, (3350e9, 450e9, 50e9), 11.06),
+        "h200": ("NVIDIA H200", 989e12, 141 * 10**9, (4800e9, 450e9, 50e9), 10.60),
+        "b200": ("NVIDIA B200", 2250e12, 180 * 10**9, (8000e9, 900e9, 50e9), None),
+        "l4": ("NVIDIA L4", 121e12, 24 * GIB, (300e9, 32e9, 3e9), 0.71),
+    }.items()
 }
 GPU_MATMUL_EFFICIENCY = 0.65
 GPU_ATTENTION_EFFICIENCY = 0.4

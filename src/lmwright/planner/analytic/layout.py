@@ -34,22 +34,16 @@ WEIGHT_BYTES = 4  # weights and their gradients are float32
 
 @dataclass(frozen=True)
 class Weight:
-    """One Param of a run, with what is asked of it over and over."""
+    """One Param of a run, with its place in it."""
 
     path: str
     param: Param
     part: str
     """embedding, attention, mlp, norms, biases or head."""
-    axes: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    is_matrix: bool
     layers: int
     """1 outside the stack."""
     stacked: bool
     """Whether it is one of a stack of layers."""
-    size: int
-    """Elements, of all layers together."""
     fan_in: int
     fan_out: int
     active: float
@@ -69,12 +63,12 @@ class Weight:
     @property
     def per_token(self) -> float:
         """Products of one token with a matrix of a layer: with experts, those it is sent to."""
-        return self.active * (self.size / self.layers / (self.fan_in * self.fan_out))
+        return self.active * (self.param.size / self.layers / (self.fan_in * self.fan_out))
 
     @property
     def is_wide(self) -> bool:
         """True if its product has the width of the mlp."""
-        return self.outputs[-1:] == ("mlp",)
+        return self.param.outputs[-1:] == ("mlp",)
 
     @property
     def product_name(self) -> str:
@@ -144,13 +138,8 @@ def _weight(work: Work, held: Held, path: str) -> Weight:
         path=path,
         param=param,
         part=part_of(param),
-        axes=param.axes,
-        inputs=param.inputs,
-        outputs=param.outputs,
-        is_matrix=param.is_matrix,
         layers=param.shape[0] if stacked else 1,
         stacked=stacked,
-        size=param.size,
         fan_in=fan_in,
         fan_out=fan_out,
         active=held.share * work.active.get(held.adds_to or path, 1.0),
@@ -192,7 +181,7 @@ def held_weights(sizes: Sizes, stock: Stock) -> dict[str, float]:
     elements that are cast before the products of a step in bfloat16."""
     sums = {"all": 0.0, "trained": 0.0, "bytes": 0.0, "cast": 0.0}
     for w in stock.weights:
-        held = held_elements(sizes, w.axes, w.param.shape)
+        held = held_elements(sizes, w.param.axes, w.param.shape)
         sums["all"] += held
         sums["trained"] += held * w.trained
         sums["bytes"] += held * w.bytes
@@ -324,11 +313,11 @@ class Layout:
 
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
-        return split_ways(self._sizes, weight.axes)[0]
+        return split_ways(self._sizes, weight.param.axes)[0]
 
     def gathered_ways(self, weight: Weight) -> int:
         """Devices from which a weight is gathered for its product."""
-        return split_ways(self._sizes, weight.axes)[1]
+        return split_ways(self._sizes, weight.param.axes)[1]
 
     def copies(self, weight: Weight) -> int:
         """Devices with other tokens that hold the same piece of a weight."""
@@ -347,18 +336,18 @@ class Layout:
     @property
     def mlp_width(self) -> float:
         """Width of a token in a layer between up and down, averaged over layers."""
-        down = [w for w in self.stock.model_weights if w.inputs == ("mlp",)]
+        down = [w for w in self.stock.model_weights if w.param.inputs == ("mlp",)]
         return sum(w.per_token * w.fan_in * w.layers for w in down) / self.work.num_layers
 
     def output_bytes(self, weight: Weight) -> float:
         """Bytes of the output of one layer's matmul with this weight on one device; an output added
         to the residual stream is sharded like the stream."""
-        if weight.outputs == ("embed",) and not weight.is_expert:
+        if weight.param.outputs == ("embed",) and not weight.is_expert:
             return self.stream_bytes()
-        cuts = activation_cuts(("batch", "seq", *weight.outputs))[2:]
+        cuts = activation_cuts(("batch", "seq", *weight.param.outputs))[2:]
         width = weight.per_token * weight.fan_out
         width /= self._ways(axis for cut in cuts for axis in cut)
-        if weight.outputs[-1] == "head_dim":
+        if weight.param.outputs[-1] == "head_dim":
             width *= self.lanes(weight.param.shape[-1]) / weight.param.shape[-1]
         return self.tokens * width * self.activation_bytes
 

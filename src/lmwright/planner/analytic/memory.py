@@ -88,12 +88,12 @@ def _memory(layout: Layout) -> Memory:
 def saved_bytes(layout: Layout) -> float:
     """Bytes saved for the backward pass, by `train.remat`; with pipeline stages, those of all
     microbatches in flight."""
-    inside = [w for w in layout.stock.model_weights if w.stacked and w.is_matrix]
+    inside = [w for w in layout.stock.model_weights if w.stacked and w.param.is_matrix]
     kept = layout.attention_bytes if keeps_attention(layout) else 0.0
     if layout.remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
         kept += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
-        outputs = (w for w in inside if w.outputs != ("embed",))
+        outputs = (w for w in inside if w.param.outputs != ("embed",))
         kept += sum(layout.output_bytes(w) * layout.share(w) for w in outputs)
         kept += layout.attention_bytes  # once more, turned around for the next product
         kept += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
@@ -103,7 +103,7 @@ def saved_bytes(layout: Layout) -> float:
     else:
         kept += layout.stream_bytes()
         # the block's last product is added to the stream, and not needed again
-        named = (w for w in inside if "mlp" not in w.inputs)
+        named = (w for w in inside if "mlp" not in w.param.inputs)
         named = (w for w in named if layout.remat.keeps(w.product_name))
         kept += sum(layout.output_bytes(w) * layout.share(w) for w in named)
     under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
@@ -113,7 +113,7 @@ def saved_bytes(layout: Layout) -> float:
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
     """True if the backward pass recomputes a layer's matmul. The last matmul of a block is not
     needed again."""
-    return "mlp" not in weight.inputs and not layout.remat.keeps(weight.product_name)
+    return "mlp" not in weight.param.inputs and not layout.remat.keeps(weight.product_name)
 
 
 def keeps_attention(layout: Layout) -> bool:
@@ -134,9 +134,9 @@ def score_bytes(layout: Layout) -> float:
 def head_bytes(layout: Layout) -> float:
     """The head's gradient, cut as weights are in the mean."""
     mine = layout.stock.model_weights
-    parts = {w.part: w for w in mine if w.is_matrix and not w.stacked}
+    parts = {w.part: w for w in mine if w.param.is_matrix and not w.stacked}
     head = parts.get("head", parts["embedding"])
-    share = head.size / sum(w.size for w in layout.weights)
+    share = head.param.size / sum(w.param.size for w in layout.weights)
     return layout.held["all"] * WEIGHT_BYTES * share if head.trained else 0.0
 
 
@@ -157,12 +157,12 @@ def loss_bytes(layout: Layout) -> float:
 def layer_bytes(layout: Layout) -> float:
     """One layer's backward pass: its weights gathered, their gradient before it is cut,
     activations and theirs."""
-    inside = [w for w in layout.weights if w.stacked and w.is_matrix]
+    inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
     one = layout.work.num_layers  # the mean of all layers
     gathered = 0.0
     for w in inside:
         alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
-        gathered += alive * w.size / one / layout.product_ways(w)
+        gathered += alive * w.param.size / one / layout.product_ways(w)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
     return (

@@ -117,9 +117,11 @@ def mixing_s(layout: Layout, machine: Machine) -> float:
 
 def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
     """Seconds of the products with a weight (all its layers), for one microbatch."""
-    if not weight.is_matrix or not products(layout, weight):
+    if not weight.param.is_matrix or not products(layout, weight):
         return 0.0
-    share = weight.active * weight.size / layout.product_ways(weight) * _padding(layout, weight)
+    share = (
+        weight.active * weight.param.size / layout.product_ways(weight) * _padding(layout, weight)
+    )
     if weight.is_expert:  # tokens of all devices along `expert` come
         share *= layout.sizes["expert"]
     flops = 2 * products(layout, weight) * layout.tokens * share
@@ -144,7 +146,7 @@ def _padding(layout: Layout, weight: Weight) -> float:
         rank = min(weight.fan_in, weight.fan_out)
         return (-(-rank // TILE) * TILE) / rank
     ways = layout.product_ways(weight)
-    side = weight.fan_in if "embed" in weight.outputs else weight.fan_out  # what is cut
+    side = weight.fan_in if "embed" in weight.param.outputs else weight.fan_out  # what is cut
     held = side / ways
     return (-(-held // TILE) * TILE) / held
 
@@ -240,10 +242,10 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
     gathers = reductions = crossing = 0.0
     pieces = layout.run.train.num_microbatches
     for weight in layout.weights:
-        size = weight.size / layout.product_ways(weight)
+        size = weight.param.size / layout.product_ways(weight)
         gathered, copies = layout.gathered_ways(weight), layout.copies(weight)
         times = pieces * uses(layout, weight)
-        if weight.is_matrix and gathered > 1:
+        if weight.param.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
             gathers += GATHERS * min(GATHER_BYTES, weight.bytes) * seconds
             if not weight.trained:
@@ -294,7 +296,7 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
         into = [
             w
             for w in layout.stock.model_weights
-            if w.stacked and w.is_matrix and "embed" in w.outputs
+            if w.stacked and w.param.is_matrix and "embed" in w.param.outputs
         ]
         again = not layout.remat.keeps(ATTENTION)  # attention's result
         passes = 5 * sum(layout.share(w) for w in into) + again
@@ -311,7 +313,7 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
 def exchange_s(layout: Layout, machine: Machine) -> float:
     """Rows that go to their experts and come back, forward and backward, of one microbatch."""
     ways = layout.sizes["expert"]
-    into = [w for w in layout.stock.model_weights if w.is_expert and w.inputs == ("mlp",)]
+    into = [w for w in layout.stock.model_weights if w.is_expert and w.param.inputs == ("mlp",)]
     if ways == 1:
         return 0.0
     rows = sum(w.per_token * w.layers for w in into) * layout.tokens / layout.stages
