@@ -63,6 +63,15 @@ class Plan:
         return count_params(self.spec)
 
     @property
+    def summary(self) -> str:
+        """The model, the length of its training and the devices, in one line."""
+        run, kind = self.run, self.devices[0].device_kind
+        return (
+            f"{run.name}: {run.model.kind}, {self.num_params:,} parameters, {run.train.steps:,} "
+            f"steps of {self.tokens_per_step:,} tokens on {len(self.devices)} x {kind}"
+        )
+
+    @property
     def tokens_per_step(self) -> int:
         return self.run.train.global_batch_size * self.seq_len
 

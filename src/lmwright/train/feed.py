@@ -58,6 +58,11 @@ class Feed:
             return parts[0]
         return {name: np.concatenate([p[name] for p in parts])[self._order] for name in parts[0]}
 
+    def finish(self) -> None:
+        """Raises UserError for a store that is found to be altered at the end of a run."""
+        for loader in self._loaders:
+            loader.finish()
+
     @property
     def input_wait_s(self) -> float:
         """Seconds waited for input that was not ready."""

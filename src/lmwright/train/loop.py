@@ -188,7 +188,7 @@ class Session:
         """Steps until the end or until asked to stop."""
         run = self.plan.run
         self._held_out = {name: HeldOut(self.plan, s) for name, s in self.stores.items()}
-        self.display.note(opening_line(self.plan))
+        self.display.note(self.plan.summary)
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
@@ -220,6 +220,8 @@ class Session:
             if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
                 self.stop.exit_code = self.stop.exit_code or code
             stopping = self.stop.asked(done)
+            if done >= self.steps:
+                self._feed.finish()
             if done >= self.steps or stopping or _due(done, run.checkpoint.save_every_steps):
                 self._save(done)
             if stopping and done < self.steps:
@@ -385,15 +387,6 @@ class Session:
             self.budget.saved(self._blocked_s + time.monotonic() - began)
         self.budget.close(ENDS.get(exit_code, "stopped"))
         return Outcome(step=step, exit_code=exit_code, losses=self.losses)
-
-
-def opening_line(plan: Plan) -> str:
-    """The model, the length of its training and the devices, in one line."""
-    kind, tokens = plan.devices[0].device_kind, plan.tokens_per_step
-    return (
-        f"{plan.run.name}: {plan.run.model.kind}, {plan.num_params:,} parameters, "
-        f"{plan.run.train.steps:,} steps of {tokens:,} tokens on {len(plan.devices)} x {kind}"
-    )
 
 
 def _due(step: int, every: int | None) -> bool:

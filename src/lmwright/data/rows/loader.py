@@ -62,6 +62,12 @@ class Loader:
         self.input_wait_s += time.perf_counter() - begun
         return arrays
 
+    def finish(self) -> None:
+        """To be called before a run ends well: UserError naming a file of the store if one that
+        was not checked yet is found to be altered."""
+        if self._watch:
+            self._watch.finish()
+
     def close(self) -> None:
         """Ends the threads and drops batches that were prepared but not used."""
         if self._watch:

@@ -17,8 +17,10 @@ from lmwright.data.manifest import altered_error
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 
-# Hashing takes at most this share of one core and of the time of the disk.
+# Hashing takes at most this share of one core and of the time of the disk while a run trains,
+# and all of it for as long as a run waits at its end.
 SHARE = 0.25
+LAST_WAIT_S = 10.0
 
 
 class HashWatch:
@@ -32,6 +34,7 @@ class HashWatch:
         self._files = store.files()[index::count]
         self._found: UserError | None = None
         self._stop = threading.Event()
+        self._share = SHARE
         self._thread = threading.Thread(target=self._run, name="lmwright-hashes", daemon=True)
         self._thread.start()
 
@@ -39,6 +42,13 @@ class HashWatch:
         """Raises UserError naming a file that was found altered."""
         if self._found is not None:
             raise self._found
+
+    def finish(self) -> None:
+        """Waits a little for files that are not checked yet, which are all in a short run. Raises
+        UserError naming a file that was found altered."""
+        self._share = 1.0
+        self._thread.join(LAST_WAIT_S)
+        self.check()
 
     def close(self) -> None:
         """Ends the thread; remaining files stay unchecked."""
@@ -65,7 +75,7 @@ class HashWatch:
         for piece in self.place.pieces(file):
             h.update(piece)
             worked = time.monotonic() - begun
-            if self._stop.wait(worked * (1 / SHARE - 1)):
+            if self._stop.wait(worked * (1 / self._share - 1)):
                 return None
             begun = time.monotonic()
         return h.hexdigest()
