@@ -48,8 +48,8 @@ def compare(
 ) -> list[Choice]:
     """Common machines: what fits first, cheapest first (unknown prices after known ones). A
     `price` is that of a chip-hour of each of them."""
-    found = [_choice(run, name, hours, price) for name in names or COMMON]
-    return sorted(found, key=_order)
+    choices = [_choice(run, name, hours, price) for name in names or COMMON]
+    return sorted(choices, key=_order)
 
 
 def _choice(run: Run, name: str, hours: float | None, price: float | None) -> Choice:

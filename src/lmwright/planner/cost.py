@@ -185,10 +185,11 @@ def _price(run: Run, kind: str, said: float | None) -> tuple[float | None, float
 def checkpoint_bytes(run: Run) -> int:
     """Bytes of a train state, as a checkpoint holds it; of adapters without their base."""
     copies = 1 if run.train.ema_decay is None else 2
-    trained = [(one.spec, one.optim) for one in training_of(run).trainees]
+    trained = [(trainee.spec, trainee.optim) for trainee in training_of(run).trainees]
     weights = sum(count_params(spec) for spec, _ in trained)
     step = 4  # the run's own count, beside that of each optimizer
-    return step + copies * WEIGHT_BYTES * weights + sum(_optimizer_bytes(*one) for one in trained)
+    optimizers = sum(_optimizer_bytes(spec, optim) for spec, optim in trained)
+    return step + copies * WEIGHT_BYTES * weights + optimizers
 
 
 def _optimizer_bytes(spec: Tree, optim: Any) -> int:
@@ -200,10 +201,10 @@ def _checkpoints(run: Run) -> tuple[int, int]:
     """(written, kept in the end): one every so many steps, and the last step's."""
     steps, policy = run.train.steps, run.checkpoint
     saved = set(range(policy.save_every_steps, steps + 1, policy.save_every_steps)) | {steps}
-    kept = set(sorted(saved)[-policy.keep_last :])
+    last = set(sorted(saved)[-policy.keep_last :])
     if policy.keep_every_steps is not None:
-        kept |= {step for step in saved if step % policy.keep_every_steps == 0}
-    return len(saved), len(kept)
+        last |= {step for step in saved if step % policy.keep_every_steps == 0}
+    return len(saved), len(last)
 
 
 def money(usd: float) -> str:

@@ -59,15 +59,15 @@ class Report:
         compiled."""
         if self.program is None:
             return None
-        found = estimate(self.program, self.where)
-        return found if self.factor is None else scaled(found, self.factor)
+        took = estimate(self.program, self.where)
+        return took if self.factor is None else scaled(took, self.factor)
 
     @property
     def factor(self) -> float | None:
         """Ratio of measured runs to the compiler's prediction on this slice; None without a
         measurement."""
-        kept = factor_of(self.where.name)
-        return None if kept is None else kept.compiler
+        factor = factor_of(self.where.name)
+        return None if factor is None else factor.compiler
 
     @cached_property
     def program(self) -> Program | None:
@@ -148,17 +148,17 @@ class Report:
         return lines
 
     def _time(self) -> list[str]:
-        found, c = self.estimate, self.compiled
+        took, c = self.estimate, self.compiled
         error = error_share(self.where.generation, self.run, compiled=True)
         lines = [
-            f"predicted: {short_duration(found.step_s)} a step, give or take {error:.0%}; "
-            f"{c.tokens_per_step / found.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
+            f"predicted: {short_duration(took.step_s)} a step, give or take {error:.0%}; "
+            f"{c.tokens_per_step / took.step_s:,.0f} tokens/s, MFU {self.mfu:.0%}"
         ]
-        for kind, seconds in sorted(found.by_kind.items(), key=lambda item: -item[1]):
-            lines.append(f"  {duration(seconds, found.step_s, 8)}  {kind}")
-        hidden = duration(found.hidden_s, found.step_s, 8)
+        for kind, seconds in sorted(took.by_kind.items(), key=lambda item: -item[1]):
+            lines.append(f"  {duration(seconds, took.step_s, 8)}  {kind}")
+        hidden = duration(took.hidden_s, took.step_s, 8)
         lines.append(f"  {hidden}  collectives hidden behind arithmetic, not added")
-        return [*lines, *part_lines(found)]
+        return [*lines, *part_lines(took)]
 
     def _verdict(self) -> str:
         used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
@@ -168,14 +168,14 @@ class Report:
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 
-def scaled(found: Estimate, factor: float) -> Estimate:
+def scaled(estimate: Estimate, factor: float) -> Estimate:
     """An estimate so many times as long."""
     return replace(
-        found,
-        step_s=factor * found.step_s,
-        by_kind=_scaled(found.by_kind, factor),
-        by_part={part: _scaled(kinds, factor) for part, kinds in found.by_part.items()},
-        hidden_s=factor * found.hidden_s,
+        estimate,
+        step_s=factor * estimate.step_s,
+        by_kind=_scaled(estimate.by_kind, factor),
+        by_part={part: _scaled(kinds, factor) for part, kinds in estimate.by_part.items()},
+        hidden_s=factor * estimate.hidden_s,
     )
 
 

@@ -43,8 +43,8 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
         text = str(error).replace("neither a preset nor", "neither a run file, a preset nor")
         raise UserError(text) from error
     machine = None if on.strip().lower() == "any" else parse_machine(on)
-    said = {keys for keys, _ in map(parse_override, overrides)}
-    return _Alone(name, model, tuple(overrides), said).on(machine)
+    given = {keys for keys, _ in map(parse_override, overrides)}
+    return _Alone(name, model, tuple(overrides), given).on(machine)
 
 
 class _Alone:

@@ -40,17 +40,17 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
     """Suggestions that would make the run fit the machine, or machines on which it would fit;
     `hours` is the length of a session."""
     lines = ["", "what would make it fit, by the analytic model:"]
-    found = {c.overrides: c for c in single_changes(run, machine) if c.quick.fits}
-    lines += [_line(candidate) for candidate in found.values()]
+    single = {c.overrides: c for c in single_changes(run, machine) if c.quick.fits}
+    lines += [_line(candidate) for candidate in single.values()]
     every = candidates(run, machine, optimizers=True)
     fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
-    ways = [c for c in every if c.overrides not in found]
+    ways = [c for c in every if c.overrides not in single]
     best = ways[0] if ways else None
     if best is not None and best.quick.fits:
         lines.append("  the fastest configuration that fits this machine:")
         lines.append("  " + _line(best))
         return Suggestions(lines, fastest or best)
-    if best is not None and not found:
+    if best is not None and not single:
         parts = best.quick.memory.parts()
         largest = max(parts, key=parts.get)
         lines.append(
@@ -58,8 +58,8 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
             f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, "
             f"takes {parts[largest] / GIB:,.2f} GiB"
         )
-    if found:
-        return Suggestions(lines, fastest or next(iter(found.values())))
+    if single:
+        return Suggestions(lines, fastest or next(iter(single.values())))
     way, more = larger_way(run, machine, hours)
     return Suggestions(lines + more, way)
 

@@ -77,9 +77,9 @@ def candidates(
     if meshes is None:
         meshes = list(meshes_of(run, machine))
         whole = [mesh for mesh in meshes if machine.fits_torus(vars(mesh))]
-        found = candidates(run, machine, meshes=whole, remats=remats, optimizers=optimizers)
-        if found or len(whole) == len(meshes):
-            return found  # meshes that cut torus axes share links: only where there is no other
+        ways = candidates(run, machine, meshes=whole, remats=remats, optimizers=optimizers)
+        if ways or len(whole) == len(meshes):
+            return ways  # meshes that cut torus axes share links: only where there is no other
     best: dict[Any, Candidate] = {}
     for mesh in meshes:
         for pieces in microbatches_of(run):
@@ -93,10 +93,10 @@ def candidates(
                     train = replace(shape.train, remat=remat)
                     new = replace(shape, train=train, optim=optim)
                     quick = Quick(new, machine, replace(plan, run=new))
-                    found = Candidate(new, run, quick)
+                    candidate = Candidate(new, run, quick)
                     key = (mesh, remat, optim.kind)
-                    if key not in best or rank(found) < rank(best[key]):
-                        best[key] = found
+                    if key not in best or rank(candidate) < rank(best[key]):
+                        best[key] = candidate
     return sorted(best.values(), key=rank)
 
 

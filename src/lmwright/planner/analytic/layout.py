@@ -116,18 +116,18 @@ def _stocks(key: _Key) -> tuple[Stock, ...]:
     run = key.run
     training = training_of(run)
     held, slots = training.held(), []
-    for one in training.trainees:
-        for name, slot in walk(state_slots(one.optim, one.spec)):
+    for trainee in training.trainees:
+        for name, slot in walk(state_slots(trainee.optim, trainee.spec)):
             path = name.partition(".")[2]  # of the weight; empty for the count of steps
             slots.append((path, slot.param, np.dtype(slot.dtype).itemsize))
-    found = []
+    stocks = []
     for name, work in run.objective.works(run.model, seq_len_of(run)).items():
         inside = f"{name}." if name else ""
-        mine = [one for one in held if one.path.startswith(inside)]
+        mine = [weight for weight in held if weight.path.startswith(inside)]
         arrays = [(p.axes, p.shape, size) for path, p, size in slots if path.startswith(inside)]
-        weights = tuple(_weight(work, one, one.path.removeprefix(inside)) for one in mine)
-        found.append(Stock(work, weights, tuple(arrays)))
-    return tuple(found)
+        weights = tuple(_weight(work, held, held.path.removeprefix(inside)) for held in mine)
+        stocks.append(Stock(work, weights, tuple(arrays)))
+    return tuple(stocks)
 
 
 def _weight(work: Work, held: Held, path: str) -> Weight:

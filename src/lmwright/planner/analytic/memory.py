@@ -62,8 +62,8 @@ class Memory:
 def memory(layouts: Sequence[Layout]) -> Memory:
     """The peak of a step of a plan's models, which run one after the other."""
     each = [_memory(layout) for layout in layouts]
-    sums = {f.name: sum(getattr(one, f.name) for one in each) for f in fields(Memory)}
-    return Memory(**sums | {"temporaries": max(one.temporaries for one in each)})
+    sums = {f.name: sum(getattr(part, f.name) for part in each) for f in fields(Memory)}
+    return Memory(**sums | {"temporaries": max(part.temporaries for part in each)})
 
 
 def _memory(layout: Layout) -> Memory:
@@ -89,25 +89,25 @@ def saved_bytes(layout: Layout) -> float:
     """Bytes saved for the backward pass, by `train.remat`; with pipeline stages, those of all
     microbatches in flight."""
     inside = [w for w in layout.stock.model_weights if w.stacked and w.param.is_matrix]
-    kept = layout.attention_bytes if keeps_attention(layout) else 0.0
+    saved = layout.attention_bytes if keeps_attention(layout) else 0.0
     if layout.remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
-        kept += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
+        saved += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
         outputs = (w for w in inside if w.param.outputs != ("embed",))
-        kept += sum(layout.output_bytes(w) * layout.share(w) for w in outputs)
-        kept += layout.attention_bytes  # once more, turned around for the next product
-        kept += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
-        kept += score_bytes(layout)
+        saved += sum(layout.output_bytes(w) * layout.share(w) for w in outputs)
+        saved += layout.attention_bytes  # once more, turned around for the next product
+        saved += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
+        saved += score_bytes(layout)
         mixing = layout.work.mixing_kept / layout.work.num_layers
-        kept += layout.tokens * mixing * layout.activation_bytes
+        saved += layout.tokens * mixing * layout.activation_bytes
     else:
-        kept += layout.stream_bytes()
+        saved += layout.stream_bytes()
         # the block's last product is added to the stream, and not needed again
         named = (w for w in inside if "mlp" not in w.param.inputs)
         named = (w for w in named if layout.remat.keeps(w.product_name))
-        kept += sum(layout.output_bytes(w) * layout.share(w) for w in named)
+        saved += sum(layout.output_bytes(w) * layout.share(w) for w in named)
     under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
-    return layout.layers * kept * under_way
+    return layout.layers * saved * under_way
 
 
 def is_recomputed(layout: Layout, weight: Weight) -> bool:

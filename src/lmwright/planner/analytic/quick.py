@@ -54,15 +54,15 @@ class Quick:
     @cached_property
     def timing(self) -> Timing:
         """By the model, times what is kept of this machine."""
-        found = timing(self.layouts, self.machine)
-        return found if self.factor is None else found.times(self.factor)
+        took = timing(self.layouts, self.machine)
+        return took if self.factor is None else took.times(self.factor)
 
     @property
     def factor(self) -> float | None:
         """Ratio of measured runs to the prediction on this very machine; None without a
         measurement."""
-        kept = factor_of(self.machine.name)
-        return None if kept is None else kept.quick
+        factor = factor_of(self.machine.name)
+        return None if factor is None else factor.quick
 
     @property
     def limit_bytes(self) -> int | None:
@@ -108,7 +108,7 @@ class Quick:
 
     def to_json(self, cost: RunCost, advice: "Advice | None" = None) -> str:
         """plan.json: every number, in bytes, seconds and FLOPs."""
-        found = {
+        numbers = {
             "by": "analytic",
             "slice": self.machine.name,
             "chips": self.machine.num_chips,
@@ -132,7 +132,7 @@ class Quick:
             "takes": cost.to_json(),
             "advice": advice.to_json() if advice else None,
         }
-        return json.dumps(found, indent=1)
+        return json.dumps(numbers, indent=1)
 
     def lines(self, cost: RunCost) -> list[str]:
         """The answer as lines of text."""

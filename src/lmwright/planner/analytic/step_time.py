@@ -89,24 +89,24 @@ def timing(layouts: Sequence[Layout], machine: Machine) -> Timing:
 
 
 def _timing(layout: Layout, machine: Machine) -> Timing:
-    found = Timing()
+    took = Timing()
     pieces = layout.run.train.num_microbatches
     for weight in layout.weights:
         seconds = pieces * product_s(layout, weight, machine)
-        found.by_kind["matmul"] += seconds
-        found.by_part[weight.part] += seconds
+        took.by_kind["matmul"] += seconds
+        took.by_part[weight.part] += seconds
     attention = pieces * attention_s(layout, machine)
-    found.by_kind["attention"] = attention
-    found.by_part["attention"] += attention
-    found.by_kind["mixing"] = pieces * mixing_s(layout, machine)
-    found.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
-    _collectives(found, layout, machine)
+    took.by_kind["attention"] = attention
+    took.by_part["attention"] += attention
+    took.by_kind["mixing"] = pieces * mixing_s(layout, machine)
+    took.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
+    _collectives(took, layout, machine)
     if layout.stages > 1:
-        busy = sum(found.by_kind[kind] for kind in ("matmul", "attention", "mixing", "vector"))
-        found.by_kind["idle"] = busy * (layout.stages - 1) / pieces
-    found.by_part = +found.by_part
-    found.by_kind = +found.by_kind
-    return found
+        busy = sum(took.by_kind[kind] for kind in ("matmul", "attention", "mixing", "vector"))
+        took.by_kind["idle"] = busy * (layout.stages - 1) / pieces
+    took.by_part = +took.by_part
+    took.by_kind = +took.by_kind
+    return took
 
 
 def mixing_s(layout: Layout, machine: Machine) -> float:

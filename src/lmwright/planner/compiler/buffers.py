@@ -59,7 +59,7 @@ def largest_buffers(program: Program, count: int = 8) -> list[Buffer]:
 
 def filled_by(program: Program, frames: Frames) -> dict[str, str]:
     """Names of arrays that a loop fills, with the part of what is put in."""
-    found = {}
+    buffers = {}
     for computation in program.computations.values():
         for loop in computation.instructions:
             if loop.opcode != "while":
@@ -74,8 +74,8 @@ def filled_by(program: Program, frames: Frames) -> dict[str, str]:
                 if step.opcode == "get-tuple-element":  # the product that also puts its result in
                     step = body.by_name.get(step.operands[0], step)
                 if "dynamic-update-slice" in step.name and outer in computation.by_name:
-                    found[_origin(computation, outer)] = _part_put_in(step, body, frames)
-    return found
+                    buffers[_origin(computation, outer)] = _part_put_in(step, body, frames)
+    return buffers
 
 
 def _origin(holder: Computation, name: str) -> str:

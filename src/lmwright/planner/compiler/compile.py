@@ -175,18 +175,18 @@ def _no_memory(name: str) -> HostMemoryError:
 
 
 def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
-    kept = {k: v for k, v in answer.items() if k in Compiled.__dataclass_fields__}
+    known = {k: v for k, v in answer.items() if k in Compiled.__dataclass_fields__}
     if "error" not in answer:
         # arguments and temporaries added up can exceed the memory of a chip that they fit
         peak = answer["live_bytes"] + answer["code_bytes"]
-        return Compiled(**kept, fits=True, peak_bytes=peak, hlo=hlo)
+        return Compiled(**known, fits=True, peak_bytes=peak, hlo=hlo)
     if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
         raise _no_memory(answer["slice"])
     refuse_option(answer["error"])
     sizes = memory_of_error(answer["error"])
     if sizes is None:
         raise _failed(answer["slice"], "failed", answer["error"])
-    return Compiled(**kept, fits=False, peak_bytes=sizes[0], limit_bytes=sizes[1])
+    return Compiled(**known, fits=False, peak_bytes=sizes[0], limit_bytes=sizes[1])
 
 
 def refuse_option(text: str) -> None:

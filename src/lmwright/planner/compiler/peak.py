@@ -26,10 +26,10 @@ def peak_split(program: Program) -> dict[str, int]:
     moment, weights and optimizer not counted."""
     walk = _Walk(program)
     alive = walk.fullest(program.computations[program.entry])
-    found = dict.fromkeys((GRADIENTS, SAVED, TEMPORARIES), 0)
+    split = dict.fromkeys((GRADIENTS, SAVED, TEMPORARIES), 0)
     for name in alive:
-        found[walk.use_of(name)] += walk.sizes[name]
-    return found
+        split[walk.use_of(name)] += walk.sizes[name]
+    return split
 
 
 @dataclass

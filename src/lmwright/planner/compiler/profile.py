@@ -22,8 +22,8 @@ DEVICE_LINE, MODULES_LINE = "XLA Ops", "XLA Modules"  # of a TPU's or GPU's plan
 
 def newest_profile(run_dir: Path) -> Path | None:
     """The file of the last profile of a run; None where none was kept."""
-    found = list((run_dir / "profile").rglob("*.xplane.pb"))
-    return max(found, key=lambda path: path.stat().st_mtime) if found else None
+    profiles = list((run_dir / "profile").rglob("*.xplane.pb"))
+    return max(profiles, key=lambda path: path.stat().st_mtime) if profiles else None
 
 
 def seconds_by_instruction(data: Any) -> Counter:
@@ -47,13 +47,13 @@ def seconds_by_instruction(data: Any) -> Counter:
 def _instructions(line: Any, of_device: bool, runs: set) -> Iterator[tuple[str, float, float]]:
     """(name, start, end) of the step's instructions on a line, in nanoseconds."""
     for event in line.events:
-        said = dict(event.stats)
-        module, name = said.get("hlo_module"), said.get("hlo_op")
+        stats = dict(event.stats)
+        module, name = stats.get("hlo_module"), stats.get("hlo_op")
         if name is None and of_device:  # a TPU names it by its text, and the module elsewhere
-            name, module = event.name.split(" ", 1)[0], said.get("hlo_module", MODULE)
+            name, module = event.name.split(" ", 1)[0], stats.get("hlo_module", MODULE)
         if name is not None and str(module).startswith(MODULE):
-            if "run_id" in said and not of_device:
-                runs.add(said["run_id"])
+            if "run_id" in stats and not of_device:
+                runs.add(stats["run_id"])
             yield str(name).lstrip("%"), event.start_ns, event.start_ns + event.duration_ns
 
 
@@ -78,7 +78,7 @@ def by_part(seconds: Counter, program: Program) -> dict[str, float]:
         for computation in program.computations.values()
         for step in computation.instructions
     }
-    found = Counter()
+    seconds = Counter()
     for name, value in seconds.items():
-        found[parts.get(name, OTHER)] += value
-    return {part: value for part, value in found.most_common() if value > 0}
+        seconds[parts.get(name, OTHER)] += value
+    return {part: value for part, value in seconds.most_common() if value > 0}
