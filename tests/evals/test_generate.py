@@ -16,9 +16,9 @@ from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, pad_prompts
-from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.proof import logits
 from tests.evals.small_model import GREEDY, MODEL, PROMPTS, SAMPLED
+from tests.in_memory import to_hf
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from lmwright.errors import UserError
 from lmwright.formats import reference
 from lmwright.formats.adapter_verbs import combine_command
 from lmwright.formats.hf_read import model_from_config
-from lmwright.formats.hf_write import export_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_place
@@ -28,6 +27,7 @@ from lmwright.formats.peft import merge_into, module_slots
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_folder import write_folder as write_peft
 from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
 from tests.time_limit import time_limit
 
 MODEL = Llama(

@@ -21,11 +21,12 @@ from lmwright.formats.gguf_names import metadata_of, pairs  # noqa: E402
 from lmwright.formats.gguf_read import open_gguf  # noqa: E402
 from lmwright.formats.gguf_rope import llama3_factors, llama3_rope  # noqa: E402
 from lmwright.formats.gguf_write import write_gguf  # noqa: E402
-from lmwright.formats.hf_layout import HfTensors, to_hf  # noqa: E402
+from lmwright.formats.hf_layout import HfTensors  # noqa: E402
 from lmwright.formats.load import load_model  # noqa: E402
 from lmwright.formats.proof import logits  # noqa: E402
 from lmwright.models.llama import Llama  # noqa: E402
 from lmwright.nn.rope import rotations  # noqa: E402
+from tests.in_memory import to_hf  # noqa: E402
 
 BASE = Llama(
     vocab_size=67, embed_dim=96, mlp_dim=160, num_layers=2, num_heads=6, num_kv_heads=2,

@@ -17,13 +17,13 @@ from lmwright.errors import UserError
 from lmwright.formats import hf_write as writer
 from lmwright.formats import reference
 from lmwright.formats.card import Facts
-from lmwright.formats.hf_layout import slots, to_hf
+from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.hf_stream import from_hf
-from lmwright.formats.hf_write import export_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.safetensors import plan_shards
 from lmwright.models.llama import Llama
+from tests.in_memory import export_hf, to_hf
 
 MODEL = Llama(
     vocab_size=331, embed_dim=24, mlp_dim=56, num_layers=3, num_heads=6, num_kv_heads=2,

@@ -15,13 +15,13 @@ from lmwright.core.contract import Batch
 from lmwright.errors import UserError
 from lmwright.evals.generate import Sampling, generate, generate_command
 from lmwright.formats.convert import import_command
-from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.open import find_model, init_fields, open_place
 from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
+from tests.in_memory import to_hf
 
 TEXT = "Lily and Tom went to the park. They saw a big dog and a small bird."
 

@@ -15,8 +15,8 @@ from tests.fake_hub import SHA, FakeHub
 pytest.importorskip("huggingface_hub")
 
 from lmwright.core.param import map_params
-from lmwright.formats.hf_layout import to_hf
 from lmwright.models.llama import Llama
+from tests.in_memory import to_hf
 
 MODEL = Llama(
     vocab_size=40, embed_dim=12, mlp_dim=20, num_layers=2, num_heads=3, num_kv_heads=1,

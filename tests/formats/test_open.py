@@ -10,7 +10,6 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import init_weights
 from lmwright.errors import UserError
-from lmwright.formats.hf_write import export_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.open import (
     ADAPTER,
@@ -26,6 +25,7 @@ from lmwright.formats.open import (
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
+from tests.in_memory import export_hf
 
 MODEL = Llama(
     vocab_size=53, embed_dim=32, mlp_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,

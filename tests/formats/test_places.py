@@ -15,9 +15,10 @@ from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import places
 from lmwright.formats.convert import export_command
-from lmwright.formats.hf_write import export_hf, new_folder
+from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model
 from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
 
 MODEL = Llama(
     vocab_size=67, embed_dim=32, mlp_dim=64, num_layers=2, num_heads=2, num_kv_heads=1,

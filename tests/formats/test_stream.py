@@ -14,12 +14,13 @@ from safetensors.numpy import save_file
 from lmwright.core.mesh import make_mesh
 from lmwright.core.param import map_params, walk
 from lmwright.core.sharding import AXES, weight_shardings
-from lmwright.formats.hf_layout import slots, to_hf, transposed
+from lmwright.formats.hf_layout import slots, transposed
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import plan_shards, write_shards
 from lmwright.models.llama import Llama
+from tests.in_memory import to_hf
 
 MODEL = Llama(
     vocab_size=44, embed_dim=24, mlp_dim=40, num_layers=6, num_heads=4, num_kv_heads=2,

@@ -11,9 +11,9 @@ from lmwright.config.run import Tokenizer
 from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.formats import reference
-from lmwright.formats.hf_write import export_hf
 from lmwright.formats.verify import compare, verify, verify_command
 from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
 
 MODEL = Llama(
     vocab_size=331, embed_dim=32, mlp_dim=64, num_layers=2, num_heads=4, num_kv_heads=2,

@@ -11,10 +11,10 @@ from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats import reference
-from lmwright.formats.hf_write import export_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.vocab import vocab_command
 from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
 
 TEXT = ["Once upon a time there was a function that returned the number of bytes."] * 20
 OTHER = ["\u1eb8 k\u00e1\u00e0\u00e1r\u1ecd\u0300, \u1e63\u00e9 d\u00e1ad\u00e1a ni? returned"] * 20

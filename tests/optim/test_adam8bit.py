@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmwright.core.param import Param, abstract_weights, count_params, init_weights, stack, walk
+from lmwright.core.param import Param, count_params, init_weights, stack, walk
 from lmwright.optim.adam8bit import _split, block_size, decode, encode
 from lmwright.optim.build import build_optimizer
 from lmwright.optim.kinds import Adam8bit, AdamW
+from tests.in_memory import abstract_weights
 
 
 @given(st.integers(1, 60000))

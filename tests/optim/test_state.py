@@ -9,10 +9,11 @@ import pytest
 
 from lmwright.config.run import Mesh
 from lmwright.core.mesh import make_mesh, mesh_shape
-from lmwright.core.param import abstract_weights, is_param, map_params, stack, walk
+from lmwright.core.param import is_param, map_params, stack, walk
 from lmwright.core.sharding import weight_shardings
 from lmwright.optim import KINDS
 from lmwright.optim.build import build_optimizer, state_spec
+from tests.in_memory import abstract_weights
 
 kinds = pytest.mark.parametrize("kind", sorted(KINDS))
 

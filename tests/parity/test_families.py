@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.clm import Clm
+from tests.in_memory import to_hf
 from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
 from tests.parity.families import ROWS
 

@@ -9,10 +9,10 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import map_params
-from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.hf_stream import from_hf
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
+from tests.in_memory import to_hf
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

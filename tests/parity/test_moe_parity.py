@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.formats.hf_layout import to_hf
 from lmwright.formats.hf_read import import_hf
-from lmwright.formats.hf_write import export_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.objectives.clm import Clm
+from tests.in_memory import export_hf, to_hf
 from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
 
 torch = pytest.importorskip("torch", reason="torch is the reference")

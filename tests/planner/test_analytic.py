@@ -9,13 +9,13 @@ import pytest
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
-from lmwright.core.param import abstract_weights
 from lmwright.hardware.chips import CHIPS
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.step_time import timing
 from lmwright.planner.compiler.kernel_cost import row_attention_cycles
+from tests.in_memory import abstract_weights
 from tests.planner.runs import SMALL, run_of
 
 

@@ -51,7 +51,11 @@ def test_no_preset_is_faster_than_the_chip(preset, tmp_path):
         (layout,), kinds = quick.layouts, quick.timing.by_kind
         everywhere = quick.machine.flops * quick.machine.num_devices
         tokens, m = quick.plan.tokens_per_step, run.model
-        met = sum(products(layout, w) * w.active * w.size for w in layout.weights if w.is_matrix)
+        met = sum(
+            products(layout, w) * w.active * w.param.size
+            for w in layout.weights
+            if w.param.is_matrix
+        )
         assert kinds["matmul"] >= 2 * tokens * met / everywhere, on
         keys = sum(seen_keys(window, layout.seq_len) for window in m.windows)
         scores = (PRODUCTS["fwd"] + PRODUCTS["bwd"]) * 2 * keys * m.num_heads * m.head_dim

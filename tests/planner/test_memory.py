@@ -9,13 +9,13 @@ import pytest
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
-from lmwright.core.param import abstract_weights
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.memory import memory, saved_bytes
 from lmwright.planner.compiler.child import shard_bytes
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state
+from tests.in_memory import abstract_weights
 from tests.planner.runs import SMALL, run_of
 
 MESHES = [(), ("mesh.fsdp=4", "mesh.tensor=2"), ("mesh.data=2", "mesh.tensor=2")]

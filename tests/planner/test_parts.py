@@ -2,11 +2,11 @@
 
 import pytest
 
-from lmwright.planner.compiler.breakdown import buffer_lines, part_lines
 from lmwright.planner.compiler.buffers import Buffer, largest_buffers, padded_bytes
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.compiler.hlo import parse
 from lmwright.planner.compiler.parts import OTHER, part_of, read_frames
+from lmwright.planner.report import buffer_lines, part_lines
 
 # libtpu 0.0.42.1, shortened
 PROGRAM = """

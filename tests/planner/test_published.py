@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.planner.analytic.interval import error_share
+from lmwright.planner.analytic.step_time import error_share
 from lmwright.planner.compiler.hlo import parse
 from tests.planner.runs import run_of
 

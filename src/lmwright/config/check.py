@@ -27,8 +27,8 @@ def check_run(run: Run) -> None:
         _check_length,
         _check_batch,
         _check_schedule,
-        _check_lengths,
-        _check_mesh,
+        lambda run: run.mesh.rest_axis(),
+        lambda run: getattr(run.model, "seq_len", None) and seq_len_of(run),
         _check_checkpoint,
         _check_tokenizer,
         _check_sources,
@@ -87,15 +87,6 @@ def _check_schedule(run: Run) -> None:
                 f"optim.schedule.{name}: {getattr(schedule, name)} steps{beside} do not fit into "
                 f"train.steps = {run.train.steps}; shorten them or train longer"
             )
-
-
-def _check_lengths(run: Run) -> None:
-    if getattr(run.model, "seq_len", None):
-        seq_len_of(run)
-
-
-def _check_mesh(run: Run) -> None:
-    run.mesh.rest_axis()
 
 
 def _check_checkpoint(run: Run) -> None:

@@ -181,11 +181,6 @@ def path_key(key: Array, path: str) -> Array:
     return jax.random.fold_in(key, digest)
 
 
-def abstract_weights(spec: Tree, dtype: jnp.dtype = jnp.float32) -> Tree:
-    """ShapeDtypeStructs in place of arrays."""
-    return map_params(lambda p: jax.ShapeDtypeStruct(p.shape, dtype), spec)
-
-
 def count_params(spec: Tree) -> int:
     """Number of weights in a spec."""
     return sum(param.size for _, param in walk(spec))

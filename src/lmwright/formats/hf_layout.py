@@ -121,8 +121,3 @@ def _their_shape(param: Param) -> tuple[int, ...]:
     fan_in, fan_out = param.matrix_shape
     flat = (fan_in, fan_out) if param.is_matrix else (fan_out,)
     return flat[::-1] if _is_linear(param) else flat
-
-
-def to_hf(model: HfModel, w: Tree) -> dict[str, np.ndarray]:
-    """All weights (or gradients), on the host, under their Hugging Face names."""
-    return dict(HfTensors(model, w))

@@ -19,7 +19,7 @@ from lmwright.core.param import Tree
 from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, model_card
-from lmwright.formats.hf_layout import HfTensors, slots
+from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.places import being_written, new_place, unfinished
 from lmwright.formats.proof import Proof, Source, compare_tensors, prove
@@ -36,20 +36,6 @@ from lmwright.guard.files import sync
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-def export_hf(
-    model: HfModel,
-    w: Tree,
-    tokenizer_dir: Path | None,
-    out: str | Path,
-    *,
-    dtype: str = "fp32",
-    **options: Any,
-) -> Proof:
-    """Writes weights in memory as the folder `out`; the options are those of `write_hf`."""
-    tensors = HfTensors(model, w)
-    return write_hf(model, tensors, lambda: w, tokenizer_dir, out, dtype=dtype, **options)
 
 
 def write_hf(

@@ -30,7 +30,7 @@ from lmwright.formats.places import usable
 from lmwright.formats.safetensors import PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.presets.dial import dial
-from lmwright.program import adapters
+from lmwright.program import lora_section
 from lmwright.program.length import epoch_rows
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
@@ -204,7 +204,7 @@ RUN_FILES = RunFiles(
         "model": models.KINDS,
         "objective": objectives.KINDS,
         "optim": optim.KINDS,
-        "lora": adapters.KINDS,
+        "lora": lora_section.KINDS,
     },
     presets={section: presets.of_section(section) for section in presets.SECTIONS},
     recipes=presets.all_recipes(),

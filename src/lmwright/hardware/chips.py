@@ -106,7 +106,7 @@ LONG_ROWS = {"dkv": 0.84, "dq": 0.66}
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """USD for one chip (or GPU) and hour, by the list; see `hardware.prices`."""
+    """USD for one chip (or GPU) and hour, by the list; see `hardware.devices`."""
 
     on_demand: float
     spot: float | None = None

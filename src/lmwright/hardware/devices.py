@@ -48,6 +48,16 @@ GPU_MEMORY_SHARE = 0.75
 """Of a GPU's memory, JAX takes this unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 
 
+PRICES_DATE = "2026-10"
+"""Of the list prices, which differ by region and contract; `plan.prices` and `--price` go first."""
+
+
+def price_of(kind: str) -> Price | None:
+    """List price of a kind of machine (cloud.google.com/tpu/pricing and /compute/gpus-pricing,
+    cheapest US region); None where there is none."""
+    return (CHIPS.get(kind) or GPUS[kind]).price if kind in CHIPS or kind in GPUS else None
+
+
 def peak_of(device_kind: str) -> Peak | None:
     """Peak of the device kind as JAX spells it. None where it is not known (every CPU), and MFU is
     then left out rather than guessed."""

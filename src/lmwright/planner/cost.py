@@ -15,7 +15,7 @@ import numpy as np
 from lmwright.config.run import Limits, Run
 from lmwright.core.param import Tree, count_params, walk
 from lmwright.errors import UserError
-from lmwright.hardware.prices import PRICES_DATE, price_of
+from lmwright.hardware.devices import PRICES_DATE, price_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.layout import WEIGHT_BYTES
 from lmwright.planner.analytic.machine import Machine

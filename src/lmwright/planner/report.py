@@ -1,7 +1,7 @@
 """Report: what a compiled plan says, for people and as plan.json."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,7 @@ from lmwright.config.run import Run
 from lmwright.guard.files import write_whole
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
-from lmwright.planner.analytic.interval import error_share
-from lmwright.planner.compiler.breakdown import buffer_lines, part_lines
+from lmwright.planner.analytic.step_time import error_share
 from lmwright.planner.compiler.buffers import Buffer, largest_buffers
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate, estimate
@@ -23,6 +22,9 @@ from lmwright.planner.units import duration, memory_size, mesh_text, short_durat
 
 if TYPE_CHECKING:
     from lmwright.planner.advice import Advice
+
+MIN_SHARE = 0.005  # of the step; smaller entries are left out
+MIN_BUFFER_BYTES = GIB // 100
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Report:
         if self.program is None:
             return None
         took = estimate(self.program, self.where)
-        return took if self.factor is None else scaled(took, self.factor)
+        return took if self.factor is None else took.times(self.factor)
 
     @property
     def factor(self) -> float | None:
@@ -168,19 +170,29 @@ class Report:
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """An estimate so many times as long."""
-    return replace(
-        estimate,
-        step_s=factor * estimate.step_s,
-        by_kind=_scaled(estimate.by_kind, factor),
-        by_part={part: _scaled(kinds, factor) for part, kinds in estimate.by_part.items()},
-        hidden_s=factor * estimate.hidden_s,
-    )
+def part_lines(took: Estimate) -> list[str]:
+    """Seconds of each part of the model, the largest first, and what they go to."""
+    lines = []
+    least = MIN_SHARE * took.step_s
+    for part, kinds in sorted(took.by_part.items(), key=lambda item: -sum(item[1].values())):
+        total = sum(kinds.values())
+        if total >= least:
+            shown = sorted(((s, k) for k, s in kinds.items() if s >= least), reverse=True)
+            of = ", ".join(
+                f"{duration(seconds, took.step_s).split()[0]} {kind}" for seconds, kind in shown
+            )
+            lines.append(f"  {duration(total, took.step_s, 8)}  {part}: {of}")
+    return ["by part:", *lines]
 
 
-def _scaled(seconds: dict[str, float], factor: float) -> dict[str, float]:
-    return {name: factor * value for name, value in seconds.items()}
+def buffer_lines(buffers: list[Buffer]) -> list[str]:
+    """The largest buffers; nothing where none is worth a line."""
+    lines = [
+        f"  {b.nbytes / GIB:8.2f} GiB  {b.part}: {b.shape}"
+        for b in buffers
+        if b.nbytes >= MIN_BUFFER_BYTES
+    ]
+    return ["largest buffers, not all alive at once:", *lines, ""] if lines else []
 
 
 def write_plan(text: str, folder: Path) -> Path:

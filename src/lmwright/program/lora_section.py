@@ -1,6 +1,6 @@
 """Adapters in a run file: the section `[lora]` and its `[[lora.adapters]]`.
 
-The string under a field is its help text.
+The string under a field is its help text. This module does not import jax.
 """
 
 from dataclasses import field
@@ -75,3 +75,7 @@ class LowRank:
     """PEFT folder that the adapter starts from; a fresh one if unset."""
     adapters: tuple[Adapter, ...] = ()
     """Several at once on one frozen base; a single one, called `default`, if none is listed."""
+
+
+KINDS = {"lora": LowRank}
+"""The ways to train a little beside a frozen base."""

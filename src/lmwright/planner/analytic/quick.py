@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from lmwright.config.run import Run
 from lmwright.hardware.chips import GIB
-from lmwright.planner.analytic.interval import error_share
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import Memory, memory
-from lmwright.planner.analytic.step_time import Timing, timing
+from lmwright.planner.analytic.step_time import Timing, error_share, timing
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
