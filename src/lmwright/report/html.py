@@ -67,7 +67,8 @@ def render(records: Sequence[RunRecord]) -> str:
     curves = [
         curves_of(record, label, limit) for record, label in zip(records, labels, strict=True)
     ]
-    longest = max(len(s.steps) for record in records for s in _all_series(record))
+    groups = [group for r in records for group in (r.train, *r.evals.values())]
+    longest = max(len(series.steps) for group in groups for series in group.values())
     configs = [record.config for record in records]
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE_DIR), autoescape=True, undefined=jinja2.StrictUndefined
@@ -76,7 +77,8 @@ def render(records: Sequence[RunRecord]) -> str:
         labels=labels,
         subtitle=_subtitle(records),
         tiles=headline(records[0]) if len(records) == 1 else [],
-        summary=_mark_none(side_by_side([summarize(record) for record in records])),
+        # without marks: results nearly always differ
+        summary=[r | {"differs": False} for r in side_by_side([*map(summarize, records)])],
         differences=differences(configs) if len(records) > 1 else None,
         samples=_samples(records, labels),
         events=_events(records, labels),
@@ -126,11 +128,6 @@ def differences(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in side_by_side(configs)
         if row["differs"] and row["key"] not in ALWAYS_DIFFERENT
     ]
-
-
-def _mark_none(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without marks: results nearly always differ, so marking them would say nothing."""
-    return [{**row, "differs": False} for row in rows]
 
 
 def _text(value: Any) -> str:
@@ -185,10 +182,6 @@ def _events(records: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[st
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else _text(value)
-
-
-def _all_series(record: RunRecord) -> list[Any]:
-    return [*record.train.values(), *(s for c in record.evals.values() for s in c.values())]
 
 
 @cache
