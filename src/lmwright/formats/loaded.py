@@ -89,8 +89,8 @@ class LoadedModel:
             return self
         model = with_overrides(self.model, overrides, "the model")
         have, want = ({slot.name: slot.shape for slot in slots(m)} for m in (self.model, model))
-        if found := first_difference(have, want):
-            name, there, here = found
+        if difference := first_difference(have, want):
+            name, there, here = difference
             raise UserError(
                 f"{' '.join(overrides)}: {name} is {there} in {self.path} and would be {here}; "
                 f"change only what no weight depends on (lmwright vocab changes vocabularies)"

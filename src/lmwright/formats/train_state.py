@@ -124,7 +124,7 @@ def _plain(tree: Any) -> Any:
 
 def pick(plan: Plan, name: str | None) -> Trainee:
     """The trainee of a name, or the only one. Raises UserError where that is not clear."""
-    trainees = {one.name: one for one in plan.training.trainees}
+    trainees = {t.name: t for t in plan.training.trainees}
     if name is None and len(trainees) == 1:
         return next(iter(trainees.values()))
     if not plan.training.freezes:

@@ -141,9 +141,9 @@ def _lines(path: str) -> list[str]:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
-    if not (found := [line for line in text.splitlines() if line.strip()]):
+    if not (lines := [line for line in text.splitlines() if line.strip()]):
         raise UserError(f"{path}: holds no tokens; write one per line")
-    return found
+    return lines
 
 
 def plan(

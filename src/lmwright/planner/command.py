@@ -98,16 +98,16 @@ def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
         there = own_machine.forget(machine)
         print(f"{machine}: {'removed' if there else 'nothing was stored'}")
         return 0
-    found = Comparison.of(name, wanted.on, tuple(overrides), wanted.quick)
+    sides = Comparison.of(name, wanted.on, tuple(overrides), wanted.quick)
     if wanted.keep:
-        value = {found.predicted.by: found.factor}
-        path = own_machine.keep(found.machine.name, name, **value)
+        value = {sides.predicted.by: sides.factor}
+        path = own_machine.keep(sides.machine.name, name, **value)
         note = (
-            f"kept in {path}: predictions for {found.machine.name} are multiplied by "
-            f"{found.factor:.3g} from now on; --forget removes that"
+            f"kept in {path}: predictions for {sides.machine.name} are multiplied by "
+            f"{sides.factor:.3g} from now on; --forget removes that"
         )
         print(note, file=sys.stderr)
-    _show(found.lines(), found.to_json(), wanted)
+    _show(sides.lines(), sides.to_json(), wanted)
     return 0
 
 
@@ -126,14 +126,14 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
         wanted = replace(wanted, on=alias.name, hours=alias.hours if own else wanted.hours)
         notes = [*notes, alias.note]
     try:
-        found = _answer(with_steps(run), wanted)
+        answer = _answer(with_steps(run), wanted)
     except HostMemoryError as error:
         print(f"lmwright: error: {error}", file=sys.stderr)
         return EXIT_HOST_MEMORY
     if notes:
         print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
-    _show(found.lines, found.json, wanted)
-    return found.code
+    _show(answer.lines, answer.json, wanted)
+    return answer.code
 
 
 def _show(lines: Sequence[str], text: str, wanted: Wanted) -> None:
@@ -152,14 +152,14 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
     compiles = machine.platform == "tpu" and not wanted.quick
     if compiles and not has_libtpu():
-        found = (
+        answer = (
             _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
         )
         instead = (
             f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
             f"compiler's own answer {install('tpu')} (no TPU is needed)"
         )
-        return replace(found, lines=[*found.lines, instead])
+        return replace(answer, lines=[*answer.lines, instead])
     if wanted.search:
         return _search(run, machine, wanted, parse_slice(wanted.on) if compiles else None)
     if compiles:
@@ -183,67 +183,66 @@ def _any(run: Run, wanted: Wanted) -> Answer:
 def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
     from lmwright.planner.search import FINALISTS, Search
 
-    found, stopped = Search.of(run, machine), False
+    search, stopped = Search.of(run, machine), False
     if where is not None:
         try:
-            found.compile_finalists(where, wanted.finalists or FINALISTS)
+            search.compile_finalists(where, wanted.finalists or FINALISTS)
         except KeyboardInterrupt:
             stopped = True
-    best = found.ranked()[0]
+    best = search.ranked()[0]
     lines = ["interrupted; this is what is known so far", ""] if stopped else []
-    lines += found.lines()
+    lines += search.lines()
     if best.fits:
         tokens = best.candidate.quick.plan.tokens_per_step
         lines += ["", *_takes(run, machine, best.step_s, tokens, wanted).lines()]
         lines += ["", f"the best way is {bound_of(best.by_kind, best.by_part).text}"]
     else:
         lines += larger_way(run, machine, wanted.hours)[1]
-    return Answer(lines, found.to_json(), best.fits, stopped)
+    return Answer(lines, search.to_json(), best.fits, stopped)
 
 
 def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
-    found = Quick.of(run, machine)
+    quick = Quick.of(run, machine)
     later = []
     for phase in phases_of(run)[1:]:
-        quick = Quick.of(only(run, phase.active), machine)
-        later.append(Later(phase, quick.memory.peak, quick.step_s, quick.fits))
-    cost = _takes(
-        run, machine, mean_step_s(found.step_s, later), found.plan.tokens_per_step, wanted
-    )
-    lines = [*found.lines(cost), *(one.line() for one in later)]
-    if found.fits:
-        last = advise(found, found.timing.by_kind, found.timing.by_part)
+        rest = Quick.of(only(run, phase.active), machine)
+        later.append(Later(phase, rest.memory.peak, rest.step_s, rest.fits))
+    step_s = mean_step_s(quick.step_s, later)
+    cost = _takes(run, machine, step_s, quick.plan.tokens_per_step, wanted)
+    lines = [*quick.lines(cost), *(one.line() for one in later)]
+    if quick.fits:
+        last = advise(quick, quick.timing.by_kind, quick.timing.by_part)
     else:
         suggestions = suggest(run, machine, wanted.hours)
-        last = too_large(found.memory.parts(), found.limit_bytes, found, suggestions.best)
+        last = too_large(quick.memory.parts(), quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
-    text = with_later(found.to_json(cost, last), later)
-    return Answer([*lines, "", last.text], text, found.fits)
+    text = with_later(quick.to_json(cost, last), later)
+    return Answer([*lines, "", last.text], text, quick.fits)
 
 
 def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
     print(f"compiling the train step for {where.name} (about a minute)", file=sys.stderr)
     report = Report(run, where, compile_for(run, where))
-    found, machine = report.compiled, machine_of(where)
+    compiled, machine = report.compiled, machine_of(where)
     quick = Quick.of(run, machine)
     took = report.estimate
     if took is not None:
         later = [_remaining(run, where, phase) for phase in phases_of(run)[1:]]
         mean_s = mean_step_s(took.step_s, later)
-        cost = _takes(run, machine, mean_s, found.tokens_per_step, wanted)
+        cost = _takes(run, machine, mean_s, compiled.tokens_per_step, wanted)
         last = advise(quick, took.by_kind, took.parts)
         lines = [*report.lines(cost), *(one.line() for one in later), "", last.text]
-        fits = found.fits and all(one.fits for one in later)
+        fits = compiled.fits and all(one.fits for one in later)
         return Answer(lines, with_later(report.to_json(cost, last), later), fits)
-    cost = _takes(run, machine, quick.step_s, found.tokens_per_step, wanted)
+    cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
     suggestions = suggest(run, machine, wanted.hours)
     last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
     lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", last.text]
-    return Answer(lines, report.to_json(cost, last), found.fits)
+    return Answer(lines, report.to_json(cost, last), compiled.fits)
 
 
 def _remaining(run: Run, where: Slice, phase: Phase) -> Later:
-    names = [one.name for one in phase.active]
+    names = [t.name for t in phase.active]
     print(f"compiling the step that remains from step {phase.start:,} on", file=sys.stderr)
     report = Report(run, where, compile_for(run, where, trainees=names))
     step_s = report.estimate.step_s if report.estimate else None

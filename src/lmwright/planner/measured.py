@@ -101,17 +101,17 @@ def _follows_start(step: int, steps: list[int], starts: set[int]) -> bool:
 
 
 def _median(events: list[Mapping[str, Any]], name: str) -> float | None:
-    found = [event[name] for event in events if isinstance(event.get(name), int | float)]
-    return statistics.median(found) if found else None
+    values = [event[name] for event in events if isinstance(event.get(name), int | float)]
+    return statistics.median(values) if values else None
 
 
 def _save_s(folder: Path) -> float | None:
     try:
         entries = parse_json(folder / "sessions.json")
-        found = [entry["save_s"] for entry in entries if entry.get("save_s")]
+        times_s = [entry["save_s"] for entry in entries if entry.get("save_s")]
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
-    return statistics.median(found) if found else None
+    return statistics.median(times_s) if times_s else None
 
 
 def _newest_bytes(folder: Path) -> int | None:
@@ -155,28 +155,28 @@ def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
     size = checkpoint_bytes(run)
     saved = {"save_s": assumed_save_s(size), "checkpoint_bytes": size}
     if machine.where is not None and not quick and has_libtpu():
-        found = compile_for(run, machine.where)
-        if not found.hlo:
+        compiled = compile_for(run, machine.where)
+        if not compiled.hlo:
             raise UserError(
                 f"{machine.name}: by the compiler this run does not fit there; say with --on where "
                 f"it was"
             )
-        took = estimate(parse(found.hlo), machine.where)
+        took = estimate(parse(compiled.hlo), machine.where)
         answer = Predicted(
             by="compiler",
             step_s=took.step_s,
-            memory_bytes=found.peak_bytes,
-            compile_s=found.compile_s,
+            memory_bytes=compiled.peak_bytes,
+            compile_s=compiled.compile_s,
             by_part=took.parts,
             **saved,
         )
-        return answer, found.hlo
-    found = Quick.of(run, machine)
-    took = timing(found.layouts, machine)
+        return answer, compiled.hlo
+    on_paper = Quick.of(run, machine)
+    took = timing(on_paper.layouts, machine)
     answer = Predicted(
         by="quick",
         step_s=took.step_s,
-        memory_bytes=found.memory.peak,
+        memory_bytes=on_paper.memory.peak,
         compile_s=None,
         by_part={part: took.by_part[part] for part in ("attention", "mlp", "experts")},
         **saved,
@@ -232,11 +232,11 @@ class Comparison:
         """Raises UserError where the folder is no run that was trained, or where the machine
         cannot be told or hold it."""
         record = read_run(folder)
-        found = measured(record)
+        real = measured(record)
         machine = parse_machine(on or machine_of_run(record))
         run = with_steps(load_run(folder, overrides))
-        said, program = predicted(run, machine, quick)
-        return cls(record, machine, found, said, profiled(record, run, program))
+        planned, program = predicted(run, machine, quick)
+        return cls(record, machine, real, planned, profiled(record, run, program))
 
     @property
     def factor(self) -> float:
@@ -259,16 +259,16 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """A table: measured, predicted, and how many times as much was measured."""
-        got, said = self.measured, self.predicted
-        by = "the TPU compiler" if said.by == "compiler" else "the analytic model"
+        got, planned = self.measured, self.predicted
+        by = "the TPU compiler" if planned.by == "compiler" else "the analytic model"
         rows = [
-            _row("step", got.step_s, said.step_s, short_duration),
+            _row("step", got.step_s, planned.step_s, short_duration),
             _row("input wait, of it", got.input_wait_s, None, short_duration),
-            _row("compilation", got.compile_s, said.compile_s, short_duration),
-            _row("a save", got.save_s, said.save_s, short_duration),
+            _row("compilation", got.compile_s, planned.compile_s, short_duration),
+            _row("a save", got.save_s, planned.save_s, short_duration),
             _row("training waits for it", got.blocked_s, None, short_duration),
-            _row("checkpoint", got.checkpoint_bytes, said.checkpoint_bytes, disk),
-            _row("memory", got.memory_bytes, said.memory_bytes, memory_size),
+            _row("checkpoint", got.checkpoint_bytes, planned.checkpoint_bytes, disk),
+            _row("memory", got.memory_bytes, planned.memory_bytes, memory_size),
         ]
         lines = [
             f"{self.record.name} on {self.machine.name}, predicted by {by}:",
@@ -293,8 +293,10 @@ class Comparison:
         what = "" if self.predicted.by == "compiler" else " (predicted: products alone)"
         lines = ["", f"by part, of the instructions in its profile{what}:"]
         for part, seconds in self.by_part.items():
-            said = self.predicted.by_part.get(part) or None
-            lines.append(f"{_row(part, seconds, said, short_duration):<56}{seconds / whole:6.0%}")
+            planned_s = self.predicted.by_part.get(part) or None
+            lines.append(
+                f"{_row(part, seconds, planned_s, short_duration):<56}{seconds / whole:6.0%}"
+            )
         return lines
 
 

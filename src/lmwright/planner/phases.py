@@ -22,7 +22,7 @@ class Phase:
     @property
     def rows(self) -> int:
         """Rows of each step."""
-        return sum(one.rows for one in self.active)
+        return sum(t.rows for t in self.active)
 
 
 def phases_of(run: Run) -> tuple[Phase, ...]:
@@ -30,10 +30,10 @@ def phases_of(run: Run) -> tuple[Phase, ...]:
     trainees = training_of(run).trainees
     phases, start, left = [], 0, trainees
     while left:
-        stop, before = min(one.steps for one in left), start
-        ended = tuple(one.name for one in trainees if one.steps == before and before)
+        stop, before = min(t.steps for t in left), start
+        ended = tuple(t.name for t in trainees if t.steps == before and before)
         phases.append(Phase(start, stop, tuple(left), ended))
-        start, left = stop, tuple(one for one in left if one.steps > stop)
+        start, left = stop, tuple(t for t in left if t.steps > stop)
     return tuple(phases)
 
 
@@ -69,13 +69,13 @@ def with_later(text: str, later: Sequence[Later]) -> str:
     """A report's JSON with the phases that follow the first, in bytes and seconds."""
     rows = [
         {
-            "start": one.phase.start,
-            "stop": one.phase.stop,
-            "trainees": [trainee.name for trainee in one.phase.active],
-            "fits": one.fits,
-            "peak_bytes": one.peak_bytes,
-            "step_s": one.step_s,
+            "start": part.phase.start,
+            "stop": part.phase.stop,
+            "trainees": [trainee.name for trainee in part.phase.active],
+            "fits": part.fits,
+            "peak_bytes": part.peak_bytes,
+            "step_s": part.step_s,
         }
-        for one in later
+        for part in later
     ]
     return json.dumps(json.loads(text) | {"later": rows}, indent=1) if rows else text

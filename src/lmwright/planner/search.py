@@ -87,14 +87,14 @@ class Search:
     @classmethod
     def of(cls, run: Run, machine: Machine) -> "Search":
         """Raises UserError where no mesh can hold the run."""
-        found = candidates(run, machine, optimizers=True)
-        if not found:
+        ways = candidates(run, machine, optimizers=True)
+        if not ways:
             raise UserError(
                 f"--search: no mesh over {machine.num_devices} devices divides "
                 f"train.global_batch_size = {run.train.global_batch_size} rows and the model's "
                 f"heads, mlp and vocabulary; use another batch size or machine"
             )
-        return cls(run, machine, [Entry(candidate) for candidate in found])
+        return cls(run, machine, [Entry(candidate) for candidate in ways])
 
     def compile_finalists(self, where: Slice, finalists: int) -> None:
         """Asks the compiler about the best candidates, each in a process of its own; about as

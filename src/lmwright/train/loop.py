@@ -171,8 +171,7 @@ class Session:
         return tuple(trainee for trainee in self.plan.training.trainees if not self._done(trainee))
 
     def _done(self, trainee: Trainee) -> bool:
-        name = trainee.name
-        return self.counts[name] >= trainee.steps or self.watches[name].stopped
+        return self.counts[trainee.name] >= trainee.steps or self.watches[trainee.name].stopped
 
     @property
     def steps(self) -> int:

@@ -156,6 +156,6 @@ def optimizer_overrides(old: Any, new: Any) -> list[str]:
 
 def _said(section: str, value: Any) -> Iterator[str]:
     for f in fields(value):
-        said = getattr(value, f.name)
-        if f.name not in ("kind", "schedule") and said != default_of(f):
-            yield f"{section}.{f.name}={'none' if said is None else said}"
+        set_to = getattr(value, f.name)
+        if f.name not in ("kind", "schedule") and set_to != default_of(f):
+            yield f"{section}.{f.name}={'none' if set_to is None else set_to}"

@@ -89,7 +89,7 @@ def _origin(holder: Computation, name: str) -> str:
 def _part_put_in(step: Instruction, body: Computation, frames: Frames) -> str:
     """Part that a stack belongs to, by the instruction that made the row put into it."""
     given = [body.by_name[name] for name in step.operands if name in body.by_name]
-    parts = [part_of(one, frames) for one in given]
+    parts = [part_of(shape, frames) for shape in given]
     if step.shape.startswith("("):
         parts.insert(0, part_of(step, frames))
     part = next((part for part in parts if part != OTHER), "block input")

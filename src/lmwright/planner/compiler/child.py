@@ -48,9 +48,9 @@ def compile_step(
         ) from None
     plan = resolve(load_run(run_file), devices)
     trainees = plan.training.trainees
-    active = [one for one in trainees if one.name in names] if names else list(trainees)
-    rows = sum(one.rows for one in active)
-    share = rows / sum(one.rows for one in trainees)
+    active = [t for t in trainees if t.name in names] if names else list(trainees)
+    rows = sum(t.rows for t in active)
+    share = rows / sum(t.rows for t in trainees)
     num_rows = rows // plan.run.train.num_microbatches
     state = abstract_state(plan)
     frozen, parts = state["frozen"], list(state["trained"].values())
@@ -72,25 +72,25 @@ def compile_step(
         key = cache.key_of(text, where.name, options)
         made = executable.made_of(text, plan.devices, options, plan.run)
         step_key = executable.key_of(text, plan.devices, options)
-        found = cache.load(key)
-        if found and not is_answer(found[0]):  # as earlier versions kept them
-            found = None
-        if found:
-            said, hlo = found
-            kept = executable.exists(step_key)
+        cached = cache.load(key)
+        if cached and not is_answer(cached[0]):  # as earlier versions kept them
+            cached = None
+        if cached:
+            reply, hlo = cached
+            is_kept = executable.exists(step_key)
         else:
-            said, hlo, compiled = ask_compiler(lowered)
-            if is_answer(said):
-                cache.save(key, said, hlo)
-            kept = compiled is not None and executable.save(step_key, compiled, made)
+            reply, hlo, compiled = ask_compiler(lowered)
+            if is_answer(reply):
+                cache.save(key, reply, hlo)
+            is_kept = compiled is not None and executable.save(step_key, compiled, made)
     if hlo:
         folder.joinpath("step.hlo").write_text(hlo)
-    return answer | said | {"from_cache": bool(found), "step_kept": kept}
+    return answer | reply | {"from_cache": bool(cached), "step_kept": is_kept}
 
 
-def is_answer(said: dict[str, Any]) -> bool:
+def is_answer(reply: dict[str, Any]) -> bool:
     """True if the compiler said what memory it needs, which is worth caching; a failure is not."""
-    return "error" not in said or memory_of_error(said["error"]) is not None
+    return "error" not in reply or memory_of_error(reply["error"]) is not None
 
 
 def ask_compiler(
@@ -106,14 +106,14 @@ def ask_compiler(
             raise
         return {"error": str(error), "compile_s": time.perf_counter() - started}, "", None
     memory = compiled.memory_analysis()
-    said = {
+    facts = {
         "compile_s": time.perf_counter() - started,
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "live_bytes": memory.peak_memory_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
     }
-    return said, compiled.as_text(), compiled
+    return facts, compiled.as_text(), compiled
 
 
 def main() -> None:

@@ -192,19 +192,19 @@ class _Walk:
     def run(self, computation: Computation) -> Estimate:
         """The estimate of one execution, starting with idle links."""
         clocks = _Clocks()
-        found = clocks.found
+        took = clocks.found
         for step in computation.instructions:
             if step.opcode in FREE:
                 clocks.hand_on(step)
             elif step.opcode in ("while", "call", "conditional"):
                 clocks.settle_operands(step)
-                self._inner(found, step, computation)
-                clocks.ready_s[step.name] = found.step_s
+                self._inner(took, step, computation)
+                clocks.ready_s[step.name] = took.step_s
             elif step.opcode in NETWORK:
                 cost = step.nbytes / self.network_bytes_per_s
                 transfer = clocks.begin(self.part(step), cost, way=step.opcode)
                 clocks.under_way[step.name] = transfer
-                found.count(step.opcode, 1)
+                took.count(step.opcode, 1)
             elif (moved := self.collective(step, computation)) is not None:
                 self._move(clocks, step, computation, *moved)
             elif step.opcode.endswith("-done"):
@@ -216,7 +216,7 @@ class _Walk:
             else:
                 self._compute(clocks, step, computation)
         clocks.settle(dict.fromkeys(t for owed in clocks.owed.values() for t in owed))
-        return found
+        return took
 
     def _move(self, clocks: _Clocks, step, holder, kind, inner, inner_holder) -> None:
         """A collective, or a fusion that starts one, computes while it runs, or ends it."""
@@ -267,11 +267,11 @@ class _Walk:
             return None
         for name in step.called:
             inner = self.program.computations[name]
-            for one in inner.instructions:
-                kind = one.opcode.removesuffix("-start")
+            for inner_step in inner.instructions:
+                kind = inner_step.opcode.removesuffix("-start")
                 if kind in COLLECTIVES:
-                    sliced = kind == "all-reduce" and step.nbytes < one.nbytes
-                    return ("reduce-scatter" if sliced else kind), one, inner
+                    sliced = kind == "all-reduce" and step.nbytes < inner_step.nbytes
+                    return ("reduce-scatter" if sliced else kind), inner_step, inner
         return None
 
     def part(self, step: Instruction) -> str:
@@ -294,11 +294,11 @@ class _Walk:
             clocks.hand_on(step, seconds)
         else:
             clocks.settle_operands(step)
-        found = clocks.found
-        found.matmul_flops += flops
-        found.spend(self.part(step), kind, seconds)
+        took = clocks.found
+        took.matmul_flops += flops
+        took.spend(self.part(step), kind, seconds)
         if kind not in ("vector", "memory"):
-            clocks.ready_s[step.name] = found.step_s
+            clocks.ready_s[step.name] = took.step_s
 
     def compute_s(self, step: Instruction, holder: Computation, flops: float) -> tuple[str, float]:
         """(kind, seconds) of an instruction that the core runs."""

@@ -134,11 +134,11 @@ class Program:
 
 def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
     """(bits of an element, sizes) of every array in a shape's text."""
-    found = []
+    operands = []
     for kind, sizes in _ARRAY.findall(shape):
         if kind in BITS:
-            found.append((BITS[kind], tuple(int(s) for s in sizes.split(",") if s)))
-    return found
+            operands.append((BITS[kind], tuple(int(s) for s in sizes.split(",") if s)))
+    return operands
 
 
 def memory_bytes(shape: str) -> int:
@@ -160,8 +160,8 @@ def parse(text: str) -> Program:
         elif line.startswith("}") and name:
             computations[name] = Computation(name, tuple(lines))
             name = None
-        elif name and (found := _instruction(line.strip())):
-            lines.append(found)
+        elif name and (step := _instruction(line.strip())):
+            lines.append(step)
     if entry is None:
         raise ValueError("the text has no ENTRY computation: is it an HLO module?")
     return Program(computations, entry, text)
@@ -212,10 +212,10 @@ def _element(holder: Computation, name: str, index: int) -> str | None:
 def _constant(holder: Computation, name: str | None) -> int | None:
     """The integer that `name` holds, seen through copies."""
     while name is not None:
-        found = holder.by_name[name]
-        if found.opcode == "constant":
-            return int(found.argument) if re.fullmatch(r"-?\d+", found.argument) else None
-        name = found.operands[0] if found.opcode in ("copy", "bitcast", "convert") else None
+        step = holder.by_name[name]
+        if step.opcode == "constant":
+            return int(step.argument) if re.fullmatch(r"-?\d+", step.argument) else None
+        name = step.operands[0] if step.opcode in ("copy", "bitcast", "convert") else None
     return None
 
 

@@ -120,5 +120,5 @@ def _names(value: Value) -> Iterator[str]:
     if isinstance(value, frozenset):
         yield from value
     else:
-        for one in value:
-            yield from _names(one)
+        for item in value:
+            yield from _names(item)
