@@ -78,7 +78,7 @@ def by_part(seconds: Counter, program: Program) -> dict[str, float]:
         for computation in program.computations.values()
         for step in computation.instructions
     }
-    seconds = Counter()
+    sums = Counter()
     for name, value in seconds.items():
-        seconds[parts.get(name, OTHER)] += value
-    return {part: value for part, value in seconds.most_common() if value > 0}
+        sums[parts.get(name, OTHER)] += value
+    return {part: value for part, value in sums.most_common() if value > 0}
