@@ -12,6 +12,7 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.formats.open import load_run
 from tests.quick_compile import FLAGS
+from tests.storage.fake_gcs import variables
 
 STEPS = 12
 CACHES = (
@@ -19,6 +20,7 @@ CACHES = (
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     "XDG_CACHE_HOME",
 )
+STORAGE = variables("").keys()
 
 
 def in_dir(run: Run, folder: Path) -> Run:
@@ -38,7 +40,9 @@ def losses(run: Run) -> dict[int, float]:
 
 def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess.CompletedProcess:
     """Trains in a process of its own, after running the lines of `before`."""
-    run_file = Path(run.dir).with_suffix(".toml")
+    beside = run.dir if "://" not in run.dir else f"{os.environ['XDG_CACHE_HOME']}/run"
+    run_file = Path(beside).with_suffix(".toml")
+    run_file.parent.mkdir(parents=True, exist_ok=True)
     run_file.write_text(dump_toml(run))
     assert load_run(run_file, []) == run
     code = textwrap.dedent(before) + textwrap.dedent(f"""
@@ -62,6 +66,7 @@ def environment(devices: int = 1) -> dict[str, str]:
         "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count={devices}",
         "PATH": "/usr/bin:/bin",
         **{name: os.environ[name] for name in CACHES},
+        **{name: os.environ[name] for name in STORAGE if name in os.environ},
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
 

@@ -10,6 +10,7 @@ from tests.style.sources import PACKAGE, parsed, python_files
 ORDER = [
     {"guard", "__init__"},
     {"errors"},
+    {"storage"},
     {"hardware", "report"},
     {"config"},
     {"core", "data"},
@@ -33,7 +34,18 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # Modules that still import each other, within a room.
 CIRCLES = []
 
-JAX_FREE = ("cli", "cloud", "config", "data", "errors", "guard", "hardware", "presets", "report")
+JAX_FREE = (
+    "cli",
+    "cloud",
+    "config",
+    "data",
+    "errors",
+    "guard",
+    "hardware",
+    "presets",
+    "report",
+    "storage",
+)
 HEAVY = {"jax", "jaxlib", "torch", "tensorflow", "transformers", "datasets"}
 
 

@@ -2,7 +2,10 @@
 
     checkpoints/<step>/hashes.json   {"state/d/...": [bytes, xxh3_64], ...}
 
-They are written into the folder before Orbax gives it its name, so a checkpoint without them is
+In a bucket they are the checksums that the service keeps (`crc32c:...`), so that comparing them is
+one listing; a run that was copied from one to the other is compared by the hashes it has.
+
+They are written before Orbax commits the checkpoint, so a checkpoint without them is
 damaged. Earlier versions wrote them with the next save: the newest of their checkpoints may have
 none (`VERSION` in the meta tells). `_CHECKPOINT_METADATA` is not hashed, since Orbax stamps it
 afterwards; nothing of the state is in it.
@@ -12,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
-import xxhash
 
-from lmwright.data.json_text import parse_json
+from lmwright.checkpoint.files import CRC32C, HASHES, XXH3, StepFiles
+from lmwright.data.json_text import parse_text
 from lmwright.errors import UserError
 
-HASHES = "hashes.json"
 META = "meta/metadata"
 ORBAX_META = "_CHECKPOINT_METADATA"
 VERSION = 2
@@ -33,106 +35,88 @@ def damaged(what: str) -> Unusable:
     return Unusable(f"is damaged: {what}")
 
 
-def hash_files(folder: Path) -> dict[str, list[Any]]:
-    """{relative path: [bytes, xxh3_64]} of all files below, hashes.json left out."""
-    hashes = {}
-    for path in files(folder):
-        digest = xxhash.xxh3_64()
-        size = 0
-        with open(path, "rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                size += len(block)
-        hashes[path.relative_to(folder).as_posix()] = [size, digest.hexdigest()]
-    return hashes
+def hash_files(files: StepFiles) -> dict[str, list[Any]]:
+    """{name: [bytes, hash]} of all files that are vouched for."""
+    return {name: files.fact(name, files.kind) for name in files.names() if name != ORBAX_META}
 
 
-def files(folder: Path) -> list[Path]:
-    """All files of a checkpoint but hashes.json and hidden ones (a file manager's, NFS's)."""
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != HASHES and not path.name.startswith(".")
-    ]
-
-
-def stamps(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Inode, size and time of every file: two that are equal saw the same files."""
-    hashes = {}
-    for path in files(folder):
-        stat = path.stat()
-        hashes[str(path)] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    return hashes
-
-
-def verify(folder: Path, *, newest: bool) -> bool:
+def verify(files: StepFiles, *, newest: bool) -> bool:
     """True if hashes vouch for the files of a committed checkpoint; they may be missing if it is
     the newest one of an earlier version.
 
     Raises Unusable for one that is damaged, UserError where this user may not read it.
     """
     try:
-        refuse_unlisted(folder)
-        return _compare(folder, read_meta(folder), newest)
+        refuse_unlisted(files)
+        return _compare(files, read_meta(files), newest)
     except PermissionError as error:
         raise UserError(
             f"{error.filename}: cannot be read ({error.strerror}); let this user read the "
             "checkpoints"
         ) from error
     except FileNotFoundError as error:
-        raise damaged(f"{Path(error.filename or folder).name} is missing") from error
+        raise damaged(f"{Path(error.filename or files.path).name} is missing") from error
     except OSError as error:
         raise damaged(f"it cannot be read ({error.strerror})") from error
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(files: StepFiles) -> dict[str, Any]:
     """Metadata saved beside the state: step, data position, the run as TOML."""
-    meta = _read_json(folder / META)
-    if not isinstance(meta, dict) or meta.get("step") != int(folder.name):
-        raise damaged(f"{META} is not that of step {folder.name}")
+    meta, step = _read_json(files, META), files.path.name
+    if not isinstance(meta, dict) or meta.get("step") != int(step):
+        raise damaged(f"{META} is not that of step {step}")
     return meta
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(files: StepFiles, name: str) -> Any:
     try:
-        return parse_json(path)
+        return parse_text(files.read(name).decode("utf-8"))
     except ValueError as error:
-        raise damaged(f"{path.name} is not JSON") from error
+        raise damaged(f"{name.split('/')[-1]} is not JSON") from error
 
 
-def refuse_unlisted(folder: Path) -> None:
+def refuse_unlisted(files: StepFiles) -> None:
     """Raises Unusable where Orbax could not list the checkpoint."""
-    meta = _read_json(folder / ORBAX_META)
+    meta = _read_json(files, ORBAX_META)
     if not isinstance(meta, dict) or not isinstance(meta.get("commit_timestamp_nsecs"), int):
         raise damaged(f"{ORBAX_META} is not what Orbax wrote")
     names = ocp.path.step.standard_name_format()
     try:
-        names.find_step(folder.parent, int(folder.name)).commit_timestamp  # noqa: B018
+        names.find_step(files.path.parent, int(files.path.name)).commit_timestamp  # noqa: B018
     except OSError:
         raise
     except Exception as error:
         raise damaged(f"{ORBAX_META} is not what Orbax wrote") from error
 
 
-def _compare(folder: Path, meta: dict[str, Any], newest: bool) -> bool:
+def _compare(files: StepFiles, meta: dict[str, Any], newest: bool) -> bool:
     """True if there are hashes. Raises Unusable if a file differs from them."""
-    if not (folder / HASHES).exists() and "version" not in meta and newest:
-        return False
-    expected = _read_json(folder / HASHES)
+    try:
+        expected = _read_json(files, HASHES)
+    except FileNotFoundError:
+        if "version" not in meta and newest:
+            return False
+        raise
     if not isinstance(expected, dict):
         raise damaged(f"{HASHES} holds no hashes")
-    hashes = hash_files(folder)
+    names = set(files.names())
     for name, fact in expected.items():
         if Path(name).name.startswith("."):
             continue  # earlier versions hashed those, too
-        if name not in hashes:
+        if name not in names:
             raise damaged(f"{name} is missing")
-        if hashes[name] != fact:
-            raise damaged(_difference(name, fact, hashes[name][0]))
-    for name in hashes:
+        actual = files.fact(name, _kind(fact))
+        if actual != fact:
+            raise damaged(_difference(name, fact, actual[0]))
+    for name in names:
         if name.startswith(("state/", "meta/")) and name not in expected:
             raise damaged(f"{name} is not in {HASHES}")
     return True
+
+
+def _kind(fact: Any) -> str:
+    text = fact[1] if isinstance(fact, list) and len(fact) == 2 else ""
+    return CRC32C if str(text).startswith(CRC32C) else XXH3
 
 
 def _difference(name: str, fact: Any, size: int) -> str:

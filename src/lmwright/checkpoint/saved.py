@@ -18,7 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from lmwright.checkpoint.hashes import Unusable, read_meta, stamps, verify
+from lmwright.checkpoint.files import Stamps, StepFiles, root_of
+from lmwright.checkpoint.hashes import Unusable, read_meta, verify
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree, first_difference
 from lmwright.errors import UserError, first_line
@@ -40,17 +41,15 @@ class SavedStates:
 
     def __post_init__(self) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
-        self.root = self.run_dir.absolute() / "checkpoints"
+        self.files = root_of(self.run_dir)
+        self.root = self.files.path
 
     def steps(self) -> list[int]:
         """Committed steps, oldest first."""
         try:
-            names = [path.name for path in self.root.iterdir() if path.is_dir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+            return self.files.steps()
         except OSError as error:
             raise UserError(f"{self.root}: cannot be read ({error.strerror})") from error
-        return sorted(int(n) for n in names if n.isdecimal() and n == str(int(n)))
 
     def restore(self, abstract: Abstract) -> tuple[Tree, dict[str, Any]] | None:
         """State and meta of the newest checkpoint that is whole and finite, or None where there
@@ -104,28 +103,28 @@ class SavedStates:
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             return checkpointer.metadata(self._state_dir(step)).item_metadata.tree
 
-    def _state_dir(self, step: int) -> Path:
+    def _state_dir(self, step: int) -> Any:
         return self.root / str(step) / "state"
 
     def _read(self, step: int, abstract: Abstract, *, newest: bool) -> tuple[Tree, dict[str, Any]]:
         """Raises Unusable, on all processes alike."""
-        folder = self.root / str(step)
-        before, vouched = self._verified(folder, newest)
+        files = self.files.step(step)
+        before, vouched = self._verified(files, newest)
         state, meta, problem = None, {}, None
         try:
-            state, meta = self._load(step, abstract), read_meta(folder)
+            state, meta = self._load(step, abstract), read_meta(files)
         except (UserError, Unusable):
             raise
         except Exception as error:
             _hush()
-            if vouched and _unchanged(folder, before):
+            if vouched and _unchanged(files, before):
                 raise UserError(
-                    f"{folder}: its files are what was saved, but they cannot be loaded "
+                    f"{files.path}: its files are what was saved, but they cannot be loaded "
                     f"({first_line(error):.200}); check that there is enough memory and disk "
                     "space and run again"
                 ) from error
             problem = f"is damaged: it cannot be read ({first_line(error):.200})"
-        if problem is None and not _unchanged(folder, before):
+        if problem is None and not _unchanged(files, before):
             problem = "is damaged: a file was altered or removed while it was read"
         if problem := self._agreed(problem):
             raise Unusable(problem)
@@ -135,14 +134,14 @@ class SavedStates:
             self._unhashed(step)
         return state, meta
 
-    def _verified(self, folder: Path, newest: bool) -> tuple[dict[str, tuple[int, ...]], bool]:
+    def _verified(self, files: StepFiles, newest: bool) -> tuple[Stamps, bool]:
         """Stamps of the files, taken before they are compared with their hashes, and whether there
         were any hashes. Process 0 compares."""
         problem, vouched, before = None, True, {}
         try:
-            before = stamps(folder)
+            before = files.stamps()
             if jax.process_index() == 0:
-                vouched = verify(folder, newest=newest)
+                vouched = verify(files, newest=newest)
         except Unusable as error:
             problem = str(error)
         except OSError as error:
@@ -226,14 +225,14 @@ def _hush() -> None:
     sys.unraisablehook = hook
 
 
-def _unchanged(folder: Path, before: dict[str, tuple[int, ...]]) -> bool:
+def _unchanged(files: StepFiles, before: Stamps) -> bool:
     try:
-        return stamps(folder) == before
+        return files.stamps() == before
     except OSError:
         return False
 
 
-def check_shapes(saved: Any, wanted: Tree, where: Path) -> None:
+def check_shapes(saved: Any, wanted: Tree, where: Any) -> None:
     """Raises UserError where a checkpoint's leaves are not those of `wanted`."""
     theirs = {jax.tree_util.keystr(p): tuple(leaf.shape)
               for p, leaf in jax.tree_util.tree_leaves_with_path(dict(saved))}  # fmt: skip

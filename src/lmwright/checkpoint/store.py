@@ -9,23 +9,19 @@ trains, and the one before it is used. Whoever only reads takes `saved.SavedStat
 """
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from lmwright.checkpoint.files import HASHES, BucketRoot, StepFiles
 from lmwright.checkpoint.hashes import (
-    HASHES,
-    ORBAX_META,
     VERSION,
     Unusable,
     hash_files,
@@ -35,12 +31,11 @@ from lmwright.checkpoint.saved import SavedStates, check_shapes
 from lmwright.config.run import Checkpoint
 from lmwright.core.param import Tree
 from lmwright.errors import UserError, first_line
-from lmwright.guard.files import write_whole
 
 __all__ = ["Checkpoints", "check_shapes"]
 
-UNFINISHED = ".orbax-checkpoint-tmp"
 MIN_TIMEOUT_S = 240  # Orbax's waits are longer
+MOST_FAILURES = 4  # of saves into a bucket, one after the other
 
 
 class _Save(NamedTuple):
@@ -58,14 +53,18 @@ class Checkpoints(SavedStates):
 
     policy: Checkpoint = field(default_factory=Checkpoint)
     warn: Callable[[str], None] = field(default=print, kw_only=True)
+    before_commit: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    """Called on process 0 when all of a checkpoint but its commit is written."""
     _last: "_Save | None" = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    """Of saves, one after the other."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if jax.process_index() != 0:  # which may be early: the directory is process 0's to claim
             return
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.files.make()
             self._remove_unfinished()  # by a process killed in a save
         except OSError as error:
             raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
@@ -103,10 +102,23 @@ class Checkpoints(SavedStates):
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            if not self._clock_jumped(error):
+            if not (self._clock_jumped(error) or self._may_pass()):
                 raise _save_error(self.root, error) from error
-            self._save_again()
+            self._failures += 1
+            self._save_again(error)
             self.wait()
+        else:
+            self._failures = 0
+
+    def lost(self) -> bool:
+        """True if the save in flight has failed, so that the next state should be saved at once."""
+        if "_manager" not in vars(self) or not self._may_pass():
+            return False
+        try:
+            self._manager.check_for_errors()
+        except Exception:
+            return True
+        return False
 
     def save(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
         """Starts saving; blocks until the save before is on disk and the state is copied off the
@@ -125,38 +137,51 @@ class Checkpoints(SavedStates):
         """True if a save timed out although that time had not passed: Orbax reads the wall clock.
         The barriers of several processes do not."""
         early = time.monotonic() - self._last.began < MIN_TIMEOUT_S if self._last else False
-        return isinstance(error, TimeoutError) and early and jax.process_count() == 1
+        return (
+            isinstance(error, TimeoutError)
+            and early
+            and self._failures == 0
+            and jax.process_count() == 1
+        )
 
-    def _save_again(self) -> None:
+    def _may_pass(self) -> bool:
+        """True for a bucket, whose trouble may pass. Several processes are started again
+        together instead, since the others do not know of it."""
+        in_bucket = isinstance(self.files, BucketRoot)
+        return in_bucket and jax.process_count() == 1 and self._failures < MOST_FAILURES
+
+    def _save_again(self, error: Exception) -> None:
         """Saves the last state once more, or, if the step after has taken its memory, does
         without."""
         last, self._last = self._last, None
         manager = vars(self).pop("_manager")
         with suppress(Exception):  # what failed may be told again
             manager.close()
+        if isinstance(self.files, BucketRoot):
+            time.sleep(2.0**self._failures)
         self._remove_unfinished()
         if last and not any(leaf.is_deleted() for leaf in jax.tree.leaves(last.state)):
             self.save(last.step, last.state, last.meta)
-            self._last = None  # once is enough
         elif last:
-            self._tell(f"checkpoint {last.step} was not kept: the clock jumped while it was saved")
+            self._tell(f"checkpoint {last.step} was not kept: {first_line(error):.200}")
 
     def _remove_unfinished(self) -> None:
-        for left in self.root.glob(f"*{UNFINISHED}*"):
-            shutil.rmtree(left)
+        for files in self.files.unfinished():
+            self.files.remove(files)
 
     def _write_hashes(self) -> None:
         """Hashes the checkpoint that Orbax is about to commit (process 0)."""
         if jax.process_index() == 0:
-            for folder in self.root.glob(f"*{UNFINISHED}*"):
-                _hash(folder)
+            self.before_commit()
+            for files in self.files.unfinished():
+                _hash(files)
 
     # A checkpoint that cannot be used is moved away at once, so that its step can be saved again.
 
     def _unhashed(self, step: int) -> None:
         super()._unhashed(step)
         if jax.process_index() == 0:  # it will not be the newest for long
-            _hash(self.root / str(step))
+            _hash(self.files.step(step))
 
     def _reject(self, step: int, problem: str) -> None:
         self._tell(f"checkpoint {step} {problem}; using the one before")
@@ -177,7 +202,7 @@ class Checkpoints(SavedStates):
         for step in self.steps():
             problem = None
             try:
-                refuse_unlisted(self.root / str(step))
+                refuse_unlisted(self.files.step(step))
             except (Unusable, OSError) as error:
                 problem = str(error)
             if problem := self._agreed(problem):
@@ -185,27 +210,23 @@ class Checkpoints(SavedStates):
                 self._set_aside(step, problem)
 
     def _set_aside(self, step: int, problem: str) -> None:
-        folder, aside = self.root / str(step), self.run_dir / "checkpoints.damaged"
         if jax.process_index() == 0:
             try:
-                aside.mkdir(exist_ok=True)
-                shutil.rmtree(aside / str(step), ignore_errors=True)
-                os.replace(folder, aside / str(step))
+                self.files.set_aside(step)
             except OSError as error:
                 raise UserError(
-                    f"{folder}: {problem}, and cannot be moved to {aside.name} "
-                    f"({error.strerror}); move it there"
+                    f"{self.root / str(step)}: {problem}, and cannot be moved to "
+                    f"checkpoints.damaged ({error.strerror}); move it there"
                 ) from error
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"checkpoint {step} is set aside")
 
 
-def _hash(folder: Path) -> None:
-    hashes = {name: fact for name, fact in hash_files(folder).items() if name != ORBAX_META}
-    write_whole(folder / HASHES, json.dumps(hashes))
+def _hash(files: StepFiles) -> None:
+    files.write(HASHES, json.dumps(hash_files(files)))
 
 
-def _save_error(root: Path, error: Exception) -> UserError:
+def _save_error(root: Any, error: Exception) -> UserError:
     return UserError(
         f"{root}: the checkpoint could not be written ({first_line(error):.200}); free some space "
         "or correct the folder's permissions and run again to continue"

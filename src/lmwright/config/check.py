@@ -16,6 +16,7 @@ from lmwright.config.run import (
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
+from lmwright.storage.bucket import is_bucket
 
 
 def check_run(run: Run) -> None:
@@ -52,6 +53,11 @@ def _check_places(run: Run) -> None:
             raise UserError(
                 f"{field}: {shown!r} cannot be a folder's path; use printable names of at most 255 "
                 "bytes"
+            )
+        if "://" in path and not is_bucket(path) and field == "dir":
+            raise UserError(
+                f"{field}: {path!r} is in no place that checkpoints are written to; use a folder, "
+                "or gs://BUCKET/FOLDER"
             )
 
 

@@ -26,6 +26,8 @@ from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, is_tables, join_keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
+from lmwright.storage.bucket import is_bucket
+from lmwright.storage.mirror import fetched, shown
 
 # Beside a run.toml, these tell a run directory from a folder with a user's run file.
 OF_RUN_DIRECTORY = ("env.json", "metrics.jsonl")
@@ -81,7 +83,7 @@ class RunFiles:
     def _resolve(
         self, path: str | Path, overrides: Sequence[str], *left_out: str
     ) -> tuple[Run, Provenance, list[str]]:
-        path = Path(path)
+        path = fetched(path)
         path = path / "run.toml" if path.is_dir() else path
         values, lines = read_toml(path)
         values = {key: value for key, value in values.items() if key not in left_out}
@@ -106,7 +108,7 @@ class RunFiles:
             self._put_layer(merged, layer, f"depth {depth}", {})
         self._put_layer(merged, values, None, chosen)
         if moved is not None:
-            merged.merge({"dir": str(moved)}, "where it is now")
+            merged.merge({"dir": moved}, "where it is now")
         for keys, value in parsed:
             if keys not in chosen:
                 merged.put(keys, value)
@@ -202,7 +204,7 @@ def _adapter(kinds: Frozen) -> TypeAdapter:
         OFFERED.reset(token)
 
 
-def _find_moved(path: Path, written: Any) -> Path | None:
+def _find_moved(path: Path, written: Any) -> str | None:
     """Run directory that contains a run file, if it was moved or copied since the file was written;
     None for any other run file."""
     folder = path.parent
@@ -210,11 +212,15 @@ def _find_moved(path: Path, written: Any) -> Path | None:
         return None
     if not any((folder / name).exists() for name in OF_RUN_DIRECTORY):
         return None
-    return None if same_folder(folder, written) else folder
+    here = shown(folder)
+    return None if same_folder(here, written) else here
 
 
-def same_folder(folder: Path, written: str) -> bool:
+def same_folder(folder: str | Path, written: str) -> bool:
     """True if a `dir` that was written down, perhaps elsewhere or long ago, is this folder."""
+    if is_bucket(folder) or is_bucket(written):
+        return str(folder).rstrip("/") == written.rstrip("/")
+    folder = Path(folder)
     try:
         return folder.samefile(written)
     except (OSError, ValueError):

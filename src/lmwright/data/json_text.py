@@ -13,7 +13,11 @@ def parse_json(path: Path) -> Any:
     """Value of a UTF-8 JSON file. Raises OSError if it cannot be read, and ValueError with the
     reason if it is not JSON, is nested too deeply, or holds half of a surrogate pair, which no file
     name and no terminal accepts."""
-    text = path.read_text("utf-8")
+    return parse_text(path.read_text("utf-8"))
+
+
+def parse_text(text: str) -> Any:
+    """As `parse_json`, of a text."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -22,6 +22,7 @@ from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
+from lmwright.storage.mirror import sending
 
 
 def export_adapter_command(
@@ -41,7 +42,7 @@ def export_adapter_command(
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     peft = to_peft(run.model, chosen, weights[chosen.name], base.path)
-    with new_folder(Path(out)) as temporary:
+    with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, peft)
         write_note(temporary, base, run.lora.base)
     _say(out, peft)
@@ -85,7 +86,7 @@ def combine_command(
     """Writes several PEFT adapters of one base as one; equal weights if none are given."""
     shares = list(weights) or [1.0 / len(adapters)] * len(adapters)
     combined = combine([read_folder(folder) for folder in adapters], shares, Combination(**options))
-    with new_folder(Path(out)) as temporary:
+    with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, combined)
     _say(out, combined)
 

@@ -12,6 +12,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import is_run
 from lmwright.formats.proof import Proof
+from lmwright.storage.mirror import sending
 
 
 def export_command(
@@ -56,7 +57,10 @@ def export_loaded(
     else:
         write = write_hf
         options["max_shard_bytes"] = MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes
-    proof = write(loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, out, **options)
+    with sending(out, overwrite=overwrite) as local:
+        proof = write(
+            loaded.model, loaded.tensors, loaded.load, loaded.tokenizer_dir, local, **options
+        )
     _say(loaded, out, proof)
     return proof
 

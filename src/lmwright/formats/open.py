@@ -32,6 +32,8 @@ from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.presets.dial import dial
 from lmwright.program import lora_section
 from lmwright.program.length import epoch_rows
+from lmwright.storage.bucket import is_bucket
+from lmwright.storage.mirror import fetched, mirror_folder
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
 HUB_LIKE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -90,6 +92,8 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
     if is_hub_name(name):
         path, commit = fetch(str(name), only=["config.json"] if header else ())
         return replace(_open_path(path), hub=commit)
+    if is_bucket(name):
+        return _open_path(fetched(name))
     if "://" in str(name):
         raise UserError(f"{name}: is no place that models are read from; write {PREFIX}owner/name")
     return _open_path(usable(os.path.expanduser(name)))
@@ -98,7 +102,8 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
 def open_run(path: str | Path) -> Place:
     """The run directory at a path, or around the checkpoint there. Raises UserError for anything
     else."""
-    if (place := _run_at(usable(os.path.expanduser(path)))) is None:
+    local = fetched(path) if is_bucket(path) else usable(os.path.expanduser(path))
+    if (place := _run_at(local)) is None:
         raise UserError(f"{path}: not a run directory (no run.toml); train one first")
     return place
 
@@ -147,7 +152,7 @@ def _nothing_at(path: Path) -> UserError:
 
 def is_run(name: str | Path) -> bool:
     """True if a name means a run: a run file, or a folder that holds one."""
-    path = Path(name)
+    path = fetched(name)
     return path.suffix == ".toml" or (path / "run.toml").exists()
 
 
@@ -181,8 +186,9 @@ def init_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[st
 
     Where the path is gone, the run directory says what was there when the run began.
     """
-    dumped = Path(run_dir) / "run.toml" if isinstance(run_dir, str) else None
-    if not Path(path).expanduser().exists() and dumped is not None and dumped.exists():
+    dumped = mirror_folder(run_dir) / "run.toml" if isinstance(run_dir, str) else None
+    gone = "://" not in path and not Path(path).expanduser().exists()
+    if gone and dumped is not None and dumped.exists():
         run = load_run(dumped)
         model, tokenizer = run.model, run.data.tokenizer.path
     else:

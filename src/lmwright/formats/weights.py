@@ -25,6 +25,7 @@ from lmwright.program.lora import storages
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import averaged_weights, fresh_frozen
 from lmwright.program.trainee import Frozen
+from lmwright.storage.mirror import shown
 
 
 def refuse_unlike(place: Place, spec: Tree) -> None:
@@ -78,7 +79,7 @@ def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Frozen, 
     frozen = load_frozen(plan)
     restored = restore(plan, SavedStates(folder), frozen, step)
     if restored is None:
-        raise UserError(f"{folder}: has no checkpoint yet; train at least one step")
+        raise UserError(f"{shown(folder)}: has no checkpoint yet; train at least one step")
     parts = restored[0]["trained"]
     return frozen, {name: averaged_weights(part) for name, part in parts.items()}
 

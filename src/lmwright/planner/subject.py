@@ -35,7 +35,7 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
     chosen for it, as lines. Raises UserError where there is none of that name."""
     path = Path(name)
     lies_there = path.is_file() and path.suffix != ".gguf"
-    if lies_there or is_run(path):
+    if lies_there or is_run(name):
         return load_noted(name, overrides)
     try:
         model = find_model(name)

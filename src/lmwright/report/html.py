@@ -24,6 +24,7 @@ from lmwright.guard.files import write_whole
 from lmwright.report.curves import curves_of, points_per_curve
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
+from lmwright.storage.mirror import mirror_folder, place_in, send_file
 
 REPORT_FILE = "report.html"
 PAGE_DIR = Path(__file__).parent
@@ -34,30 +35,32 @@ def report_command(dirs: Sequence[str | Path], out: str | Path | None = None) ->
     """Writes the report and prints its path: in the run directory, or in the current folder for
     several runs."""
     if out is None:
-        out = Path(dirs[0]) / REPORT_FILE if len(dirs) == 1 else Path(REPORT_FILE)
+        out = place_in(dirs[0], REPORT_FILE) if len(dirs) == 1 else REPORT_FILE
     path = write_report(dirs, out)
-    print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    print(f"report: {out} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
     return path
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
-    """Writes `out` atomically from the files of the run directories.
+    """Writes `out` atomically from the files of the run directories; returns its path on this
+    machine.
 
     Runs keep their order, which gives them their colors. Raises UserError for a folder that
     is no run, for damaged files (naming file and line) and for an unwritable `out`.
     """
     if not run_dirs:
         raise UserError("report: no run directory given; name one or more")
-    unique = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}
+    unique = {mirror_folder(run_dir).resolve(): run_dir for run_dir in run_dirs}
     page = render([read_run(run_dir) for run_dir in unique.values()])
-    out = Path(out)
+    local = mirror_folder(out)
     try:
-        write_whole(out, page.encode(errors="replace"))
+        write_whole(local, page.encode(errors="replace"))
+        send_file(local, out)
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written: {error.strerror}; choose another file with -o"
         ) from error
-    return out
+    return local
 
 
 def render(records: Sequence[RunRecord]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
+from lmwright.storage.mirror import fetched
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -77,7 +78,7 @@ class RunRecord:
 def read_run(run_dir: str | Path) -> RunRecord:
     """Reads a run directory. Raises UserError naming the file and line that is missing or
     damaged."""
-    run_dir = Path(run_dir)
+    run_dir = fetched(run_dir)
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such folder; give the directory of a run")
     config = _read_toml(run_dir / "run.toml")

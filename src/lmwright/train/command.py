@@ -1,7 +1,6 @@
 """Command `lmwright train` and its messages at the end of a session."""
 
 import time
-from pathlib import Path
 
 import jax
 import psutil
@@ -12,6 +11,7 @@ from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
+from lmwright.storage.mirror import place_in
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome, train
 from lmwright.train.peers import expect_abort
@@ -61,7 +61,7 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
         raise
     if jax.process_index() == 0:
         try:
-            report = f"curves in {write_report([Path(run.dir)], Path(run.dir) / 'report.html')}"
+            report = f"curves in {write_report([run.dir], place_in(run.dir, 'report.html'))}"
         except UserError as error:  # the run itself ended as its exit code says
             report = f"no report: {error}"
         if outcome.exit_code:

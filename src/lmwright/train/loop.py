@@ -45,7 +45,7 @@ from lmwright.train.hooks import HOOKS, Hook
 from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
-from lmwright.train.rundir import claim, keep_tokenizer
+from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
 from lmwright.train.signals import (
     EXIT_SESSION_OVER,
     EXIT_TIME_SPENT,
@@ -91,8 +91,10 @@ def train(
         Lanes.of(plan, trainees)  # refuses rows that do not divide
         frozen = load_frozen(plan)
         folder = stack.enter_context(claim(run, plan))
-        keep_tokenizer(folder, stores[trainees[0].name])
-        checkpoints = stack.enter_context(Checkpoints(folder, run.checkpoint))
+        path = folder.path
+        keep_tokenizer(path, stores[trainees[0].name])
+        checkpoints = Checkpoints(path, run.checkpoint, before_commit=folder.push)
+        stack.enter_context(checkpoints)
         state, meta = restore_or_init(plan, checkpoints, stores, frozen)
         start, counts = int(meta.get("step", 0)), counts_of(state)
         left = max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
@@ -108,11 +110,11 @@ def train(
             watches={trainee.name: Watch(**watched.get(trainee.name, {})) for trainee in trainees},
             checkpoints=checkpoints,
             stop=stop,
-            budget=Budget.of(run, folder, start, saved(state), began),
-            metrics=stack.enter_context(MetricsWriter(folder, run, start or None)),
+            budget=Budget.of(run, path, start, saved(state), began),
+            metrics=stack.enter_context(MetricsWriter(path, run, start or None)),
             display=stack.enter_context(Display(run, start + left, start)),
-            profiler=stack.enter_context(Profiler(folder, run.metrics.profile_steps)),
-            hooks=(*HOOKS, *hooks),
+            profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
+            hooks=(KeepClaim(folder), *HOOKS, *hooks),
         )
         stack.callback(session.close)
         return session.run()
@@ -221,7 +223,8 @@ class Session:
             stopping = self.stop.asked(done)
             if done >= self.steps:
                 self._feed.finish()
-            if done >= self.steps or stopping or _due(done, run.checkpoint.save_every_steps):
+            due = _due(done, run.checkpoint.save_every_steps) or self.checkpoints.lost()
+            if done >= self.steps or stopping or due:
                 self._save(done)
             if stopping and done < self.steps:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)

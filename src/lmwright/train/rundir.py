@@ -1,6 +1,9 @@
 """The run directory: complete in itself, owned by one run, used by one process at a time.
 
 run.toml plan.json env.json metrics.jsonl checkpoints/ report.html
+
+One in a bucket has a mirror on the machine of each process, where all but the checkpoints is
+written first (`storage/mirror.py`), and is claimed for all machines (`storage/claim.py`).
 """
 
 import fcntl
@@ -9,8 +12,8 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from lmwright.checkpoint.files import root_of
 from lmwright.config.load import dump_toml, same_folder
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
@@ -27,7 +31,11 @@ from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
 from lmwright.program.plan import Plan
+from lmwright.storage.bucket import is_bucket
+from lmwright.storage.claim import Claim
+from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
 from lmwright.train.environment import write_env
+from lmwright.train.hooks import Hook, Running
 from lmwright.train.log import errors_to_file
 
 # What may differ between sessions of one run: nothing that changes what is learned, but how
@@ -41,68 +49,133 @@ MOST_SHOWN = 6  # fields in a message
 LONGEST_SHOWN = 60
 
 
+@dataclass
+class RunFolder:
+    """A run directory that this process may write."""
+
+    path: Path
+    """On this machine."""
+    mirror: Mirror | None = None
+    """Of a run directory in a bucket."""
+    claim: Claim | None = None
+    """On it, of process 0."""
+
+    def push(self) -> None:
+        """Sends what was written to the bucket. Raises UserError if another process has taken the
+        run over."""
+        if self.mirror is not None:
+            self.mirror.push()
+
+    def confirm(self) -> None:
+        """Raises UserError if another process has taken the run over, which the bucket knows."""
+        if self.claim is not None:
+            self.claim.confirm()
+
+    def check(self) -> None:
+        """As `confirm`, by what was heard last."""
+        if self.claim is not None:
+            self.claim.check()
+
+
+class KeepClaim(Hook):
+    """Ends a run that another process has taken over."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+
+    def after_step(self, session: Running, step: int) -> None:
+        self._folder.check()
+
+    def before_save(self, session: Running, step: int) -> None:
+        self._folder.push()
+
+
 @contextmanager
-def claim(run: Run, plan: Plan) -> Iterator[Path]:
+def claim(run: Run, plan: Plan) -> Iterator[RunFolder]:
     """The run's directory, locked and described. Raises UserError if it belongs to another run, is
     in use, or cannot be written."""
-    folder = Path(run.dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise UserError(
-            f"dir: {folder} cannot be written ({error.strerror}); choose another with dir="
-        ) from error
-    try:
-        _take(run, plan, folder, lock)
-        with errors_to_file(folder, jax.process_index()):
-            yield folder
-    finally:
-        os.close(lock)
+    with ExitStack() as stack:
+        folder = _folder(run)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder.path / LOCK, os.O_CREAT | os.O_RDWR)
+        except OSError as error:
+            raise UserError(
+                f"dir: {folder.path} cannot be written ({error.strerror}); choose another with dir="
+            ) from error
+        stack.callback(os.close, lock)
+        _take(run, plan, folder, lock, stack)
+        stack.enter_context(errors_to_file(folder.path, jax.process_index()))
+        yield folder
 
 
-def _take(run: Run, plan: Plan, folder: Path, lock: int) -> None:
+def _folder(run: Run) -> RunFolder:
+    """The folder of this process: for a run in a bucket each has one of its own."""
+    path = mirror_folder(run.dir)
+    if not is_bucket(run.dir):
+        return RunFolder(path)
+    if jax.process_index():
+        path = path.with_name(f"{path.name}.process-{jax.process_index()}")
+    folder = RunFolder(path)
+    folder.mirror = Mirror(run.dir, path, check=folder.confirm)
+    return folder
+
+
+def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) -> None:
     """Locks and describes the directory on process 0; the others continue after that, or are
     refused with it."""
     refused = None
     try:
+        if folder.mirror is not None:
+            folder.mirror.begin()
         if jax.process_index() == 0:
-            _lock(lock, folder)
-            refuse_other_run(run, folder)
-            _note_move(run, folder)
-            remove_leftovers(folder)
-            text = dump_toml(run)
-            write_whole(folder / "run.toml", text)
-            if MARK in text:  # a URL may hold more than was known to be a credential
-                (folder / "run.toml").chmod(0o600)
-            write_whole(folder / "plan.json", plan.to_json())
-            write_env(folder)
+            _lock(lock, run)
+            if folder.mirror is not None:
+                folder.claim = Claim(folder.mirror.bucket)
+                stack.callback(folder.claim.close)
+                folder.mirror.pull()
+            _describe(run, plan, folder.path)
+        if folder.mirror is not None:
+            stack.callback(folder.mirror.close)
+            folder.push()
+            folder.mirror.push_behind()
     except UserError as error:
         refused = error
     if jax.process_count() > 1:
         ready = multihost_utils.broadcast_one_to_all(np.bool_(refused is None))
         if not ready and refused is None:
-            refused = UserError(f"dir: {folder} was refused by process 0; see its message")
+            refused = UserError(f"dir: {run.dir} was refused by process 0; see its message")
     if refused is not None:
         raise refused
+
+
+def _describe(run: Run, plan: Plan, folder: Path) -> None:
+    refuse_other_run(run, folder)
+    _note_move(run, folder)
+    remove_leftovers(folder)
+    text = dump_toml(run)
+    write_whole(folder / "run.toml", text)
+    if MARK in text:  # a URL may hold more than was known to be a credential
+        (folder / "run.toml").chmod(0o600)
+    write_whole(folder / "plan.json", plan.to_json())
+    write_env(folder)
 
 
 def _note_move(run: Run, folder: Path) -> None:
     """Reports that the directory was moved or copied since it was last trained."""
     file = folder / "run.toml"
     written = read_toml(file)[0].get("dir") if file.exists() else None
-    if isinstance(written, str) and not same_folder(folder, written):
-        print(
-            f"{folder}: its run.toml says dir = {written!r}, where it was before; continuing here"
-        )
+    here = shown(folder)
+    if isinstance(written, str) and not same_folder(here, written):
+        print(f"{here}: its run.toml says dir = {written!r}, where it was before; continuing here")
 
 
-def _lock(lock: int, folder: Path) -> None:
+def _lock(lock: int, run: Run) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise UserError(
-            f"dir: {folder} is being trained by another process; wait for it or choose dir="
+            f"dir: {run.dir} is being trained by another process; wait for it or choose dir="
         ) from error
 
 
@@ -110,8 +183,8 @@ def refuse_other_run(run: Run, folder: Path) -> None:
     """Raises UserError with the fields in which the directory's run differs, both values of each,
     and how to continue it."""
     if not (folder / "run.toml").exists():
-        if (folder / "checkpoints").exists():
-            raise UserError(f"dir: {folder} has checkpoints but no run.toml; choose another dir=")
+        if root_of(folder).steps():
+            raise UserError(f"dir: {run.dir} has checkpoints but no run.toml; choose another dir=")
         return
     before = load_run(folder / "run.toml", [])
     then, now = identity(before), identity(run)
@@ -124,9 +197,9 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         ]
         more = len(changed) - MOST_SHOWN
         raise UserError(
-            f"dir: {folder} belongs to another run: {', '.join(fields)}"
+            f"dir: {run.dir} belongs to another run: {', '.join(fields)}"
             f"{f', and {more} more fields differ' if more > 0 else ''}; continue that one with "
-            f"`lmwright train {shlex.quote(str(folder))}`, or choose another dir= for this one"
+            f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one"
         )
 
 

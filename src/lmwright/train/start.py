@@ -1,7 +1,6 @@
 """The state before the first step: weights from somewhere or from chance, a fresh optimizer."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
 from lmwright.program.trainee import Frozen
+from lmwright.storage.mirror import mirror_folder
 
 INIT_FILE = "init.json"
 
@@ -44,7 +44,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
             "num_params": count_params(origin.model.spec()),
             "tokenizer_fingerprint": store.tokenizer_fingerprint,
         }
-        write_whole(Path(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
+        write_whole(mirror_folder(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
     return state
 
 

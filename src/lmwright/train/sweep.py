@@ -27,6 +27,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
+from lmwright.storage.mirror import mirror_folder, place_in
 from lmwright.train.signals import EXIT_PREEMPTED, HANGUP, StopRequest
 
 EXIT_SOME_FAILED = 1
@@ -43,7 +44,7 @@ class Member:
 
     @property
     def folder(self) -> Path:
-        return Path(self.run.dir)
+        return mirror_folder(self.run.dir)
 
 
 def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
@@ -64,7 +65,7 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
         if label in by_label:
             raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
         words = [f"{key}={_literal(value)}" for key, value in fields.items()]
-        own = [f"name={base.name}-{label}", f"dir={Path(base.dir) / label}"]
+        own = [f"name={base.name}-{label}", f"dir={place_in(base.dir, label)}"]
         by_label[label] = Member(label, load_base(path, [*overrides, *words, *own]))
     return list(by_label.values())
 
@@ -128,7 +129,7 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
                 failed.append(member.label)
     done = [member for member in runs if member.label not in failed]
     if done:
-        _compare(done, Path(done[0].run.dir).parent / "report.html")
+        _compare(done, f"{done[0].run.dir.rpartition('/')[0] or '.'}/report.html")
     if failed:
         print(f"sweep: failed: {', '.join(failed)} (see above)", file=sys.stderr)
     return EXIT_SOME_FAILED if failed else 0
@@ -180,7 +181,7 @@ class Children(StopRequest):
                 continue
 
 
-def _compare(done: list[Member], out: Path) -> None:
+def _compare(done: list[Member], out: str) -> None:
     from lmwright.core.param import count_params
     from lmwright.report.html import report_command
     from lmwright.report.read import read_run
@@ -189,7 +190,7 @@ def _compare(done: list[Member], out: Path) -> None:
     width = max(len(member.label) for member in done)
     print("\n" + LINE.format("run", "parameters", "train", "held out", "tokens/s", width=width))
     for member in done:
-        record = read_run(member.folder)
+        record = read_run(member.run.dir)
         losses = [curves["loss"].values[-1] for curves in record.evals.values()]
         held_out = f"{sum(losses) / len(losses):.4f}" if losses else ""
         train = f"{tail_mean(record.train['loss']):.4f}" if "loss" in record.train else ""
@@ -197,4 +198,4 @@ def _compare(done: list[Member], out: Path) -> None:
         speed = f"{sorted(speed.values)[len(speed.values) // 2]:,.0f}" if speed else ""
         count = f"{count_params(member.run.model.spec()):,}"
         print(LINE.format(member.label, count, train, held_out, speed, width=width))
-    report_command([member.folder for member in done], out)
+    report_command([member.run.dir for member in done], out)

@@ -1,0 +1,252 @@
+"""Files of checkpoints, on a disk or in a bucket: what Orbax does not do with them.
+
+A checkpoint on a disk takes its name when it is whole; in a bucket, where nothing can be renamed
+at once, Orbax writes `commit_success.txt` into it last.
+"""
+
+import base64
+import os
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+from etils import epath
+
+from lmwright.guard.files import write_whole
+from lmwright.storage.bucket import Bucket, Entry
+from lmwright.storage.mirror import url_of
+
+HASHES = "hashes.json"
+COMMITTED = "commit_success.txt"
+UNFINISHED = ".orbax-checkpoint-tmp"
+XXH3, CRC32C = "xxh3", "crc32c"
+BLOCK = 1 << 22
+
+Stamps = dict[str, tuple[Any, ...]]
+
+
+class StepFiles(Protocol):
+    """The files of one checkpoint, by their names relative to it."""
+
+    path: Any
+    """`Path` or `epath.Path`, as Orbax takes it."""
+    kind: str
+    """Of the hashes that are written: the one that costs least."""
+
+    def names(self) -> list[str]:
+        """All but hashes.json and hidden ones (a file manager's, NFS's)."""
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError where there is none."""
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a small file, whole or not at all."""
+
+    def fact(self, name: str, kind: str) -> list[Any]:
+        """[bytes, hash] of a file: xxh3_64, or `crc32c:` and base64 as buckets keep it."""
+
+    def stamps(self) -> Stamps:
+        """Facts that change when a file does: two that are equal saw the same files."""
+
+
+class Root(Protocol):
+    """The folder of a run's checkpoints."""
+
+    path: Any
+
+    def make(self) -> None:
+        """Makes the folder if necessary."""
+
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+
+    def step(self, step: int) -> StepFiles:
+        """The files of a step."""
+
+    def unfinished(self) -> list[StepFiles]:
+        """Checkpoints that are being written, or were when their process ended."""
+
+    def remove(self, files: StepFiles) -> None:
+        """Removes an unfinished checkpoint."""
+
+    def set_aside(self, step: int) -> None:
+        """Moves a checkpoint to `checkpoints.damaged`."""
+
+
+def root_of(run_dir: Path) -> Root:
+    """The checkpoints of a run directory, or of the bucket's folder that it mirrors."""
+    url = url_of(run_dir)
+    return LocalRoot(run_dir) if url is None else BucketRoot(url)
+
+
+class LocalFiles:
+    """A checkpoint on a disk."""
+
+    kind = XXH3
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def names(self) -> list[str]:
+        return [
+            path.relative_to(self.path).as_posix()
+            for path in sorted(self.path.rglob("*"))
+            if path.is_file() and _counts(path.name)
+        ]
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, text: str) -> None:
+        write_whole(self.path / name, text)
+
+    def fact(self, name: str, kind: str) -> list[Any]:
+        digest, size = _digest(kind), 0
+        with open(self.path / name, "rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+                size += len(block)
+        return [size, _text(digest, kind)]
+
+    def stamps(self) -> Stamps:
+        stats = {name: (self.path / name).stat() for name in self.names()}
+        return {name: (s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats.items()}
+
+
+class LocalRoot:
+    """checkpoints/ in a run directory."""
+
+    def __init__(self, run_dir: Path):
+        self.path = run_dir.absolute() / "checkpoints"
+
+    def make(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def steps(self) -> list[int]:
+        try:
+            names = [path.name for path in self.path.iterdir() if path.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return _steps(names)
+
+    def step(self, step: int) -> StepFiles:
+        return LocalFiles(self.path / str(step))
+
+    def unfinished(self) -> list[StepFiles]:
+        return [LocalFiles(path) for path in self.path.glob(f"*{UNFINISHED}*")]
+
+    def remove(self, files: StepFiles) -> None:
+        shutil.rmtree(files.path)
+
+    def set_aside(self, step: int) -> None:
+        aside = self.path.with_name("checkpoints.damaged")
+        aside.mkdir(exist_ok=True)
+        shutil.rmtree(aside / str(step), ignore_errors=True)
+        os.replace(self.path / str(step), aside / str(step))
+
+
+class BucketFiles:
+    """A checkpoint in a bucket, which keeps a checksum of every object."""
+
+    kind = CRC32C
+
+    def __init__(self, url: str):
+        self.path = epath.Path(url)
+        self._bucket = Bucket(url)
+
+    def names(self) -> list[str]:
+        return sorted(self._entries())
+
+    def read(self, name: str) -> bytes:
+        there = self._bucket.read(name)
+        if there is None:
+            raise FileNotFoundError(2, "No such object", name)
+        return there[0]
+
+    def write(self, name: str, text: str) -> None:
+        self._bucket.write(name, text)
+
+    def fact(self, name: str, kind: str) -> list[Any]:
+        if kind == CRC32C:
+            entry = self._listed[name]
+            return [entry.size, f"{CRC32C}:{entry.crc32c}"]
+        digest = _digest(kind)  # a checkpoint that was copied here from a disk
+        data = self.read(name)
+        digest.update(data)
+        return [len(data), _text(digest, kind)]
+
+    def stamps(self) -> Stamps:
+        return {name: (entry.generation,) for name, entry in self._entries().items()}
+
+    def _entries(self) -> dict[str, Entry]:
+        return {n: e for n, e in self._bucket.entries().items() if _counts(n.split("/")[-1])}
+
+    @cached_property
+    def _listed(self) -> dict[str, Entry]:
+        return self._entries()
+
+
+class BucketRoot:
+    """checkpoints/ of a run in a bucket."""
+
+    def __init__(self, url: str):
+        self._bucket, self._url = Bucket(url), f"{url}/checkpoints"
+        self.path = epath.Path(self._url)
+
+    def make(self) -> None:
+        """Folders need not be made in a bucket."""
+
+    def steps(self) -> list[int]:
+        return _steps(self._folders(lambda names: COMMITTED in names))
+
+    def step(self, step: int) -> StepFiles:
+        return BucketFiles(f"{self._url}/{step}")
+
+    def unfinished(self) -> list[StepFiles]:
+        folders = self._folders(lambda names: COMMITTED not in names)
+        return [BucketFiles(f"{self._url}/{name}") for name in folders]
+
+    def remove(self, files: StepFiles) -> None:
+        folder = f"checkpoints/{files.path.name}"
+        for name in self._bucket.entries(folder):
+            self._bucket.remove(name)
+
+    def set_aside(self, step: int) -> None:
+        folder = f"checkpoints/{step}"
+        self._bucket.remove(f"{folder}/{COMMITTED}")  # first: half a checkpoint is none
+        for name in self._bucket.entries(folder):
+            self._bucket.move(name, name.replace("checkpoints/", "checkpoints.damaged/", 1))
+
+    def _folders(self, wanted: Callable[[set[str]], bool]) -> list[str]:
+        """Folders by the names of the files right in them."""
+        inside: dict[str, set[str]] = {}
+        for path in self._bucket.entries("checkpoints"):
+            _, folder, *rest = path.split("/")
+            if rest:
+                inside.setdefault(folder, set()).add("/".join(rest))
+        return [folder for folder, names in inside.items() if wanted(names)]
+
+
+def _counts(name: str) -> bool:
+    return name != HASHES and not name.startswith(".")
+
+
+def _steps(names: list[str]) -> list[int]:
+    return sorted(int(n) for n in names if n.isdecimal() and n == str(int(n)))
+
+
+def _digest(kind: str) -> Any:
+    if kind == XXH3:
+        return xxhash.xxh3_64()
+    import google_crc32c  # comes with the client of buckets, whose checkpoints have these
+
+    return google_crc32c.Checksum()
+
+
+def _text(digest: Any, kind: str) -> str:
+    if kind == XXH3:
+        return digest.hexdigest()
+    return f"{CRC32C}:{base64.b64encode(digest.digest()).decode()}"

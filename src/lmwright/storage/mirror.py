@@ -1,0 +1,261 @@
+"""Mirror: the folder on this machine that stands for a folder of a bucket.
+
+    gs://bucket/run  <-->  ~/.cache/lmwright/buckets/bucket/run/   + .mirror.json
+
+Small files (run.toml, metrics, TensorBoard events, the tokenizer, reports) are read and written
+here as in any folder, and travel in both directions. Checkpoints and prepared rows do not: they
+are read and written in the bucket itself.
+"""
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lmwright.errors import UserError
+from lmwright.guard.files import LEFTOVER, write_whole
+from lmwright.storage.bucket import SCHEME, Bucket, Entry, is_bucket
+
+RECORD = ".mirror.json"
+LOCK = ".lock"
+APART = ("checkpoints", "checkpoints.damaged")
+FILES = (".toml", ".gguf", ".html")
+PUSH_EVERY_S = 30.0
+
+Stamp = list[int]
+
+
+def mirror_folder(path: str | os.PathLike) -> Path:
+    """The local folder of a path: its mirror for the URL of a bucket, else the path itself.
+    Nothing is read or made."""
+    if not is_bucket(path):
+        return Path(path)
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    parts = os.fspath(path).removeprefix(SCHEME).strip("/").split("/")
+    if ".." in parts or "" in parts:
+        raise UserError(f"{path}: has an empty name or '..' in it; write gs://BUCKET/FOLDER")
+    return Path(root, "lmwright", "buckets", *parts)
+
+
+def fetched(path: str | os.PathLike) -> Path:
+    """The local path of a folder or of a file (by its ending), brought up to date if it lies in a
+    bucket. Large files of checkpoints are left there."""
+    if not is_bucket(path):
+        return Path(path)
+    url = os.fspath(path).rstrip("/")
+    if match := re.fullmatch(r"(.+)/checkpoints/(\d+)", url):
+        return fetched(match[1]) / "checkpoints" / match[2]
+    folder, _, name = url.rpartition("/")
+    if name == "run.toml":
+        return fetched(folder) / name
+    local = mirror_folder(url)
+    if local.suffix in FILES:
+        _fetch_file(Bucket(folder), name, local)
+    else:
+        Mirror(url, local).refresh()
+    return local
+
+
+def _fetch_file(bucket: Bucket, name: str, file: Path) -> None:
+    there = bucket.entry(name)
+    if there is None:
+        file.unlink(missing_ok=True)  # whoever opens it says that it is missing
+        return
+    mark = file.with_name(f".{file.name}.generation")
+    if not (file.exists() and mark.exists() and mark.read_text() == str(there.generation)):
+        bucket.download(name, file)
+        write_whole(mark, str(there.generation))
+
+
+@contextmanager
+def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """A place on this machine for an output, which is sent to its bucket at the end if it has one.
+    Raises UserError if something is there that may not be overwritten."""
+    if not is_bucket(out):
+        yield Path(out)
+        return
+    url = os.fspath(out).rstrip("/")
+    bucket = Bucket(url.rpartition("/")[0])
+    name = url.rpartition("/")[2]
+    before = set(bucket.entries(name)) | ({name} if bucket.entry(name) else set())
+    if before and not overwrite:
+        raise UserError(f"{out}: is there already; choose another place, or add --overwrite")
+    with tempfile.TemporaryDirectory(prefix="lmwright-") as folder:
+        local = Path(folder, name)
+        yield local
+        files = {local.name: local} if local.is_file() else {}
+        files |= {p.relative_to(folder).as_posix(): p for p in local.rglob("*") if p.is_file()}
+        # what says that a model is there comes last
+        for sent in sorted(files, key=lambda path: (path.endswith(".json"), path)):
+            bucket.upload(files[sent], sent)
+        for left in before - files.keys():
+            bucket.remove(left)
+
+
+def place_in(folder: str | os.PathLike, name: str) -> str:
+    """Path or URL of a name in a folder."""
+    return f"{os.fspath(folder).rstrip('/')}/{name}"
+
+
+def send_file(file: Path, out: str | os.PathLike) -> None:
+    """Copies a file to its place in a bucket, if that is where it belongs."""
+    if is_bucket(out):
+        folder, _, name = os.fspath(out).rpartition("/")
+        Bucket(folder).upload(file, name)
+
+
+def shown(folder: Path) -> str:
+    """The place that a local folder stands for, for messages."""
+    return url_of(folder) or str(folder)
+
+
+def url_of(folder: Path) -> str | None:
+    """The URL that a folder mirrors; None for a folder that is no mirror."""
+    url = _record(folder).get("url")
+    return url if isinstance(url, str) and is_bucket(url) else None
+
+
+class Mirror:
+    """The small files of a folder of a bucket, and their copies in `folder`."""
+
+    def __init__(
+        self, url: str, folder: Path | None = None, *, check: Callable[[], None] = lambda: None
+    ):
+        """`check` raises where nothing may be pushed."""
+        self.url = url.rstrip("/")
+        self.folder = mirror_folder(url) if folder is None else folder
+        self.bucket = Bucket(self.url)
+        self._check = check
+        self._pushing = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def begin(self) -> None:
+        """Makes the folder, which then says what it mirrors. Raises UserError if it cannot be."""
+        try:
+            self._keep(_files(self.folder))
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be written ({error.strerror}); free some space, or set "
+                "XDG_CACHE_HOME to a folder of yours"
+            ) from error
+
+    def refresh(self) -> None:
+        """As `pull`, unless a process of this machine trains there: its files are newer."""
+        self.begin()
+        lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        else:
+            self.pull()
+        finally:
+            os.close(lock)
+
+    def pull(self) -> None:
+        """Makes the folder equal to the bucket. A file that was changed here since the bucket's
+        version was pushed or pulled is newer, and stays."""
+        record, entries = _files(self.folder), self.bucket.entries(apart=APART)
+        entries = {name: entry for name, entry in entries.items() if not _is_hidden(name)}
+        for name in _local_names(self.folder) - entries.keys():
+            (self.folder / name).unlink()
+        for name, entry in entries.items():
+            known = record.get(name)
+            if known and known["generation"] == entry.generation and _stamp(self.folder / name):
+                continue
+            self.bucket.download(name, self.folder / name)
+            record[name] = _fact(entry, self.folder / name)
+        self._keep({name: record[name] for name in entries})
+
+    def push(self) -> None:
+        """Copies the files that changed here since they were pushed or pulled."""
+        with self._pushing:
+            self._check()
+            record = _files(self.folder)
+            for name in sorted(_local_names(self.folder)):
+                file = self.folder / name
+                stamp = _stamp(file)
+                if stamp is None or record.get(name, {}).get("stamp") == stamp:
+                    continue
+                try:
+                    data = file.read_bytes()
+                except FileNotFoundError:
+                    continue  # a temporary name that is gone
+                entry = self.bucket.write(name, data)
+                record[name] = {"generation": entry.generation, "stamp": stamp}
+                self._keep(record)
+
+    def push_behind(self) -> None:
+        """Pushes every `PUSH_EVERY_S` in a thread, until `close`."""
+        self._thread = threading.Thread(target=self._push_often, name="mirror", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and pushes what is left. Raises UserError where that fails."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.push()
+
+    def _push_often(self) -> None:
+        while not self._closing.wait(PUSH_EVERY_S):
+            try:
+                self.push()
+                self._warned = False
+            except (UserError, OSError) as error:
+                if not self._warned:
+                    warnings.warn(f"{error}; it is tried again", stacklevel=1)
+                self._warned = True
+
+    def _keep(self, files: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / RECORD, json.dumps({"url": self.url, "files": files}))
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        record = json.loads((folder / RECORD).read_bytes())
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def _files(folder: Path) -> dict[str, dict[str, Any]]:
+    files = _record(folder).get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def _local_names(folder: Path) -> set[str]:
+    names = set()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not _is_hidden(name) and name.split("/")[0] not in APART:
+            names.add(name)
+    return names
+
+
+def _is_hidden(name: str) -> bool:
+    last = name.rsplit("/", 1)[-1]
+    return any(part.startswith(".") for part in name.split("/")) or bool(LEFTOVER.fullmatch(last))
+
+
+def _fact(entry: Entry, file: Path) -> dict[str, Any]:
+    return {"generation": entry.generation, "stamp": _stamp(file)}
+
+
+def _stamp(file: Path) -> Stamp | None:
+    """Changes when the file does; None where there is none."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return None
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]

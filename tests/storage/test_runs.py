@@ -1,0 +1,151 @@
+"""A run directory in a bucket, through the verbs of the user."""
+
+import json
+import time
+from dataclasses import replace
+
+import jax
+import pytest
+
+from lmwright.checkpoint.saved import SavedStates
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
+from lmwright.errors import UserError
+from lmwright.storage.bucket import Bucket
+from lmwright.storage.claim import CLAIM
+from lmwright.storage.mirror import fetched
+from lmwright.train.loop import train
+from tests.resume.small_runs import STEPS, train_in_process
+from tests.storage.fake_gcs import Faults
+
+KILL = """
+    import os, signal
+    from lmwright.train.hooks import HOOKS, Hook
+    class Kill(Hook):
+        def after_step(self, session, done):
+            if done == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+    HOOKS.append(Kill())
+"""
+
+
+def losses(url):
+    """{step: loss} of a run's metrics as they stand in the bucket."""
+    lines = Bucket(url).read("metrics.jsonl")[0].decode().splitlines()
+    entries = [json.loads(line) for line in lines]
+    return {e["step"]: e["loss"] for e in entries if e["kind"] == "train"}
+
+
+@pytest.fixture
+def run(small_run, url):
+    return replace(small_run, dir=url)
+
+
+@pytest.fixture(scope="module")
+def local(small_run, tmp_path_factory):
+    run = replace(small_run, dir=str(tmp_path_factory.mktemp("local") / "run"))
+    train(run, jax.devices()[:1])
+    with open(f"{run.dir}/metrics.jsonl") as file:
+        entries = [json.loads(line) for line in file]
+    return {e["step"]: e["loss"] for e in entries if e["kind"] == "train"}
+
+
+def test_a_killed_run_in_a_bucket_ends_bit_for_bit_the_same(run, local, capsys):
+    killed = train_in_process(run, KILL)
+    assert killed.returncode == -9, killed.stderr
+    assert Bucket(run.dir).read(CLAIM) is not None
+    assert train(run, jax.devices()[:1]).exit_code == 0
+    assert losses(run.dir) == local
+    names = set(Bucket(run.dir).entries())
+    assert {"run.toml", "plan.json", "env.json", "metrics.jsonl", "sessions.json"} <= names
+    assert any(name.startswith("tokenizer/") for name in names)
+    assert CLAIM not in names and not any(".tmp" in name for name in names)
+    assert SavedStates(fetched(run.dir)).steps() == [9, STEPS]
+
+
+@pytest.fixture
+def trained(run, capsys):
+    train(run, jax.devices()[:1])
+    capsys.readouterr()
+    return run.dir
+
+
+def on_another_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+
+def test_every_verb_reads_it_from_another_machine(trained, monkeypatch, tmp_path, capsys):
+    on_another_machine(monkeypatch, tmp_path)
+    assert main(["eval", trained]) == 0
+    assert "heldout" in capsys.readouterr().out
+    assert main(["eval", f"{trained}/checkpoints/9"]) == 0
+    assert main(["generate", trained, "--prompt", "abc", "--max-new-tokens", "4"]) == 0
+    capsys.readouterr()
+    assert main(["report", trained]) == 0
+    assert f"report: {trained}/report.html" in capsys.readouterr().out
+    assert b"<html" in Bucket(trained).read("report.html")[0]
+    assert main(["plan", trained, "--on", "v5e-1", "--quick"]) == 0
+    assert main(["train", trained]) == 0  # is done
+    assert "done: 12 steps" in capsys.readouterr().out
+
+
+def test_export_writes_to_a_bucket_what_transformers_reads(trained, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    out = f"{trained}-hf"
+    assert main(["export", trained, out]) == 0
+    assert f"{out}: " in capsys.readouterr().out
+    bucket = Bucket(out)
+    for name in bucket.entries():
+        bucket.download(name, tmp_path / "hf" / name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert model.num_parameters() == 25_760
+    assert main(["export", trained, out]) == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert main(["export", trained, out, "--overwrite"]) == 0
+    assert main(["export", trained, f"{out}/model.gguf"]) == 0
+    assert bucket.read("model.gguf")[0][:4] == b"GGUF"
+    text = tmp_path / "text.txt"
+    text.write_text("abc def " * 30)
+    assert main(["eval", out, "--text", str(text)]) == 0
+    assert main(["eval", f"{out}/model.gguf", "--text", str(text)]) == 0
+
+
+def test_another_run_is_refused_there(run, trained, capsys):
+    other = replace(run, seed=5)
+    with pytest.raises(UserError, match=f"dir: {trained} belongs to another run: seed"):
+        train(other, jax.devices()[:1])
+
+
+def test_a_damaged_checkpoint_is_set_aside(run, trained, local, capsys):
+    bucket = Bucket(trained)
+    name = max((e.size, n) for n, e in bucket.entries(f"checkpoints/{STEPS}/state").items())[1]
+    bucket.write(name, bucket.read(name)[0][:-1] + b"\0")
+    with pytest.raises(UserError, match="was altered"):
+        SavedStates(fetched(trained)).restore_at(STEPS, lambda shapes: shapes)
+    assert train(run, jax.devices()[:1]).exit_code == 0
+    assert "checkpoint 12 is damaged" in capsys.readouterr().out
+    assert bucket.entries(f"checkpoints.damaged/{STEPS}")
+    assert SavedStates(fetched(trained)).steps() == [9, STEPS]
+    assert losses(trained) == local
+
+
+def test_a_copy_on_a_disk_is_checked_by_the_same_hashes(trained, tmp_path, capsys):
+    """As `gcloud storage cp -r` makes it, and back again."""
+    bucket, copy = Bucket(trained), tmp_path / "copy"
+    for name in bucket.entries():
+        bucket.download(name, copy / name)
+    assert main(["eval", str(copy)]) == 0
+    file = next(path for path in (copy / f"checkpoints/{STEPS}/state").rglob("d/*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    capsys.readouterr()
+    assert main(["eval", str(copy)]) == 0
+    assert "checkpoint 12 is damaged" in capsys.readouterr().err
+
+
+def test_training_goes_on_under_faults(run, proxy, local, monkeypatch):
+    """One request of ten fails, of every client."""
+    proxy.faults = Faults(0.1, seed=3, kinds=("429", "500", "503", "reset"))
+    assert train(run, jax.devices()[:1]).exit_code == 0
+    proxy.faults = Faults()
+    assert losses(run.dir) == local
+    assert SavedStates(fetched(run.dir)).steps() == [9, STEPS]
