@@ -48,7 +48,9 @@ def collectives(hlo):
     "slice_name, mesh, kinds",
     [
         ("v5e-8", (), {"all-gather", "all-reduce"}),
-        ("v4-32", ("mesh.tensor=2",), {"all-gather", "all-reduce"}),
+        pytest.param(
+            "v4-32", ("mesh.tensor=2",), {"all-gather", "all-reduce"}, marks=pytest.mark.slow
+        ),
         pytest.param("v6e:1x1", (), set(), marks=pytest.mark.slow),  # a minute
     ],
 )

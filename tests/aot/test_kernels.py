@@ -72,6 +72,7 @@ def test_every_generation_compiles_the_kernel():
     assert all(cost > 0 for *_, cost in answers)
 
 
+@pytest.mark.slow
 def test_plan_counts_the_blocks_that_the_compiled_kernels_visit():
     """Of one row as of two, and of a window only what it lets through."""
     long, short = (8192, 1, 1, 128), (2048, 4, 2, 128)

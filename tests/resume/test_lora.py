@@ -66,7 +66,7 @@ def together(runs):
     return run, weights_of(run)
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("name", ["a", pytest.param("b", marks=pytest.mark.slow)])
 def test_an_adapter_trains_as_if_alone(runs, together, name):
     alone = runs(name)
     assert train(alone, jax.devices()[:1]).step == {"a": 12, "b": 8}[name]

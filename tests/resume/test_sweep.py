@@ -71,6 +71,7 @@ def test_told_to_stop_it_stops_what_it_runs(file, tmp_path):
     assert not (tmp_path / "runs" / "num_kv_heads-1").exists()
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_named_and_the_others_go_on(file, tmp_path, capfd):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "num_kv_heads-4").write_text("in the way")

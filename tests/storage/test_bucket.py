@@ -52,14 +52,14 @@ def test_every_request_may_fail_and_nothing_is_lost(proxy, url, size, tmp_path, 
 
 
 def test_a_bucket_that_is_not_there(proxy):
-    with pytest.raises(UserError, match="gs://none-such/run: cannot be written .*no such bucket"):
+    with pytest.raises(UserError, match="no such bucket"):
         Bucket("gs://none-such/run").write("x", "y")
 
 
 def test_a_service_that_stays_away_is_told(proxy, url, monkeypatch):
     monkeypatch.setattr(bucket_module, "PATIENCE_S", 2.0)
     proxy.faults = Faults(1.0, kinds=("503",))
-    with pytest.raises(UserError, match="cannot be written .*try again"):
+    with pytest.raises(UserError, match="try again"):
         Bucket(url).write("x", "y")
 
 

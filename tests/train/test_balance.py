@@ -88,7 +88,8 @@ def test_a_step_moves_the_bias_by_its_rate(pieces):
     )
 
 
-@pytest.mark.parametrize("pieces", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces", [1, 2])
 def test_it_evens_the_load_out_and_goes_on_after_a_restart(pieces):
     plan, step = compiled(pieces)
     state, first = step(init_state(plan), rows(0, pieces))

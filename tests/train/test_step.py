@@ -134,7 +134,7 @@ def test_gradients_do_not_depend_on(change):
     "axes, head, remat",
     [
         ({"fsdp": 8}, "untied", "none"),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, "tied", "none"),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, "tied", "none", marks=pytest.mark.slow),
         ({"tensor": 2}, "untied", "none"),
         pytest.param({"fsdp": 8}, "tied", "block", marks=pytest.mark.slow),
         pytest.param(
