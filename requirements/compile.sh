@@ -6,5 +6,5 @@ lock() {
   uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
     --no-header -c requirements/constraints.txt --custom-compile-command requirements/compile.sh "$@"
 }
-lock pyproject.toml --extra hf --extra gguf -o requirements/run.lock
-lock pyproject.toml --extra hf --extra gguf --group dev -c requirements/run.lock -o requirements/test.lock
+lock pyproject.toml --extra hf --extra gguf --extra gcs -o requirements/run.lock
+lock pyproject.toml --extra hf --extra gguf --extra gcs --group dev -c requirements/run.lock -o requirements/test.lock
