@@ -34,7 +34,7 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Show prepared data and verify it."""
+    """Show prepared data, verify it, and copy it to a bucket."""
 
 
 @data.command("verify")
@@ -48,6 +48,22 @@ def data_verify(folder: str) -> Any:
     from lmwright.data.rows.store import verify_command
 
     return verify_command(folder)
+
+
+@data.command("push")
+@click.argument("folder")
+@click.argument("url")
+def data_push(folder: str, url: str) -> Any:
+    """Copy the prepared data in FOLDER to URL (gs://BUCKET/FOLDER) and verify that it arrived.
+
+    What is there already is not sent again.
+
+    \b
+    Example:  lmwright data push data/wiki gs://my-bucket/wiki
+    """
+    from lmwright.data.push import push_command
+
+    return push_command(folder, url)
 
 
 @data.command("show")

@@ -208,6 +208,8 @@ class Data:
     each source, or the end of its only one."""
     workers: PositiveInt | None = None
     """Processes that prepare; all cores if unset. The output never depends on it."""
+    cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+    """Disk for copies of shards, where `dir` is a URL; 0 reads from there alone."""
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     normalize: Normalize = field(default_factory=Normalize)
     tokenize: Tokenize = field(default_factory=Tokenize)

@@ -9,10 +9,10 @@ are what they were.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lmwright.config.run import Data, Run, seq_len_of
+from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
 from lmwright.data.progress import Progress, console_progress
 from lmwright.errors import UserError
@@ -74,23 +74,38 @@ def prepare(
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
-    from lmwright.data.tokens.vocabulary import check_imported, check_size
+    from lmwright.data.tokens.vocabulary import check_imported
 
     workers = workers or data.workers
-    tokenizing = not stages or "tokenizer" in stages
-    if tokenizing:
+    if not stages or "tokenizer" in stages:
         check_imported(data, model_vocab_size)
     if has_chats(data):
         data = with_template(data)
-    run = _stages(data, data.pack.seq_len or seq_len, model_vocab_size, workers, progress)
+    with working_folder(data.dir) as folder:
+        options = (data.pack.seq_len or seq_len, model_vocab_size, workers, progress)
+        made = _make(replace(data, dir=folder), stages, *options)
+    return Summary(data.dir, made)
+
+
+def _make(
+    data: Data,
+    stages: Sequence[str],
+    seq_len: int,
+    model_vocab_size: int | None,
+    workers: int | None,
+    progress: Progress | None,
+) -> dict[str, Manifest]:
+    from lmwright.data.tokens.vocabulary import check_size
+
+    run = _stages(data, seq_len, model_vocab_size, workers, progress)
     made: dict[str, Manifest] = {}
     for stage in STAGES:
         if not stages or stage in stages:
             made[stage] = run[stage]()
-        if stage == "tokenizer" and tokenizing:
+        if stage == "tokenizer" and stage in made:
             ids = made["tokenizer"].facts["vocab_size"]
             check_size(ids, model_vocab_size, data.tokenizer.path or f"{data.dir}/tokenizer")
-    return Summary(data.dir, made)
+    return made
 
 
 def has_chats(data: Data) -> bool:
@@ -188,7 +203,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
         console.print(note, markup=False, soft_wrap=True)
     made = ", ".join(summary.stages)
     state = "" if progress.begun is not None else "up to date: "
-    console.print(f"in {Path(summary.dir)}: {state}{made}", markup=False, soft_wrap=True)
+    console.print(f"in {summary.dir}: {state}{made}", markup=False, soft_wrap=True)
     return summary
 
 

@@ -42,7 +42,7 @@ from lmwright.train.log import errors_to_file
 # long, where and how it is watched.
 FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits")
 FREE_TRAIN = ("steps", "epochs", "remat", "context_attention", "init_from")
-FREE_DATA = ("dir", "workers")
+FREE_DATA = ("dir", "workers", "cache_gib")
 FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
 
 MOST_SHOWN = 6  # fields in a message

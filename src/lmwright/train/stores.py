@@ -17,7 +17,7 @@ def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
     """The prepared data of a trainee. Raises UserError where it does not fit the run, or has fewer
     rows than a step takes."""
     run, folder = plan.run, trainee.data
-    store = TokenStore.open(folder)
+    store = TokenStore.open(folder, cache_gib=run.data.cache_gib)
     if store.seq_len != plan.seq_len:
         raise UserError(
             f"{folder}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "

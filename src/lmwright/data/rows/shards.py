@@ -36,6 +36,9 @@ class LocalPlace:
         self.folder = Path(folder)
         self._map = functools.lru_cache(OPEN_FILES)(self._open)
 
+    def expect(self, stage: Manifest, files: Sequence[str]) -> None:
+        """Hears which files of a stage will be read."""
+
     def name(self, file: str) -> str:
         """Name of a file in messages."""
         return str(self.folder / file)
@@ -95,6 +98,9 @@ class RemotePlace:
         self.url = url.rstrip("/")
         self.fs, self.root = fsspec.core.url_to_fs(self.url)
         self._copies: list[tempfile.TemporaryDirectory] = []
+
+    def expect(self, stage: Manifest, files: Sequence[str]) -> None:
+        """Hears which files of a stage will be read."""
 
     def name(self, file: str) -> str:
         return f"{self.url}/{file}"
@@ -176,6 +182,7 @@ class Shards:
         self, place: Place, stage: Manifest, files: Sequence[str], dtype: np.dtype, max_id: int
     ):
         self.place, self.dtype, self.max_id = place, dtype, max_id
+        place.expect(stage, files)
         self.files = [f"{stage.stage}/{file}" for file in files]
         sizes = [stage.files[file]["bytes"] for file in files]
         for file, size in zip(self.files, sizes, strict=True):

@@ -17,8 +17,9 @@ from typing import Literal
 import numpy as np
 
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
+from lmwright.data.rows.cached import GIB, CachedPlace
 from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
-from lmwright.data.rows.shards import Place, Shards, check_files, open_place
+from lmwright.data.rows.shards import Place, RemotePlace, Shards, check_files, open_place
 from lmwright.data.rows.shuffle import flat_rows, order_of, source_files, train_shards
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.data.tokens.tokenizer import load_tokenizer
@@ -60,17 +61,22 @@ class TokenStore:
         return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
 
     @classmethod
-    def open(cls, path: str | os.PathLike, *, verify: Verify = "sizes") -> "TokenStore":
+    def open(
+        cls, path: str | os.PathLike, *, verify: Verify = "sizes", cache_gib: float = 0.0
+    ) -> "TokenStore":
         """Opens a prepared `data.dir` (or the shuffle folder in it), local or a URL.
 
         verify: "sizes" compares the size of every file that is needed with its manifest,
             "hashes" reads them all. Either names the file that is damaged in a UserError.
+        cache_gib: disk of this machine for copies of the shards of a URL.
         Written epochs can be opened without the packed train rows; reading past them cannot.
         """
         text = os.fspath(path).rstrip("/")
         if text.endswith("/shuffle"):
             text = text.removesuffix("/shuffle")
         place = open_place(text)
+        if cache_gib and isinstance(place, RemotePlace):
+            place = CachedPlace(text, int(cache_gib * GIB))
         packed, shuffled = place.manifest("pack"), place.manifest("shuffle")
         made_from = shuffled.fingerprint.get("inputs", {}).get("pack")
         if made_from != packed.hash:
