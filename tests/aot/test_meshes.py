@@ -20,8 +20,7 @@ def lay_out(slice_name):
     """{"made": n, "refused": n, "crossed": axes} over all meshes of four axes."""
     from jax.experimental import topologies
 
-    from lmwright.core.mesh import make_mesh
-    from lmwright.core.sharding import AXES
+    from lmwright.core.sharding import AXES, make_mesh
     from lmwright.errors import UserError
     from lmwright.hardware.slices import parse_slice, topology_request
 

@@ -9,9 +9,8 @@ import pytest
 
 from lmwright.config.run import Tokenizer
 from lmwright.core.compute import Compute
-from lmwright.core.mesh import make_mesh
 from lmwright.core.param import map_params
-from lmwright.core.sharding import AXES, weight_shardings
+from lmwright.core.sharding import AXES, make_mesh, weight_shardings
 from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module

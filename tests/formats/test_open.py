@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_not_there(places, capsys):
 @pytest.mark.parametrize("name", ["s3://bucket/model", "https://example.com/model"])
 def test_no_other_urls(name):
     for ask in (open_place, load_model, find_model):
-        with pytest.raises(UserError, match="no place that models are read from; write hf://"):
+        with pytest.raises(UserError, match="cannot load a model from this URL; write hf://"):
             ask(name)
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lmwright.core.mesh import make_mesh
 from lmwright.core.param import map_params, walk
-from lmwright.core.sharding import AXES, weight_shardings
+from lmwright.core.sharding import AXES, make_mesh, weight_shardings
 from lmwright.formats.hf_layout import slots, transposed
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.load import load_model

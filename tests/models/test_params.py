@@ -74,7 +74,7 @@ def test_a_folder_and_unknown_names(tmp_path):
         ("kisoku-3b", ("rope_scaling.kind=yarn",), r"rope_scaling\.\w+: is missing; give"),
         ("nowhere.toml", (), r"nowhere\.toml"),
         ("nowhere.gguf", (), r"nowhere\.gguf: is not there"),
-        ("gs://acme/tiny", (), "write hf://"),
+        ("s3://acme/tiny", (), "write hf://"),
     ):
         with pytest.raises(UserError, match=says):
             find_model(name, overrides)

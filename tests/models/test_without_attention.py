@@ -57,6 +57,9 @@ class Leaky:
             mixing_flops=3 * width, mixing_kept=width,
         )  # fmt: skip
 
+    def penalties(self, aux):
+        return 0.0, {}
+
     def hidden(self, w, batch, compute):
         x = constrain(lookup(w["embed"], batch.tokens, compute.dtype), "batch stream embed")
         again = (batch.positions > 0)[..., None]  # segments do not see each other

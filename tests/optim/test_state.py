@@ -8,9 +8,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from lmwright.config.run import Mesh
-from lmwright.core.mesh import make_mesh, mesh_shape
 from lmwright.core.param import is_param, map_params, stack, walk
-from lmwright.core.sharding import weight_shardings
+from lmwright.core.sharding import make_mesh, mesh_shape, weight_shardings
 from lmwright.optim import KINDS
 from lmwright.optim.build import build_optimizer, state_spec
 from tests.in_memory import abstract_weights

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.fanout import dots
-from lmwright.core.mesh import make_mesh
-from lmwright.core.sharding import AXES, constrain
+from lmwright.core.sharding import AXES, constrain, make_mesh
 
 PRODUCTS = {"q": ("btd,dnh->btnh", (6, 8, 5)), "k": ("btd,dkh->btkh", (6, 4, 5)),
             "v": ("btd,dkh->btkh", (6, 4, 5)), "e": ("btd,edf->btef", (3, 6, 4))}  # fmt: skip

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from lmwright.core.mesh import slices_of
+from lmwright.core.sharding import slices_of
 from lmwright.errors import UserError
 from lmwright.program.plan import resolve
 from tests.sharded.problem import make_run

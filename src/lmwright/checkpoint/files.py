@@ -197,7 +197,7 @@ class BucketRoot:
         self.path = epath.Path(self._url)
 
     def make(self) -> None:
-        """Folders need not be made in a bucket."""
+        """Does nothing: object stores have no directories."""
 
     def steps(self) -> list[int]:
         return _steps(self._folders(lambda names: COMMITTED in names))

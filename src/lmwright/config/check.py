@@ -29,7 +29,7 @@ def check_run(run: Run) -> None:
         _check_batch,
         _check_schedule,
         lambda run: run.mesh.rest_axis(),
-        lambda run: getattr(run.model, "seq_len", None) and seq_len_of(run),
+        _check_row,
         _check_checkpoint,
         _check_tokenizer,
         _check_sources,
@@ -68,6 +68,15 @@ def _check_length(run: Run) -> None:
     if steps is not None and epochs is not None:
         raise UserError(
             f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; keep one"
+        )
+
+
+def _check_row(run: Run) -> None:
+    seq_len, context = seq_len_of(run), run.model.seq_len
+    if seq_len > context:
+        raise UserError(
+            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {context}; shorten the "
+            f"rows or raise model.seq_len"
         )
 
 
@@ -113,8 +122,8 @@ def _check_tokenizer(run: Run) -> None:
             "that was not found there; set it here"
         )
     if tokenizer.path is None:
-        size = getattr(run.model, "vocab_size", None)
-        if size and tokenizer.vocab_size and tokenizer.vocab_size > size:
+        size = run.model.vocab_size
+        if tokenizer.vocab_size and tokenizer.vocab_size > size:
             raise UserError(
                 f"data.tokenizer.vocab_size: {tokenizer.vocab_size} is more than "
                 f"model.vocab_size = {size}; make them equal"

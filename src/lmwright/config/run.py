@@ -354,12 +354,5 @@ class Run:
 
 
 def seq_len_of(run: Run) -> int:
-    """Tokens in a training row. Raises UserError if the model's context is shorter."""
-    context = run.model.seq_len
-    seq_len = run.data.pack.seq_len or context
-    if seq_len > context:
-        raise UserError(
-            f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {context}; shorten the "
-            f"rows or raise model.seq_len"
-        )
-    return seq_len
+    """Tokens in a training row."""
+    return run.data.pack.seq_len or run.model.seq_len

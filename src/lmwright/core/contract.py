@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Attention:
-    """The layers that compare each query with keys of its row."""
+    """Dimensions of the attention layers."""
 
     windows: tuple[int | None, ...]
     """For each of these layers, the tokens that a query sees, itself included; None for all
@@ -85,11 +85,15 @@ class Work:
 
 
 def seen_keys(window: int | None, seq_len: int) -> float:
-    """Keys that a query of a row sees on average: half of them, or its window but for the
-    beginning of the row."""
+    """Keys that a query of a row sees on average: half the row, or the window,
+    corrected for the shorter windows at the start of the row."""
     if window is None or window >= seq_len:
         return seq_len / 2
     return window - window**2 / (2 * seq_len)
+
+
+Metrics = dict[str, tuple[Array, Array]]
+"""Sums and their weights, by name."""
 
 
 class Model(Protocol):
@@ -123,6 +127,10 @@ class Model(Protocol):
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
+
+    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
+        """Losses that the layers add to the mean loss of a token, from the sums that `hidden`
+        returned beside the residual stream, and their metrics."""
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
@@ -162,7 +170,7 @@ class Loss(NamedTuple):
 
     total: Array
     weight: Array
-    metrics: dict[str, tuple[Array, Array]]
+    metrics: Metrics
 
 
 class Objective(Protocol):

@@ -6,8 +6,8 @@
                                    (https://arxiv.org/abs/2106.09685); over Int8 or Int4 it is
                                    QLoRA (https://arxiv.org/abs/2305.14314)
 
-All are pytrees of arrays with the weight's batch axes in front, so that a scan or a split over
-layers, a pipeline's stages and a sharding see nothing new. How many axes are inputs and outputs
+All are pytrees of arrays with the weight's batch axes in front, so that scans, pipeline
+stages and shardings treat them like plain arrays. How many axes are inputs and outputs
 is counted from the right, which stays true when the axes in front are gone. In place of arrays
 a leaf may hold Params (its spec), abstract arrays or shardings.
 """

@@ -195,7 +195,7 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
 
     seq_len = seq_len_of(run)
     progress = console_progress()
-    ids = getattr(run.model, "vocab_size", None)
+    ids = run.model.vocab_size
     summary = prepare(run.data, seq_len, stages=stages, model_vocab_size=ids, progress=progress)
     console = Console(highlight=False)
     print_summary(summary, console)

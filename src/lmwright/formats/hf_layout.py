@@ -15,7 +15,7 @@ import numpy as np
 
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, Tree, walk
-from lmwright.core.pattern import LAYERS
+from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
 from lmwright.formats.safetensors import Tensors
 
@@ -85,8 +85,8 @@ def _is_linear(param: Param) -> bool:
 
 
 def slots(model: HfModel) -> list[Slot]:
-    """Every tensor of the model over there, once: what precedes the layers, then layer by
-    layer, then the rest.
+    """Every tensor of the Hugging Face checkpoint, in order: embedding, layers, then norm and
+    head.
 
     A model's table has one name for a weight of all kinds of layers, `layers.q`, whatever
     stacks the layers are in; `{}` in it is the number of an expert. Raises UserError for a

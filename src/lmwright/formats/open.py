@@ -95,7 +95,7 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
     if is_bucket(name):
         return _open_path(fetched(name))
     if "://" in str(name):
-        raise UserError(f"{name}: is no place that models are read from; write {PREFIX}owner/name")
+        raise UserError(f"{name}: cannot load a model from this URL; write {PREFIX}owner/name")
     return _open_path(usable(os.path.expanduser(name)))
 
 

@@ -72,8 +72,8 @@ def read_adapter(
     adapter: ResolvedAdapter,
     base: Callable[[], Tree] | None = None,
 ) -> Tree:
-    """float32 host weights of `adapter` from a PEFT folder; `base` gives the base's weights,
-    which are read where the adapter means nothing without them.
+    """float32 host weights of `adapter` from a PEFT folder; `base` loads the base weights;
+    it is called only for formats that need them, such as PiSSA.
 
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.

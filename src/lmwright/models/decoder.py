@@ -11,11 +11,10 @@ from pydantic import Field
 from lmwright.config.registry import Registry
 from lmwright.config.run import Kind, Positive, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Attention, Batch, Work
+from lmwright.core.contract import Attention, Batch, Metrics, Work
 from lmwright.core.param import Param, Tree, walk
-from lmwright.core.pattern import spans
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux, apart
+from lmwright.core.stack import Aux, apart, spans
 from lmwright.core.weight import dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
@@ -126,6 +125,16 @@ class Decoder:
             return 1.0
         own = path.rpartition(".")[2].startswith("reasoning_")
         return self.mixtures["reasoning" if own else "router"].active_share
+
+    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
+        """Losses that layers with experts add to the mean loss of a token, and their metrics."""
+        total: Array | float = 0.0
+        metrics: Metrics = {}
+        for prefix, experts in self.mixtures.items():
+            if f"{prefix}_counts" in aux:
+                added, new = experts.penalty(aux, prefix)
+                total, metrics = total + added, metrics | new
+        return total, metrics
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
@@ -261,15 +270,3 @@ def _work(model: Decoder, seq_len: int) -> Work:
         attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
         soft_capped=bool(getattr(model, "logits_soft_cap", None)),
     )
-
-
-def penalties(model: Any, aux: Aux) -> tuple[Array | float, dict[str, tuple[Array, Array]]]:
-    """Losses that layers with experts add to the mean loss of a token, and metrics as (sum,
-    weight); `aux` is what the layers returned beside the residual stream."""
-    total: Array | float = 0.0
-    metrics: dict[str, tuple[Array, Array]] = {}
-    for prefix, experts in getattr(model, "mixtures", {}).items():
-        if f"{prefix}_counts" in aux:
-            added, new = experts.penalty(aux, prefix)
-            total, metrics = total + added, metrics | new
-    return total, metrics

@@ -35,11 +35,11 @@ class Experts:
     mlp_dim: PositiveInt
     """Width of one expert."""
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """What the router makes of its logits."""
+    """Function that turns router logits into routing weights."""
     shares: Literal["chosen", "all"] = "chosen"
     """Whether a token's shares are normalized over the chosen experts or left as scored."""
     scale: Positive = 1.0
-    """What the shares are multiplied by."""
+    """Factor on the routing weights."""
     num_groups: PositiveInt = 1
     """Equal groups of experts."""
     groups_per_token: PositiveInt = 1

@@ -6,7 +6,7 @@ those in a kv cache.
     run_layers      attend = the platform's kernel, inside segments
     extend_layers   attend = new keys and values put into the cache, all of it looked at
 
-Kinds of layers and their order are the family's; see `core.pattern`. A kind that is no string adds
+Kinds of layers and their order are the family's; see `core.stack`. A kind that is no string adds
 something to a layer of another kind (`models.reasoning`).
 """
 
@@ -22,8 +22,7 @@ from jax import Array
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
-from lmwright.core.pattern import Span
-from lmwright.core.stack import Aux, added, run_stack, run_stack_cached
+from lmwright.core.stack import Aux, Span, added, run_stack, run_stack_cached
 from lmwright.kernels import select
 from lmwright.nn.attention import Scoring, cached_attention
 

@@ -10,7 +10,6 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Aux, Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
 from lmwright.kernels import select
-from lmwright.models.decoder import penalties
 
 
 @section
@@ -62,5 +61,5 @@ def next_tokens(batch: Batch) -> tuple[Array, Array]:
 def _with_penalties(loss: Loss, model: Model, aux: Aux) -> Loss:
     """The loss with what the model's layers add to that of each token, and their metrics; `aux`
     is what `model.hidden` returned beside the residual stream."""
-    added, metrics = penalties(model, aux)
+    added, metrics = model.penalties(aux)
     return Loss(loss.total + added * loss.weight, loss.weight, loss.metrics | metrics)

@@ -50,15 +50,15 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
 class _Alone:
     """A model without a run, and what the command line says of the run."""
 
-    def __init__(self, name: str, model: Model, overrides: tuple[str, ...], said: set):
-        self.name, self.model, self.overrides, self.said = name, model, overrides, said
+    def __init__(self, name: str, model: Model, overrides: tuple[str, ...], given: set):
+        self.name, self.model, self.overrides, self.given = name, model, overrides, given
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:
         """The run on a machine; for a comparison of several where it is None."""
         batch, why = self._batch(machine)
         run = self._run(batch, LEAST_STEPS)
-        if not self.said & {STEPS, EPOCHS}:
+        if not self.given & {STEPS, EPOCHS}:
             tokens = run.train.global_batch_size * seq_len_of(run)
             wanted = math.ceil(TOKENS_PER_PARAMETER * count_params(run.model.spec()) / tokens)
             run = self._run(batch, max(LEAST_STEPS, wanted))
@@ -66,7 +66,7 @@ class _Alone:
 
     def _batch(self, machine: Machine | None) -> tuple[int, str]:
         """Rows of a step, and why so many."""
-        if BATCH in self.said:
+        if BATCH in self.given:
             return 1, ""
         first = self._run(1, LEAST_STEPS)
         if machine is None:
@@ -115,7 +115,7 @@ class _Alone:
             },
             "train": {"global_batch_size": batch},
         }
-        if EPOCHS not in self.said:
+        if EPOCHS not in self.given:
             values["train"]["steps"] = steps
         with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
             path = Path(folder, "run.toml")
@@ -127,7 +127,7 @@ class _Alone:
         own = "the model's own length" if run.data.pack.seq_len is None else "as said"
         chosen.append(f"rows of {seq_len_of(run):,} tokens ({own})")
         chosen += [why] if why else []
-        if not self.said & {STEPS, EPOCHS}:
+        if not self.given & {STEPS, EPOCHS}:
             tokens = run.train.steps * run.train.global_batch_size * seq_len_of(run)
             share = tokens / count_params(run.model.spec())
             chosen.append(f"{run.train.steps:,} steps ({share:.3g} tokens a parameter)")

@@ -11,11 +11,13 @@ from jax.sharding import Mesh
 from lmwright.config.run import Run, seq_len_of
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Work
-from lmwright.core.mesh import make_mesh, mesh_shape, num_slices_of
 from lmwright.core.param import Tree, count_params
 from lmwright.core.sharding import (
     ACTIVATIONS,
     batch_ways,
+    make_mesh,
+    mesh_shape,
+    num_slices_of,
     refuse_uneven,
     weight_shardings,
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, walk
-from lmwright.core.pattern import LAYERS
+from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 

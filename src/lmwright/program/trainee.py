@@ -51,7 +51,7 @@ class Frozen:
     """Where they came from; empty for weights made from the run's seed."""
     hash: str = ""
     read: Callable[[], Tree] | None = None
-    """Reads them again as they lie there, in float32 on the host; None for a run's own."""
+    """Rereads the original weights from disk as float32 host arrays; None for a run's own."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class FullTraining:
         return weight_shardings(trainee.spec, mesh)
 
     def init(self, trainee: Trainee, frozen: Tree, key: Array) -> Tree:
-        """The model's weights by chance."""
+        """Randomly initialized model weights."""
         return init_weights(trainee.spec, key)
 
     def parts(self, trainee: Trainee, weights: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """Feed: the batch of a step from the data of each trainee, each with its own place in it.
 
     trainee a: rows 0 1 2 3 of its own step --+
-    trainee b: rows 0 1     of its own step --+--> rows by lane (see `program.lanes`)
+    trainee b: rows 0 1     of its own step --+--> rows by lane (see `program.step`)
 
 The batch of a trainee's own step s is what it would be if it trained alone.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from lmwright.data.rows.loader import Loader
 from lmwright.data.rows.store import TokenStore
-from lmwright.program.lanes import Lanes
+from lmwright.program.step import Lanes
 from lmwright.program.trainee import Trainee
 from lmwright.train.hosts import HostRows
 

@@ -31,11 +31,10 @@ from lmwright.formats.train_state import restore
 from lmwright.formats.weights import load_frozen
 from lmwright.planner.compiler.compile import refuse_option
 from lmwright.program.executable import load_or_compile, takes
-from lmwright.program.lanes import Lanes
 from lmwright.program.length import with_steps
 from lmwright.program.plan import Plan, resolve, step_options
 from lmwright.program.state import abstract_batch, abstract_state, counts_of, eval_weights, saved
-from lmwright.program.step import make_step
+from lmwright.program.step import Lanes, make_step
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display

@@ -61,8 +61,8 @@ def check_size(ids: int, model_size: int | None, where: str) -> None:
 def note_unused(model: Any, data_dir: str, ids: int) -> str | None:
     """Note about embedding rows that no token uses, and what to do about them; None if there are
     few."""
-    size = getattr(model, "vocab_size", None)
-    if not size or ids >= size:
+    size = model.vocab_size
+    if ids >= size:
         return None
     leaves = list(_leaves(model.spec()))
     count = sum(math.prod(p.shape) for p in leaves)

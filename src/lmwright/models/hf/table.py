@@ -62,7 +62,7 @@ class Words:
     """Where it is null."""
 
     def read(self, config: Mapping[str, Any], where: str) -> str:
-        """Our value. Raises UserError for one that we have not."""
+        """Our value. Raises UserError for an unsupported one."""
         value = config.get(self.theirs, self.usual)
         value = self.null if value is None else value
         kinds = {theirs: ours for ours, theirs in self.values.items()}
@@ -74,7 +74,7 @@ class Words:
         return kinds[value]
 
     def write(self, model: Any, family: str) -> Any:
-        """Their name of the model's value. Raises UserError where the family has none there."""
+        """The Hugging Face name of the model's value. Raises UserError where there is none."""
         value = getattr(model, self.ours)
         if value not in self.values:
             raise UserError(

@@ -17,10 +17,9 @@ from jax.sharding import AbstractMesh
 from lmwright.config.run import Run, seq_len_of
 from lmwright.core.compute import GATE, MATMUL, REMATS, WIDE_MATMUL, Remat
 from lmwright.core.contract import Attention, Work
-from lmwright.core.mesh import mesh_shape, slices_of
 from lmwright.core.param import Param, walk
 from lmwright.core.ragged import LANES
-from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, partition
+from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_row_attention import fits
 from lmwright.models.counts import part_of

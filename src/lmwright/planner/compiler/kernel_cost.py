@@ -102,8 +102,8 @@ def row_attention_s(
 
 def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, float], ...]:
     """(by score below the diagonal, by token of a head for the rest) of one core, forward and
-    backward; head sizes that were not compiled lie between those that were. A schedule says when
-    products begin, not that the matrix units keep up, so that they have the last word."""
+    backward; head sizes that were not compiled lie between those that were. The
+    schedule gives issue times only, so the estimate is never below the matrix units' time."""
     known = CHIPS[generation].row_attention
 
     def at(name: str) -> float:

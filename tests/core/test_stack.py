@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmwright.core.pattern import spans
+from lmwright.core.stack import spans
 
 
 @pytest.mark.parametrize(
