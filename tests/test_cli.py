@@ -50,7 +50,16 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
     assert main(["--help"]) == 0
     shown = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
     verbs = "quickstart prepare data tokenizer config models params plan train sweep eval generate"
-    assert shown == [*verbs.split(), "export", "import", "verify", "vocab", "adapters", "report"]
+    assert shown == [
+        *verbs.split(),
+        "export",
+        "import",
+        "verify",
+        "vocab",
+        "adapters",
+        "publish",
+        "report",
+    ]
     assert main([]) == 0
     assert "Commands:" in capsys.readouterr().out
 

@@ -20,6 +20,7 @@ import click
 from lmwright import __version__
 from lmwright.cli import config, data, models, runs
 from lmwright.cli.adapters import adapters
+from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.private import make_private
@@ -81,7 +82,7 @@ def quickstart(folder: str) -> Any:
     return main(folder)
 
 
-VERBS = (*data.VERBS, *config.VERBS, *runs.VERBS, *models.VERBS, adapters, runs.report)
+VERBS = (*data.VERBS, *config.VERBS, *runs.VERBS, *models.VERBS, adapters, publish, runs.report)
 for verb in VERBS:  # in the order in which they are used
     lmwright.add_command(verb)
 

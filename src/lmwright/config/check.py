@@ -36,6 +36,7 @@ def check_run(run: Run) -> None:
         _check_prices,
         _check_limits,
         _check_profile,
+        _check_publish,
     ):
         try:
             check(run)
@@ -243,4 +244,12 @@ def _check_profile(run: Run) -> None:
         raise UserError(
             f"metrics.profile_steps: step {last} is behind the last of the run, {end}; give "
             f"earlier steps"
+        )
+
+
+def _check_publish(run: Run) -> None:
+    if run.train.publish_every_steps is not None and run.publish is None:
+        raise UserError(
+            "train.publish_every_steps: has no effect without [publish], which says where to; add "
+            'it with repo = "owner/name" and license = "apache-2.0", or another'
         )

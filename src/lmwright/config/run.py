@@ -267,6 +267,8 @@ class Train:
     init_from: str | None = None
     """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
     tokenizer come from; fresh weights if unset."""
+    publish_every_steps: PositiveInt | None = None
+    """Steps between checkpoints that are published as `publish` says; never if unset."""
 
 
 @section
@@ -323,6 +325,17 @@ class Metrics:
 
 
 @section
+class Publish:
+    """Destination of `lmwright publish` and `train.publish_every_steps` on the Hugging Face hub."""
+
+    repo: str
+    """`owner/name`; made if it is not there."""
+    license: str
+    """As the hub calls it, such as `apache-2.0`."""
+    visibility: Literal["private", "public"] = "private"
+
+
+@section
 class Planning:
     """Settings of `lmwright plan`; training reads none of them."""
 
@@ -350,6 +363,7 @@ class Run:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     metrics: Metrics = field(default_factory=Metrics)
     limits: Limits = field(default_factory=Limits)
+    publish: Publish | None = None
     plan: Planning = field(default_factory=Planning)
 
 

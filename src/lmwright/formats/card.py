@@ -1,9 +1,9 @@
-"""Model card: README.md of an export, with the facts of the run and no adjectives."""
+"""Cards: README.md of an export or an adapter, with the facts of the run and no adjectives."""
 
 import json
 import re
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,22 @@ import lmwright
 from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
+from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.guard.terminal import visible
 
 if TYPE_CHECKING:
     from lmwright.formats.proof import Proof
+    from lmwright.report.read import RunRecord
 
 Rows = tuple[dict[str, Any], ...]
-SECTIONS = ("objective.", "optim.", "train.", "data.pack.", "data.tokenizer.", "seed")
+SECTIONS = ("objective.", "optim.", "lora.", "train.", "data.pack.", "data.tokenizer.", "seed")
+PLACES = (
+    "path",
+    "dir",
+    "init_from",
+    ".data",
+)  # endings of settings that may name a place on a disk
+DATASETS = f"{PREFIX}datasets/"
 
 
 @dataclass(frozen=True)
@@ -37,34 +46,17 @@ class Facts:
     """Label to text: steps, tokens seen, time, machine."""
     settings: dict[str, Any] | None = None
     """Dotted field of the run to its value."""
+    base: str = ""
+    """Name on the hub of the model that training began with."""
+    datasets: dict[str, str] = field(default_factory=dict)
+    """Data source to the name on the hub of the dataset that it is."""
 
 
-CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- lmwright
-- {{ model.kind | tojson }}
----
-# {{ inline(facts.name) }}
+UNLICENSED = (
+    "License: not set. Whoever publishes this model adds `license:` above, with the data's in mind."
+)
 
-{{ inline(facts.origin) or "A language model." }} {{ "{:,}".format(params) }} parameters, \
-{{ model.seq_len }} tokens of context, written in {{ dtype }} by lmwright {{ version }}.
-
-License: not set. Whoever publishes this model adds `license:` above, with the data's in mind.
-
-## Use
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
-model = AutoModelForCausalLM.from_pretrained({{ place | tojson }})
-inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
-```
-or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
-
+MEASURED = """\
 {% if facts.results %}
 ## Held-out results
 
@@ -82,17 +74,55 @@ or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
 
 {{ pairs(facts.training) }}
 {% endif %}
+"""
 
-## Architecture
-
-{{ pairs(architecture) }}
-
+SETTINGS = """\
 {% if facts.settings %}
 ## Settings
 
 {{ pairs(facts.settings) }}
 {% endif %}
+"""
 
+FROM_SCRATCH = "Trained from scratch with lmwright."
+
+CARD = (
+    """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- lmwright
+- {{ model.kind | tojson }}
+---
+# {{ inline(facts.name) }}
+
+{{ inline(facts.origin) or "A language model." }} {{ "{:,}".format(params) }} parameters, \
+{{ model.seq_len }} tokens of context, written in {{ dtype }} by lmwright {{ version }}.
+
+{{ unlicensed }}
+
+## Use
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
+model = AutoModelForCausalLM.from_pretrained({{ place | tojson }})
+inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
+
+"""
+    + MEASURED
+    + """
+## Architecture
+
+{{ pairs(architecture) }}
+
+"""
+    + SETTINGS
+    + """
 ## How the conversion was checked
 
 {% for line in proof.lines() %}
@@ -101,26 +131,96 @@ or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
 
 Figures in `convert.json`; {{ proof.tokens }} tokens of fixed prompts, float32.
 """
+)
+
+
+ADAPTER_CARD = (
+    """\
+---
+library_name: peft
+pipeline_tag: text-generation
+tags:
+- lmwright
+- lora
+---
+# {{ inline(facts.name) }}
+
+{{ "LoRA adapters" if folders[1:] else "A LoRA adapter" }} of \
+[{{ base }}](https://huggingface.co/{{ base }}), written by lmwright {{ version }}.
+
+License: {{ license }}.
+
+## Use
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({{ base | tojson }})
+{% for folder in folders or [""] %}
+{{ "# or " if not loop.first }}model = PeftModel.from_pretrained(model, {{ place | tojson }}\
+{% if folder %}, subfolder={{ folder | tojson }}{% endif %})
+{% endfor %}
+```
+
+"""
+    + MEASURED
+    + SETTINGS
+)
+
+FILES_CARD = """\
+# {{ inline(name) }}
+
+License: {{ license }}.
+
+{{ table(files) }}
+"""
+
+
+def adapter_card(
+    facts: Facts, place: str, *, base: str, license: str, folders: tuple[str, ...] = ()
+) -> str:
+    """Card of a LoRA adapter, or of several in `folders`, of a `base` on the hub; `place` is its
+    own name there."""
+    values = {"base": base, "license": license, "folders": folders}
+    return _render(ADAPTER_CARD, facts=facts, place=place, **values)
+
+
+def files_card(name: str, license: str, files: Rows) -> str:
+    """Card of files of which no more is known than their names and sizes."""
+    return _render(FILES_CARD, name=name, license=license, files=files)
+
+
+def published_card(text: str, place: str, license: str) -> str:
+    """A `model_card` with a license, and with the name on the hub where it had a folder's."""
+    if UNLICENSED not in text:
+        return text
+    text = text.replace(UNLICENSED, f"License: {license}.")
+    quoted = r'"(?:[^"\\\n]|\\.)*"'
+    text = re.sub(rf"(from_pretrained\(){quoted}", lambda match: f'{match[1]}"{place}"', text)
+    verb = "`lmwright generate "
+    return re.sub(rf"{verb}[^`]*(?= --prompt)", lambda _: f"{verb}{PREFIX}{place}", text)
 
 
 def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: str) -> str:
     """Markdown with the metadata block that the Hugging Face hub reads; `place` is the name of
     the folder that it lies in."""
-    env = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
-    text = env.from_string(CARD).render(
+    return _render(
+        CARD,
         facts=facts,
         model=model,
         params=count_params(model.spec()),
         architecture={k: v for k, v in asdict(model).items() if v is not None},
         proof=proof,
         dtype=dtype,
-        version=lmwright.__version__,
         place=place,
-        table=_table,
-        pairs=_pairs,
-        inline=_inline,
-        word=_word,
+        unlicensed=UNLICENSED,
     )
+
+
+def _render(template: str, **values: Any) -> str:
+    env = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
+    env.globals |= {"table": _table, "pairs": _pairs, "inline": _inline, "word": _word}
+    text = env.from_string(template).render(version=lmwright.__version__, **values)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
@@ -163,35 +263,62 @@ def _word(name: str) -> str:
     return shlex.quote(visible(" ".join(name.split()), lines=False).replace("`", "'"))
 
 
-def facts_of_run(run_dir: Path) -> Facts:
-    """Facts from the files of a run directory; secrets and paths of data are left out."""
+def facts_of_run(run_dir: Path, step: int | None = None) -> Facts:
+    """Facts from the files of a run directory, of its end or of a checkpoint at a step; secrets
+    and places on disks are left out."""
     from lmwright.report.read import read_run
     from lmwright.report.summary import summarize
 
-    origin = "Trained from scratch with lmwright."
     try:
         record = read_run(run_dir)
     except UserError as error:  # the weights are worth exporting all the same
-        return Facts(run_dir.absolute().name, origin, training={"not known": str(error)})
-    results = tuple(
-        {"source": source, **{name: series.values[-1] for name, series in curves.items()}}
-        for source, curves in record.evals.items()
-    )
+        return Facts(run_dir.absolute().name, FROM_SCRATCH, training={"not known": str(error)})
     summary = summarize(record)
     wanted = ("steps", "tokens seen", "time running", "machine", "software")
-    settings = {
-        name: value
-        for name, value in record.config.items()
-        if name.startswith(SECTIONS) and not name.endswith("path")
-    }
+    if step is not None:
+        summary |= {"steps": f"{step:,}"}
+        wanted = ("steps", "machine", "software")
+    began = record.config.get("train.init_from")
+    base = str(began).removeprefix(PREFIX).partition("@")[0] if is_hub_name(str(began)) else ""
+    origin = f"Fine-tuned with lmwright{base and f' from {base}'}." if began else FROM_SCRATCH
     return Facts(
         name=record.name,
         origin=origin,
         sources=_sources(record.config.get("data.dir")),
-        results=results,
+        results=_results(record, step),
         training={label: summary[label] for label in wanted if label in summary},
-        settings=settings,
+        settings={
+            name: value
+            for name, value in record.config.items()
+            if name.startswith(SECTIONS) and (not name.endswith(PLACES) or is_hub_name(str(value)))
+        },
+        base=base,
+        datasets=_datasets(record.config),
     )
+
+
+def _results(record: "RunRecord", step: int | None) -> Rows:
+    """The last held-out figures of each source, or those at a step or last before it."""
+    rows = []
+    for source, curves in record.evals.items():
+        row = {"source": source}
+        for name, series in curves.items():
+            points = zip(series.steps, series.values, strict=True)
+            values = [value for at, value in points if step is None or at <= step]
+            row |= {name: values[-1]} if values else {}
+        rows += [row] if len(row) > 1 else []
+    return tuple(rows)
+
+
+def _datasets(config: dict[str, Any]) -> dict[str, str]:
+    """Data source to dataset, for the sources that are on the hub."""
+    names = {}
+    for key, path in config.items():
+        match = re.fullmatch(r"(.*data\.sources\.\d+\.)path", key)
+        if match and str(path).startswith(DATASETS):
+            dataset = "/".join(str(path).removeprefix(DATASETS).partition("@")[0].split("/")[:2])
+            names[str(config.get(f"{match[1]}name") or dataset.rpartition("/")[2])] = dataset
+    return names
 
 
 def _sources(data_dir: str | None) -> Rows:

@@ -38,14 +38,21 @@ def _load_run(place: Place, adapter: str | None) -> LoadedModel:
     path = place.path
     run, w = load_run_weights(path, place.step, adapter=adapter)
     model, w = run.objective.exported(run.model, w)
-    tokenizer_dir, prefix = _run_tokenizer(run, path), ()
+    tokenizer_dir, prefix = run_tokenizer(run, path)
+    facts = facts_of_run(path, place.step)
+    return LoadedModel(model, HfTensors(model, w), tokenizer_dir, facts, path, prefix)
+
+
+def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:
+    """The tokenizer kept in the run directory, else that of the prepared data, and the ids that
+    began each document."""
+    folder, prefix = _run_tokenizer(run, path), ()
     if run.data.tokenize.prepend == "bos":
-        prefix = (open_tokenizer(tokenizer_dir).bos_id,)
-    return LoadedModel(model, HfTensors(model, w), tokenizer_dir, facts_of_run(path), path, prefix)
+        prefix = (open_tokenizer(folder).bos_id,)
+    return folder, prefix
 
 
 def _run_tokenizer(run: Any, path: Path) -> Path:
-    """The tokenizer kept in the run directory, else that of the prepared data."""
     data_dir = str(run.data.dir)
     if "://" in data_dir and not has_tokenizer(path / "tokenizer"):
         return Path(TokenStore.open(data_dir).tokenizer_dir)

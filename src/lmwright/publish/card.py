@@ -1,0 +1,109 @@
+"""A card's metadata, which the hub reads: license, base model, datasets, results."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmwright.errors import UserError, first_line
+from lmwright.formats.card import Facts, Rows, published_card
+from lmwright.publish.account import client
+
+CARD = "README.md"
+TASK = "text-generation"
+METRICS = {"loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte"}
+HUB_METRICS = {"ppl": "perplexity"}  # where the hub calls it otherwise
+
+Relation = Literal["finetune", "adapter", "quantized"]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a card's metadata says beside what the files do."""
+
+    license: str | None
+    license_name: str | None = None
+    license_link: str | None = None
+    base_model: str | None = None
+    relation: Relation | None = None
+    """Of the base model to this one."""
+    datasets: tuple[str, ...] = ()
+    """Names on the hub."""
+    languages: tuple[str, ...] = ()
+    """ISO 639 codes."""
+
+    @property
+    def license_text(self) -> str:
+        """For people."""
+        name = self.license_name or self.license or "not set yet"
+        return f"[{name}]({self.license_link})" if self.license_link else name
+
+
+def read_card(text: str, place: str) -> Any:
+    """The client's card of a README.md. Raises UserError where its metadata cannot be read."""
+    hub = client()
+    try:
+        return hub.ModelCard(text, ignore_metadata_errors=False)
+    except Exception as error:  # YAML's, or the client's about its content
+        reason = first_line(error)
+        raise UserError(
+            f"{place}: its metadata cannot be read ({reason:.200}); correct it"
+        ) from None
+
+
+def write_card(folder: Path, repo: str, listing: Listing, facts: Facts | None, bare: str) -> Any:
+    """Completes README.md of a folder for a repository, or writes it with the text `bare`; returns
+    its metadata. What the card says already stays, unless the listing has another value."""
+    path = folder / CARD
+    text = path.read_text(encoding="utf-8") if path.exists() else bare
+    card = read_card(published_card(text, repo, listing.license_text), str(path))
+    data = card.data
+    given = {
+        "license": listing.license,
+        "license_name": listing.license_name,
+        "license_link": listing.license_link,
+        "base_model": listing.base_model,
+        "base_model_relation": listing.relation if listing.base_model else None,
+        "datasets": list(listing.datasets) or None,
+        "language": list(listing.languages) or None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            data[name] = value
+    if data.get("base_model") and listing.relation and not data.get("base_model_relation"):
+        data["base_model_relation"] = listing.relation
+    if facts is not None and (results := eval_results(facts)):
+        data.eval_results = results
+        data.model_name = repo.rpartition("/")[2]
+    path.unlink(missing_ok=True)  # which may be a link to the user's own
+    path.write_text(str(card), encoding="utf-8")
+    return data
+
+
+def eval_results(facts: Facts) -> list[Any]:
+    """Held-out figures in the form of the hub's model index; figures that are not finite are left
+    out."""
+    hub = client()
+    return [
+        hub.EvalResult(
+            task_type=TASK,
+            task_name="Language modeling",
+            dataset_type=facts.datasets.get(row["source"], row["source"]),
+            dataset_name=f"{row['source']} (held out)",
+            metric_type=HUB_METRICS.get(name, name),
+            metric_name=title,
+            metric_value=row[name],
+        )
+        for row in facts.results
+        for name, title in METRICS.items()
+        if math.isfinite(row.get(name, math.nan))
+    ]
+
+
+def files_table(folder: Path) -> Rows:
+    """Names and sizes of the files of a folder."""
+    return tuple(
+        {"file": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    )

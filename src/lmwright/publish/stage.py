@@ -1,0 +1,246 @@
+"""What is published, put together in a temporary folder.
+
+run         --our own export--> model, tokenizer, card   (adapters: PEFT's folders)
+folder      --links-----------> the files as they lie
+.gguf file  --link------------> the file
+                      + GGUF variants, if asked; README.md with the hub's metadata
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmwright.data.json_text import parse_json, write_json
+from lmwright.errors import UserError
+from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE
+from lmwright.formats.adapter_verbs import export_adapter_command
+from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
+from lmwright.formats.convert import export_loaded
+from lmwright.formats.hub import PREFIX, is_hub_name
+from lmwright.formats.load import load_model, run_tokenizer
+from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, open_place
+from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
+from lmwright.formats.tokenizer_files import write_tokenizer
+from lmwright.program.lora import DEFAULT
+from lmwright.publish.account import check_name, client
+from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
+
+GGUF_FOLDER = "folder of GGUF files"
+LARGEST_TEXT = 16 * 2**20  # of files in which a token is looked for
+# what an earlier, differently split export of a model or adapter may have left on the hub
+STALE = ("model*.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be published, and as what."""
+
+    place: Place
+    kind: str
+    repo: str
+    listing: Listing
+    gguf: tuple[str, ...] = ()
+    dtype: str | None = None
+    adapter: str | None = None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters of a run; empty for a run that trained all weights."""
+        if self.kind != RUN or self.place.run.lora is None:
+            return ()
+        names = tuple(adapter.name for adapter in self.place.run.lora.adapters) or (DEFAULT,)
+        return (self.adapter,) if self.adapter else names
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A folder ready to be sent."""
+
+    title: str
+    metadata: Any
+    stale: Sequence[str]
+
+
+def open_source(name: str | Path) -> tuple[Place, str]:
+    """What lies at a path, and its kind. Raises UserError where there is nothing to publish."""
+    if is_hub_name(name):
+        raise UserError(f"{name}: is on the hub already; give a run directory or a local folder")
+    path = Path(os.path.expanduser(name))
+    if path.is_dir() and not any((path / file).exists() for file in ("run.toml", "config.json")):
+        if next(path.rglob("*.gguf"), None) is not None:
+            return Place(GGUF, path), GGUF_FOLDER
+    place = open_place(name)
+    return place, place.kind
+
+
+def stated(place: Place, kind: str) -> Any:
+    """Metadata that the card at a place has already; empty if there is none."""
+    folder = place.path if place.path.is_dir() else place.path.parent
+    card = folder / CARD
+    if kind in (RUN, GGUF) or not card.exists():
+        return client().ModelCardData()
+    return read_card(card.read_text(encoding="utf-8"), str(card)).data
+
+
+def complete(subject: Subject) -> Subject:
+    """With base model, relation and datasets from the run, the card or the adapter, where options
+    did not say. Raises UserError where an adapter's base has no name on the hub."""
+    place, kind, listing = subject.place, subject.kind, subject.listing
+    before, relation, datasets = stated(place, kind), "finetune", listing.datasets
+    base = listing.base_model or before.get("base_model")
+    if kind == RUN:
+        facts = facts_of_run(place.path)
+        base = base or facts.base or None
+        datasets = (*datasets, *facts.datasets.values())
+        relation = "adapter" if subject.adapters else relation
+    elif kind == ADAPTER:
+        written = parse_json(place.path / ADAPTER_CONFIG).get("base_model_name_or_path")
+        base, relation = base or _hub_base(written), "adapter"
+    elif kind == HF:
+        config = parse_json(place.path / "config.json")
+        relation = "quantized" if "quantization_config" in config else relation
+    else:
+        relation = "quantized"
+    if relation == "adapter" and base is None:
+        raise UserError(
+            f"{place.path}: is an adapter whose base has no name on the hub; publish the base and "
+            "say --base-model owner/name"
+        )
+    _refuse_gguf(subject)
+    for name in [base] if isinstance(base, str) else base or ():
+        check_name(name)
+    changes = {"base_model": base, "relation": relation, "license": before.get("license")}
+    changes |= {"license": listing.license} if listing.license else {}
+    changes["datasets"] = tuple(dict.fromkeys(datasets))
+    return replace(subject, listing=replace(listing, **changes))
+
+
+def _hub_base(name: str | None) -> str | None:
+    """The base that PEFT's config names, unless it is a folder's name."""
+    if not name or name.count("/") != 1 or Path(name).exists():
+        return None
+    return name if name[0].isalnum() else None
+
+
+def _refuse_gguf(subject: Subject) -> None:
+    if subject.gguf and (subject.adapters or subject.kind not in (RUN, HF)):
+        cure = "lmwright export merges an adapter into its base; publish that folder"
+        if subject.kind in (GGUF, GGUF_FOLDER):
+            cure = "leave it out, or publish the model that they were made of"
+        raise UserError(f"--gguf: {subject.place.path} is no model to make it of; {cure}")
+
+
+def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:
+    """Fills a folder, which is empty, with what is published: of a run at a step, or the newest."""
+    folder.mkdir(exist_ok=True)
+    name, facts, stale = subject.repo.rpartition("/")[2], None, STALE
+    title = name
+    if subject.kind == RUN:
+        place = replace(subject.place, step=subject.place.step if step is None else step)
+        facts = facts_of_run(place.path, place.step)
+        title = facts.name if place.step is None else f"step {place.step} of {facts.name}"
+        bare = _export_run(subject, place, folder, facts)
+    else:
+        _link(subject.place.path, folder)
+        stale = STALE if subject.kind == HF else ()
+        bare = _bare_card(subject, folder, name)
+        if subject.gguf:
+            _write_gguf(subject, load_model(subject.place.path), folder)
+    if subject.kind == ADAPTER:
+        _name_base(folder, str(subject.listing.base_model))
+    metadata = write_card(folder, subject.repo, subject.listing, facts, bare)
+    _refuse_token(folder)
+    return Staged(title, metadata, stale)
+
+
+def _export_run(subject: Subject, place: Place, folder: Path, facts: Facts) -> str:
+    """Exports a run; the text of a card that it has not written itself."""
+    path = place.path if place.step is None else place.path / "checkpoints" / str(place.step)
+    listing, names = subject.listing, subject.adapters
+    if not names:
+        loaded = load_model(path, subject.adapter)
+        export_loaded(loaded, folder, dtype=subject.dtype)
+        _write_gguf(subject, loaded, folder)
+        return ""
+    folders = names if names[1:] else ()
+    for name in names:
+        out = folder / name if folders else folder
+        export_adapter_command(path, out, adapter=name)
+        _name_base(out, str(listing.base_model))
+    tokenizer, prefix = run_tokenizer(place.run, place.path)
+    write_tokenizer(tokenizer, folder, prefix)
+    return _adapter_card(subject, facts, folders)
+
+
+def _bare_card(subject: Subject, folder: Path, name: str) -> str:
+    """Card of a folder that came without one."""
+    if subject.kind == ADAPTER:
+        return _adapter_card(subject, Facts(name), ())
+    return files_card(name, subject.listing.license_text, files_table(folder))
+
+
+def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...]) -> str:
+    listing = subject.listing
+    base = listing.base_model if isinstance(listing.base_model, str) else listing.base_model[0]
+    license = listing.license_text
+    return adapter_card(facts, subject.repo, base=base, license=license, folders=folders)
+
+
+def _write_gguf(subject: Subject, loaded: Any, folder: Path) -> None:
+    name = subject.repo.rpartition("/")[2]
+    for kind in subject.gguf:
+        export_loaded(loaded, folder / f"{name}-{kind.upper()}.gguf", dtype=kind)
+
+
+def _name_base(folder: Path, base: str) -> None:
+    """An adapter's files name its base as the hub does, not by where it lay on this machine."""
+    for file, key, value in (
+        (ADAPTER_CONFIG, "base_model_name_or_path", base),
+        (NOTE, "base", f"{PREFIX}{base}"),
+        (EARLIER_NOTE, "base", f"{PREFIX}{base}"),
+    ):
+        path = folder / file
+        if path.exists():
+            fields = parse_json(path) | {key: value}
+            path.unlink()  # which may be a link to the user's own
+            write_json(path, fields)
+
+
+def _link(source: Path, folder: Path) -> None:
+    """Links to the files of a folder, or to one file, without what is hidden."""
+    if source.is_file():
+        beside = source.with_name(f"{source.name}.convert.json")
+        for path in (source, *([beside] if beside.exists() else ())):
+            (folder / path.name).symlink_to(path.absolute())
+        return
+    for root, folders, files in os.walk(source):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            path = Path(root, name)
+            if not name.startswith(".") and path.is_file():
+                link = folder / path.relative_to(source)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.absolute())
+
+
+def _refuse_token(folder: Path) -> None:
+    """Raises UserError for a file that holds the hub's token."""
+    token = client().get_token()
+    for path in folder.rglob("*") if token else ():
+        if path.is_file() and path.stat().st_size <= LARGEST_TEXT:
+            if token.encode() in path.read_bytes():
+                name = path.relative_to(folder)
+                raise UserError(f"{name}: holds your token for the hub; remove it from there")
+
+
+def metadata_text(metadata: Any) -> str:
+    """Metadata for people, line by line."""
+    fields = metadata.to_dict()
+    return "\n".join(f"  {name}: {_shown(value)}" for name, value in fields.items())
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

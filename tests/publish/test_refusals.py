@@ -1,0 +1,118 @@
+"""What cannot be published: one sentence with the cure, exit code 2, before any export."""
+
+import shutil
+
+import pytest
+
+from lmwright.cli.main import main
+from tests.fake_hub import Commit
+from tests.publish.conftest import TOKEN
+
+APACHE = ("--license", "apache-2.0")
+
+
+def refused(capsys, *words):
+    """The one line that ends `lmwright publish` with exit code 2."""
+    assert main(["publish", *map(str, words)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and TOKEN not in lines[0]
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def no_export(monkeypatch):
+    """An export would come too early."""
+    from lmwright.publish import stage
+
+    def fail(*_, **__):
+        raise AssertionError("exported before everything was checked")
+
+    monkeypatch.setattr(stage, "export_loaded", fail)
+
+
+def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
+    for words, part in (
+        ((run_dir, "me/tiny"), "has no license yet; say --license apache-2.0"),
+        ((run_dir, "me/tiny", "--license", "apache"), "did you mean 'apache-2.0'?"),
+        ((run_dir, "me/tiny", "--license", "mine"), "--license other --license-name"),
+        ((run_dir, "me/tiny", "--license", "other"), "needs --license-name"),
+        ((run_dir, "tiny", *APACHE), "is no name on the hub"),
+        ((run_dir, "me/ti ny", *APACHE), "is no name on the hub"),
+        ((run_dir, *APACHE), "give owner/name"),
+        ((run_dir, "me/tiny", *APACHE, "--checkpoints", "1,7"), "no checkpoint '7'"),
+        ((run_dir, "me/tiny", *APACHE, "--base-model", "../base"), "is no name on the hub"),
+        ((hf_dir, "me/tiny", *APACHE, "--checkpoints", "all"), "is no run directory"),
+        ((hf_dir, "me/tiny", *APACHE, "--dtype", "bf16"), "is sent as it is"),
+        ((tmp_path, "me/tiny", *APACHE), "holds neither run.toml nor config.json"),
+        (("hf://acme/tiny", "me/tiny", *APACHE), "is on the hub already"),
+    ):
+        assert part in refused(capsys, *words), words
+    assert not hub.asked
+
+
+def test_tokens(hub, run_dir, capsys, monkeypatch):
+    words = (run_dir, "me/tiny", *APACHE)
+    hub.role = "read"
+    assert "may only read; make one that may write" in refused(capsys, *words)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrongsecret")
+    line = refused(capsys, *words)
+    assert "does not accept the token; make a new one" in line and "wrongsecret" not in line
+    monkeypatch.delenv("HF_TOKEN")
+    assert "no token for the hub" in refused(capsys, *words)
+    assert not hub.repos
+
+
+def test_rights(hub, run_dir, capsys):
+    assert "take one of me, team" in refused(capsys, run_dir, "acme/tiny", *APACHE)
+    hub.refused = {"/api/repos/create": 403}
+    assert "may not write there" in refused(capsys, run_dir, "me/tiny", *APACHE)
+    hub.refused = {"/auth-check/write": 403}
+    assert "may not write there" in refused(capsys, run_dir, "me/tiny", *APACHE)
+    hub.refused = {"whoami": 500}
+    assert "publish again later" in refused(capsys, run_dir, "me/tiny", *APACHE)
+
+
+def test_nobody_answers(hub, run_dir, capsys, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "cannot be reached" in refused(capsys, run_dir, "me/tiny", *APACHE)
+
+
+def test_a_public_repository_is_not_filled_unasked(hub, hf_dir, capsys):
+    assert main(["publish", str(hf_dir), "me/tiny", *APACHE, "--public"]) == 0
+    capsys.readouterr()
+    assert "is public already; say --public" in refused(capsys, hf_dir, "me/tiny", *APACHE)
+
+
+def test_commits_of_others_stay(hub, hf_dir, capsys):
+    """Both those before and those between the look and the commit."""
+    words = ("publish", str(hf_dir), "me/tiny", *APACHE)
+    assert main(words) == 0
+    main_branch = hub.repos["me/tiny"].branches["main"]
+    main_branch.append(Commit("Update README.md", {"README.md": b"# Mine"}))
+    capsys.readouterr()
+    assert "was last changed by 'Update README.md'" in refused(capsys, *words[1:])
+    assert main([*words, "--overwrite"]) == 0
+    capsys.readouterr()
+    assert b"apache-2.0" in hub.files("me/tiny")["README.md"]
+
+    def meanwhile(repo):
+        repo.branches["main"].append(Commit("Another", {"README.md": b"# Theirs"}))
+
+    hub.before_commit = meanwhile
+    assert "somebody else changed it meanwhile" in refused(capsys, *words[1:], "--language", "en")
+    assert hub.files("me/tiny") == {"README.md": b"# Theirs"}
+
+
+def test_a_file_with_the_token_stays_here(hub, hf_dir, tmp_path, capsys):
+    shutil.copytree(hf_dir, tmp_path / "mine")
+    (tmp_path / "mine" / "notes.txt").write_text(f"export HF_TOKEN={TOKEN}")
+    assert "notes.txt: holds your token" in refused(capsys, tmp_path / "mine", "me/tiny", *APACHE)
+
+
+def test_the_client_is_missing(hub, hf_dir, capsys, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "needs huggingface_hub; run" in refused(capsys, hf_dir, "me/tiny", *APACHE)
