@@ -19,7 +19,7 @@ Relation = Literal["finetune", "adapter", "quantized"]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a card's metadata says beside what the files do."""
+    """Metadata of a card that the files do not say."""
 
     license: str | None
     license_name: str | None = None

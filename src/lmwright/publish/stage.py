@@ -1,4 +1,4 @@
-"""What is published, put together in a temporary folder.
+"""The files to publish, put together in a temporary folder.
 
 run         --our own export--> model, tokenizer, card   (adapters: PEFT's folders)
 folder      --links-----------> the files as they lie
@@ -36,7 +36,7 @@ STALE = ("model*.safetensors", "model.safetensors.index.json")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be published, and as what."""
+    """A place to be published, and as what."""
 
     place: Place
     kind: str
@@ -65,7 +65,7 @@ class Staged:
 
 
 def open_source(name: str | Path) -> tuple[Place, str]:
-    """What lies at a path, and its kind. Raises UserError where there is nothing to publish."""
+    """The place at a path, and its kind. Raises UserError where there is nothing to publish."""
     if is_hub_name(name):
         raise UserError(f"{name}: is on the hub already; give a run directory or a local folder")
     path = Path(os.path.expanduser(name))

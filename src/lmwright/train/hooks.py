@@ -1,6 +1,6 @@
 """Hooks: what is done beside the training, at its moments.
 
-    step --> after_step --> log --> evaluate --> before_save --> save --> after_save
+    step --> after_step --> log --> evaluate --> before_save --> save --> after_save --> at_end
 
 A hook overrides what it wants, and is given to `train(run, hooks=[...])`.
 """
@@ -9,6 +9,9 @@ from typing import Protocol
 
 from lmwright.core.param import Tree
 from lmwright.evals.loss import SourceLoss
+from lmwright.train.display import Display
+from lmwright.train.metrics import MetricsWriter
+from lmwright.train.signals import StopRequest
 
 HOOKS: list["Hook"] = []
 """For every run of this process, before those of the run."""
@@ -21,6 +24,9 @@ class Running(Protocol):
     """Of `program.state`; a hook may replace it."""
     losses: list[SourceLoss]
     """Of the last evaluation."""
+    display: Display
+    metrics: MetricsWriter
+    stop: StopRequest
 
 
 class Hook:
@@ -37,3 +43,6 @@ class Hook:
 
     def after_save(self, session: Running, step: int) -> None:
         """A save was started; it may not be on disk yet."""
+
+    def at_end(self, session: Running, step: int, exit_code: int) -> None:
+        """The session ends, and its last save is on disk; 0 says that the run is done."""

@@ -44,6 +44,7 @@ from lmwright.train.hooks import HOOKS, Hook
 from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
+from lmwright.train.publishing import publishing
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
 from lmwright.train.signals import (
     EXIT_SESSION_OVER,
@@ -113,7 +114,7 @@ def train(
             metrics=stack.enter_context(MetricsWriter(path, run, start or None)),
             display=stack.enter_context(Display(run, start + left, start)),
             profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
-            hooks=(KeepClaim(folder), *HOOKS, *hooks),
+            hooks=(KeepClaim(folder), *publishing(run, path, stack), *HOOKS, *hooks),
         )
         stack.callback(session.close)
         return session.run()
@@ -386,6 +387,8 @@ class Session:
         self.checkpoints.wait()
         if self._blocked_s:
             self.budget.saved(self._blocked_s + time.monotonic() - began)
+        for hook in self.hooks:
+            hook.at_end(self, step, exit_code)
         self.budget.close(ENDS.get(exit_code, "stopped"))
         return Outcome(step=step, exit_code=exit_code, losses=self.losses)
 

@@ -37,6 +37,7 @@ from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
 from lmwright.train.environment import write_env
 from lmwright.train.hooks import Hook, Running
 from lmwright.train.log import errors_to_file
+from lmwright.train.publishing import check_publishing
 
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.
@@ -129,6 +130,7 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
         if folder.mirror is not None:
             folder.mirror.begin()
         if jax.process_index() == 0:
+            check_publishing(run)
             _lock(lock, run)
             if folder.mirror is not None:
                 folder.claim = Claim(folder.mirror.bucket)
