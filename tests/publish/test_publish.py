@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.formats.adapter_verbs import export_adapter_command
 from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
+from lmwright.program.lora_section import Adapter
 from tests.publish.conftest import TOKEN
-from tests.saved_run import weights_at
+from tests.saved_run import save_run, weights_at
 
 APACHE = ("--license", "apache-2.0")
 
@@ -109,6 +112,25 @@ def test_an_adapter_names_its_base_on_the_hub(hub, lora_dir, hf_dir, tmp_path):
     ]
     assert factor.shape[0] == 3 and float(factor.detach().abs().sum()) > 0
     assert (folder / "tokenizer.json").exists()
+
+
+def test_several_adapters_have_folders(hub, lora_dir, hf_dir, tiny, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    run = load_run(lora_dir / "run.toml")
+    adapters = (Adapter(name="one"), Adapter(name="two"))
+    lora = replace(run.lora, adapters=adapters)
+    place = save_run(replace(run, dir=str(tmp_path / "run"), lora=lora), steps=(1,))
+    publish(place, "me/both", *APACHE, "--base-model", "acme/base")
+    folder = hub.save("me/both", tmp_path / "got")
+    base = AutoModelForCausalLM.from_pretrained(hf_dir)
+    adapted = PeftModel.from_pretrained(base, folder, subfolder="two")
+    assert adapted.peft_config["default"].r == 3
+    card = (folder / "README.md").read_text()
+    assert 'subfolder="one")' in card and 'subfolder="two")' in card
+    publish(place, "me/one", *APACHE, "--base-model", "acme/base", "--adapter", "one")
+    assert "adapter_config.json" in hub.files("me/one")
 
 
 def test_an_adapter_folder_and_its_own_files(hub, lora_dir, tmp_path):

@@ -42,6 +42,8 @@ def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
         ((run_dir, "me/tiny", *APACHE, "--checkpoints", "1,7"), "no checkpoint '7'"),
         ((run_dir, "me/tiny", *APACHE, "--base-model", "../base"), "is no name on the hub"),
         ((hf_dir, "me/tiny", *APACHE, "--checkpoints", "all"), "is no run directory"),
+        ((run_dir, "me/tiny", *APACHE, "--adapter", "a"), "has no 'a'; there are: none"),
+        ((run_dir / "checkpoints" / "7", "me/tiny", *APACHE), "no such checkpoint"),
         ((hf_dir, "me/tiny", *APACHE, "--dtype", "bf16"), "is sent as it is"),
         ((tmp_path, "me/tiny", *APACHE), "holds neither run.toml nor config.json"),
         (("hf://acme/tiny", "me/tiny", *APACHE), "is on the hub already"),

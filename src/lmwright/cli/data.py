@@ -54,9 +54,9 @@ def data_verify(folder: str) -> Any:
 @click.argument("folder")
 @click.argument("url")
 def data_push(folder: str, url: str) -> Any:
-    """Copy the prepared data in FOLDER to URL (gs://BUCKET/FOLDER) and verify that it arrived.
+    """Copy prepared data to a bucket and verify that it arrived.
 
-    What is there already is not sent again.
+    FOLDER is copied to URL (gs://BUCKET/FOLDER). What is there already is not sent again.
 
     \b
     Example:  lmwright data push data/wiki gs://my-bucket/wiki

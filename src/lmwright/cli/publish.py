@@ -43,7 +43,7 @@ from lmwright.cli.shared import Dtype, given
     help="Data type of a run's weights; default: unchanged.",
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Also where the newest commit is not of lmwright publish."
+    "--overwrite", is_flag=True, help="Publish over a newest commit that was made otherwise."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
 def publish(

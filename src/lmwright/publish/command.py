@@ -30,10 +30,11 @@ from lmwright.publish.stage import (
 class Sending:
     """How a subject is sent."""
 
+    branch: str
+    parent: str | None
+    """Commit that it must follow."""
     public: bool
-    branch: str = account.MAIN
-    overwrite: bool = False
-    dry_run: bool = False
+    dry_run: bool
 
 
 def publish_command(
@@ -70,15 +71,16 @@ def publish_command(
         raise UserError(f"{path}: is no run directory; leave out --checkpoints and --adapter")
     subject = complete(Subject(place, kind, repo, listing, tuple(gguf), dtype, adapter))
     _check_dtype(subject)
-    steps = _steps(subject, checkpoints)
-    sending = Sending(public, revision or account.MAIN, overwrite, dry_run)
+    branches: dict[str, int | None] = {revision or account.MAIN: None}
+    branches |= {f"step-{step}": step for step in _steps(subject, checkpoints)}
     subject = _licensed(subject, None if dry_run else ask_license, dry_run=dry_run)
-    api = None if dry_run else account.open_repo(repo, public=public)
-    if api is not None:  # before the export, which may take long
-        account.newest_commit(api, repo, sending.branch, overwrite=overwrite)
-    _send(api, subject, sending)
-    for step in steps:
-        _send(api, subject, replace(sending, branch=f"step-{step}"), step)
+    api, parents = None, {}
+    if not dry_run:  # before the export, which may take long
+        api = account.open_repo(repo, public=public)
+        newest = account.newest_commit
+        parents = {b: newest(api, repo, b, overwrite=overwrite) for b in branches}
+    for branch, step in branches.items():
+        _send(api, subject, Sending(branch, parents.get(branch), public, dry_run), step)
 
 
 def _licensed(subject: Subject, ask_license: Callable[[], str] | None, *, dry_run: bool) -> Subject:
@@ -106,10 +108,16 @@ def _check_dtype(subject: Subject) -> None:
 
 
 def _steps(subject: Subject, checkpoints: str | None) -> list[int]:
-    """The checkpoints that are published as branches, oldest first."""
+    """The checkpoints that are published as branches, oldest first. Raises UserError for a run
+    without the checkpoints that are asked for."""
+    if subject.kind != RUN:
+        return []
+    there, wanted = SavedStates(subject.place.path).steps(), subject.place.step
+    if not there or wanted not in (None, *there):
+        listed = ", ".join(map(str, there)) or "none; train at least one step"
+        raise UserError(f"{subject.place.path}: has no such checkpoint; there are: {listed}")
     if checkpoints is None:
         return []
-    there = SavedStates(subject.place.path).steps()
     if checkpoints == "all":
         return there
     words = [word.strip() for word in checkpoints.split(",")]
@@ -123,15 +131,14 @@ def _steps(subject: Subject, checkpoints: str | None) -> list[int]:
 
 def _send(api: Any, subject: Subject, sending: Sending, step: int | None = None) -> None:
     """Stages, shows and, unless it is a dry run, commits."""
-    repo, branch = subject.repo, sending.branch
+    repo, parent = subject.repo, sending.parent
     with TemporaryDirectory(prefix="lmwright-publish-") as temporary:
         folder = Path(temporary) / repo.rpartition("/")[2]
         staged = stage(subject, folder, step)
         _show(subject, sending, staged, folder)
         if api is None:
             return
-        parent = account.newest_commit(api, repo, branch, overwrite=sending.overwrite)
-        options = {"branch": branch, "parent": parent, "title": staged.title}
+        options = {"branch": sending.branch, "parent": parent, "title": staged.title}
         address = account.upload(api, folder, repo, stale=list(staged.stale), **options)
     if parent and address.endswith(parent):
         print(f"nothing was sent: all files are there, unchanged since {parent[:8]}")

@@ -19,6 +19,7 @@ from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE
 from lmwright.formats.adapter_verbs import export_adapter_command
 from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
+from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.formats.load import load_model, run_tokenizer
 from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, open_place
@@ -48,11 +49,10 @@ class Subject:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters of a run; empty for a run that trained all weights."""
-        if self.kind != RUN or self.place.run.lora is None:
-            return ()
-        names = tuple(adapter.name for adapter in self.place.run.lora.adapters) or (DEFAULT,)
-        return (self.adapter,) if self.adapter else names
+        """Names of the adapters of a run that are wanted; none if it trained all weights."""
+        lora = self.place.run.lora if self.kind == RUN else None
+        names = tuple(adapter.name for adapter in lora.adapters) or (DEFAULT,) if lora else ()
+        return tuple(name for name in names if self.adapter in (None, name))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def complete(subject: Subject) -> Subject:
             f"{place.path}: is an adapter whose base has no name on the hub; publish the base and "
             "say --base-model owner/name"
         )
-    _refuse_gguf(subject)
+    _refuse_options(subject)
     for name in [base] if isinstance(base, str) else base or ():
         check_name(name)
     changes = {"base_model": base, "relation": relation, "license": before.get("license")}
@@ -125,7 +125,14 @@ def _hub_base(name: str | None) -> str | None:
     return name if name[0].isalnum() else None
 
 
-def _refuse_gguf(subject: Subject) -> None:
+def _refuse_options(subject: Subject) -> None:
+    if subject.adapter and not subject.adapters:
+        every = ", ".join(replace(subject, adapter=None).adapters) or "none"
+        raise UserError(
+            f"--adapter: {subject.place.path} has no {subject.adapter!r}; there are: {every}"
+        )
+    if subject.gguf:
+        gguf_package()
     if subject.gguf and (subject.adapters or subject.kind not in (RUN, HF)):
         cure = "lmwright export merges an adapter into its base; publish that folder"
         if subject.kind in (GGUF, GGUF_FOLDER):
