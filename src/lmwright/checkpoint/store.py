@@ -120,6 +120,10 @@ class Checkpoints(SavedStates):
             return True
         return False
 
+    def newest(self) -> int | None:
+        """The newest step that is committed."""
+        return self._manager.latest_step() if "_manager" in vars(self) else None
+
     def save(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
         """Starts saving; blocks until the save before is on disk and the state is copied off the
         device."""

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from lmwright import __version__
-from lmwright.cli import config, data, models, runs
+from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
@@ -82,7 +82,8 @@ def quickstart(folder: str) -> Any:
     return main(folder)
 
 
-VERBS = (*data.VERBS, *config.VERBS, *runs.VERBS, *models.VERBS, adapters, publish, runs.report)
+VERBS = (*data.VERBS, *config.VERBS, *runs.VERBS, *cloud.VERBS, *models.VERBS)
+VERBS += (adapters, publish, runs.report)
 for verb in VERBS:  # in the order in which they are used
     lmwright.add_command(verb)
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from lmwright.config.run import Run
 from lmwright.errors import UserError
+from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
@@ -52,7 +53,9 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
     `train`."""
     console = Console(highlight=False)
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
+    beat("start")
     join(pod=pod)
+    beat("restore")
     try:
         outcome = train(run, began=began, stop=stop)
     except Exception as error:

@@ -29,6 +29,7 @@ from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.formats.train_state import restore
 from lmwright.formats.weights import load_frozen
+from lmwright.guard.heartbeat import beat
 from lmwright.planner.compiler.compile import refuse_option
 from lmwright.program.executable import load_or_compile, takes
 from lmwright.program.length import with_steps
@@ -46,11 +47,7 @@ from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
 from lmwright.train.publishing import publishing
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
-from lmwright.train.signals import (
-    EXIT_SESSION_OVER,
-    EXIT_TIME_SPENT,
-    StopRequest,
-)
+from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 from lmwright.train.start import first_state
 from lmwright.train.stores import open_stores, refuse_other_data
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
@@ -97,6 +94,7 @@ def train(
         stack.enter_context(checkpoints)
         state, meta = restore_or_init(plan, checkpoints, stores, frozen)
         start, counts = int(meta.get("step", 0)), counts_of(state)
+        beat("restore", step=start, saved=start)
         left = max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
         stack.enter_context(jax.set_mesh(plan.mesh))
         watched = meta.get("trainees", {})
@@ -209,6 +207,7 @@ class Session:
             self.profiler.before(done + 1, self.state)
             values = self._step(done)
             done += 1
+            beat("step", step=done)
             self.profiler.after(done, values)
             if done % run.metrics.log_every_steps == 0 or done in (1, self.steps):
                 self._log(done, values)
@@ -247,6 +246,7 @@ class Session:
 
     def _compile(self) -> None:
         """Compiles the step for the trainees that still train, whose rows are read meanwhile."""
+        beat("compile")
         began, plan, active = time.monotonic(), self.plan, self.active
         lanes = Lanes.of(plan, active)
         num_rows = len(lanes.trainees) * lanes.rows
@@ -311,6 +311,7 @@ class Session:
 
     def _evaluate(self, step: int) -> None:
         """Held-out losses and samples of each trainee of the last step, on its own data."""
+        beat("eval")
         self.losses = []
         for trainee in self._trained():
             prefix = f"{trainee.name}/" if len(self.stores) > 1 else ""
@@ -365,6 +366,7 @@ class Session:
             "trainees": {name: vars(watch) for name, watch in self.watches.items()},
             "run": dump_toml(self.plan.run),
         }
+        beat("save", saved=self.checkpoints.newest() or 0)
         began, state = time.monotonic(), saved(self.state)
         with self._paused():
             refuse_values(self.plan, self.checkpoints, step, self._values)
@@ -385,6 +387,7 @@ class Session:
     def _end(self, step: int, exit_code: int) -> Outcome:
         began = time.monotonic()
         self.checkpoints.wait()
+        beat("end", saved=self.checkpoints.newest() or 0)
         if self._blocked_s:
             self.budget.saved(self._blocked_s + time.monotonic() - began)
         for hook in self.hooks:

@@ -1,0 +1,128 @@
+"""Agent: one on each host; starts and ends the host's rank as the leader says.
+
+    leader --start, term, dump, kill, over--> agent --signals--> rank
+    leader <--hello, pulse, ended, notice---- agent
+
+Messages are JSON lines on one TCP connection. A connection that closes is the quickest sign that
+a host is gone: the agent then kills its rank, since a rank whose peers are gone hangs, and waits
+for the leader to come back.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+from lmwright.cloud.leader import Leader
+from lmwright.cloud.rank import Rank
+from lmwright.cloud.spec import Spec, load_spec
+
+PULSE_S = 0.5
+AGAIN_S = 0.5
+DUMP_S = 1.0
+
+
+class Agent:
+    """The agent of one host."""
+
+    def __init__(self, spec: Spec, host: int):
+        self._spec, self._host = spec, host
+        self._rank: Rank | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._over = False
+
+    async def run(self) -> None:
+        """Follows the leader until the job is over."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._notice)
+        while not self._over:
+            try:
+                reader, self._writer = await asyncio.open_connection(
+                    self._spec.address, self._spec.port
+                )
+            except OSError:
+                await asyncio.sleep(AGAIN_S)
+                continue
+            pulse = asyncio.create_task(self._pulse())
+            try:
+                self._send({"hello": self._host, "token": self._spec.token, "pid": os.getpid()})
+                while line := await reader.readline():
+                    await self._obey(json.loads(line))
+            except (OSError, ValueError):
+                pass
+            finally:
+                pulse.cancel()
+                self._writer.close()
+                self._writer = None
+                self._signal(signal.SIGKILL)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _obey(self, order: dict[str, Any]) -> None:
+        match order["order"]:
+            case "start":
+                self._signal(signal.SIGKILL)
+                rank = Rank(self._spec, self._host, order["attempt"], order["coordinator"])
+                self._rank = rank
+                await rank.start()
+                self._watcher = asyncio.create_task(self._watch(rank))
+            case "term":
+                self._signal(signal.SIGTERM)
+            case "dump":
+                self._signal(signal.SIGUSR1)
+                await asyncio.sleep(DUMP_S)
+            case "kill":
+                self._signal(signal.SIGKILL)
+            case "over":
+                self._over = True
+                self._signal(signal.SIGKILL)
+
+    async def _watch(self, rank: Rank) -> None:
+        code = await rank.wait()
+        rank.signal(signal.SIGKILL)  # what it left running
+        rank.look()
+        rank.keep_stacks()
+        error = "" if code == 0 else rank.error()
+        facts = {"attempt": rank.attempt, "code": code, "error": error, **rank.pulse.facts}
+        rank.clean()
+        if self._rank is rank:
+            self._rank = None
+        self._send({"ended": facts})
+
+    async def _pulse(self) -> None:
+        while True:
+            facts = {"attempt": self._rank.attempt, **self._rank.look()} if self._rank else {}
+            self._send({"pulse": facts})
+            await asyncio.sleep(PULSE_S)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._writer is not None:
+            with suppress(OSError, RuntimeError):
+                self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def _signal(self, number: int) -> None:
+        if self._rank is not None:
+            self._rank.signal(number)
+
+    def _notice(self) -> None:
+        """The machine is about to go: the leader lets all ranks save."""
+        self._send({"notice": "this host was told to end"})
+
+
+async def serve(name: str, host: int) -> None:
+    """Runs the agent of a host, on host 0 with the leader."""
+    spec = load_spec(name)
+    if host:
+        await Agent(spec, host).run()
+        return
+    leader = Leader(spec)
+    server = await asyncio.start_server(leader.accept, spec.address, spec.port)
+    async with server:
+        await asyncio.gather(leader.run(), Agent(spec, host).run())
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,249 @@
+"""Commands `lmwright launch` and `lmwright jobs`."""
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmwright.cloud import local
+from lmwright.cloud.spec import (
+    OVER,
+    Limits,
+    Spec,
+    job_names,
+    load_spec,
+    read_state,
+    save_spec,
+    write_state,
+)
+from lmwright.config.run import Run
+from lmwright.errors import EXIT_INTERRUPTED, UserError
+from lmwright.guard.redact import redact_text
+from lmwright.guard.terminal import visible
+
+POLL_S = 0.5
+EXIT_JOB_FAILED = 1
+LATER = {
+    "kaggle": "Kaggle sessions",
+    "ssh:": "machines behind ssh",
+    "gke:": "Kubernetes",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    on: str
+    name: str | None = None
+    detach: bool = False
+    dry_run: bool = False
+    hang_after: float | None = None
+    """Seconds without a step after which the run hangs, if five steps are shorter."""
+    failures: int | None = None
+
+
+def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> int:
+    """Trains a run on a target and supervises it; returns an exit code."""
+    spec = plan_job(run, source, overrides, wanted)
+    if wanted.dry_run:
+        for line in describe(spec):
+            print(line)
+        return 0
+    save_spec(spec)
+    print(f"job {spec.name}: {spec.hosts} hosts; run directory {spec.dir}")
+    if wanted.detach:
+        local.supervise(spec, once=True)
+        print(f"follow it with: lmwright jobs follow {spec.name}")
+        return 0
+    return follow(spec)
+
+
+def plan_job(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> Spec:
+    """The job of a run. Raises UserError for a target that cannot be launched on."""
+    for prefix, what in LATER.items():
+        if wanted.on.startswith(prefix):
+            raise UserError(f"--on: {what} cannot be launched on yet; use local:HOSTSxDEVICES")
+    if not wanted.on.startswith("local:"):
+        raise UserError(
+            f"--on: {wanted.on!r}: TPU slices cannot be launched on yet; use "
+            "local:HOSTSxDEVICES, or start `lmwright train --pod` on each host"
+        )
+    hosts, devices = local.parse(wanted.on)
+    limits = Limits()
+    if wanted.hang_after is not None:
+        limits = replace(limits, step_floor_s=wanted.hang_after)
+    if wanted.failures is not None:
+        limits = replace(limits, failures=wanted.failures)
+    source = source if "://" in source else os.path.abspath(source)
+    return Spec(
+        name=wanted.name or _free_name(run.name),
+        dir=run.dir if "://" in run.dir else os.path.abspath(run.dir),
+        command=(sys.executable, "-m", "lmwright", "train", source, *overrides),
+        hosts=hosts,
+        port=local.free_port(),
+        variables=local.variables(devices),
+        limits=limits,
+    )
+
+
+def _free_name(name: str) -> str:
+    base = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.lower()).strip("-._")[:40]
+    base, taken, number = base or "job", set(job_names()), 1
+    while f"{base}-{number}" in taken:
+        number += 1
+    return f"{base}-{number}"
+
+
+def describe(spec: Spec) -> list[str]:
+    """Everything that launching would do."""
+    variables = " ".join(f"{k}={shlex.quote(v)}" for k, v in sorted(spec.variables.items()))
+    command = redact_text(shlex.join(spec.command))
+    return [
+        f"would make {spec.folder} with job.json",
+        f"would start {spec.hosts} agents, the leader at {spec.address}:{spec.port}",
+        f"each would run: {variables} {command}",
+        f"in run directory {spec.dir}",
+    ]
+
+
+def follow(spec: Spec) -> int:
+    """Supervises a job and prints what happens until it is over. Ctrl-C leaves it running."""
+    events = _Tail(spec.folder / "events.log")
+    output = _Tail(spec.folder / "logs" / "host-0.log")
+    try:
+        while read_state(spec)["status"] not in OVER:
+            local.supervise(spec, once=True)
+            _print(output, events)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        print(
+            f"\njob {spec.name} goes on without being watched over; "
+            f"`lmwright jobs follow {spec.name}` takes it up, `lmwright jobs stop {spec.name}` "
+            "saves and ends it"
+        )
+        return EXIT_INTERRUPTED
+    time.sleep(POLL_S)
+    _print(output, events)
+    state = read_state(spec)
+    if state["status"] == "failed":
+        print(
+            f"lmwright: error: job {spec.name} failed: {visible(state['error'])}", file=sys.stderr
+        )
+        return EXIT_JOB_FAILED
+    return 0
+
+
+def _print(output: "_Tail", events: "_Tail") -> None:
+    for line in output.lines():
+        print(line)
+    for line in events.lines():
+        print(f"supervisor: {line}", file=sys.stderr)
+
+
+class _Tail:
+    """The new lines of a file that grows."""
+
+    def __init__(self, path: Path):
+        self._path, self._at = path, 0
+
+    def lines(self) -> list[str]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        text = redact_text(whole.decode(errors="replace"))
+        return [visible(line) for line in text.splitlines()]
+
+
+def list_command() -> None:
+    """Prints a line for each job."""
+    for name in job_names():
+        spec = load_spec(name)
+        state = read_state(spec)
+        step = f"step {state['step']}, saved {state['saved']}"
+        print(
+            f"{name:<24} {state['status']:<9} attempt {state['attempt']:<3} {step:<28} {spec.dir}"
+        )
+
+
+def show_command(name: str) -> None:
+    """Prints what is known of a job."""
+    spec = load_spec(name)
+    state = read_state(spec)
+    print(f"job {spec.name}: {state['status']}")
+    print(f"  run directory  {spec.dir}")
+    print(f"  hosts          {spec.hosts}, there now: {state.get('hosts', [])}")
+    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
+    print(f"  step           {state['step']}, saved {state['saved']}")
+    if state.get("error"):
+        print(f"  last error     {visible(state['error'])}")
+    for line in _Tail(spec.folder / "events.log").lines()[-10:]:
+        print(f"  {line}")
+
+
+def logs_command(name: str, host: int, follow_it: bool) -> None:
+    """Prints the output of a host's ranks."""
+    spec = load_spec(name)
+    if not 0 <= host < spec.hosts:
+        raise UserError(f"--host: {host} is none of 0 to {spec.hosts - 1}")
+    tail = _Tail(spec.folder / "logs" / f"host-{host}.log")
+    while True:
+        for line in tail.lines():
+            print(line, flush=True)
+        if not follow_it or read_state(spec)["status"] in OVER:
+            return
+        time.sleep(POLL_S)
+
+
+def follow_command(name: str) -> int:
+    """Takes over the supervision of a job."""
+    spec = load_spec(name)
+    if read_state(spec)["status"] in OVER:
+        show_command(name)
+        return 0
+    return follow(spec)
+
+
+def stop_command(name: str, wait_s: float = 300.0) -> None:
+    """Lets a job save and end. Raises UserError if it does not within `wait_s`."""
+    spec = load_spec(name)
+    if (status := read_state(spec)["status"]) in OVER:
+        print(f"job {name} is over already: {status}")
+        return
+    (spec.folder / "stop").touch()
+    local.supervise(spec, once=True)  # an agent that died cannot be told
+    began = time.monotonic()
+    while (state := read_state(spec))["status"] not in OVER:
+        if time.monotonic() - began > wait_s:
+            raise UserError(
+                f"job {name} did not end within {wait_s:g} s; `lmwright jobs forget {name} "
+                "--kill` ends it without saving"
+            )
+        time.sleep(POLL_S)
+    print(f"job {name}: {state['status']} at step {state['step']}, saved {state['saved']}")
+
+
+def forget_command(name: str, *, kill: bool = False) -> None:
+    """Removes what is kept of a job, never its run directory. Raises UserError while it runs."""
+    spec = load_spec(name)
+    state: dict[str, Any] = read_state(spec)
+    if state["status"] not in OVER:
+        if not kill:
+            raise UserError(
+                f"job {name} is {state['status']}; stop it first: `lmwright jobs stop {name}`"
+            )
+        write_state(spec, state | {"status": "stopped", "error": "killed"})
+        local.end_agents(spec)
+        time.sleep(POLL_S)
+    shutil.rmtree(spec.folder)
+    print(f"job {name} is forgotten; its run directory {spec.dir} stays")

@@ -1,0 +1,244 @@
+"""Leader: starts all ranks together, ends them together, and decides what comes after.
+
+    all agents there --start--> ranks run --all ended--> done | again | given up
+                                   |
+          one dies, hangs, or its host is lost: all are killed at once
+
+Ranks that live on when one is gone hang in their next exchange, so nothing is lost by killing
+them; the run goes on from its newest checkpoint. The leader runs beside the agent of host 0 and
+keeps all it knows in state.json, so that it may be killed too.
+"""
+
+import asyncio
+import json
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmwright.cloud.spec import Spec, read_state, write_state
+from lmwright.errors import EXIT_INTERRUPTED
+
+TICK_S = 0.25
+WRITE_EVERY_S = 5.0
+EXIT_USER_ERROR = 2
+EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_TIME_SPENT = 42, 43, 44
+AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED)
+FINAL_CODES = (EXIT_USER_ERROR, EXIT_TIME_SPENT)
+
+
+@dataclass
+class _Host:
+    writer: asyncio.StreamWriter
+    heard: float
+    """Of its last message, by this machine's clock."""
+    pulse: dict[str, Any] = field(default_factory=dict)
+    notice: bool = False
+
+
+@dataclass
+class _Attempt:
+    """Ranks that were started together."""
+
+    number: int
+    began: float
+    ended: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Facts of the ranks that have ended, in that order, by host."""
+    reason: str = ""
+    """Why they are being ended."""
+    deadline: float | None = None
+    """By which the others must have ended by themselves."""
+
+
+class Leader:
+    """The leader of a job."""
+
+    def __init__(self, spec: Spec):
+        self._spec, self._limits = spec, spec.limits
+        self._hosts: dict[int, _Host] = {}
+        self._state = read_state(spec)
+        self._attempt: _Attempt | None = None
+        self._next = 0.0
+        self._written = 0.0
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Talks with one agent."""
+        host: int | None = None
+        try:
+            hello = json.loads(await asyncio.wait_for(reader.readline(), 10))
+            if hello.get("token") != self._spec.token:
+                return
+            host = int(hello["hello"])
+            self._hosts[host] = entry = _Host(writer, time.monotonic())
+            while line := await reader.readline():
+                self._hear(host, entry, json.loads(line))
+        except (OSError, ValueError, KeyError, TimeoutError):
+            pass
+        finally:
+            if host is not None and self._hosts.get(host) is entry:
+                del self._hosts[host]
+                self._lost(host, "its agent is gone")
+            writer.close()
+
+    def _hear(self, host: int, entry: _Host, message: dict[str, Any]) -> None:
+        entry.heard = time.monotonic()
+        if "pulse" in message:
+            entry.pulse = message["pulse"]
+            self._progress(entry.pulse)
+        elif "notice" in message:
+            entry.notice = True
+        elif "ended" in message:
+            self._end(host, message["ended"])
+
+    def _progress(self, pulse: dict[str, Any]) -> None:
+        self._state["step"] = pulse.get("step") or self._state["step"]
+        if pulse.get("saved", 0) > self._state["saved"]:
+            self._state |= {"saved": pulse["saved"], "failures": 0}
+
+    async def run(self) -> None:
+        """Leads until the job is over."""
+        while self._state["status"] not in ("done", "stopped", "failed"):
+            self._tick()
+            await asyncio.sleep(TICK_S)
+        self._order("over")
+        await asyncio.sleep(1.0)  # the agents hear it
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for number, host in list(self._hosts.items()):
+            if now - host.heard > self._limits.silent_s:
+                del self._hosts[number]
+                host.writer.close()
+                self._lost(number, f"nothing was heard of it for {self._limits.silent_s:g} s")
+        if self._attempt is None:
+            self._start_if_ready(now)
+        else:
+            self._look_after(self._attempt, now)
+        if now - self._written > WRITE_EVERY_S:
+            self._write()
+
+    def _start_if_ready(self, now: float) -> None:
+        if self._stop_asked():
+            self._finish("stopped", "stopped as asked")
+        elif len(self._hosts) == self._spec.hosts and now >= self._next:
+            self._state["attempt"] += 1
+            self._attempt = _Attempt(self._state["attempt"], now)
+            for host in self._hosts.values():
+                host.pulse, host.notice = {}, False
+            port = _free_port(self._spec.address)
+            self._order(
+                "start",
+                attempt=self._attempt.number,
+                coordinator=f"{self._spec.address}:{port}",
+            )
+            self._write(status="running")
+
+    def _look_after(self, attempt: _Attempt, now: float) -> None:
+        if len(attempt.ended) == self._spec.hosts:
+            self._decide(attempt)
+            return
+        if attempt.deadline is not None and now > attempt.deadline:
+            self._kill(attempt, attempt.reason or "the other ranks did not end")
+        if attempt.reason:
+            return
+        if any(host.notice for host in self._hosts.values()) or self._stop_asked():
+            attempt.reason = "stop" if self._stop_asked() else "notice"
+            attempt.deadline = now + self._limits.grace_s
+            self._order("term")
+            return
+        hanging = [
+            f"{number} ({host.pulse['phase']} {host.pulse['step']})"
+            for number, host in sorted(self._hosts.items())
+            if host.pulse.get("attempt") == attempt.number and host.pulse.get("hangs")
+        ]
+        if hanging:
+            self._order("dump")
+            self._kill(attempt, f"no sign of life from the ranks on hosts {', '.join(hanging)}")
+
+    def _end(self, host: int, facts: dict[str, Any]) -> None:
+        attempt = self._attempt
+        if attempt is None or facts["attempt"] != attempt.number or host in attempt.ended:
+            return
+        self._progress(facts)
+        attempt.ended[host] = facts | {"after": time.monotonic() - attempt.began}
+        if facts["code"] in (0, *AGAIN_CODES):
+            attempt.deadline = attempt.deadline or time.monotonic() + self._limits.grace_s
+        elif not attempt.reason:
+            self._kill(attempt, _describe(host, facts))
+
+    def _lost(self, host: int, why: str) -> None:
+        attempt = self._attempt
+        if attempt is None or host in attempt.ended:
+            return
+        attempt.ended[host] = {"code": None, "error": why, "attempt": attempt.number}
+        if not attempt.reason:
+            self._kill(attempt, f"host {host} is lost: {why}")
+
+    def _kill(self, attempt: _Attempt, reason: str) -> None:
+        attempt.reason, attempt.deadline = reason, None
+        self._note(f"attempt {attempt.number}: {reason}; all ranks are ended")
+        self._order("kill")
+
+    def _decide(self, attempt: _Attempt) -> None:
+        """What comes after the last rank has ended."""
+        self._attempt = None
+        codes = {facts["code"] for facts in attempt.ended.values()}
+        first = next(iter(attempt.ended.items()))
+        if codes == {0}:
+            self._finish("done", "")
+        elif final := [item for item in attempt.ended.items() if item[1]["code"] in FINAL_CODES]:
+            self._finish("failed", _describe(*final[0]))
+        elif self._stop_asked():
+            self._finish("stopped", "stopped as asked")
+        elif codes <= {0, *AGAIN_CODES}:
+            self._note(f"attempt {attempt.number}: told to end and saved; starting again")
+            self._next = time.monotonic()
+        else:
+            self._state["failures"] += 1
+            failures, error = self._state["failures"], attempt.reason or _describe(*first)
+            if failures >= self._limits.failures:
+                self._finish("failed", f"{failures} failures in a row, the last: {error}")
+                return
+            pause = min(2.0 ** (failures - 1) - 1, self._limits.backoff_s)
+            self._next = time.monotonic() + pause
+            self._write(status="waiting", error=error)
+
+    def _stop_asked(self) -> bool:
+        return (self._spec.folder / "stop").exists()
+
+    def _finish(self, status: str, error: str) -> None:
+        self._note(f"{status}{': ' + error if error else ''}")
+        self._write(status=status, error=error)
+
+    def _order(self, order: str, **facts: Any) -> None:
+        line = json.dumps({"order": order, **facts}).encode() + b"\n"
+        for host in self._hosts.values():
+            try:
+                host.writer.write(line)
+            except (OSError, RuntimeError):
+                continue
+
+    def _note(self, text: str) -> None:
+        with open(self._spec.folder / "events.log", "a") as events:
+            events.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def _write(self, **facts: Any) -> None:
+        self._state |= facts | {"time": time.time(), "hosts": sorted(self._hosts)}
+        self._written = time.monotonic()
+        write_state(self._spec, self._state)
+
+
+def _describe(host: int, facts: dict[str, Any]) -> str:
+    """Sentence about a rank that ended."""
+    code = facts["code"]
+    if code is None:
+        return f"host {host} is lost: {facts['error']}"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"rank {host} ended with {how}: {facts['error']}"
+
+
+def _free_port(address: str) -> int:
+    """A new one for each attempt: what is left of the one before may still hold its own."""
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        return sock.getsockname()[1]

@@ -1,0 +1,109 @@
+"""Local: the hosts of a job are processes of this machine.
+
+    --on local:4x2    four hosts with two devices each, on the CPU
+
+The agents run in sessions of their own: killing the supervisor changes nothing for the job, and
+another one takes over with `lmwright jobs follow NAME`.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from lmwright.cloud.spec import OVER, Spec, read_state
+from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
+
+TARGET = re.compile(r"local:(\d+)(?:x(\d+))?")
+TICK_S = 0.5
+MOST = 64  # hosts, and devices of each
+
+
+def parse(target: str) -> tuple[int, int]:
+    """Hosts and devices of each. Raises UserError."""
+    match = TARGET.fullmatch(target)
+    hosts, devices = (int(n or 1) for n in match.groups()) if match else (0, 0)
+    if not (1 <= hosts <= MOST and 1 <= devices <= MOST):
+        raise UserError(
+            f"--on: {target!r} is no local target; write local:HOSTSxDEVICES, as in local:4x2"
+        )
+    return hosts, devices
+
+
+def variables(devices: int) -> dict[str, str]:
+    """Environment in which a rank sees that many CPU devices."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    count = f"--xla_force_host_platform_device_count={devices}"
+    kept = [f for f in flags.split() if not f.startswith(count.partition("=")[0])]
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join([*kept, count])}
+
+
+def free_port() -> int:
+    """A port for the leader."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def supervise(spec: Spec, *, once: bool = False) -> None:
+    """Keeps an agent running for each host until the job is over; with `once`, starts those that
+    are missing and returns."""
+    while read_state(spec)["status"] not in OVER:
+        for host in range(spec.hosts):
+            if _agent(spec, host) is None:
+                _start(spec, host)
+        if once:
+            return
+        time.sleep(TICK_S)
+        _reap()
+
+
+def end_agents(spec: Spec) -> None:
+    """Kills the agents of a job, and with them its ranks."""
+    for host in range(spec.hosts):
+        process = _agent(spec, host)
+        if process is not None:
+            process.kill()
+
+
+def _start(spec: Spec, host: int) -> None:
+    with open(spec.folder / "logs" / f"agent-{host}.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmwright.cloud.agent", spec.name, str(host)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    began = psutil.Process(process.pid).create_time()
+    write_whole(_pid_file(spec, host), f"{process.pid} {began}")
+
+
+def _agent(spec: Spec, host: int) -> psutil.Process | None:
+    """The living agent of a host."""
+    try:
+        pid, began = _pid_file(spec, host).read_text().split()
+        process = psutil.Process(int(pid))
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return process if alive and abs(process.create_time() - float(began)) < 1 else None
+    except (OSError, ValueError, psutil.NoSuchProcess):
+        return None
+
+
+def _pid_file(spec: Spec, host: int) -> Path:
+    return spec.folder / f"agent-{host}.pid"
+
+
+def _reap() -> None:
+    """Forgets children that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return

@@ -1,0 +1,142 @@
+"""Rank: the process of a job on one host, in a process group of its own."""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from lmwright.cloud.spec import Limits, Spec
+from lmwright.guard.heartbeat import STACKS, VARIABLE
+
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+REMEMBERED_STEPS = 64
+ERROR = "lmwright: error: "
+
+
+class Rank:
+    """One attempt's process on this host."""
+
+    def __init__(self, spec: Spec, host: int, attempt: int, coordinator: str):
+        self._spec, self.host, self.attempt = spec, host, attempt
+        self._beats = spec.folder / "beats" / f"host-{host}.{attempt}"
+        self._log = spec.folder / "logs" / f"host-{host}.log"
+        self._variables = {
+            **os.environ,
+            **spec.variables,
+            "JAX_COORDINATOR_ADDRESS": coordinator,
+            "JAX_NUM_PROCESSES": str(spec.hosts),
+            "JAX_PROCESS_ID": str(host),
+            "LMWRIGHT_JOB": spec.name,
+            "LMWRIGHT_ATTEMPT": str(attempt),
+            VARIABLE: str(self._beats),
+        }
+        self.pulse = Pulse(spec.limits)
+
+    async def start(self) -> None:
+        self._at = self._log.stat().st_size if self._log.exists() else 0
+        with open(self._log, "ab") as log:
+            log.write(f"--- attempt {self.attempt}\n".encode())
+            log.flush()
+            self._process = await asyncio.create_subprocess_exec(
+                *self._spec.command,
+                env=self._variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    async def wait(self) -> int:
+        """Its exit code; negative for a signal."""
+        return await self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Signals the process; SIGKILL its whole group."""
+        try:
+            if number == signal.SIGKILL:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+        except ProcessLookupError:
+            pass
+
+    def look(self) -> dict[str, Any]:
+        """The latest heartbeat, and for how long it has hung beyond its limit."""
+        self.pulse.see(_read(self._beats))
+        return {**self.pulse.facts, "hangs": self.pulse.hangs()}
+
+    def error(self) -> str:
+        """The last line of its output that tells an error, or the last of all."""
+        with open(self._log, "rb") as log:
+            log.seek(self._at)
+            lines = log.read()[-20_000:].decode(errors="replace").splitlines()
+        told = [line for line in lines if ERROR in line]
+        return (told or [line for line in lines if line.strip()] or [""])[-1].strip()[:1000]
+
+    def keep_stacks(self) -> None:
+        """Moves the stacks that SIGUSR1 wrote to the job's folder."""
+        stacks = Path(f"{self._beats}{STACKS}")
+        if stacks.exists() and stacks.stat().st_size:
+            target = self._spec.folder / "stacks" / f"host-{self.host}.{self.attempt}.txt"
+            os.replace(stacks, target)
+
+    def clean(self) -> None:
+        """Removes what only a running process needs."""
+        for path in (self._beats, Path(f"{self._beats}{STACKS}")):
+            path.unlink(missing_ok=True)
+
+
+class Pulse:
+    """Judges by heartbeats whether a rank hangs."""
+
+    def __init__(self, limits: Limits):
+        self._limits, self._changed = limits, time.monotonic()
+        self._steps: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._stepped: tuple[int, float] | None = None
+        self.facts: dict[str, Any] = {"beat": 0, "phase": "start", "step": 0, "saved": 0}
+
+    def see(self, facts: dict[str, Any] | None) -> None:
+        """Takes what was read."""
+        now = time.monotonic()
+        if facts is None or facts.get("beat") == self.facts["beat"]:
+            return
+        if facts.get("phase") == "step":
+            if self._stepped is not None and facts["step"] > self._stepped[0]:
+                steps = facts["step"] - self._stepped[0]
+                self._steps.append((now - self._stepped[1]) / steps)
+            self._stepped = facts["step"], now
+        self.facts, self._changed = facts, now
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that may pass before the next heartbeat."""
+        limits, phase = self._limits, self.facts.get("phase")
+        if phase == "step":
+            median = statistics.median(self._steps) if self._steps else 0.0
+            return max(limits.step_floor_s, 5 * median)
+        named = {"start": limits.start_s, "restore": limits.restore_s, "compile": limits.compile_s}
+        return named.get(str(phase), limits.beside_s)
+
+    def hangs(self) -> bool:
+        """True if the limit has passed."""
+        return time.monotonic() - self._changed > self.limit_s
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _die_with_parent() -> None:
+    """In the child: the kernel ends it if its agent is killed."""
+    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)

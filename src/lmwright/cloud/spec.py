@@ -1,0 +1,126 @@
+"""Spec: what an agent is told of its job; and the job's folder, where everything is kept.
+
+~/.local/state/lmwright/jobs/NAME/
+  job.json         the command, the hosts, the limits     written once
+  state.json       status, attempt, step, last error      by the leader
+  stop             there when the job is to stop
+  logs/host-N.log  output of the rank on that host, all attempts
+  stacks/          of ranks that hung
+"""
+
+import json
+import os
+import re
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
+
+OVER = ("done", "stopped", "failed")
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,60}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds after which a rank without a sign of life hangs, by what it was doing."""
+
+    step_floor_s: float = 60.0
+    """Or five times the median step, if that is longer."""
+    start_s: float = 360.0
+    """Importing, and waiting for the other hosts."""
+    restore_s: float = 900.0
+    compile_s: float = 1800.0
+    beside_s: float = 900.0
+    """An evaluation or a save."""
+    silent_s: float = 10.0
+    """Without a word from an agent, its host is lost."""
+    grace_s: float = 60.0
+    """For the other ranks to end, after one has ended as it should."""
+    failures: int = 5
+    """In a row, without a new checkpoint, before the job is given up."""
+    backoff_s: float = 60.0
+    """The longest pause between failures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A job."""
+
+    name: str
+    dir: str
+    """The run directory."""
+    command: tuple[str, ...]
+    """Of one rank; all hosts run the same."""
+    hosts: int
+    port: int
+    """Of the leader, on host 0."""
+    address: str = "127.0.0.1"
+    """Of host 0."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """For the ranks, on top of their host's."""
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Known to the agents of this job alone."""
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def folder(self) -> Path:
+        return jobs_folder() / self.name
+
+
+def jobs_folder() -> Path:
+    """Folder of all jobs that were launched from this machine."""
+    root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(root, "lmwright", "jobs")
+
+
+def save_spec(spec: Spec) -> None:
+    """Makes the job's folder, which only its user may read. Raises UserError if the name is
+    taken."""
+    if not NAME.fullmatch(spec.name):
+        raise UserError(
+            f"--name: {spec.name!r} cannot name a job; use small letters, digits, '-', '_' and '.'"
+        )
+    try:
+        spec.folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"--name: there is a job {spec.name!r} already; choose another, or `lmwright jobs "
+            f"forget {spec.name}` if it is over"
+        ) from None
+    spec.folder.chmod(0o700)
+    for name in ("logs", "stacks", "beats"):
+        (spec.folder / name).mkdir()
+    write_whole(spec.folder / "job.json", json.dumps(asdict(spec), indent=1), mode=0o600)
+
+
+def load_spec(name: str) -> Spec:
+    """Raises UserError where there is no such job."""
+    folder = jobs_folder() / name
+    try:
+        facts = json.loads((folder / "job.json").read_bytes())
+        limits = Limits(**facts.pop("limits"))
+        return Spec(**facts | {"command": tuple(facts["command"]), "limits": limits})
+    except (OSError, ValueError, TypeError, KeyError):
+        known = ", ".join(job_names()) or "there are none"
+        raise UserError(f"no job is called {name!r}; jobs: {known}") from None
+
+
+def job_names() -> list[str]:
+    """Jobs of this machine, by name."""
+    return sorted(path.parent.name for path in jobs_folder().glob("*/job.json"))
+
+
+def write_state(spec: Spec, state: dict[str, Any]) -> None:
+    """Replaces state.json."""
+    write_whole(spec.folder / "state.json", json.dumps(state, indent=1), mode=0o600)
+
+
+def read_state(spec: Spec) -> dict[str, Any]:
+    """state.json; a job that has not begun is `starting`."""
+    try:
+        return json.loads((spec.folder / "state.json").read_bytes())
+    except (OSError, ValueError):
+        return {"status": "starting", "attempt": 0, "failures": 0, "step": 0, "saved": 0}
