@@ -49,9 +49,11 @@ VERBS = dict(walk())
 def test_help_shows_the_verbs_in_the_order_of_use(capsys):
     assert main(["--help"]) == 0
     shown = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
-    verbs = "quickstart prepare data tokenizer config models params plan train sweep eval generate"
+    verbs = "quickstart prepare data tokenizer config models params plan train sweep launch jobs"
     assert shown == [
         *verbs.split(),
+        "eval",
+        "generate",
         "export",
         "import",
         "verify",
@@ -65,7 +67,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
 
 
 def test_no_summary_is_cut_off(capsys):
-    for words in ([], ["data"], ["tokenizer"], ["config"]):
+    for words in ([], ["data"], ["tokenizer"], ["config"], ["jobs"]):
         main([*words, "--help"])
         assert not re.search(r"[^\]]\.\.\.$", capsys.readouterr().out, re.M)
 

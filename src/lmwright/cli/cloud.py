@@ -11,7 +11,7 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 @click.command()
 @RUN
 @OVERRIDES
-@click.option("--on", required=True, help="Where: local:4x2 is four processes of two devices here.")
+@click.option("--on", required=True, help="Where; local:4x2 is four processes of two devices here.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
@@ -23,10 +23,10 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 @click.option(
     "--failures",
     type=click.IntRange(min=1),
-    help="Failures in a row, without a new checkpoint, after which the job is given up. Default: 5.",
+    help="Failures without a new checkpoint after which the job is given up. Default: 5.",
 )
 def launch(run: str, overrides: Sequence[str], **options: Any) -> Any:
-    """Train a run on several hosts, and bring it back after every fault.
+    """Train on several hosts and come back after faults.
 
     When a rank dies or hangs, all are ended and started again from the newest checkpoint.
     Ctrl-C leaves the job running.
@@ -96,6 +96,22 @@ def jobs_follow(name: str) -> Any:
     from lmwright.cloud.command import follow_command
 
     return follow_command(name)
+
+
+@jobs.command("start")
+@click.argument("name")
+@click.option("--detach", is_flag=True, help="Return at once.")
+def jobs_start(name: str, detach: bool) -> Any:
+    """Start the job NAME again.
+
+    It failed or was stopped; it goes on from its newest checkpoint.
+
+    \b
+    Example:  lmwright jobs start wiki
+    """
+    from lmwright.cloud.command import start_command
+
+    return start_command(name, detach=detach)
 
 
 @jobs.command("stop")

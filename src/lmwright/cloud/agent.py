@@ -1,11 +1,11 @@
 """Agent: one on each host; starts and ends the host's rank as the leader says.
 
-    leader --start, term, dump, kill, over--> agent --signals--> rank
+    leader --start, term, dump, kill, over, alive--> agent --signals--> rank
     leader <--hello, pulse, ended, notice---- agent
 
-Messages are JSON lines on one TCP connection. A connection that closes is the quickest sign that
-a host is gone: the agent then kills its rank, since a rank whose peers are gone hangs, and waits
-for the leader to come back.
+Messages are JSON lines on one TCP connection. A connection that closes, or on which nothing is
+heard for long, means that the other end is gone: the agent then kills its rank, since a rank whose
+peers are gone hangs, and waits for the leader to come back.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ class Agent:
             pulse = asyncio.create_task(self._pulse())
             try:
                 self._send({"hello": self._host, "token": self._spec.token, "pid": os.getpid()})
-                while line := await reader.readline():
+                while line := await asyncio.wait_for(reader.readline(), self._spec.limits.silent_s):
                     await self._obey(json.loads(line))
-            except (OSError, ValueError):
+            except (OSError, ValueError, TimeoutError):
                 pass
             finally:
                 pulse.cancel()
@@ -85,8 +85,8 @@ class Agent:
         rank.signal(signal.SIGKILL)  # what it left running
         rank.look()
         rank.keep_stacks()
-        error = "" if code == 0 else rank.error()
-        facts = {"attempt": rank.attempt, "code": code, "error": error, **rank.pulse.facts}
+        facts = {"attempt": rank.attempt, "code": code, "error": rank.error(code)}
+        facts |= rank.pulse.facts
         rank.clean()
         if self._rank is rank:
             self._rank = None

@@ -37,7 +37,7 @@ LATER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What was asked for on the command line."""
+    """Options of `lmwright launch`."""
 
     on: str
     name: str | None = None
@@ -57,7 +57,11 @@ def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Want
         return 0
     save_spec(spec)
     print(f"job {spec.name}: {spec.hosts} hosts; run directory {spec.dir}")
-    if wanted.detach:
+    return _begin(spec, wanted.detach)
+
+
+def _begin(spec: Spec, detach: bool) -> int:
+    if detach:
         local.supervise(spec, once=True)
         print(f"follow it with: lmwright jobs follow {spec.name}")
         return 0
@@ -212,6 +216,20 @@ def follow_command(name: str) -> int:
         show_command(name)
         return 0
     return follow(spec)
+
+
+def start_command(name: str, *, detach: bool = False) -> int:
+    """Starts a job that has ended again, from its newest checkpoint. Raises UserError while it
+    runs."""
+    spec = load_spec(name)
+    state = read_state(spec)
+    if state["status"] not in OVER:
+        raise UserError(
+            f"job {name} is {state['status']} already; follow it with: lmwright jobs follow {name}"
+        )
+    (spec.folder / "stop").unlink(missing_ok=True)
+    write_state(spec, state | {"status": "starting", "failures": 0, "error": ""})
+    return _begin(spec, detach)
 
 
 def stop_command(name: str, wait_s: float = 300.0) -> None:

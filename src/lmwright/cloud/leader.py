@@ -14,13 +14,15 @@ import json
 import socket
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from lmwright.cloud.spec import Spec, read_state, write_state
+from lmwright.cloud.spec import OVER, Spec, read_state, write_state
 from lmwright.errors import EXIT_INTERRUPTED
 
 TICK_S = 0.25
 WRITE_EVERY_S = 5.0
+TELL_EVERY_S = 1.0
 EXIT_USER_ERROR = 2
 EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_TIME_SPENT = 42, 43, 44
 AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED)
@@ -59,7 +61,7 @@ class Leader:
         self._state = read_state(spec)
         self._attempt: _Attempt | None = None
         self._next = 0.0
-        self._written = 0.0
+        self._written = self._told = 0.0
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one agent."""
@@ -97,7 +99,7 @@ class Leader:
 
     async def run(self) -> None:
         """Leads until the job is over."""
-        while self._state["status"] not in ("done", "stopped", "failed"):
+        while self._state["status"] not in OVER:
             self._tick()
             await asyncio.sleep(TICK_S)
         self._order("over")
@@ -114,6 +116,9 @@ class Leader:
             self._start_if_ready(now)
         else:
             self._look_after(self._attempt, now)
+        if now - self._told > TELL_EVERY_S:
+            self._told = now
+            self._order("alive")
         if now - self._written > WRITE_EVERY_S:
             self._write()
 
@@ -180,7 +185,7 @@ class Leader:
         self._order("kill")
 
     def _decide(self, attempt: _Attempt) -> None:
-        """What comes after the last rank has ended."""
+        """Finishes the job, or sets when the next attempt may start."""
         self._attempt = None
         codes = {facts["code"] for facts in attempt.ended.values()}
         first = next(iter(attempt.ended.items()))
@@ -220,7 +225,7 @@ class Leader:
 
     def _note(self, text: str) -> None:
         with open(self._spec.folder / "events.log", "a") as events:
-            events.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {text}\n")
 
     def _write(self, **facts: Any) -> None:
         self._state |= facts | {"time": time.time(), "hosts": sorted(self._hosts)}
@@ -234,7 +239,7 @@ def _describe(host: int, facts: dict[str, Any]) -> str:
     if code is None:
         return f"host {host} is lost: {facts['error']}"
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"rank {host} ended with {how}: {facts['error']}"
+    return f"rank {host} ended with {how}" + (f": {facts['error']}" if facts["error"] else "")
 
 
 def _free_port(address: str) -> int:

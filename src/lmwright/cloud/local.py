@@ -22,6 +22,7 @@ from lmwright.guard.files import write_whole
 
 TARGET = re.compile(r"local:(\d+)(?:x(\d+))?")
 TICK_S = 0.5
+KILL_S = 10.0
 MOST = 64  # hosts, and devices of each
 
 
@@ -56,7 +57,12 @@ def supervise(spec: Spec, *, once: bool = False) -> None:
     are missing and returns."""
     while read_state(spec)["status"] not in OVER:
         for host in range(spec.hosts):
-            if _agent(spec, host) is None:
+            agent = _agent(spec, host)
+            if agent is not None and agent.status() == psutil.STATUS_STOPPED:
+                agent.kill()
+                agent.wait(KILL_S)
+                agent = None
+            if agent is None:
                 _start(spec, host)
         if once:
             return
@@ -90,8 +96,8 @@ def _agent(spec: Spec, host: int) -> psutil.Process | None:
     try:
         pid, began = _pid_file(spec, host).read_text().split()
         process = psutil.Process(int(pid))
-        alive = process.status() != psutil.STATUS_ZOMBIE
-        return process if alive and abs(process.create_time() - float(began)) < 1 else None
+        same = abs(process.create_time() - float(began)) < 1
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (OSError, ValueError, psutil.NoSuchProcess):
         return None
 

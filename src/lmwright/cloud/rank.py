@@ -18,6 +18,7 @@ from lmwright.guard.heartbeat import STACKS, VARIABLE
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 REMEMBERED_STEPS = 64
 ERROR = "lmwright: error: "
+MOST_OF_ERROR = 1000  # characters
 
 
 class Rank:
@@ -73,13 +74,16 @@ class Rank:
         self.pulse.see(_read(self._beats))
         return {**self.pulse.facts, "hangs": self.pulse.hangs()}
 
-    def error(self) -> str:
-        """The last line of its output that tells an error, or the last of all."""
+    def error(self, code: int) -> str:
+        """The last line of its output that tells an error; else the last of all, unless a signal
+        ended it."""
         with open(self._log, "rb") as log:
             log.seek(self._at)
             lines = log.read()[-20_000:].decode(errors="replace").splitlines()
         told = [line for line in lines if ERROR in line]
-        return (told or [line for line in lines if line.strip()] or [""])[-1].strip()[:1000]
+        if not told and code > 0:
+            told = [line for line in lines if line.strip()]
+        return told[-1].strip()[:MOST_OF_ERROR] if told else ""
 
     def keep_stacks(self) -> None:
         """Moves the stacks that SIGUSR1 wrote to the job's folder."""

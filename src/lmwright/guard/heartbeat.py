@@ -2,8 +2,9 @@
 
     $LMWRIGHT_HEARTBEAT   {"beat": 917, "phase": "step", "step": 341, "saved": 300}
 
-The file has one line, which is written again. The watcher looks whether `beat` changes, by its own clock, so no clocks are compared. SIGUSR1
-writes the stacks of all threads beside the file. Without the variable nothing is written.
+The file has one line, which is written again. The watcher looks whether `beat` changes, by its own
+clock, so no clocks are compared. SIGUSR1 writes the stacks of all threads beside the file. Without
+the variable nothing is written.
 """
 
 import faulthandler

@@ -1,0 +1,388 @@
+"""Faults at random, under a job of several processes: what is lost, and how long each takes.
+
+    python benchmarks/drill.py [--faults 20] [--hosts 2] [--devices 1] [--seed 0] [--folder DIR]
+
+    launch --on local:HOSTSxDEVICES --agents--> ranks that train
+                                       ^           ^
+    enemy: kill, stop, term, agent, leader, supervisor, clock
+
+The same run is trained once without faults. Afterwards the drill compares the loss of every step
+and every array of the last checkpoint, bit for bit, and that no committed checkpoint was lost.
+It prints a table and ends with 1 if anything differs or nothing moved for 60 s.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+HANG_S = 60.0
+POLL_S = 0.05
+WATCHDOG_S = 8.0
+JUMPS_S = (-7200.0, -90.0, 90.0, 7200.0)
+KINDS = ("kill", "kill", "stop", "term", "agent", "stop agent", "notice", "supervisor", "clock")
+RESTARTING = {"kill", "stop", "term", "agent", "stop agent", "notice"}
+
+RUN = """\
+name = "drill"
+dir = "{root}/{name}"
+
+[model]
+kind = "llama"
+vocab_size = 320
+embed_dim = 32
+mlp_dim = 48
+num_layers = 2
+num_heads = 4
+num_kv_heads = 2
+head_dim = 8
+seq_len = 32
+
+[objective]
+kind = "clm"
+
+[optim]
+kind = "adamw"
+learning_rate = 3e-3
+
+[data]
+dir = "{root}/data"
+workers = 1
+
+[data.shuffle]
+epochs = 1000
+
+[[data.sources]]
+path = "{root}/text.jsonl"
+
+[data.tokenizer]
+vocab_size = 300
+
+[train]
+steps = {steps}
+global_batch_size = {batch}
+precision = "fp32"
+
+[checkpoint]
+save_every_steps = {save_every}
+
+[metrics]
+log_every_steps = 1
+"""
+# Every process reads the offset of its clock from a file, so that the clock can jump.
+CLOCK = """\
+import os, time
+_time = time.time
+def jumping():
+    try:
+        with open(os.environ["DRILL_CLOCK"]) as file:
+            return _time() + float(file.read() or 0)
+    except (OSError, ValueError, KeyError):
+        return _time()
+time.time = jumping
+"""
+
+
+class Job:
+    """A launched job, and what can be done to it."""
+
+    def __init__(self, root: Path, hosts: int, devices: int):
+        self.root, self.hosts = root, hosts
+        self.folder = root / "state" / "lmwright" / "jobs" / "drill"
+        (root / "jump").mkdir()
+        (root / "jump" / "sitecustomize.py").write_text(CLOCK)
+        (root / "clock").write_text("0")
+        paths = [str(root / "jump"), *sys.path]
+        self.variables = {
+            **os.environ,
+            "XDG_STATE_HOME": str(root / "state"),
+            "DRILL_CLOCK": str(root / "clock"),
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        }
+        self._launch = ["launch", str(root / "faults.toml"), "--on", f"local:{hosts}x{devices}"]
+        self._launch += ["--name", "drill", "--hang-after", str(WATCHDOG_S), "--failures", "1000"]
+        self.supervisor: subprocess.Popen | None = None
+
+    def lmwright(self, *words: str) -> subprocess.Popen:
+        with open(self.root / "output.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "lmwright", *words],
+                env=self.variables,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def supervise(self) -> None:
+        """Launches, or takes over from a supervisor that was killed."""
+        words = ["jobs", "follow", "drill"] if self.folder.exists() else self._launch
+        self.supervisor = self.lmwright(*words)
+
+    def state(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.folder / "state.json").read_text())
+        except (OSError, ValueError):
+            return {"status": "starting", "attempt": 0, "step": 0, "saved": 0}
+
+    def beats(self) -> dict[int, dict[str, Any]]:
+        """Heartbeats of the newest attempt, by host."""
+        beats: dict[int, dict[str, Any]] = {}
+        for path in (self.folder / "beats").glob("host-*"):
+            if match := re.fullmatch(r"host-(\d+)\.(\d+)", path.name):
+                host, attempt = map(int, match.groups())
+                try:
+                    beat = json.loads(path.read_text()) | {"attempt": attempt}
+                except (OSError, ValueError):
+                    continue
+                if attempt >= beats.get(host, beat)["attempt"]:
+                    beats[host] = beat
+        return beats
+
+    def agent(self, host: int) -> psutil.Process | None:
+        try:
+            return psutil.Process(int((self.folder / f"agent-{host}.pid").read_text().split()[0]))
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            return None
+
+    def rank(self, host: int) -> psutil.Process | None:
+        agent = self.agent(host)
+        try:
+            return next(iter(agent.children()), None) if agent else None
+        except psutil.NoSuchProcess:
+            return None
+
+    def events(self) -> list[tuple[float, str]]:
+        try:
+            lines = (self.folder / "events.log").read_text().splitlines()
+        except OSError:
+            return []
+        stamped = (re.fullmatch(r"(\S+ \S+) (.*)", line) for line in lines)
+        return [
+            (datetime.fromisoformat(found[1]).timestamp(), found[2]) for found in stamped if found
+        ]
+
+
+def strike(job: Job, kind: str, rng: random.Random) -> str | None:
+    """Does one fault; returns what was done, or None where there was nothing to do it to."""
+    host = rng.randrange(job.hosts)
+    if kind == "clock":
+        jump = rng.choice(JUMPS_S)
+        (job.root / "clock").write_text(str(jump))
+        return f"clock {jump:+g} s"
+    if kind == "supervisor":
+        job.supervisor.kill()
+        job.supervisor.wait()
+        job.supervise()
+        return kind
+    process = job.agent(host) if kind in ("agent", "stop agent", "notice") else job.rank(host)
+    if process is None:
+        return None
+    number = {"stop": signal.SIGSTOP, "stop agent": signal.SIGSTOP}.get(kind, signal.SIGKILL)
+    number = {"term": signal.SIGTERM, "notice": signal.SIGTERM}.get(kind, number)
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return None
+    return f"{kind} {host}"
+
+
+class Watch:
+    """Follows a job: what it has saved, and for how long nothing moved."""
+
+    def __init__(self, job: Job):
+        self.job, self.saved, self.longest, self.lost = job, 0, 0.0, 0
+        self._before: Any = None
+        self._moved = time.monotonic()
+
+    def look(self) -> dict[int, dict[str, Any]]:
+        beats, state = self.job.beats(), self.job.state()
+        moved = {host: (b["attempt"], b["beat"]) for host, b in beats.items()}, state["attempt"]
+        now = time.monotonic()
+        if moved != self._before or state["status"] in ("done", "failed", "stopped"):
+            self._before, self._moved = moved, now
+        self.longest = max(self.longest, now - self._moved)
+        self.lost += state["saved"] < self.saved
+        self.saved = max(self.saved, state["saved"])
+        return beats
+
+    def over(self) -> bool:
+        return self.job.state()["status"] in ("done", "failed", "stopped")
+
+
+def drill(job: Job, faults: int, rng: random.Random) -> tuple[list[dict[str, Any]], Watch]:
+    """Strikes that many times while the job trains; returns a row for each."""
+    job.supervise()
+    watch, rows = Watch(job), []
+    while len(rows) < faults and not watch.over():
+        _choose_moment(job, watch, rng)
+        kind, attempt = rng.choice(KINDS), job.state()["attempt"]
+        phases = {beat["phase"] for beat in job.beats().values()} or {"none"}
+        began, clock = time.time(), time.monotonic()
+        done = strike(job, kind, rng)
+        if done is None:
+            continue
+        row = {"kind": kind, "fault": done, "phase": "/".join(sorted(phases))}
+        if kind in RESTARTING:
+            stepped = _wait_for_step(watch, attempt, clock)
+            row["back"] = stepped
+            told = [at for at, text in job.events() if at >= began and "attempt" in text]
+            row["seen"] = told[0] - began if told else None
+        rows.append(row)
+        print(f"{len(rows):4d} {row}", flush=True)
+        (job.root / "clock").write_text("0")
+    while not watch.over() and watch.longest < HANG_S:
+        watch.look()
+        time.sleep(POLL_S)
+    job.supervisor.wait(30)
+    return rows, watch
+
+
+def _choose_moment(job: Job, watch: Watch, rng: random.Random) -> None:
+    """Waits for a moment to strike: any time, a save, or a few steps on."""
+    choice, end = rng.random(), time.monotonic() + 30
+    if choice < 0.3:
+        end = time.monotonic() + rng.uniform(0, 6)
+        while time.monotonic() < end:
+            watch.look()
+            time.sleep(POLL_S)
+        return
+    wanted = "save" if choice < 0.5 else "step"
+    while time.monotonic() < end and not watch.over():
+        if any(beat["phase"] == wanted for beat in watch.look().values()):
+            time.sleep(rng.uniform(0, 0.5))
+            return
+        time.sleep(POLL_S / 5)
+
+
+def _wait_for_step(watch: Watch, attempt: int, began: float) -> float | None:
+    """Seconds until a later attempt has done a step."""
+    while not watch.over() and watch.longest < HANG_S:
+        beats = watch.look()
+        if any(b["attempt"] > attempt and b["phase"] in ("step", "end") for b in beats.values()):
+            return time.monotonic() - began
+        time.sleep(POLL_S)
+    return None
+
+
+def losses(folder: Path) -> dict[int, set[float]]:
+    """Every loss that was logged, by step."""
+    logged = defaultdict(set)
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["kind"] == "train":
+            logged[entry["step"]].add(entry["loss"])
+    return dict(logged)
+
+
+def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """All arrays of a checkpoint, as Orbax reads them without us."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    place, reader = folder / "checkpoints" / str(step) / "state", ocp.PyTreeCheckpointer()
+    kept = reader.metadata(place).item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), kept)
+    tree = reader.restore(place, restore_args=as_numpy)
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def compare(root: Path, steps: int) -> list[str]:
+    """What differs between the run with faults and the one without."""
+    problems = []
+    with_faults, without = losses(root / "faults"), losses(root / "calm")
+    for step in range(1, steps + 1):
+        if with_faults.get(step) != without.get(step) or len(without.get(step, ())) != 1:
+            problems.append(f"step {step}: {with_faults.get(step)} and {without.get(step)}")
+    ours, theirs = arrays(root / "faults", steps), arrays(root / "calm", steps)
+    if ours.keys() != theirs.keys() or not ours:
+        problems.append("the checkpoints hold other arrays")
+    problems += [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+    return problems
+
+
+def tell(rows: list[dict[str, Any]], watch: Watch, goodput: float, problems: list[str]) -> None:
+    """Prints the table."""
+    by_kind = defaultdict(list)
+    for row in rows:
+        by_kind[row["kind"]].append(row)
+    print("\n| fault | times | seen after, median / worst s | next step after, median / worst s |")
+    print("|---|---|---|---|")
+    for kind, group in by_kind.items():
+        cells = []
+        for name in ("seen", "back"):
+            values = [row[name] for row in group if row.get(name) is not None]
+            worst = f"{statistics.median(values):.2f} / {max(values):.2f}" if values else "-"
+            cells.append(worst)
+        print(f"| {kind} | {len(group)} | {cells[0]} | {cells[1]} |")
+    print(f"\n{len(rows)} faults; checkpoints lost: {watch.lost}; longest without a sign of life: ")
+    print(f"{watch.longest:.1f} s; goodput {goodput:.1%}; steps and arrays that differ: ")
+    print(f"{len(problems)} {problems[:5]}")
+
+
+def prepare(root: Path, args: argparse.Namespace) -> int:
+    """Writes the run files and prepares the data; returns the number of steps."""
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(60)]
+    rows = (" ".join(rng.choices(words, k=rng.randint(5, 60))) for _ in range(1200))
+    text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+    (root / "text.jsonl").write_text(text)
+    steps = args.steps or 25 * args.faults
+    facts = {"root": root, "steps": steps, "batch": 8, "save_every": 10}
+    for name in ("calm", "faults"):
+        (root / f"{name}.toml").write_text(RUN.format(name=name, **facts))
+    return steps
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="of the run; default: 25 for each fault")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path)
+    args = parser.parse_args()
+    root = (args.folder or Path(tempfile.mkdtemp(prefix="drill-"))).absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    steps = prepare(root, args)
+    job = Job(root, args.hosts, args.devices)
+    if job.lmwright("prepare", str(root / "calm.toml")).wait():
+        print(f"prepare failed; see {root}/output.log")
+        return 1
+    calm = ["launch", str(root / "calm.toml"), "--on", f"local:{args.hosts}x{args.devices}"]
+    began = time.monotonic()
+    if job.lmwright(*calm, "--name", "calm").wait():
+        print(f"the run without faults failed; see {root}/output.log")
+        return 1
+    calm_s = time.monotonic() - began
+    print(f"{steps} steps without faults: {calm_s:.0f} s, starting included", flush=True)
+    began = time.monotonic()
+    rows, watch = drill(job, args.faults, random.Random(args.seed))
+    status = job.state()["status"]
+    if status != "done":
+        print(f"the job ended as {status}; see {root}/output.log")
+        return 1
+    problems = compare(root, steps)
+    tell(rows, watch, calm_s / (time.monotonic() - began), problems)
+    return int(bool(problems) or watch.lost > 0 or watch.longest > HANG_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""The leader's decisions, told to agents that the tests play over real connections."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lmwright.cloud import leader as leading
+from lmwright.cloud.leader import Leader
+from lmwright.cloud.rank import Pulse
+from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
+
+LIMITS = Limits(failures=3, silent_s=3.0, grace_s=1.0, backoff_s=0.1)
+
+
+class Agent:
+    """An agent that does what the test says."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    def say(self, **message):
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def order(self):
+        """The next order that is no sign of life."""
+        while True:
+            line = await asyncio.wait_for(self.reader.readline(), 5)
+            order = json.loads(line or b'{"order": "closed"}')
+            if order["order"] != "alive":
+                return order
+
+    def end(self, attempt, code, error="", **facts):
+        self.say(ended={"attempt": attempt, "code": code, "error": error, **facts})
+
+
+@pytest.fixture
+def spec(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(leading, "TICK_S", 0.02)
+    spec = Spec(name="j", dir="run", command=("true",), hosts=2, port=0, limits=LIMITS)
+    save_spec(spec)
+    return spec
+
+
+@asynccontextmanager
+async def led(spec):
+    """A leader, and a function that connects an agent."""
+    leader = Leader(spec)
+    server = await asyncio.start_server(leader.accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def connect(host, token=spec.token):
+        agent = Agent(*await asyncio.open_connection("127.0.0.1", port))
+        agent.say(hello=host, token=token)
+        return agent
+
+    running = asyncio.create_task(leader.run())
+    try:
+        yield connect, running
+    finally:
+        running.cancel()
+        server.close()
+
+
+def played(spec, scene):
+    """Runs `scene(connect, running)`."""
+
+    async def play():
+        async with led(spec) as (connect, running):
+            await scene(connect, running)
+
+    asyncio.run(play())
+    return read_state(spec)
+
+
+async def started(connect):
+    """Both agents, after their first order."""
+    agents = [await connect(0), await connect(1)]
+    orders = [await agent.order() for agent in agents]
+    assert orders[0] == orders[1] and orders[0]["order"] == "start", orders
+    assert orders[0]["attempt"] == 1
+    return agents
+
+
+def test_all_ranks_start_together_and_a_finished_job_is_over(spec):
+    async def scene(connect, running):
+        first = await connect(0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.order(), 0.2)  # the other host is not there
+        second = await connect(1)
+        assert [(await a.order())["order"] for a in (first, second)] == ["start", "start"]
+        first.end(1, 0, step=7, saved=7)
+        second.end(1, 0, step=7, saved=7)
+        assert (await first.order())["order"] == "over"
+        await running
+
+    state = played(spec, scene)
+    assert (state["status"], state["step"], state["saved"]) == ("done", 7, 7)
+
+
+def test_a_death_ends_all_and_the_first_error_is_told(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        agents[1].end(1, 1, "the disk broke")
+        assert [(await a.order())["order"] for a in agents] == ["kill", "kill"]
+        agents[0].end(1, -9)
+        orders = [await a.order() for a in agents]
+        assert [o["attempt"] for o in orders] == [2, 2]
+
+    state = played(spec, scene)
+    assert state["failures"] == 1
+    assert state["error"] == "rank 1 ended with exit code 1: the disk broke"
+
+
+@pytest.mark.parametrize("code", [2, 44])
+def test_what_a_new_start_cannot_cure_fails_the_job(spec, code):
+    async def scene(connect, running):
+        agents = await started(connect)
+        agents[0].end(1, code, "lmwright: error: model.dim: no such field")
+        agents[1].end(1, -9)
+        await running
+
+    state = played(spec, scene)
+    assert state["status"] == "failed"
+    assert "no such field" in state["error"]
+
+
+def test_ranks_that_saved_after_a_notice_start_again_without_a_failure(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        agents[1].say(notice="")
+        assert [(await a.order())["order"] for a in agents] == ["term", "term"]
+        for agent in agents:
+            agent.end(1, 42, saved=5)
+        assert [(await a.order())["attempt"] for a in agents] == [2, 2]
+
+    state = played(spec, scene)
+    assert (state["failures"], state["saved"]) == (0, 5)
+
+
+def test_a_rank_that_does_not_end_with_the_others_is_killed(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        agents[0].end(1, 42)
+        assert (await agents[1].order())["order"] == "kill"
+
+    played(spec, scene)
+
+
+def test_a_hang_is_dumped_and_killed(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        pulse = {"attempt": 1, "phase": "step", "step": 3, "saved": 0}
+        agents[0].say(pulse={**pulse, "hangs": False})
+        agents[1].say(pulse={**pulse, "hangs": True})
+        assert [(await agents[0].order())["order"] for _ in range(2)] == ["dump", "kill"]
+        agents[0].end(1, -9)
+        agents[1].end(1, -9)
+        assert (await agents[0].order())["attempt"] == 2
+
+    assert "hosts 1 (step 3)" in played(spec, scene)["error"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_lost_host_ends_the_others_and_is_waited_for(spec, silent):
+    async def scene(connect, running):
+        agents = await started(connect)
+        if not silent:
+            agents[1].writer.close()
+        while (order := await asyncio.wait_for(agents[0].reader.readline(), 5)) != b"":
+            agents[0].say(pulse={})
+            if json.loads(order)["order"] == "kill":
+                break
+        agents[0].end(1, -9)
+        back = await connect(1)
+        assert (await agents[0].order())["attempt"] == 2
+        assert (await back.order())["attempt"] == 2
+
+    assert played(spec, scene)["error"].startswith("host 1 is lost")
+
+
+def test_failures_without_a_new_checkpoint_are_counted(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        for attempt, saved in enumerate([0, 5, 5, 5], 1):
+            agents[0].end(attempt, 1, f"broken {attempt}", saved=saved)
+            agents[1].end(attempt, -9)
+            if attempt < 4:
+                orders = [(await agents[0].order())["order"] for _ in range(2)]
+                assert orders[-1] == "start", orders
+        await running
+
+    state = played(spec, scene)
+    assert state["status"] == "failed"
+    assert state["error"].startswith("3 failures in a row") and "broken 4" in state["error"]
+
+
+def test_stop_lets_the_ranks_save(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        (spec.folder / "stop").touch()
+        assert (await agents[0].order())["order"] == "term"
+        for agent in agents:
+            agent.end(1, 42, saved=9)
+        await running
+
+    assert played(spec, scene)["status"] == "stopped"
+
+
+def test_a_stranger_is_turned_away(spec):
+    async def scene(connect, running):
+        stranger = await connect(0, token="guess")
+        assert (await stranger.order())["order"] == "closed"
+
+    assert played(spec, scene)["attempt"] == 0
+
+
+def test_a_new_leader_goes_on_counting(spec):
+    async def scene(connect, running):
+        await started(connect)
+
+    async def again(connect, running):
+        agents = [await connect(0), await connect(1)]
+        assert (await agents[0].order())["attempt"] == 2
+
+    played(spec, scene)
+    played(spec, again)
+
+
+def test_limits_follow_the_phase_and_the_measured_steps(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("lmwright.cloud.rank.time.monotonic", lambda: now[0])
+    pulse = Pulse(Limits(step_floor_s=10, compile_s=100))
+    pulse.see({"beat": 1, "phase": "compile", "step": 0, "saved": 0})
+    assert pulse.limit_s == 100
+    for beat in range(2, 10):
+        now[0] += 8.0
+        pulse.see({"beat": beat, "phase": "step", "step": beat, "saved": 0})
+    assert pulse.limit_s == 40  # five times the median step
+    now[0] += 39
+    assert not pulse.hangs()
+    now[0] += 2
+    assert pulse.hangs()
+    pulse.see(None)  # an unreadable heartbeat is no sign of life
+    assert pulse.hangs()

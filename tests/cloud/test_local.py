@@ -1,0 +1,160 @@
+"""Jobs of several processes on this machine, through `lmwright launch` and `lmwright jobs`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.cloud import local
+from lmwright.cloud.spec import Limits, Spec, load_spec, read_state, save_spec
+from lmwright.errors import UserError
+
+# A rank that needs no JAX: it beats, and does at each attempt what it was told.
+RANK = """
+import json, os, sys, time
+from lmwright.guard.heartbeat import beat
+attempt, host = int(os.environ["LMWRIGHT_ATTEMPT"]), int(os.environ["JAX_PROCESS_ID"])
+print("attempt", attempt, os.environ["JAX_COORDINATOR_ADDRESS"], flush=True)
+beat("step", step=attempt, saved=attempt)
+deeds = json.loads(sys.argv[1])
+deed = deeds[min(attempt, len(deeds)) - 1][host]
+if deed == "hang":
+    time.sleep(600)
+if deed == "wait":
+    for _ in range(600):
+        time.sleep(0.1)
+        beat("step")
+sys.exit(deed)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    return tmp_path
+
+
+@pytest.fixture
+def job(home):
+    """Makes a job whose ranks do these deeds, and ends it afterwards."""
+    specs = []
+
+    def make(deeds, **limits):
+        (home / "rank.py").write_text(RANK)
+        spec = Spec(
+            name=f"job-{len(specs)}",
+            dir=str(home / "run"),
+            command=(sys.executable, str(home / "rank.py"), json.dumps(deeds)),
+            hosts=len(deeds[0]),
+            port=local.free_port(),
+            limits=Limits(step_floor_s=1.5, grace_s=2.0, **limits),
+        )
+        save_spec(spec)
+        specs.append(spec)
+        return spec
+
+    yield make
+    for spec in specs:
+        local.end_agents(spec)
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def agent(spec, host):
+    return psutil.Process(int((spec.folder / f"agent-{host}.pid").read_text().split()[0]))
+
+
+def test_a_job_comes_back_after_failures_and_hangs(job, capsys):
+    spec = job([[1, "wait"], ["wait", "hang"], [42, 42], [0, 0]])
+    local.supervise(spec)
+    state = read_state(spec)
+    assert (state["status"], state["attempt"], state["step"]) == ("done", 4, 4)
+    assert main(["jobs", "show", spec.name]) == 0
+    told = capsys.readouterr().out
+    assert "no sign of life from the ranks on hosts 1 (step 2)" in told
+    assert "rank 0 ended with exit code 1" in told
+    stacks = (spec.folder / "stacks" / "host-1.2.txt").read_text()
+    assert "rank.py" in stacks
+    coordinators = {line for line in (spec.folder / "logs" / "host-0.log").read_text().split()}
+    assert sum("127.0.0.1:" in word for word in coordinators) == 4  # a fresh one each time
+    assert not list((spec.folder / "beats").iterdir())
+
+
+def test_a_dead_agent_and_its_rank_are_replaced_together(job):
+    spec = job([["wait", "wait", "wait"], ["wait", "wait", "wait"], [0, 0, 0]])
+    local.supervise(spec, once=True)
+    until(lambda: read_state(spec)["step"] == 1)
+    ranks = [child for host in range(3) for child in agent(spec, host).children()]
+    assert len(ranks) == 3
+    os.kill(agent(spec, 1).pid, signal.SIGKILL)
+    until(lambda: not any(rank.is_running() and rank.status() != "zombie" for rank in ranks))
+    local.supervise(spec, once=True)
+    until(lambda: read_state(spec)["step"] == 2)
+    os.kill(agent(spec, 0).pid, signal.SIGSTOP)  # the leader with it
+    local.supervise(spec)
+    assert read_state(spec)["status"] == "done"
+
+
+def test_verbs_look_after_a_job(job, capsys):
+    spec = job([["wait", "wait"]])
+    local.supervise(spec, once=True)
+    until(lambda: read_state(spec)["step"] == 1)
+    assert main(["jobs", "list"]) == 0
+    assert "job-0" in capsys.readouterr().out
+    assert main(["jobs", "forget", spec.name]) == 2
+    assert "jobs stop job-0" in capsys.readouterr().err
+    assert main(["jobs", "forget", spec.name, "--kill"]) == 0
+    assert not spec.folder.exists()
+    assert main(["jobs", "show", spec.name]) == 2
+    assert "no job is called 'job-0'" in capsys.readouterr().err
+
+
+def test_a_failed_job_is_started_again(job, capsys):
+    spec = job([[2], [0]])
+    local.supervise(spec)
+    assert read_state(spec)["status"] == "failed"
+    assert main(["jobs", "start", spec.name]) == 0
+    assert (read_state(spec)["status"], read_state(spec)["attempt"]) == ("done", 2)
+    assert "done" in capsys.readouterr().err
+
+
+def test_what_cannot_be_launched_is_refused(job):
+    spec = job([[0]])
+    with pytest.raises(UserError, match="there is a job 'job-0' already"):
+        save_spec(spec)
+    with pytest.raises(UserError, match="cannot name a job"):
+        save_spec(replace(spec, name="../x"))
+    for target in ("local:0x2", "local:two", "local:2x2x2"):
+        with pytest.raises(UserError, match="no local target"):
+            local.parse(target)
+
+
+def test_nobody_else_may_read_a_job(job):
+    spec = job([[0]])
+    assert load_spec(spec.name) == spec
+    assert spec.folder.stat().st_mode & 0o077 == 0
+    assert (spec.folder / "job.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow  # a minute
+def test_a_drill_loses_nothing(tmp_path):
+    drill = subprocess.run(
+        [sys.executable, "benchmarks/drill.py", "--faults", "3", "--folder", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert drill.returncode == 0, drill.stdout + drill.stderr
