@@ -183,6 +183,7 @@ print(json.dumps(peaks))
 """
 
 
+@pytest.mark.slow  # most of a minute
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """48 MB more text in one file that cannot be cut: the peak stays, once all buffers are full."""

@@ -192,7 +192,8 @@ REAL = {
 }
 
 
-SLOW = {"llama3/tokenizer.model.tiktoken": [pytest.mark.slow]}
+LONG = ("llama3/tokenizer.model.tiktoken", "qwen/qwen.tiktoken")
+SLOW = {name: [pytest.mark.slow] for name in LONG}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, [])) for n in REAL])

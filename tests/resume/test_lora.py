@@ -81,9 +81,7 @@ def test_an_adapter_trains_as_if_alone(runs, together, name):
 STORAGES = get_args(get_type_hints(LowRank)["base"])
 
 
-@pytest.mark.parametrize(
-    "base", [name if name == "int4" else pytest.param(name, marks=SLOW) for name in STORAGES]
-)
+@pytest.mark.parametrize("base", [pytest.param(name, marks=SLOW) for name in STORAGES])
 def test_every_storage_of_the_base_trains_and_resumes(runs, base):
     run, one = runs("a", f"stored-as-{base}", base=base), jax.devices()[:1]
     run = replace(
