@@ -56,6 +56,7 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.port, self.upstream, self.faults = self.server_address[1], 0, Faults()
+        self.denied = set()  # permissions that the account lacks
 
     def handle_error(self, request, client_address):
         """A client that goes away is no news."""
@@ -85,6 +86,11 @@ class Handler(BaseHTTPRequestHandler):
             return self._send(int(fault), [], b'{"error": {"code": %s}}' % fault.encode())
         if self.command == "DELETE" and not self._is_of_generation():
             return self._send(412, [], b'{"error": {"code": 412}}')
+        if "/iam/testPermissions?" in self.path:  # the server has no accounts
+            asked = urllib.parse.parse_qs(self.path.partition("?")[2])["permissions"]
+            granted = [name for name in asked if name not in self.server.denied]
+            data = json.dumps({"permissions": granted}).encode()
+            return self._send(200, [("Content-Type", "application/json")], data)
         status, headers, data = self._forward(body)
         if fault == "truncate" and self.command == "GET" and len(data) > 1:
             self._send(status, headers, data, cut=len(data) // 2)

@@ -1,6 +1,7 @@
 """The verbs on jobs: launch, jobs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 @click.command()
 @RUN
 @OVERRIDES
-@click.option("--on", required=True, help="Where; local:4x2 is four processes of two devices here.")
+@click.option("--on", required=True, help="Slices to try, as in v4-32,v5e-64; or local:4x2.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
@@ -25,19 +26,40 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
     type=click.IntRange(min=1),
     help="Failures without a new checkpoint after which the job is given up. Default: 5.",
 )
+@click.option("--bucket", help="Folder for jobs; default: gs://BUCKET/lmwright beside the run.")
+@click.option("--project", help="Google Cloud project.")
+@click.option("--zone", help="As in us-central2-b; or several with commas, tried in turn.")
+@click.option("--spot", "capacity", flag_value="spot", help="Cheap, and taken away at any time.")
+@click.option("--on-demand", "capacity", flag_value="on-demand", help="The default.")
+@click.option("--guaranteed", "capacity", flag_value="guaranteed", help="Guaranteed capacity.")
+@click.option("--reservation", help="Name of a reservation.")
+@click.option("--service-account", help="E-mail of the account of the hosts.")
+@click.option("--network", help="Network of the hosts.")
+@click.option("--subnetwork", help="Subnetwork of the hosts.")
+@click.option("--internal-ips", is_flag=True, default=None, help="Hosts without the internet.")
+@click.option("--disk", "disks", multiple=True, help="Disk that every host mounts read-only.")
+@click.option("--valid-hours", type=float, help="Hours that a request may wait in the queue.")
+@click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
+@click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
+@click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
 def launch(run: str, overrides: Sequence[str], **options: Any) -> Any:
     """Train on several hosts and come back after faults.
 
-    When a rank dies or hangs, all are ended and started again from the newest checkpoint.
-    Ctrl-C leaves the job running.
+    When a rank dies or hangs, all are ended and started again from the newest checkpoint. A slice
+    that is taken away is asked for again. Ctrl-C leaves the job running.
 
     \b
     Example:  lmwright launch run.toml --on local:2x4
-              lmwright launch run.toml --on local:4x2 --detach --name wiki
+              lmwright launch run.toml --on v4-32 --zone us-central2-b --spot --dry-run
     """
     from lmwright.cloud.command import Wanted, launch_command
+    from lmwright.cloud.target import Settings, settings_with
 
-    return launch_command(load(run, overrides), run, overrides, Wanted(**given(**options)))
+    named = {name: options.pop(name) for name in Settings.__dataclass_fields__}
+    wanted = Wanted(**given(**options))
+    if not wanted.on.startswith("local:"):
+        wanted = replace(wanted, settings=settings_with(**given(**named)))
+    return launch_command(load(run, overrides), run, overrides, wanted)
 
 
 @click.group(cls=InOrder)

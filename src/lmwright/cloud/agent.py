@@ -38,7 +38,7 @@ class Agent:
         """Follows the leader until the job is over."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._notice)
+            loop.add_signal_handler(number, self.notice)
         while not self._over:
             try:
                 reader, self._writer = await asyncio.open_connection(
@@ -107,9 +107,9 @@ class Agent:
         if self._rank is not None:
             self._rank.signal(number)
 
-    def _notice(self) -> None:
+    def notice(self, reason: str = "this host was told to end") -> None:
         """The machine is about to go: the leader lets all ranks save."""
-        self._send({"notice": "this host was told to end"})
+        self._send({"notice": reason})
 
 
 async def serve(name: str, host: int) -> None:

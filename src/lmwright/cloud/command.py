@@ -6,11 +6,11 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud import local
+from lmwright.cloud import local, remote
 from lmwright.cloud.spec import (
     OVER,
     Limits,
@@ -21,13 +21,23 @@ from lmwright.cloud.spec import (
     save_spec,
     write_state,
 )
+from lmwright.cloud.target import (
+    JOB_NAME,
+    Settings,
+    cloud_of,
+    offers_of,
+    refuse_local_places,
+)
 from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.storage.bucket import is_bucket
 
 POLL_S = 0.5
 EXIT_JOB_FAILED = 1
+CODE = "code"
+LEADER_PORT = 8476  # on host 0 of a slice
 LATER = {
     "kaggle": "Kaggle sessions",
     "ssh:": "machines behind ssh",
@@ -46,10 +56,19 @@ class Wanted:
     hang_after: float | None = None
     """Seconds without a step after which the run hangs, if five steps are shorter."""
     failures: int | None = None
+    bucket: str | None = None
+    """Folder in a bucket, for jobs on slices and their code."""
+    settings: Settings = field(default_factory=Settings)
+    """Of slices."""
 
 
 def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> int:
     """Trains a run on a target and supervises it; returns an exit code."""
+    for prefix, what in LATER.items():
+        if wanted.on.startswith(prefix):
+            raise UserError(f"--on: {what} cannot be launched on yet; use a slice, or local:2x4")
+    if not wanted.on.startswith("local:"):
+        return _launch_on_slices(run, wanted)
     spec = plan_job(run, source, overrides, wanted)
     if wanted.dry_run:
         for line in describe(spec):
@@ -58,6 +77,42 @@ def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Want
     save_spec(spec)
     print(f"job {spec.name}: {spec.hosts} hosts; run directory {spec.dir}")
     return _begin(spec, wanted.detach)
+
+
+def _launch_on_slices(run: Run, wanted: Wanted) -> int:
+    """Plans the run for every slice that is asked for, and launches it."""
+    from lmwright.planner.command import Wanted as Plan
+    from lmwright.planner.command import plan_command
+
+    offers = offers_of(wanted.on, wanted.settings)
+    cloud = cloud_of(wanted.settings)
+    refuse_local_places(run)
+    for name in dict.fromkeys(offer.name for offer in offers):
+        if plan_command(run, Plan(on=name, quick=True)):
+            raise UserError(f"--on: the run does not fit {name}; the plan above says what would")
+    root = (wanted.bucket or f"{'/'.join(run.dir.split('/')[:3])}/lmwright").rstrip("/")
+    name = wanted.name or _free_name(run.name).replace("_", "-").replace(".", "-")
+    if not JOB_NAME.fullmatch(name):
+        raise UserError(
+            f"--name: {name!r} cannot name a slice; use small letters, digits and '-', beginning "
+            "with a letter, 42 at most"
+        )
+    spec = Spec(
+        name=name,
+        dir=run.dir,
+        command=("train",),
+        hosts=offers[0].hosts,
+        port=LEADER_PORT,
+        limits=_limits(wanted),
+        url=f"{root}/jobs/{name}",
+        cloud=cloud,
+        offers=offers,
+    )
+    if wanted.dry_run:
+        for line in remote.describe(spec, f"{root}/{CODE}"):
+            print(line)
+        return 0
+    return remote.launch(spec, run, f"{root}/{CODE}", detach=wanted.detach)
 
 
 def _begin(spec: Spec, detach: bool) -> int:
@@ -69,21 +124,8 @@ def _begin(spec: Spec, detach: bool) -> int:
 
 
 def plan_job(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> Spec:
-    """The job of a run. Raises UserError for a target that cannot be launched on."""
-    for prefix, what in LATER.items():
-        if wanted.on.startswith(prefix):
-            raise UserError(f"--on: {what} cannot be launched on yet; use local:HOSTSxDEVICES")
-    if not wanted.on.startswith("local:"):
-        raise UserError(
-            f"--on: {wanted.on!r}: TPU slices cannot be launched on yet; use "
-            "local:HOSTSxDEVICES, or start `lmwright train --pod` on each host"
-        )
+    """The job of a run on this machine. Raises UserError for a target that is none."""
     hosts, devices = local.parse(wanted.on)
-    limits = Limits()
-    if wanted.hang_after is not None:
-        limits = replace(limits, step_floor_s=wanted.hang_after)
-    if wanted.failures is not None:
-        limits = replace(limits, failures=wanted.failures)
     source = source if "://" in source else os.path.abspath(source)
     return Spec(
         name=wanted.name or _free_name(run.name),
@@ -92,8 +134,18 @@ def plan_job(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) ->
         hosts=hosts,
         port=local.free_port(),
         variables=local.variables(devices),
-        limits=limits,
+        limits=_limits(wanted),
     )
+
+
+def _limits(wanted: Wanted) -> Limits:
+    given = {"step_floor_s": wanted.hang_after, "failures": wanted.failures}
+    return replace(Limits(), **{name: value for name, value in given.items() if value is not None})
+
+
+def find(name: str) -> Spec:
+    """A job by its name, or by its folder in a bucket. Raises UserError."""
+    return remote.adopt(name) if is_bucket(name) else load_spec(name)
 
 
 def _free_name(name: str) -> str:
@@ -173,7 +225,7 @@ def list_command() -> None:
     """Prints a line for each job."""
     for name in job_names():
         spec = load_spec(name)
-        state = read_state(spec)
+        state = remote.state_of(spec) if spec.url else read_state(spec)
         step = f"step {state['step']}, saved {state['saved']}"
         print(
             f"{name:<24} {state['status']:<9} attempt {state['attempt']:<3} {step:<28} {spec.dir}"
@@ -182,7 +234,10 @@ def list_command() -> None:
 
 def show_command(name: str) -> None:
     """Prints what is known of a job."""
-    spec = load_spec(name)
+    spec = find(name)
+    if spec.url:
+        remote.show(spec)
+        return
     state = read_state(spec)
     print(f"job {spec.name}: {state['status']}")
     print(f"  run directory  {spec.dir}")
@@ -197,7 +252,10 @@ def show_command(name: str) -> None:
 
 def logs_command(name: str, host: int, follow_it: bool) -> None:
     """Prints the output of a host's ranks."""
-    spec = load_spec(name)
+    spec = find(name)
+    if spec.url:
+        remote.logs(spec, host, follow_it=follow_it)
+        return
     if not 0 <= host < spec.hosts:
         raise UserError(f"--host: {host} is none of 0 to {spec.hosts - 1}")
     tail = _Tail(spec.folder / "logs" / f"host-{host}.log")
@@ -211,7 +269,9 @@ def logs_command(name: str, host: int, follow_it: bool) -> None:
 
 def follow_command(name: str) -> int:
     """Takes over the supervision of a job."""
-    spec = load_spec(name)
+    spec = find(name)
+    if spec.url:
+        return remote.follow(spec)
     if read_state(spec)["status"] in OVER:
         show_command(name)
         return 0
@@ -221,7 +281,10 @@ def follow_command(name: str) -> int:
 def start_command(name: str, *, detach: bool = False) -> int:
     """Starts a job that has ended again, from its newest checkpoint. Raises UserError while it
     runs."""
-    spec = load_spec(name)
+    spec = find(name)
+    if spec.url:
+        remote.restart(spec)
+        return remote.start(spec, detach=detach)
     state = read_state(spec)
     if state["status"] not in OVER:
         raise UserError(
@@ -234,7 +297,10 @@ def start_command(name: str, *, detach: bool = False) -> int:
 
 def stop_command(name: str, wait_s: float = 300.0) -> None:
     """Lets a job save and end. Raises UserError if it does not within `wait_s`."""
-    spec = load_spec(name)
+    spec = find(name)
+    if spec.url:
+        remote.stop(spec)
+        return
     if (status := read_state(spec)["status"]) in OVER:
         print(f"job {name} is over already: {status}")
         return
@@ -253,15 +319,20 @@ def stop_command(name: str, wait_s: float = 300.0) -> None:
 
 def forget_command(name: str, *, kill: bool = False) -> None:
     """Removes what is kept of a job, never its run directory. Raises UserError while it runs."""
-    spec = load_spec(name)
-    state: dict[str, Any] = read_state(spec)
+    spec = find(name)
+    state: dict[str, Any] = remote.state_of(spec) if spec.url else read_state(spec)
     if state["status"] not in OVER:
         if not kill:
             raise UserError(
                 f"job {name} is {state['status']}; stop it first: `lmwright jobs stop {name}`"
             )
-        write_state(spec, state | {"status": "stopped", "error": "killed"})
-        local.end_agents(spec)
-        time.sleep(POLL_S)
+        if spec.url:
+            remote.end(spec)
+        else:
+            write_state(spec, state | {"status": "stopped", "error": "killed"})
+            local.end_agents(spec)
+            time.sleep(POLL_S)
+    if spec.url:
+        remote.forget(spec)
     shutil.rmtree(spec.folder)
     print(f"job {name} is forgotten; its run directory {spec.dir} stays")

@@ -20,6 +20,7 @@ from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
 OVER = ("done", "stopped", "failed")
+START = {"status": "starting", "attempt": 0, "failures": 0, "step": 0, "saved": 0, "error": ""}
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,60}")
 
 
@@ -46,6 +47,54 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A slice that a job may run on, and how it is asked for."""
+
+    name: str
+    """Of the slice, as in 2xv4-32."""
+    zone: str
+    accelerator_type: str
+    topology: str = ""
+    """In place of a size, as in 2x2x4; then `accelerator_type` is the API's word."""
+    runtime: str
+    num_slices: int = 1
+    hosts_per_slice: int
+    num_chips: int
+    """Of all slices."""
+    price: float = 0.0
+    """USD for one chip and hour."""
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of all slices."""
+        return self.num_slices * self.hosts_per_slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """How slices are made, and how much of them may be used."""
+
+    project: str
+    capacity: str = "on-demand"
+    """Or spot, reserved, guaranteed."""
+    reservation: str = ""
+    service_account: str = ""
+    """Empty for the project's default."""
+    network: str = ""
+    subnetwork: str = ""
+    external_ips: bool = True
+    disks: tuple[str, ...] = ()
+    """Read-only, as projects/P/zones/Z/disks/NAME."""
+    valid_hours: float = 0.0
+    """That a request may wait; 0 for ever."""
+    max_hours: float = 0.0
+    """With slices, in all; 0 is no limit."""
+    max_chip_hours: float = 0.0
+    max_cost: float = 0.0
+    """USD, by the list price."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spec:
     """A job."""
 
@@ -64,6 +113,11 @@ class Spec:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """Known to the agents of this job alone."""
     limits: Limits = field(default_factory=Limits)
+    url: str = ""
+    """Folder of the job in a bucket; empty for a job of this machine."""
+    cloud: Cloud | None = None
+    offers: tuple[Offer, ...] = ()
+    """In the order in which they are tried."""
 
     @property
     def folder(self) -> Path:
@@ -93,24 +147,38 @@ def save_spec(spec: Spec) -> None:
     spec.folder.chmod(0o700)
     for name in ("logs", "stacks", "beats"):
         (spec.folder / name).mkdir()
-    write_whole(spec.folder / "job.json", json.dumps(asdict(spec), indent=1), mode=0o600)
+    write_whole(spec.folder / "job.json", dump_spec(spec), mode=0o600)
 
 
 def load_spec(name: str) -> Spec:
     """Raises UserError where there is no such job."""
     folder = jobs_folder() / name
     try:
-        facts = json.loads((folder / "job.json").read_bytes())
-        limits = Limits(**facts.pop("limits"))
-        return Spec(**facts | {"command": tuple(facts["command"]), "limits": limits})
+        return parse_spec((folder / "job.json").read_bytes())
     except (OSError, ValueError, TypeError, KeyError):
         known = ", ".join(job_names()) or "there are none"
         raise UserError(f"no job is called {name!r}; jobs: {known}") from None
 
 
+def parse_spec(data: bytes) -> Spec:
+    """A job from its job.json. Raises ValueError, TypeError or KeyError for other data."""
+    facts = json.loads(data)
+    facts["limits"] = Limits(**facts["limits"])
+    facts["command"] = tuple(facts["command"])
+    if cloud := facts["cloud"]:
+        facts["cloud"] = Cloud(**cloud | {"disks": tuple(cloud["disks"])})
+    facts["offers"] = tuple(Offer(**offer) for offer in facts["offers"])
+    return Spec(**facts)
+
+
 def job_names() -> list[str]:
     """Jobs of this machine, by name."""
     return sorted(path.parent.name for path in jobs_folder().glob("*/job.json"))
+
+
+def dump_spec(spec: Spec) -> str:
+    """job.json."""
+    return json.dumps(asdict(spec), indent=1)
 
 
 def write_state(spec: Spec, state: dict[str, Any]) -> None:
@@ -123,4 +191,4 @@ def read_state(spec: Spec) -> dict[str, Any]:
     try:
         return json.loads((spec.folder / "state.json").read_bytes())
     except (OSError, ValueError):
-        return {"status": "starting", "attempt": 0, "failures": 0, "step": 0, "saved": 0}
+        return dict(START)

@@ -114,6 +114,20 @@ class Price:
     cheapest US region; None where we have no figure."""
 
 
+@dataclass(frozen=True)
+class CloudNames:
+    """Names in the Cloud TPU API; https://cloud.google.com/tpu/docs/runtimes."""
+
+    prefix: str
+    """Of an accelerator type, as in v5litepod-16."""
+    api_type: str
+    """With a topology in place of a size."""
+    runtime: str = "tpu-ubuntu2204-base"
+    """Image of the host's operating system."""
+    alone: tuple[int, ...] = (4,)
+    """Chips of the slices that have a single host; larger ones have 4 on each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chip:
     """One TPU generation."""
@@ -141,6 +155,8 @@ class Chip:
     price: Price
     calibrated: bool = False
     """Whether a published run fitted its constants."""
+    cloud: CloudNames | None = None
+    """None where only Kubernetes has it."""
     row_attention: Mapping[int, AttentionCycles] = field(default_factory=dict)
     """By head size; empty where the kernel does not run."""
     splash: Mapping[int, SplashCycles] = field(default_factory=dict)
@@ -159,7 +175,7 @@ _EVERY = (
         peak=Peak(bf16_flops=46e12 / 2, hbm_bytes=8 * GIB),
         rates=Rates(clock_hz=0.7e9, hbm_bytes_per_s=350e9, link_bytes_per_s=62e9,
               cycles_share=0.895, matmul_efficiency=0.8),
-        network_bytes_per_s=3.1e9, price=Price(on_demand=1.50),
+        network_bytes_per_s=3.1e9, price=Price(on_demand=1.50), cloud=CloudNames("v2", "V2"),
     ),
     Chip(
         name="v3", device_kinds=("TPU v3",), compiler_name="v3", count=2, devices_per_chip=2,
@@ -167,7 +183,7 @@ _EVERY = (
         peak=Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB, usable_bytes=16_621_523_435),
         rates=Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
               cycles_share=0.895, matmul_efficiency=0.8),
-        network_bytes_per_s=3.1e9, price=Price(on_demand=2.00),
+        network_bytes_per_s=3.1e9, price=Price(on_demand=2.00), cloud=CloudNames("v3", "V3"),
     ),
     Chip(
         name="v4", device_kinds=("TPU v4",), compiler_name="v4", chip_config="megacore",
@@ -177,6 +193,7 @@ _EVERY = (
         rates=Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
               cycles_share=0.895, cores=2, matmul_efficiency=0.765),
         network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
+        cloud=CloudNames("v4", "V4"),
         splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
         row_attention={
             64: AttentionCycles(6.34, 8.71, 3.39, 5.17),
@@ -193,6 +210,7 @@ _EVERY = (
         rates=Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
               cycles_share=1.162, matmul_efficiency=0.833),
         network_bytes_per_s=3.1e9, price=Price(on_demand=1.20), calibrated=True,
+        cloud=CloudNames("v5litepod", "V5LITE_POD", "v2-alpha-tpuv5-lite", alone=(1, 4, 8)),
         splash={256: SplashCycles(fwd=13.43, bwd=21.70)},
         row_attention={
             64: AttentionCycles(4.20, 6.43, 2.17, 4.01),
@@ -208,6 +226,7 @@ _EVERY = (
         rates=Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
               cycles_share=1.254, cores=2, matmul_efficiency=0.929),
         network_bytes_per_s=6.25e9, price=Price(on_demand=4.20, spot=0.93), calibrated=True,
+        cloud=CloudNames("v5p", "V5P", "v2-alpha-tpuv5"),
         splash={128: SplashCycles(fwd=5.55, bwd=10.16)},
         row_attention={
             64: AttentionCycles(4.26, 6.45, 2.29, 4.09),
@@ -223,6 +242,7 @@ _EVERY = (
         rates=Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
               cycles_share=1.203, clock_known=False, matmul_efficiency=0.685),
         network_bytes_per_s=12.5e9, price=Price(on_demand=2.70, spot=0.57), calibrated=True,
+        cloud=CloudNames("v6e", "V6E", "v2-alpha-tpuv6e", alone=(1, 4, 8)),
         splash={128: SplashCycles(fwd=4.09, bwd=6.35)},
         row_attention={
             64: AttentionCycles(3.21, 4.22, 1.71, 2.70),

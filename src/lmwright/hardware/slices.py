@@ -44,6 +44,13 @@ class Slice:
         return self.num_chips * self.family.devices_per_chip
 
     @property
+    def num_hosts(self) -> int:
+        """Hosts of one slice, as the Cloud TPU API gives them."""
+        chips, cloud = math.prod(self.shape), self.family.cloud
+        alone = (4,) if cloud is None else cloud.alone
+        return 1 if chips in alone else -(-chips // 4)
+
+    @property
     def name(self) -> str:
         """The name clouds use where the shape has one, the shape otherwise."""
         chips = math.prod(self.shape)

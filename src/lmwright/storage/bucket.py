@@ -7,7 +7,7 @@ for a while are sent again with growing pauses, up to `PATIENCE_S`.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -160,6 +160,18 @@ class Bucket:
         with self._told(f"moved ({name})"):
             self._bucket.copy_blob(blob, self._bucket, self._key(to), **_patient())
         self.remove(name)
+
+    def missing_permissions(self, wanted: Sequence[str]) -> list[str]:
+        """Those of the permissions that this account lacks on the bucket."""
+        with self._told("asked for permissions"):
+            granted = self._bucket.test_iam_permissions(list(wanted), **_patient())
+            return [name for name in wanted if name not in granted]
+
+    def region(self) -> str:
+        """Where the bucket is, as in US-CENTRAL1; empty where the service does not say."""
+        with self._told("looked up"):
+            self._bucket.reload(**_patient())
+            return self._bucket.location or ""
 
     def _key(self, name: str) -> str:
         return "/".join(filter(None, (self._prefix, name)))

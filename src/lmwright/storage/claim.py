@@ -27,15 +27,16 @@ CLAIM = ".claim.json"
 PROBE = ".claim-probe"
 BEAT_S = 10.0
 LEASE_S = 60.0
+TRAINED = "dir: {url} is being trained by {owner}; wait for it, stop it, or choose dir="
 JOB, ATTEMPT = "LMWRIGHT_JOB", "LMWRIGHT_ATTEMPT"
 
 
 class Claim:
     """A claim that is held, and renewed by a thread until `close`."""
 
-    def __init__(self, bucket: Bucket):
-        """Takes the claim. Raises UserError with the name of a living owner."""
-        self._bucket = bucket
+    def __init__(self, bucket: Bucket, busy: str = TRAINED):
+        """Takes the claim. Raises UserError, by the sentence `busy`, if it has a living owner."""
+        self._bucket, self._busy = bucket, busy
         self._facts = _own_facts()
         self._generation = self._take()
         self._lost: str | None = None
@@ -73,16 +74,14 @@ class Claim:
     def _take(self) -> int:
         there = self._bucket.read(CLAIM)
         if there is not None and self._is_alive(*there):
-            raise UserError(
-                f"dir: {self._bucket.url} is being trained by {_describe(there[0])}; wait for it, "
-                "stop it, or choose dir="
-            )
+            owner = _describe(there[0])
+            raise UserError(self._busy.format(url=self._bucket.url, owner=owner))
         try:
             return self._write(there[1].generation if there else 0)
         except Changed:
             raise UserError(
-                f"dir: {self._bucket.url} was claimed by another process at the same moment; "
-                "choose another dir= for one of the two"
+                f"{self._bucket.url}: was claimed by another process at the same moment; "
+                "choose another folder for one of the two"
             ) from None
 
     def _write(self, generation: int) -> int:

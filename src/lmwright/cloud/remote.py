@@ -1,0 +1,227 @@
+"""Remote: launching on slices, and the verbs of `lmwright jobs` for jobs whose state is in a
+bucket."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
+from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
+from lmwright.cloud.stage import stage
+from lmwright.cloud.tpu_api import Scarce, Tpus, queued_resource
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Run
+from lmwright.errors import EXIT_INTERRUPTED, UserError
+from lmwright.guard.redact import redact_text
+from lmwright.guard.terminal import visible
+from lmwright.storage.bucket import Bucket
+
+EXIT_JOB_FAILED = 1
+POLL_S = 5.0
+NEEDED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
+NEEDED += ("storage.objects.delete",)
+
+
+def check(spec: Spec) -> list[str]:
+    """Asks the services whether the job can run there; returns notes. Raises UserError."""
+    assert spec.cloud is not None
+    bucket, tpus, notes = Bucket(spec.url), Tpus(spec.cloud), []
+    missing = bucket.missing_permissions(NEEDED)
+    if missing:
+        raise UserError(
+            f"{spec.url}: this account may not {', '.join(missing)}; give it the role "
+            "roles/storage.objectAdmin on the bucket"
+        )
+    region = bucket.region().lower()
+    for offer in spec.offers:
+        types = tpus.accelerator_types(offer.zone)
+        if not offer.topology and offer.accelerator_type not in types:
+            near = ", ".join(sorted(types)[:8]) or "none"
+            raise UserError(f"--zone: {offer.zone} has no {offer.accelerator_type}; it has: {near}")
+        if (runtimes := tpus.runtimes(offer.zone)) and offer.runtime not in runtimes:
+            raise UserError(
+                f"--on: {offer.zone} has no runtime version {offer.runtime}, which {offer.name} "
+                "needs; choose another zone"
+            )
+        if region and not offer.zone.startswith(region) and region not in ("us", "eu", "asia"):
+            notes.append(
+                f"the bucket is in {region} and {offer.name} in {offer.zone}: what is read and "
+                "saved crosses regions, which costs from 0.02 USD for each GB"
+            )
+    notes.append(f"the quota of project {spec.cloud.project} for these chips is not told by the "
+                 "service; a request beyond it is refused")  # fmt: skip
+    return notes
+
+
+def describe(spec: Spec, code: str) -> list[str]:
+    """Every request and file that launching would make."""
+    assert spec.cloud is not None
+    lines = [f"would write {spec.url}/job.json, run.toml and {MADE}"]
+    lines += [f"would put Python, all packages and this lmwright into {code}"]
+    for number, offer in enumerate(spec.offers, 1):
+        parent = f"projects/{spec.cloud.project}/locations/{offer.zone}"
+        metadata = {"lmwright-job": spec.url, "startup-script": "..."}
+        described = queued_resource(spec.cloud, f"{spec.name}-{number}", spec.name, offer, metadata)
+        shown = type(described).to_json(described, indent=None)
+        word = "would call" if number == 1 else "or else"
+        lines.append(f"{word} POST {parent}/queuedResources?queuedResourceId={spec.name}-{number}")
+        lines.append(f"  {redact_text(' '.join(shown.split()))}")
+    return lines
+
+
+def launch(spec: Spec, run: Run, code_root: str, *, detach: bool) -> int:
+    """Stages, writes the job into its bucket and supervises it."""
+    for note in check(spec):
+        print(f"note: {note}")
+    print("staging Python, packages and this lmwright in the bucket")
+    begin(spec, stage(code_root), dump_toml(run))
+    save_spec(spec)
+    print(f"job {spec.name}: {spec.url}; run directory {spec.dir}")
+    return start(spec, detach=detach)
+
+
+def start(spec: Spec, *, detach: bool = False) -> int:
+    """Supervises here, or in a process of its own."""
+    if not detach:
+        return follow(spec)
+    with open(spec.folder / "supervisor.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "lmwright", "jobs", "follow", spec.name],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    print(f"supervised in the background; see: lmwright jobs show {spec.name}")
+    return 0
+
+
+def follow(spec: Spec, patience: Patience | None = None) -> int:
+    """Supervises a job until it is over. Ctrl-C leaves it running, but nobody then replaces its
+    slice."""
+    slices = Slices(spec, _tell, patience)
+    try:
+        state = slices.run()
+    except KeyboardInterrupt:
+        print(
+            f"\njob {spec.name} goes on, but nobody replaces its slice; `lmwright jobs follow "
+            f"{spec.name}` takes it up, `lmwright jobs stop {spec.name}` saves and ends it"
+        )
+        return EXIT_INTERRUPTED
+    finally:
+        slices.close()
+    if state["status"] == "failed":
+        text = f"lmwright: error: job {spec.name} failed: {visible(state['error'])}"
+        print(text, file=sys.stderr)
+        return EXIT_JOB_FAILED
+    print(f"job {spec.name}: {state['status']} at step {state['step']}; no slice is left")
+    return 0
+
+
+def _tell(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {visible(redact_text(text))}", flush=True)
+
+
+def adopt(url: str) -> Spec:
+    """Makes a job of another machine known to this one, by its URL."""
+    there = Bucket(url).read("job.json")
+    if there is None:
+        raise UserError(f"{url}: there is no job in this folder")
+    try:
+        spec = parse_spec(there[0])
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{url}/job.json: was written by another version of lmwright") from None
+    if not spec.folder.exists():
+        save_spec(spec)
+    return spec
+
+
+def state_of(spec: Spec) -> dict[str, Any]:
+    """The state of a job in a bucket."""
+    there = Bucket(spec.url).read("state.json")
+    return json.loads(there[0]) if there else dict(START)
+
+
+def show(spec: Spec) -> None:
+    """Prints what is known of a job."""
+    bucket, state = Bucket(spec.url), state_of(spec)
+    there = bucket.read(MADE)
+    book = json.loads(there[0]) if there else {"made": [], "current": None, "events": []}
+    used = usage(spec, book)
+    print(f"job {spec.name}: {state['status']}")
+    print(f"  run directory  {spec.dir}")
+    print(f"  state          {spec.url}")
+    if book["current"] is not None:
+        entry = book["made"][book["current"]]
+        offer = spec.offers[entry["offer"]]
+        print(f"  slice          {entry['id']}: {offer.name} in {offer.zone}")
+    print(f"  slices so far  {len(book['made'])}, {used['hours']:.2f} h, "
+          f"{used['chip_hours']:.1f} chip-hours, {used['cost']:.2f} USD by the list")  # fmt: skip
+    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
+    print(f"  step           {state['step']}, saved {state['saved']}")
+    if state.get("error"):
+        print(f"  last error     {visible(redact_text(state['error']))}")
+    for at, text in book["events"][-10:]:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+        print(f"  {stamp} {visible(redact_text(text))}")
+
+
+def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
+    """Prints the output of a host's ranks, as it was carried to the bucket last."""
+    bucket, shown = Bucket(spec.url), 0
+    while True:
+        over = state_of(spec)["status"] in OVER
+        there = bucket.read(f"logs/host-{host}.log")
+        data = there[0] if there else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        for line in whole[shown:].decode(errors="replace").splitlines():
+            print(visible(redact_text(line)), flush=True)
+        shown = len(whole)
+        if not follow_it or over:
+            return
+        time.sleep(POLL_S)
+
+
+def stop(spec: Spec) -> None:
+    """Asks a job to save and end; its supervisor then deletes the slice."""
+    if (status := state_of(spec)["status"]) in OVER:
+        print(f"job {spec.name} is over already: {status}")
+    Bucket(spec.url).write("stop", "stopped as asked")
+    print(f"job {spec.name} saves and ends; deleting its slice")
+    with contextlib.suppress(UserError):  # another supervisor is alive, and does it
+        follow(spec)
+        return
+    while state_of(spec)["status"] not in OVER:
+        time.sleep(POLL_S)
+    print(f"job {spec.name}: {state_of(spec)['status']}")
+
+
+def restart(spec: Spec) -> None:
+    """Lets an ended job begin again."""
+    bucket, state = Bucket(spec.url), state_of(spec)
+    if state["status"] not in OVER:
+        raise UserError(f"job {spec.name} is {state['status']} already")
+    bucket.remove("stop")
+    fresh = {"status": "starting", "failures": 0, "error": ""}
+    bucket.write("state.json", json.dumps(state | fresh))
+
+
+def end(spec: Spec) -> None:
+    """Deletes every slice of a job at once, without saving."""
+    assert spec.cloud is not None
+    tpus = Tpus(spec.cloud)
+    for zone in {offer.zone for offer in spec.offers}:
+        with contextlib.suppress(Scarce):
+            for request in tpus.requests(zone):
+                if request.job == spec.name:
+                    tpus.delete(zone, request.id)
+
+
+def forget(spec: Spec) -> None:
+    """Removes a job's folder in the bucket."""
+    bucket = Bucket(spec.url)
+    for name in bucket.entries():
+        bucket.remove(name)

@@ -1,0 +1,156 @@
+"""Target: what `--on`, `--zone` and the settings ask for, as offers of the TPU service.
+
+~/.config/lmwright/cloud.toml holds what is the same for every launch; options come first:
+
+    project = "my-project"
+    zone = "us-central2-b"
+    service_account = "trainer@my-project.iam.gserviceaccount.com"
+"""
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lmwright.cloud.spec import Cloud, Offer
+from lmwright.config.run import Run
+from lmwright.errors import UserError
+from lmwright.hardware.slices import Slice, parse_slice
+from lmwright.storage.bucket import is_bucket
+
+PROJECT_VARIABLES = ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")
+CAPACITIES = ("spot", "on-demand", "reserved", "guaranteed")
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options of `lmwright launch` for slices; also the fields of cloud.toml."""
+
+    project: str = ""
+    zone: str = ""
+    """Or several, with commas, in the order in which they are tried."""
+    capacity: str = "on-demand"
+    reservation: str = ""
+    service_account: str = ""
+    network: str = ""
+    subnetwork: str = ""
+    internal_ips: bool = False
+    disks: tuple[str, ...] = ()
+    valid_hours: float = 0.0
+    max_hours: float = 0.0
+    max_chip_hours: float = 0.0
+    max_cost: float = 0.0
+
+
+def settings_path() -> Path:
+    """cloud.toml of this user."""
+    root = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(root, "lmwright", "cloud.toml")
+
+
+def settings_with(**options: Any) -> Settings:
+    """The settings file, with the options that were given in its place. Raises UserError for an
+    unknown field or a wrong type."""
+    path = settings_path()
+    try:
+        kept = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        kept = {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    known = {entry.name: entry.type for entry in fields(Settings)}
+    for name, value in kept.items():
+        if name not in known:
+            raise UserError(f"{path}: {name}: no such setting; there are: {', '.join(known)}")
+        default = getattr(Settings(), name)
+        number = isinstance(default, float) and isinstance(value, int)
+        if isinstance(default, tuple):
+            kept[name] = tuple(value) if isinstance(value, list) else (value,)
+        elif not number and not isinstance(value, type(default)):
+            raise UserError(f"{path}: {name}: must be a {type(default).__name__}")
+    settings = Settings(**kept | {name: value for name, value in options.items() if value})
+    if settings.capacity not in CAPACITIES:
+        raise UserError(f"{path}: capacity: must be one of {', '.join(CAPACITIES)}")
+    return settings
+
+
+def cloud_of(settings: Settings) -> Cloud:
+    """How slices are made. Raises UserError where the project is not known."""
+    project = settings.project or next(filter(None, map(os.environ.get, PROJECT_VARIABLES)), "")
+    if not project:
+        raise UserError(
+            f"--project: missing; name the Google Cloud project, here or in {settings_path()}"
+        )
+    capacity = "reserved" if settings.reservation else settings.capacity
+    reservation = settings.reservation
+    if reservation and "/" not in reservation:
+        zone = settings.zone.partition(",")[0]
+        reservation = f"projects/{project}/locations/{zone}/reservations/{reservation}"
+    same = {name: getattr(settings, name) for name in SAME}
+    return Cloud(
+        project=project,
+        capacity=capacity,
+        reservation=reservation,
+        external_ips=not settings.internal_ips,
+        **same,
+    )
+
+
+SAME = ("service_account", "network", "subnetwork", "disks", "valid_hours")
+SAME += ("max_hours", "max_chip_hours", "max_cost")
+
+
+def offers_of(target: str, settings: Settings) -> tuple[Offer, ...]:
+    """The slices that `--on` names in all zones. Raises UserError."""
+    zones = [zone.strip() for zone in settings.zone.split(",") if zone.strip()]
+    if not zones:
+        raise UserError("--zone: missing; name where the slice is to be, as in us-central2-b")
+    for zone in zones:
+        if not ZONE.fullmatch(zone):
+            raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central2-b")
+    slices = [parse_slice(name) for name in target.split(",")]
+    spot = settings.capacity == "spot"
+    return tuple(_offer(where, zone, spot) for where in slices for zone in zones)
+
+
+def _offer(where: Slice, zone: str, spot: bool) -> Offer:
+    chip = where.family
+    if chip.cloud is None:
+        raise UserError(
+            f"--on: {where.name}: {chip.name} is on Kubernetes only, and not in the Cloud TPU API"
+        )
+    one = Slice(generation=where.generation, shape=where.shape)
+    named = ":" not in one.name
+    size = one.name.rpartition("-")[2] if named else ""
+    price = (chip.price.spot if spot else None) or chip.price.on_demand
+    return Offer(
+        name=where.name,
+        zone=zone,
+        accelerator_type=f"{chip.cloud.prefix}-{size}" if named else chip.cloud.api_type,
+        topology="" if named else "x".join(map(str, where.shape)),
+        runtime=chip.cloud.runtime,
+        num_slices=where.num_slices,
+        hosts_per_slice=where.num_hosts,
+        num_chips=where.num_chips,
+        price=price,
+    )
+
+
+def refuse_local_places(run: Run) -> None:
+    """Raises UserError for a run that needs files of this machine."""
+    for field, path, cure in (
+        ("dir", run.dir, "write dir = 'gs://BUCKET/FOLDER'"),
+        ("data.dir", run.data.dir, "copy it there: lmwright data push FOLDER gs://BUCKET/FOLDER"),
+    ):
+        if not is_bucket(path):
+            raise UserError(f"{field}: {path}: the hosts of a slice cannot see it; {cure}")
+    source = run.train.init_from
+    if source and not is_bucket(source) and os.path.exists(source):
+        raise UserError(
+            f"train.init_from: {source}: the hosts of a slice cannot see it; name it by its hub "
+            "name or a gs:// URL"
+        )

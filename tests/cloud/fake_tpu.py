@@ -1,0 +1,247 @@
+"""A stand-in for the Cloud TPU API on loopback, for Google's own client and for gcloud.
+
+Requests go WAITING_FOR_RESOURCES -> PROVISIONING -> ACTIVE, one state for each time that they are
+looked at. With `home`, every host of an active slice is a process that runs the startup script of
+its metadata, beside a metadata server of its own. Tests preempt, fail and delete.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+STATES = ("WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+ZONES = {"us-central2-b": ["v4-8", "v4-16", "v4-32"], "us-east5-a": ["v5litepod-16", "v4-16"]}
+RUNTIMES = ["tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite"]
+TOKEN = "a-token-of-the-metadata-server"
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, answer):
+        self.answer = answer
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def reply(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        code, answer = self.server.answer(self.command, self.path, body, self.headers)
+        data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Metadata-Flavor", "Google")
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_DELETE = reply
+
+
+def refused(code, status, message):
+    return code, {"error": {"code": code, "status": status, "message": message}}
+
+
+class FakeTpu:
+    """The service; `resources` are its requests by (zone, id)."""
+
+    def __init__(self, home=None, variables=None, hosts_per_slice=2):
+        self.home, self.variables, self.hosts = home, variables or {}, hosts_per_slice
+        self.resources, self.calls, self.bodies = {}, [], []
+        self.quota = dict.fromkeys(ZONES, True)
+        self.allowed, self.speed, self.stuck = True, 1, set()
+        self.nodes, self.running = {}, {}
+        self._lock = threading.RLock()
+        self.server = Server(self.answer)
+
+    def answer(self, method, path, body, _headers):
+        parts = urlsplit(path)
+        where = re.fullmatch(
+            r"/v2/projects/([^/]+)/locations/([^/]+)/(\w+)(?:/([^/:]+))?", parts.path
+        )
+        if not where:
+            return refused(404, "NOT_FOUND", f"no such path {path}")
+        project, zone, kind, id = where.groups()
+        with self._lock:
+            self.calls.append((method, kind, id or parse_qs(parts.query).get("queuedResourceId")))
+            if not self.allowed:
+                return refused(403, "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied")
+            if zone not in ZONES:
+                return refused(404, "NOT_FOUND", f"Location {zone} is not found")
+            return getattr(self, f"{method.lower()}_{kind}")(project, zone, id, parts.query, body)
+
+    def get_acceleratorTypes(self, project, zone, *_):
+        root = f"projects/{project}/locations/{zone}/acceleratorTypes"
+        return 200, {"acceleratorTypes": [{"name": f"{root}/{t}", "type": t} for t in ZONES[zone]]}
+
+    def get_runtimeVersions(self, project, zone, *_):
+        root = f"projects/{project}/locations/{zone}/runtimeVersions"
+        return 200, {"runtimeVersions": [{"name": f"{root}/{v}", "version": v} for v in RUNTIMES]}
+
+    def post_queuedResources(self, project, zone, _id, query, body):
+        query = parse_qs(query)
+        id, resource = query["queuedResourceId"][0], json.loads(body)
+        self.bodies.append(resource)
+        if (zone, id) in self.resources:
+            return refused(409, "ALREADY_EXISTS", f"Resource {id} already exists")
+        if not self.quota[zone]:
+            return refused(429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUV4CoresPerProject' is 0")
+        name = f"projects/{project}/locations/{zone}/queuedResources/{id}"
+        resource |= {"name": name, "state": {"state": STATES[0]}, "seen": 0}
+        self.resources[zone, id] = resource
+        return 200, self._operation(project, zone, id, shown(resource))
+
+    def get_queuedResources(self, _project, zone, id, *_):
+        if id is None:
+            listed = [shown(r) for (where, _), r in self.resources.items() if where == zone]
+            return 200, {"queuedResources": listed}
+        resource = self.resources.get((zone, id))
+        if resource is None:
+            return refused(404, "NOT_FOUND", f"Resource {id} was not found")
+        self._advance(zone, id, resource)
+        return 200, shown(resource)
+
+    def delete_queuedResources(self, project, zone, id, query, _body):
+        if (zone, id) not in self.resources:
+            return refused(404, "NOT_FOUND", f"Resource {id} was not found")
+        self._end_hosts(zone, id)
+        del self.resources[zone, id]
+        return 200, self._operation(project, zone, id, None)
+
+    def get_nodes(self, _project, zone, id, *_):
+        for (where, resource_id), nodes in self.nodes.items():
+            if where == zone and id in nodes and (zone, resource_id) in self.resources:
+                return 200, nodes[id]
+        return refused(404, "NOT_FOUND", f"Resource {id} was not found")
+
+    def get_operations(self, project, zone, id, *_):
+        return 200, self._operation(project, zone, id, {})
+
+    def _operation(self, project, zone, id, response):
+        kind = "google.protobuf.Empty" if response is None else "google.cloud.tpu.v2.QueuedResource"
+        packed = {"@type": f"type.googleapis.com/{kind}"} | (response or {"value": {}})
+        name = f"projects/{project}/locations/{zone}/operations/{id}"
+        return {"name": name, "done": True, "response": packed}
+
+    def _advance(self, zone, id, resource):
+        state = resource["state"]["state"]
+        if state not in STATES[:2] or zone in self.stuck:
+            return
+        resource["seen"] += 1
+        if resource["seen"] % self.speed == 0:
+            resource["state"]["state"] = STATES[STATES.index(state) + 1]
+        if resource["state"]["state"] == "ACTIVE":
+            self._make_nodes(zone, id, resource)
+
+    def _make_nodes(self, zone, id, resource):
+        spec = resource["tpu"]["nodeSpec"][0]
+        several = spec.get("multisliceParams")
+        names = [spec.get("nodeId", id)]
+        if several:
+            names = [f"{several['nodeIdPrefix']}-{k}" for k in range(several["nodeCount"])]
+        ends = [{"ipAddress": f"10.0.0.{k}"} for k in range(self.hosts)]
+        for name in names:
+            node = {"name": name, "state": "READY", "health": "HEALTHY", "networkEndpoints": ends}
+            self.nodes.setdefault((zone, id), {})[name] = node
+        if self.home is not None:
+            self.running[zone, id] = [
+                Host(self, spec["node"]["metadata"], f"{name}-{w}", w, k)
+                for k, name in enumerate(names)
+                for w in range(self.hosts)
+            ]
+
+    def _end_hosts(self, zone, id):
+        for host in self.running.pop((zone, id), []):
+            host.end()
+        self.nodes.pop((zone, id), None)
+
+    def preempt(self, zone, id, state="SUSPENDED"):
+        """Takes a slice away, as spot slices are."""
+        with self._lock:
+            for host in self.running.pop((zone, id), []):
+                host.end()
+            for node in self.nodes.get((zone, id), {}).values():
+                node["state"] = "PREEMPTED"
+            self.resources[zone, id]["state"] = {"state": state}
+
+    def active(self):
+        """(zone, id) of the requests that have their slices."""
+        with self._lock:
+            return [k for k, r in self.resources.items() if r["state"]["state"] == "ACTIVE"]
+
+    def close(self):
+        for zone, id in list(self.running):
+            self._end_hosts(zone, id)
+        self.server.shutdown()
+
+
+def shown(resource):
+    return {name: value for name, value in resource.items() if name != "seen"}
+
+
+class Host:
+    """A host: a metadata server, and the startup script in a session of its own."""
+
+    def __init__(self, service, metadata, name, worker, slice_index):
+        self.metadata, self.event, self.preempted = metadata, "NONE", "FALSE"
+        env = f"WORKER_ID: '{worker}'\nMEGASCALE_SLICE_ID: '{slice_index}'\nNODE_ID: '{name}'\n"
+        self.values = {
+            "attributes/tpu-env": env,
+            "network-interfaces/0/ip": "127.0.0.1",
+            "service-accounts/default/token": json.dumps({"access_token": TOKEN}),
+        }
+        self.asked = []
+        self.server = Server(self.answer)
+        home = service.home / name
+        home.mkdir(parents=True)
+        (home / "startup.sh").write_text(metadata["startup-script"])
+        variables = {
+            **os.environ,
+            **service.variables,
+            "GCE_METADATA_HOST": self.server.address,
+            "LMWRIGHT_HOME": str(home / "opt"),
+            "HOME": str(home),
+            # The packages of this environment, but for lmwright itself: that comes by its wheel.
+            "PYTHONPATH": sysconfig.get_paths()["purelib"],
+        }
+        with open(home / "console.log", "ab") as log:
+            self.process = subprocess.Popen(
+                ["bash", str(home / "startup.sh")],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def answer(self, _method, path, _body, headers):
+        key = path.removeprefix("/computeMetadata/v1/instance/")
+        self.asked.append(key)
+        if headers.get("Metadata-Flavor") != "Google":
+            return 403, ""
+        values = {"maintenance-event": self.event, "preempted": self.preempted, **self.values}
+        values |= {f"attributes/{name}": value for name, value in self.metadata.items()}
+        return (200, values[key]) if key in values else (404, "")
+
+    def end(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self.server.shutdown()

@@ -1,0 +1,259 @@
+"""Slices are asked for, watched, deleted and asked for again, through Google's client."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
+
+from lmwright.cloud import slices as module
+from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
+from lmwright.cloud.spec import Cloud, Offer, Spec
+from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS, Tpus
+from lmwright.errors import UserError
+from lmwright.storage.bucket import Bucket
+from tests.cloud.fake_tpu import FakeTpu
+
+QUICK = Patience(
+    poll=0.01, first_word=0.5, silence=0.5, repair=0.2, elsewhere=0.2, stop=0.3, backoff=0.05
+)
+
+
+def offer(zone="us-central2-b", name="v4-16"):
+    return Offer(
+        name=name, zone=zone, accelerator_type=name, runtime="tpu-ubuntu2204-base",
+        hosts_per_slice=2, num_chips=8, price=3.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tpu(monkeypatch):
+    service = FakeTpu()
+    monkeypatch.setenv(ENDPOINT, f"http://{service.server.address}/")
+    monkeypatch.setenv(NO_CREDENTIALS, "true")
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def spec(url, tpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    spec = Spec(
+        name="j", dir=f"{url}/run", command=("train",), hosts=2, port=0, url=f"{url}/jobs/j",
+        cloud=Cloud(project="p", capacity="spot"), offers=(offer(),),
+    )  # fmt: skip
+    begin(spec, f"{url}/code/abc", "")
+    return spec
+
+
+class Played:
+    """A supervisor whose hosts are played by the test."""
+
+    def __init__(self, spec):
+        self.told, self.bucket, self.spec = [], Bucket(spec.url), spec
+        self.slices = Slices(spec, self.told.append, QUICK)
+
+    def until(self, condition, speak=True):
+        """Steps until `condition()`; the hosts of an active slice speak meanwhile."""
+        for number in range(400):
+            if self.slices.step() is not None:
+                assert condition(), self.told
+                return
+            if condition():
+                return
+            if speak and speak is not True:
+                speak(number)
+        raise AssertionError(self.told)
+
+    def state(self, **facts):
+        state = {"status": "running", "attempt": 1, "failures": 0, "step": 0, "saved": 0}
+        self.bucket.write("state.json", json.dumps(state | {"error": ""} | facts))
+
+    def beat(self, number):
+        self.state(step=0, time=number)
+
+    @property
+    def book(self):
+        return json.loads(self.bucket.read(MADE)[0])
+
+
+@pytest.fixture
+def played(spec):
+    player = Played(spec)
+    yield player
+    player.slices.close()
+
+
+def test_a_job_that_is_done_leaves_nothing_behind(played, tpu):
+    played.until(tpu.active)
+    played.state(status="done", step=7)
+    state = played.slices.run()
+    assert (state["status"], tpu.resources) == ("done", {})
+    [entry] = played.book["made"]
+    assert entry["active"] <= entry["ended"]
+    used = usage(played.spec, played.book)
+    assert used["cost"] == pytest.approx(used["chip_hours"] * 3.0) and used["cost"] > 0
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "FAILED", "deleted by hand"])
+@pytest.mark.parametrize("when", ["waiting", "active"])
+def test_a_slice_that_is_lost_is_asked_for_again(played, tpu, state, when):
+    played.until(tpu.active if when == "active" else lambda: tpu.resources)
+    if state == "deleted by hand":
+        tpu.delete_queuedResources("p", "us-central2-b", "j-1", "", b"")
+        played.slices._since -= 1  # a request is not made twice a moment later
+    else:
+        tpu.preempt("us-central2-b", "j-1", state)
+    played.until(lambda: list(tpu.resources) == [("us-central2-b", "j-2")])
+    assert sum(call[:2] == ("DELETE", "queuedResources") for call in tpu.calls) == (
+        state != "deleted by hand"
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "capacity", "replaced"),
+    [
+        ({"state": "PREEMPTED"}, "spot", True),
+        ({"state": "TERMINATED"}, "spot", True),
+        ({"health": "UNHEALTHY_MAINTENANCE"}, "spot", True),
+        ({"state": "REPAIRING"}, "on-demand", False),
+        ({"state": "TERMINATED"}, "reserved", False),
+    ],
+)
+def test_bad_nodes(spec, tpu, node, capacity, replaced):
+    spec = replace(spec, cloud=replace(spec.cloud, capacity=capacity))
+    played = Played(spec)
+    played.until(tpu.active)
+    tpu.nodes["us-central2-b", "j-1"]["j-1"].update(node)
+    if not replaced:  # the service does it, and is waited for
+        played.slices._patience = replace(QUICK, repair=60)
+        for _ in range(3):
+            played.slices.step()
+        assert list(tpu.resources) == [("us-central2-b", "j-1")]
+        played.slices._patience = QUICK
+    played.until(lambda: ("us-central2-b", "j-2") in tpu.resources)
+    played.slices.close()
+
+
+def test_a_silent_slice_is_replaced_and_one_that_speaks_is_kept(played, tpu):
+    played.until(tpu.active)
+    played.slices._patience = replace(QUICK, first_word=60, silence=60)
+    rounds = iter(range(60))
+    played.until(lambda: next(rounds, None) is None, speak=played.beat)
+    assert list(tpu.resources) == [("us-central2-b", "j-1")]
+    played.slices._patience = QUICK
+    played.until(lambda: ("us-central2-b", "j-2") in tpu.resources)
+    assert any("nothing is heard" in line for line in played.told)
+
+
+def test_without_capacity_the_next_offer_is_tried(spec, tpu):
+    tpu.stuck.add("us-central2-b")
+    played = Played(replace(spec, offers=(offer(), offer("us-east5-a"))))
+    played.until(tpu.active)
+    assert list(tpu.resources) == [("us-east5-a", "j-2")]
+    played.slices.close()
+
+
+def test_without_quota_the_next_offer_is_tried_and_the_reason_is_told(spec, tpu):
+    tpu.quota["us-central2-b"] = False
+    played = Played(replace(spec, offers=(offer(), offer("us-east5-a"))))
+    played.until(tpu.active)
+    assert any("Quota limit" in line for line in played.told)
+    played.slices.close()
+
+
+def test_a_bad_slice_is_replaced_and_the_users_mistake_is_not(played, tpu):
+    played.until(tpu.active)
+    played.state(status="failed", error="rank 0: Failed to establish SliceBuilder grpc channel")
+    played.until(lambda: ("us-central2-b", "j-2") in tpu.resources)
+    assert played.slices.state()["status"] == "starting"
+    played.until(tpu.active)
+    played.state(status="failed", error="rank 0: model.dim: no such field")
+    assert played.slices.run()["status"] == "failed"
+    assert tpu.resources == {}
+
+
+@pytest.mark.parametrize("serving", [True, False])
+def test_stop_deletes_what_does_not_end(played, tpu, serving):
+    played.until(tpu.active if serving else lambda: tpu.resources)
+    played.bucket.write("stop", "stopped as asked")
+    assert played.slices.run()["status"] == "stopped"
+    assert tpu.resources == {}
+
+
+def test_a_spent_budget_ends_the_job(spec, tpu):
+    played = Played(replace(spec, cloud=replace(spec.cloud, max_cost=1e-9)))
+    state = played.slices.run()
+    assert state["status"] == "stopped" and "1e-09 USD" in state["error"]
+    assert tpu.resources == {}
+    played.slices.close()
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_a_supervisor_killed_anywhere_leaves_no_orphan(spec, tpu, monkeypatch, moment):
+    """The bucket or the service refuses the call of that number, as if the process had ended."""
+    count = iter(range(moment))
+
+    class Killed(BaseException):
+        pass
+
+    def counted(call):
+        def wrapper(*args, **options):
+            if next(count, None) is None:
+                raise Killed
+            return call(*args, **options)
+
+        return wrapper
+
+    first = Played(spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "write", counted(Bucket.write))
+        patch.setattr(Tpus, "create", counted(Tpus.create))
+        with pytest.raises(Killed):
+            for _ in range(50):
+                first.slices.step()
+                first.beat(0)
+    first.slices.close()
+    second = Played(spec)
+    second.until(tpu.active)
+    assert len(tpu.resources) == 1
+    second.state(status="done")
+    second.slices.run()
+    assert tpu.resources == {}
+    second.slices.close()
+
+
+def test_one_supervisor_at_a_time(played, spec):
+    with pytest.raises(UserError, match="is supervised by"):
+        Slices(spec, print, QUICK)
+
+
+def test_refusals(spec, tpu, monkeypatch):
+    tpu.allowed = False
+    with pytest.raises(UserError, match=r"roles/tpu\.admin"):
+        Tpus(spec.cloud).requests("us-central2-b")
+    tpu.allowed = True
+    with pytest.raises(UserError, match="check --project and --zone"):
+        Tpus(spec.cloud).requests("us-nowhere1-a")
+
+
+def test_requests_say_what_was_asked_for(spec, tpu):
+    cloud = Cloud(
+        project="p", capacity="reserved", reservation="projects/p/locations/z/reservations/r",
+        service_account="a@b", disks=("projects/p/zones/z/disks/d",), valid_hours=2,
+        external_ips=False,
+    )  # fmt: skip
+    Tpus(cloud).create("x", "j", replace(offer(), num_slices=2), {"startup-script": "true"})
+    [body] = tpu.bodies
+    node = body["tpu"]["nodeSpec"][0]
+    assert node["multisliceParams"] == {"nodeCount": 2, "nodeIdPrefix": "x"}
+    assert node["node"]["schedulingConfig"] == {"reserved": True}
+    assert node["node"]["dataDisks"][0]["mode"] in (2, "READ_ONLY")
+    assert node["node"]["serviceAccount"]["scope"] == [
+        "https://www.googleapis.com/auth/cloud-platform"
+    ]
+    assert not node["node"]["networkConfig"].get("enableExternalIps")
+    assert body["queueingPolicy"] == {"validUntilDuration": "7200s"}
+    assert body["reservationName"].endswith("/r") and "guaranteed" in body
+    assert module._startup().startswith("#!/bin/bash")

@@ -1,0 +1,207 @@
+"""A job on slices as a user launches it: the real client, the real startup script on every host of
+a service that is played, the real training in a real bucket, and slices that are taken away."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
+
+from lmwright.cli.main import main
+from lmwright.cloud import remote, stage
+from lmwright.cloud.local import free_port
+from lmwright.cloud.slices import Patience, Slices
+from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Checkpoint
+from lmwright.storage.bucket import Bucket
+from tests.cloud.fake_tpu import TOKEN, FakeTpu
+from tests.storage.test_runs import losses
+
+ZONE = "us-central2-b"
+QUICK = Patience(poll=0.3, first_word=120.0, silence=60.0)
+
+
+@pytest.fixture
+def tpu(monkeypatch, tmp_path):
+    service = FakeTpu(tmp_path / "hosts", {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+    monkeypatch.setenv(ENDPOINT, f"http://{service.server.address}/")
+    monkeypatch.setenv(NO_CREDENTIALS, "true")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def host_python(tmp_path, monkeypatch):
+    """A Python for the hosts that is this one, and no packages to install beside it."""
+    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode()
+    path = tmp_path / "python.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        entry = tarfile.TarInfo("python/bin/python3")
+        entry.size, entry.mode = len(script), 0o755
+        archive.addfile(entry, io.BytesIO(script))
+    monkeypatch.setenv(stage.PYTHON_VARIABLE, str(path))
+    (tmp_path / "hosts.lock").write_text("")
+    monkeypatch.setattr(stage, "LOCK", tmp_path / "hosts.lock")
+    monkeypatch.setattr(stage, "download_wheels", lambda folder: None)
+
+
+@pytest.fixture
+def run(small_run, url, tmp_path):
+    """A run in the bucket, with its data there."""
+    assert main(["data", "push", small_run.data.dir, f"{url}/data"]) == 0
+    run = replace(
+        small_run,
+        dir=f"{url}/run",
+        data=replace(small_run.data, dir=f"{url}/data"),
+        train=replace(small_run.train, global_batch_size=16, num_microbatches=1),
+        checkpoint=Checkpoint(save_every_steps=3),
+    )
+    (tmp_path / "run.toml").write_text(dump_toml(run))
+    return run
+
+
+def launched(tmp_path, *words):
+    options = ["--on", "v4-16", "--zone", ZONE, "--project", "p", "--name", "j", *words]
+    return main(["launch", str(tmp_path / "run.toml"), *options])
+
+
+def consoles(tmp_path):
+    return "\n".join(p.read_text()[-3000:] for p in (tmp_path / "hosts").rglob("console.log"))
+
+
+@pytest.mark.slow  # two minutes
+def test_preempted_and_back_to_the_end(run, tpu, host_python, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
+    monkeypatch.setattr("lmwright.cloud.command.LEADER_PORT", free_port())
+    bucket = Bucket(run.dir)
+
+    def enemy():
+        """Takes the slice away as soon as a checkpoint is there."""
+        end = time.monotonic() + 240
+        while time.monotonic() < end:
+            with contextlib.suppress(Exception):
+                if tpu.active() and any("commit_success" in n for n in bucket.entries()):
+                    tpu.preempt(*tpu.active()[0])
+                    return
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=enemy)
+    thread.start()
+    code = launched(tmp_path, "--spot")
+    thread.join()
+    out = capsys.readouterr().out
+    assert code == 0, out + consoles(tmp_path)
+    assert tpu.resources == {} and not tpu.running
+    assert len([body for body in tpu.bodies if "spot" in body]) == 2
+    calm = f"{run.dir}-calm"  # by as many processes, so that sums have the same order
+    words = [str(tmp_path / "run.toml"), f"dir={calm}", "--on", "local:2x1", "--name", "calm"]
+    assert main(["launch", *words]) == 0
+    assert losses(run.dir) == losses(calm)
+    assert main(["jobs", "show", "j"]) == 0
+    assert "slices so far  2" in capsys.readouterr().out
+    assert main(["jobs", "logs", "j", "--host", "1"]) == 0
+    shutil.rmtree(tmp_path / "state")
+    job = f"gs://{run.dir.split('/')[2]}/lmwright/jobs/j"
+    assert main(["jobs", "show", job]) == 0  # from another machine
+    for name in Bucket(job).entries():
+        assert TOKEN.encode() not in Bucket(job).read(name)[0]
+    assert TOKEN not in json.dumps(tpu.bodies) + out
+    assert main(["jobs", "forget", "j"]) == 0
+    assert Bucket(job).entries() == {}
+
+
+def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys):
+    assert launched(tmp_path, "--spot", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert f"POST projects/p/locations/{ZONE}/queuedResources" in out
+    assert '"acceleratorType": "v4-16"' in out.replace('":"', '": "')
+    assert "FITS" in out  # the plan
+    assert tpu.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--zone", "us-east5-a", "--on", "v4-32"], "us-east5-a has no v4-32; it has: v4-16"),
+        (["--zone", "nowhere"], "'nowhere' is no zone"),
+        (["--on", "7x-16"], "on Kubernetes only"),
+        (["--on", "v4-17"], "v4 has no slice of 17"),
+        (["--name", "J_1"], "cannot name a slice"),
+        (["dir=here"], "dir: here: the hosts of a slice cannot see it"),
+        (["--on", "kaggle"], "cannot be launched on yet"),
+    ],
+)
+def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
+    assert launched(tmp_path, *words) == 2
+    assert told in capsys.readouterr().err
+    assert not any(call[0] == "POST" for call in tpu.calls)
+
+
+def test_a_bucket_that_refuses_writes(run, tpu, proxy, tmp_path, capsys):
+    proxy.denied = {"storage.objects.create"}
+    try:
+        assert launched(tmp_path) == 2
+    finally:
+        proxy.denied = set()
+    assert "may not storage.objects.create; give it the role" in capsys.readouterr().err
+    assert not any(call[0] == "POST" for call in tpu.calls)
+
+
+def test_settings(run, tpu, tmp_path, capsys):
+    path = tmp_path / "config" / "lmwright" / "cloud.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text('project = "mine"\nzone = "us-central2-b"\n')
+    words = ["launch", str(tmp_path / "run.toml"), "--on", "v4-16", "--dry-run"]
+    assert main(words) == 0
+    assert "projects/mine/locations/us-central2-b" in capsys.readouterr().out
+    path.write_text('projekt = "mine"\n')
+    assert main(words) == 2
+    assert "projekt: no such setting" in capsys.readouterr().err
+    path.unlink()
+    assert main(words) == 2
+    assert "--zone: missing" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
+@pytest.mark.slow  # gcloud takes seconds for each call
+def test_gcloud_is_answered_and_asks_the_same(tpu, tmp_path):
+    words = ["gcloud", "compute", "tpus", "queued-resources"]
+    place = ["--project", "p", "--zone", ZONE, "--format", "json"]
+    made = [*words, "create", "x", *place, "--node-id", "x", "--accelerator-type", "v4-16"]
+    made += ["--runtime-version", "tpu-ubuntu2204-base", "--spot", "--async"]
+    variables = os.environ | {"CLOUDSDK_CONFIG": str(tmp_path / "gcloud")}
+    done = subprocess.run(made, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        [*words, "describe", "x", *place], env=variables, capture_output=True, text=True
+    )
+    assert json.loads(shown.stdout)["state"]["state"] in ("WAITING_FOR_RESOURCES", "PROVISIONING")
+    theirs = tpu.bodies[-1]
+    from lmwright.cloud.spec import Cloud, Offer
+    from lmwright.cloud.tpu_api import Tpus
+
+    offer = Offer(
+        name="v4-16", zone=ZONE, accelerator_type="v4-16", runtime="tpu-ubuntu2204-base",
+        hosts_per_slice=2, num_chips=8,
+    )  # fmt: skip
+    Tpus(Cloud(project="p", capacity="spot")).create("y", "j", offer, {})
+    ours = tpu.bodies[-1]
+    assert ours.keys() >= {"tpu", "spot"} and theirs.keys() >= {"tpu", "spot"}
+    node, other = (body["tpu"]["nodeSpec"][0]["node"] for body in (ours, theirs))
+    for name in ("acceleratorType", "runtimeVersion"):
+        assert node[name] == other[name]
+    [listed] = Tpus(Cloud(project="p")).requests(ZONE)
+    assert listed.id == "y"  # x is not of lmwright
