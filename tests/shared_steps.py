@@ -26,7 +26,7 @@ def remembering(make_step):
 
     @wraps(make_step)
     def shared(plan, active=None):
-        train = replace(plan.run.train, init_from=None)
+        train = replace(plan.run.train, init_from=None, max_skipped_steps=20)
         run = replace(plan.run, **APART, data=None, train=train)
         names = [one.name for one in active or plan.training.trainees]
         key = repr((run, plan.compute, plan.seq_len, plan.mesh.shape, plan.devices, names))

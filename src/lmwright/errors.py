@@ -12,6 +12,8 @@ EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells count
 class UserError(Exception):
     """Bad input from outside; `str(error)` is the whole message, without credentials of URLs."""
 
+    exit_code = 2
+
     def __init__(self, message: str):
         super().__init__(redact_text(message))
 

@@ -38,6 +38,12 @@ def losses(run: Run) -> dict[int, float]:
     return found
 
 
+def logged(run: Run, kind: str) -> list[dict]:
+    """The lines of a kind in metrics.jsonl."""
+    lines = (Path(run.dir) / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
 def train_in_process(run: Run, before: str = "", devices: int = 1) -> subprocess.CompletedProcess:
     """Trains in a process of its own, after running the lines of `before`."""
     beside = run.dir if "://" not in run.dir else f"{os.environ['XDG_CACHE_HOME']}/run"

@@ -107,7 +107,9 @@ def test_a_checkpoint_holds_adapters_only_and_resumes_bit_for_bit(runs, together
         assert checkpoints.steps() == [9]
         shapes = checkpoints.shapes(9)
     assert set(shapes) == {"step", "trained"}
-    assert all(set(part) == {"weights", "optimizer"} for part in shapes["trained"].values())
+    assert all(
+        set(part) == {"weights", "optimizer", "skipped"} for part in shapes["trained"].values()
+    )
     text = (Path(again.dir) / "run.toml").read_text().replace(run.dir, again.dir)
     (Path(again.dir) / "run.toml").write_text(text)
     assert train(again, jax.devices()[:1]).step == 12

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = lmwright.main(args=words, prog_name="lmwright", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
-        return _fail(with_run_file(str(error), words))
+        return _fail(with_run_file(str(error), words), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.ctx.get_help() if error.ctx else error.message)
         return 0
@@ -133,9 +133,9 @@ def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
     print(visible(redact_text(text)), end="", file=sys.stderr)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, exit_code: int = UserError.exit_code) -> int:
     print(f"lmwright: error: {visible(message)}", file=sys.stderr)
-    return EXIT_USER_ERROR
+    return exit_code
 
 
 def usage_message(error: Exception) -> str:

@@ -19,14 +19,19 @@ from typing import Any
 
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
 from lmwright.errors import EXIT_INTERRUPTED
-from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_TIME_SPENT
+from lmwright.train.signals import (
+    EXIT_PREEMPTED,
+    EXIT_SESSION_OVER,
+    EXIT_SKIPPING,
+    EXIT_TIME_SPENT,
+)
 
 TICK_S = 0.25
 WRITE_EVERY_S = 5.0
 TELL_EVERY_S = 1.0
 EXIT_USER_ERROR = 2
 AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED)
-FINAL_CODES = (EXIT_USER_ERROR, EXIT_TIME_SPENT)
+FINAL_CODES = (EXIT_USER_ERROR, EXIT_TIME_SPENT, EXIT_SKIPPING)
 
 
 @dataclass

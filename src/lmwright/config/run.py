@@ -267,6 +267,9 @@ class Train:
     init_from: str | None = None
     """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
     tokenizer come from; fresh weights if unset."""
+    max_skipped_steps: PositiveInt = 20
+    """Steps in a row whose loss or gradient is not finite, after which the run ends (exit code
+    46); each of them leaves weights and optimizer as they are."""
     publish_every_steps: PositiveInt | None = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
 

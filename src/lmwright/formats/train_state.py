@@ -1,6 +1,7 @@
 """The state of a run out of its checkpoints, or a fresh one around what is frozen.
 
-    checkpoint   {"step": ..., "trained": {name: {"weights", "optimizer", "ema"}}}
+    checkpoint   {"step": ..., "trained": {name: {"weights", "optimizer", "ema", "skipped"}}}
+    earlier      the same without "skipped", which is then zero
     earlier      {"step": ..., "weights": ..., "optimizer": ..., "ema": ...}, each of them by name
                  where the run trained adapters
 
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.checkpoint.saved import SavedStates
@@ -31,6 +33,7 @@ from lmwright.program.state import abstract_state, part_shardings, saved
 from lmwright.program.trainee import MODEL, Frozen, Trainee
 
 PARTS = ("weights", "optimizer", "ema")
+COUNTS = ("skipped",)  # parts that checkpoints of earlier versions lack
 
 
 def restore(
@@ -55,7 +58,12 @@ def restore(
     trained, fresh = by_name(state), {}
     if wanted["trained"].keys() - trained.keys():
         fresh = init_state(plan, frozen)["trained"]
-    trained = {name: trained.get(name) or fresh[name] for name in wanted["trained"]}
+    trained = {
+        name: _with_counts(wanted["trained"][name], trained[name])
+        if name in trained
+        else fresh[name]
+        for name in wanted["trained"]
+    }
     return {"step": state["step"], "frozen": frozen.weights, "trained": trained}, meta
 
 
@@ -93,6 +101,13 @@ def _of_one(tree: Mapping[str, Any]) -> bool:
     return count is not None and not isinstance(count, Mapping)
 
 
+def _with_counts(wanted: Tree, part: Tree) -> Tree:
+    """A trainee's part with the counts that checkpoints of earlier versions lack."""
+    zeros = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)  # noqa: E731
+    added = {kind: jax.tree.map(zeros, wanted[kind]) for kind in COUNTS if kind not in part}
+    return part | added
+
+
 def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
     """The state to read, in the form of the checkpoint: trainees in both as the run wants them,
     others as they were saved."""
@@ -100,11 +115,13 @@ def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
     as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
     ours, theirs = wanted["trained"], by_name(shapes)
     trained = {
-        name: ours.get(name) or jax.tree.map(as_saved, _plain(part))
+        name: {k: tree for k, tree in ours[name].items() if k not in COUNTS or k in part}
+        if name in ours
+        else jax.tree.map(as_saved, _plain(part))
         for name, part in theirs.items()
     }
     if MODEL in ours:  # which no run gains: that it is missing is told as a difference
-        trained[MODEL] = ours[MODEL]
+        trained.setdefault(MODEL, ours[MODEL])
     step = {"step": wanted["step"]}
     if "trained" in shapes:
         return step | {"trained": trained}

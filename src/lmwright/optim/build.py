@@ -44,11 +44,14 @@ _FALLS = {
 }
 
 
-def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.GradientTransformation":
+def build_optimizer(
+    optim: Optim, spec: Tree, total_steps: int
+) -> "optax.GradientTransformationExtraArgs":
     """Optimizer of the weights that `spec` declares; clipping is left to `clip`.
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
-    `optax.apply_updates`, and the new state. Raises UserError from the schedule.
+    `optax.apply_updates`, and the new state. The schedule is at `schedule_step`, the number of
+    updates if unset. Raises UserError from the schedule.
     """
     import optax  # 0.2 s, which a plan on paper need not wait for
 
@@ -63,11 +66,18 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
             lambda s: jnp.zeros(s.param.shape, s.dtype), state_slots(optim, spec), is_leaf=_is_slot
         )
 
-    def update(grads: Tree, state: dict[str, Any], weights: Tree | None = None) -> Any:
+    def update(
+        grads: Tree,
+        state: dict[str, Any],
+        weights: Tree | None = None,
+        *,
+        schedule_step: Array | None = None,
+    ) -> Any:
         if weights is None:
             raise ValueError("update needs the weights: decay and step sizes depend on them")
         count = state["count"]
-        rate, t = schedule(count), (count + 1).astype(jnp.float32)
+        rate = schedule(count if schedule_step is None else schedule_step)
+        t = (count + 1).astype(jnp.float32)
         w, slots = dict(walk(weights)), _by_weight(state)
         updates: dict[str, Array] = {}
         leaves: list[tuple[str, str, Array]] = []
@@ -83,7 +93,7 @@ def build_optimizer(optim: Optim, spec: Tree, total_steps: int) -> "optax.Gradie
             leaves += [(name, path, array) for name, array in new.items()]
         return nest(updates.items()), _state(count + 1, leaves)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def gradient_norm(grads: Tree, spec: Tree) -> Array:

@@ -1,11 +1,13 @@
 """State: everything that a step reads and writes.
 
     {"step": int32, "frozen": tree,
-     "trained": {name: {"weights": tree, "optimizer": tree, "ema": tree or absent}}}
+     "trained": {name: {"weights": tree, "optimizer": tree, "ema": tree or absent,
+                        "skipped": {"total": int32, "in_a_row": int32}}}}
 
 A checkpoint holds all of it but `frozen`, which is made again from where it came. The count in an
-optimizer is the number of its own steps. `abstract_state` serves init, checkpoint restore and
-ahead-of-time compilation.
+optimizer is the number of its updates; with the steps that were skipped it is that of the
+trainee's own steps, which batch, schedule and random parts follow. `abstract_state` serves init,
+checkpoint restore and ahead-of-time compilation.
 """
 
 from typing import Any
@@ -23,14 +25,18 @@ from lmwright.program.plan import Plan
 from lmwright.program.trainee import Frozen, Trainee
 
 
-def optimizer_of(trainee: Trainee) -> optax.GradientTransformation:
+def optimizer_of(trainee: Trainee) -> optax.GradientTransformationExtraArgs:
     """A trainee's optimizer, built from the arrows of its spec."""
     return build_optimizer(trainee.optim, trainee.spec, trainee.steps)
 
 
 def fresh_part(plan: Plan, trainee: Trainee, weights: Tree) -> Tree:
     """Traceable: a trainee's part of the state before its first step."""
-    part = {"weights": weights, "optimizer": optimizer_of(trainee).init(weights)}
+    part = {
+        "weights": weights,
+        "optimizer": optimizer_of(trainee).init(weights),
+        "skipped": {"total": jnp.zeros((), jnp.int32), "in_a_row": jnp.zeros((), jnp.int32)},
+    }
     return part if plan.run.train.ema_decay is None else {**part, "ema": weights}
 
 
@@ -86,7 +92,9 @@ def part_shardings(plan: Plan, trainee: Trainee) -> Tree:
     """Shardings of a trainee's part of the state."""
     weights = plan.training.shardings(trainee, plan.mesh)
     optimizer = lenient_shardings(state_spec(trainee.optim, trainee.spec), plan.mesh)
-    part = {"weights": weights, "optimizer": optimizer}
+    whole = NamedSharding(plan.mesh, PartitionSpec())
+    skipped = {"total": whole, "in_a_row": whole}
+    part = {"weights": weights, "optimizer": optimizer, "skipped": skipped}
     return part if plan.run.train.ema_decay is None else {**part, "ema": weights}
 
 
@@ -128,6 +136,11 @@ def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
     return training.bind(state["frozen"], parts)
 
 
+def own_step(part: Tree) -> jax.Array:
+    """Steps that a trainee has done: its updates and the steps that were skipped."""
+    return part["optimizer"]["count"] + part["skipped"]["total"]
+
+
 def counts_of(state: Tree) -> dict[str, int]:
     """Steps that each trainee has done."""
-    return {name: int(part["optimizer"]["count"]) for name, part in state["trained"].items()}
+    return {name: int(own_step(part)) for name, part in state["trained"].items()}

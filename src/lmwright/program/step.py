@@ -2,6 +2,7 @@
 
 batch [A, B, T] --scan over A--> sums of gradients and losses of each trainee
 each trainee:    its own mean --> clip --> optimizer --> weights
+                 not finite   --> the same weights and optimizer, and one more skipped step
 
 Several trainees share one pass through what is frozen, which has no lane axis, so that its
 matmuls see all rows at once.
@@ -31,8 +32,11 @@ from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.optim.build import clip, gradient_norm, make_schedule
 from lmwright.program.plan import Plan, step_options
-from lmwright.program.state import abstract_state, optimizer_of
+from lmwright.program.state import abstract_state, optimizer_of, own_step
 from lmwright.program.trainee import Trainee
+
+IN_A_ROW = "skipped_in_a_row"
+"""Metric: the steps without an update up to this one."""
 
 Step = Callable[[Tree, Batch], tuple[Tree, dict[str, Array]]]
 
@@ -107,7 +111,7 @@ def train_step(
     """One optimizer step of each active trainee; traceable."""
     parts = {trainee.name: state["trained"][trainee.name] for trainee in active}
     key = jax.random.key(plan.run.seed)
-    keys = [jax.random.fold_in(key, part["optimizer"]["count"]) for part in parts.values()]
+    keys = [jax.random.fold_in(key, own_step(part)) for part in parts.values()]
     weights = {name: part["weights"] for name, part in parts.items()}
     grads, losses = summed_gradients(plan, active, state["frozen"], weights, batch, keys)
     trained, metrics = dict(state["trained"]), []
@@ -124,8 +128,9 @@ def train_step(
 def _updated(
     plan: Plan, trainee: Trainee, part: Tree, grads: Tree, loss: Loss
 ) -> tuple[Tree, dict[str, Array]]:
-    """A trainee's part of the state after an update by summed gradients, and its metrics."""
-    optim, weights, count = trainee.optim, part["weights"], part["optimizer"]["count"]
+    """A trainee's part of the state after an update by summed gradients, and its metrics. A loss
+    or gradient norm that is not finite leaves it as it is, but for the count of such steps."""
+    optim, weights, step = trainee.optim, part["weights"], own_step(part)
     weight = jnp.maximum(loss.weight, 1.0)
     # the norm is that of the sums, and means are a product, not a quotient: this way a CPU
     # takes them while the optimizer reads the sums, and never stores them
@@ -133,7 +138,9 @@ def _updated(
     norm = gradient_norm(grads, trainee.spec) * share
     grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)
     grads = clip(grads, norm, optim.clip_norm)
-    updates, optimizer = optimizer_of(trainee).update(grads, part["optimizer"], weights)
+    updates, optimizer = optimizer_of(trainee).update(
+        grads, part["optimizer"], weights, schedule_step=step
+    )
     updates = plan.training.scale_updates(updates)
     new = {"weights": optax.apply_updates(weights, updates), "optimizer": optimizer}
     decay = plan.run.train.ema_decay
@@ -141,11 +148,20 @@ def _updated(
         new["ema"] = jax.tree.map(
             lambda old, fresh: decay * old + (1 - decay) * fresh, part["ema"], new["weights"]
         )
+    mean, skipped = loss.total / weight, part["skipped"]
+    sound = jnp.isfinite(mean) & jnp.isfinite(norm)
+    new = jax.tree.map(partial(jnp.where, sound), new, {name: part[name] for name in new})
+    new["skipped"] = {
+        "total": skipped["total"] + jnp.where(sound, 0, 1),
+        "in_a_row": jnp.where(sound, 0, skipped["in_a_row"] + 1),
+    }
     metrics = {
-        "loss": loss.total / weight,
+        "loss": mean,
         "grad_norm": norm,
-        "learning_rate": make_schedule(optim, trainee.steps)(count),
+        "learning_rate": make_schedule(optim, trainee.steps)(step),
         "target_tokens": loss.weight,
+        "skipped": new["skipped"]["total"],
+        IN_A_ROW: new["skipped"]["in_a_row"],
         **{name: total / jnp.maximum(n, 1.0) for name, (total, n) in loss.metrics.items()},
     }
     return new, metrics
@@ -165,7 +181,11 @@ def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dic
         for trainee, values in zip(active, metrics, strict=True)
         for name, value in values.items()
     }
-    return means | {"target_tokens": whole} | own
+    skipped = {
+        "skipped": reduce(jnp.add, [values["skipped"] for values in metrics]),
+        IN_A_ROW: reduce(jnp.maximum, [values[IN_A_ROW] for values in metrics]),
+    }
+    return means | skipped | {"target_tokens": whole} | own
 
 
 def summed_gradients(

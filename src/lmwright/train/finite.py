@@ -1,35 +1,22 @@
 """End of a run whose numbers are no longer finite, without saving its state.
 
-An update can overflow where loss and gradient were finite, so the state is asked itself. That is
-one pass over it on the devices, before a save, which waits for the step anyway.
+A step whose loss or gradient is not finite is skipped; the run ends after too many in a row. An
+update can overflow where both were finite, so the state is asked itself, before a save, which waits
+for the step anyway, and when the first step is skipped. That is one pass over it on the devices.
 """
-
-import math
-from collections.abc import Mapping
-
-import jax
 
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.program.plan import Plan
+from lmwright.train.signals import EXIT_SKIPPING
 
-WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
 
+class TooManySkipped(UserError):
+    """No step of many in a row gave an update."""
 
-def refuse_values(
-    plan: Plan, checkpoints: Checkpoints, step: int, values: Mapping[str, float | jax.Array]
-) -> None:
-    """Raises UserError unless loss and gradient norm of a step, also those of each adapter
-    (`loss/NAME`), are finite."""
-    for name in sorted(values, key=lambda name: "/" not in name):  # adapters first: they are named
-        word, _, adapter = name.partition("/")
-        if word in WORDS and not math.isfinite(value := float(values[name])):
-            of = f" of adapter {adapter!r}" if adapter else ""
-            raise divergence_error(
-                plan, checkpoints, f"the {WORDS[word]}{of} of step {step} is {value}"
-            )
+    exit_code = EXIT_SKIPPING
 
 
 def refuse_state(plan: Plan, checkpoints: Checkpoints, step: int, state: Tree) -> None:
@@ -40,14 +27,16 @@ def refuse_state(plan: Plan, checkpoints: Checkpoints, step: int, state: Tree) -
         )
 
 
-def divergence_error(plan: Plan, checkpoints: Checkpoints, what: str) -> UserError:
+def divergence_error(
+    plan: Plan, checkpoints: Checkpoints, what: str, kind: type[UserError] = UserError
+) -> UserError:
     """Error that ends such a run; it names the newest checkpoint, which was checked to be finite
     when it was saved or restored."""
     checkpoints.wait()
     steps = checkpoints.steps()
     rate = "a lower optim.learning_rate or optim.clip_norm"
     if not steps:
-        return UserError(
+        return kind(
             f"train: {what}, and nothing was saved before; train in another dir= with {rate}"
         )
     prefix = f"train: {what}; the last finite checkpoint is {checkpoints.root / str(steps[-1])}: "
@@ -60,4 +49,4 @@ def divergence_error(plan: Plan, checkpoints: Checkpoints, what: str) -> UserErr
         )
     else:
         cure = f"train again in another dir= with {rate}"
-    return UserError(prefix + cure)
+    return kind(prefix + cure)

@@ -7,11 +7,15 @@ A hook overrides what it wants, and is given to `train(run, hooks=[...])`.
 
 from typing import Protocol
 
+import jax
+
 from lmwright.core.param import Tree
 from lmwright.evals.loss import SourceLoss
 from lmwright.train.display import Display
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.signals import StopRequest
+
+Values = dict[str, jax.Array]
 
 HOOKS: list["Hook"] = []
 """For every run of this process, before those of the run."""
@@ -22,6 +26,8 @@ class Running(Protocol):
 
     state: Tree
     """Of `program.state`; a hook may replace it."""
+    values: Values
+    """Metrics of the last step, which may not be there yet; those of the step before are."""
     losses: list[SourceLoss]
     """Of the last evaluation."""
     display: Display

@@ -35,19 +35,21 @@ from lmwright.program.executable import load_or_compile, takes
 from lmwright.program.length import with_steps
 from lmwright.program.plan import Plan, resolve, step_options
 from lmwright.program.state import abstract_batch, abstract_state, counts_of, eval_weights, saved
-from lmwright.program.step import Lanes, make_step
+from lmwright.program.step import IN_A_ROW, Lanes, make_step
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
 from lmwright.train.display import Display
+from lmwright.train.evaluated import write_down
 from lmwright.train.feed import Feed
-from lmwright.train.finite import refuse_state, refuse_values
-from lmwright.train.hooks import HOOKS, Hook
+from lmwright.train.finite import refuse_state
+from lmwright.train.hooks import HOOKS, Hook, Values
 from lmwright.train.hosts import HostRows
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
 from lmwright.train.publishing import publishing
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
+from lmwright.train.skips import Skips, skipped
 from lmwright.train.start import first_state
 from lmwright.train.stores import open_stores, refuse_other_data
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
@@ -112,7 +114,10 @@ def train(
             metrics=stack.enter_context(MetricsWriter(path, run, start or None)),
             display=stack.enter_context(Display(run, start + left, start)),
             profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
-            hooks=(KeepClaim(folder), *publishing(run, path, stack), *HOOKS, *hooks),
+            hooks=(
+                *(KeepClaim(folder), Skips(plan, checkpoints)),
+                *(*publishing(run, path, stack), *HOOKS, *hooks),
+            ),
         )
         stack.callback(session.close)
         return session.run()
@@ -161,6 +166,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.at = self.start  # steps that the run has done
+        self._save_due = False
+        self.values: Values = {}
         self._feed: Feed | None = None
         self._feeding: tuple[str, ...] = ()  # the trainees that the compiled step is for
         self._eval_s = self._blocked_s = 0.0
@@ -222,8 +229,9 @@ class Session:
             stopping = self.stop.asked(done)
             if done >= self.steps:
                 self._feed.finish()
-            due = _due(done, run.checkpoint.save_every_steps) or self.checkpoints.lost()
-            if done >= self.steps or stopping or due:
+            if _due(done, run.checkpoint.save_every_steps) or self.checkpoints.lost():
+                self._save_due = True  # if the step is skipped, after the next that is not
+            if done >= self.steps or stopping or (self._save_due and not any(skipped(values))):
                 self._save(done)
             if stopping and done < self.steps:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
@@ -285,7 +293,7 @@ class Session:
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
             self.timer.step()
-        self._running, self._values = values["loss"], values
+        self._running, self.values = values["loss"], values
         for name in self._feeding:
             self.counts[name] += 1
         self.at = k + 1
@@ -295,14 +303,13 @@ class Session:
         return values
 
     def _log(self, step: int, values: dict[str, jax.Array]) -> None:
-        measured = {name: float(value) for name, value in values.items()}
+        measured = {name: float(v) for name, v in values.items() if not name.startswith(IN_A_ROW)}
         measured |= self.timer.window()
         measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
         rows = sum(t.rows * self.counts[t.name] for t in self.plan.training.trainees)
         measured["tokens_seen"] = float(rows * self.plan.seq_len)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
-        refuse_values(self.plan, self.checkpoints, step, measured)
 
     def _trained(self) -> list[Trainee]:
         """The trainees of the last step; all of them before there is one."""
@@ -319,35 +326,14 @@ class Session:
             weights = eval_weights(self.plan, self.state, trainee.name)
             with self._paused():
                 losses, samples = held_out.losses(weights), held_out.samples(weights)
-            self._note(step, prefix, losses, samples)
+            self.losses += losses
+            write_down(self.metrics, self.display, step, prefix, losses, samples)
             tokens = sum(loss.tokens for loss in losses)
             if tokens:
                 mean = sum(loss.loss * loss.tokens for loss in losses) / tokens
                 self._watch(step, trainee, mean)
         for hook in self.hooks:
             hook.after_evaluate(self, step)
-
-    def _note(
-        self, step: int, prefix: str, losses: list[SourceLoss], samples: list[dict[str, Any]]
-    ) -> None:
-        for loss in losses:
-            self.metrics.log_eval(
-                step,
-                prefix + loss.source,
-                loss=loss.loss,
-                ppl=loss.perplexity,
-                bits_per_byte=loss.bits_per_byte,
-                tokens=loss.tokens,
-                rows=loss.rows,
-                of_rows=loss.of_rows,
-            )
-        self.losses += losses
-        if losses:
-            shown = {prefix + loss.source: (loss.loss, loss.rows_text) for loss in losses}
-            self.display.evaluated(step, shown)
-        if samples:
-            named = [s | {"prompt": f"{prefix} {s['prompt']}".strip()} for s in samples]
-            self.metrics.log_samples(step, named if prefix else samples)
 
     def _watch(self, step: int, trainee: Trainee, loss: float) -> None:
         watch, name = self.watches[trainee.name], trainee.name
@@ -357,7 +343,7 @@ class Session:
             self.display.note(f"{name}: stopped: its held-out loss no longer falls")
 
     def _save(self, step: int) -> None:
-        """Starts saving the state. Raises UserError where it, or its step, is not finite."""
+        """Starts saving the state. Raises UserError where it is not finite."""
         for hook in self.hooks:
             hook.before_save(self, step)
         meta = {
@@ -369,9 +355,9 @@ class Session:
         beat("save", saved=self.checkpoints.newest() or 0)
         began, state = time.monotonic(), saved(self.state)
         with self._paused():
-            refuse_values(self.plan, self.checkpoints, step, self._values)
             refuse_state(self.plan, self.checkpoints, step, state)
             self.checkpoints.save(step, state, meta)
+        self._save_due = False
         self._blocked_s = time.monotonic() - began
         self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)
         self.display.saved(step)

@@ -42,7 +42,10 @@ from lmwright.train.publishing import check_publishing
 # What may differ between sessions of one run: nothing that changes what is learned, but how
 # long, where and how it is watched.
 FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits", "publish")
-FREE_TRAIN = ("steps", "epochs", "remat", "context_attention", "init_from", "publish_every_steps")
+FREE_TRAIN = (
+    "steps", "epochs", "remat", "context_attention", "init_from", "publish_every_steps",
+    "max_skipped_steps",
+)  # fmt: skip
 FREE_DATA = ("dir", "workers", "cache_gib")
 FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
 

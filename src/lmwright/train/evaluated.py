@@ -1,0 +1,37 @@
+"""Evaluated: an evaluation's losses and samples in metrics.jsonl and on the display."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmwright.evals.loss import SourceLoss
+from lmwright.train.display import Display
+from lmwright.train.metrics import MetricsWriter
+
+
+def write_down(
+    metrics: MetricsWriter,
+    display: Display,
+    step: int,
+    prefix: str,
+    losses: Sequence[SourceLoss],
+    samples: Sequence[dict[str, Any]],
+) -> None:
+    """Writes down held-out losses and samples after a step; the names of their sources, and the
+    prompts, get the prefix."""
+    for loss in losses:
+        metrics.log_eval(
+            step,
+            prefix + loss.source,
+            loss=loss.loss,
+            ppl=loss.perplexity,
+            bits_per_byte=loss.bits_per_byte,
+            tokens=loss.tokens,
+            rows=loss.rows,
+            of_rows=loss.of_rows,
+        )
+    if losses:
+        shown = {prefix + loss.source: (loss.loss, loss.rows_text) for loss in losses}
+        display.evaluated(step, shown)
+    if samples:
+        named = [s | {"prompt": f"{prefix} {s['prompt']}".strip()} for s in samples]
+        metrics.log_samples(step, named if prefix else samples)

@@ -1,0 +1,66 @@
+"""Skipped steps: what the host does about them; whether a step is skipped is decided in it.
+
+    step k:   dispatched --> step k - 1 is done --> was it skipped?
+
+The counts come with the other metrics, one step late, so that the devices never wait for the host.
+"""
+
+import math
+from collections.abc import Iterator
+
+from lmwright.checkpoint.store import Checkpoints
+from lmwright.program.plan import Plan
+from lmwright.program.state import saved
+from lmwright.program.step import IN_A_ROW
+from lmwright.train.finite import TooManySkipped, divergence_error, refuse_state
+from lmwright.train.hooks import Hook, Running, Values
+
+CAUSES = {"loss": "loss", "grad_norm": "gradient norm"}
+
+
+class Skips(Hook):
+    """Records skipped steps, and raises UserError after too many in a row."""
+
+    def __init__(self, plan: Plan, checkpoints: Checkpoints):
+        self._plan, self._checkpoints = plan, checkpoints
+        self._step, self._values = 0, None
+        """The last step, until it was looked at."""
+
+    def after_step(self, session: Running, step: int) -> None:
+        self._look(session)
+        self._step, self._values = step, session.values
+        for name, value in session.values.items():
+            if name.startswith(IN_A_ROW):
+                value.copy_to_host_async()
+
+    def before_save(self, session: Running, step: int) -> None:
+        self._look(session)
+
+    def _look(self, session: Running) -> None:
+        values, self._values = self._values, None
+        for trainee, in_a_row in skipped(values or {}):
+            self._skipped(session, trainee, in_a_row, values)
+
+    def _skipped(self, session: Running, trainee: str, in_a_row: int, values: Values) -> None:
+        end = f"/{trainee}" if trainee else ""
+        of = f" of adapter {trainee!r}" if trainee else ""
+        named = {"adapter": trainee} if trainee else {}
+        measured = {name: float(values[name + end]) for name in CAUSES}
+        causes = [name for name, value in measured.items() if not math.isfinite(value)]
+        cause = f"the {CAUSES[causes[0]]}{of} is {measured[causes[0]]}"
+        session.metrics.event("skipped", step=self._step, **measured, **named)
+        if in_a_row == 1:
+            session.display.note(f"step {self._step} is skipped: {cause}")
+            refuse_state(self._plan, self._checkpoints, self._step, saved(session.state))
+        if in_a_row >= self._plan.run.train.max_skipped_steps:
+            what = f"{in_a_row} steps in a row were skipped, the last is {self._step}: {cause}"
+            raise divergence_error(self._plan, self._checkpoints, what, TooManySkipped)
+
+
+def skipped(values: Values) -> Iterator[tuple[str, int]]:
+    """The trainees, by name where there are several, for which a step was skipped, and how often
+    this was so in a row."""
+    counts = {name: value for name, value in values.items() if name.startswith(IN_A_ROW)}
+    for name, value in counts.items():
+        if (name != IN_A_ROW or len(counts) == 1) and (in_a_row := int(value)):
+            yield name.partition("/")[2], in_a_row
