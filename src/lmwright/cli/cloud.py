@@ -12,7 +12,7 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 @click.command()
 @RUN
 @OVERRIDES
-@click.option("--on", required=True, help="Slices to try, as in v4-32,v5e-64; or local:4x2.")
+@click.option("--on", help="Slices to try, as in v4-32,v5e-64; or kaggle; or local:4x2.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
@@ -42,6 +42,7 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 @click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
 @click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
 @click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
+@click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
 def launch(run: str, overrides: Sequence[str], **options: Any) -> Any:
     """Train on several hosts and come back after faults.
 
@@ -51,13 +52,14 @@ def launch(run: str, overrides: Sequence[str], **options: Any) -> Any:
     \b
     Example:  lmwright launch run.toml --on local:2x4
               lmwright launch run.toml --on v4-32 --zone us-central2-b --spot --dry-run
+              lmwright launch run.toml --on kaggle
     """
     from lmwright.cloud.command import Wanted, launch_command
     from lmwright.cloud.target import Settings, settings_with
 
     named = {name: options.pop(name) for name in Settings.__dataclass_fields__}
     wanted = Wanted(**given(**options))
-    if not wanted.on.startswith("local:"):
+    if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
         wanted = replace(wanted, settings=settings_with(**given(**named)))
     return launch_command(load(run, overrides), run, overrides, wanted)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud import local, remote
+from lmwright.cloud.kaggle import job as kaggle
 from lmwright.cloud.spec import (
     OVER,
     Limits,
@@ -39,7 +40,6 @@ EXIT_JOB_FAILED = 1
 CODE = "code"
 LEADER_PORT = 8476  # on host 0 of a slice
 LATER = {
-    "kaggle": "Kaggle sessions",
     "ssh:": "machines behind ssh",
     "gke:": "Kubernetes",
 }
@@ -49,7 +49,7 @@ LATER = {
 class Wanted:
     """Options of `lmwright launch`."""
 
-    on: str
+    on: str = ""
     name: str | None = None
     detach: bool = False
     dry_run: bool = False
@@ -60,10 +60,18 @@ class Wanted:
     """Folder in a bucket, for jobs on slices and their code."""
     settings: Settings = field(default_factory=Settings)
     """Of slices."""
+    notebook: str | None = None
+    """File to write instead, for Kaggle's or Colab's editor."""
 
 
 def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> int:
     """Trains a run on a target and supervises it; returns an exit code."""
+    if wanted.notebook is not None:
+        return _write_notebook(run, wanted, Path(wanted.notebook))
+    if not wanted.on:
+        raise UserError("--on: missing; name where to train, as in --on kaggle or --on local:2x4")
+    if wanted.on == "kaggle":
+        return _launch_at_kaggle(run, wanted)
     for prefix, what in LATER.items():
         if wanted.on.startswith(prefix):
             raise UserError(f"--on: {what} cannot be launched on yet; use a slice, or local:2x4")
@@ -115,9 +123,35 @@ def _launch_on_slices(run: Run, wanted: Wanted) -> int:
     return remote.launch(spec, run, f"{root}/{CODE}", detach=wanted.detach)
 
 
+def _launch_at_kaggle(run: Run, wanted: Wanted) -> int:
+    from lmwright.cloud.kaggle.launch import launch
+
+    name = wanted.name or _free_name(run.name)
+    spec = launch(run, name, _limits(wanted), dry_run=wanted.dry_run)
+    return 0 if spec is None else _begin(spec, wanted.detach)
+
+
+def _write_notebook(run: Run, wanted: Wanted, file: Path) -> int:
+    from lmwright.cloud.kaggle.notebook import write_notebook
+
+    beside = write_notebook(run, wanted.name or _free_name(run.name), _limits(wanted), file)
+    print(f"wrote {file}; open it in Kaggle or Colab")
+    for path in beside:
+        print(f"attach {path} to it ({path.stat().st_size / 1e6:,.1f} MB)")
+    return 0
+
+
+def _supervise(spec: Spec) -> None:
+    """Looks after a job once."""
+    if kaggle.is_kaggle(spec):
+        kaggle.look(spec)
+    else:
+        local.supervise(spec, once=True)
+
+
 def _begin(spec: Spec, detach: bool) -> int:
     if detach:
-        local.supervise(spec, once=True)
+        _supervise(spec)
         print(f"follow it with: lmwright jobs follow {spec.name}")
         return 0
     return follow(spec)
@@ -174,7 +208,7 @@ def follow(spec: Spec) -> int:
     output = _Tail(spec.folder / "logs" / "host-0.log")
     try:
         while read_state(spec)["status"] not in OVER:
-            local.supervise(spec, once=True)
+            _supervise(spec)
             _print(output, events)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
@@ -304,6 +338,9 @@ def stop_command(name: str, wait_s: float = 300.0) -> None:
     if (status := read_state(spec)["status"]) in OVER:
         print(f"job {name} is over already: {status}")
         return
+    if kaggle.is_kaggle(spec):
+        kaggle.stop(spec)
+        return
     (spec.folder / "stop").touch()
     local.supervise(spec, once=True)  # an agent that died cannot be told
     began = time.monotonic()
@@ -334,5 +371,7 @@ def forget_command(name: str, *, kill: bool = False) -> None:
             time.sleep(POLL_S)
     if spec.url:
         remote.forget(spec)
+    if kaggle.is_kaggle(spec):
+        print("\n".join(kaggle.what_stays(spec)))
     shutil.rmtree(spec.folder)
     print(f"job {name} is forgotten; its run directory {spec.dir} stays")

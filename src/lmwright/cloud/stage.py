@@ -43,7 +43,7 @@ def stage(root: str) -> str:
             download_wheels(folder / "wheels")
             _pack(folder / "wheels.tar", sorted((folder / "wheels").iterdir()))
         if "python.tar.gz" not in there:
-            _fetch_python(folder / "python.tar.gz")
+            fetch_python(folder / "python.tar.gz")
         _pack(folder / "lmwright.tar", [wheel, LOCK])
         for name in PARTS:
             if name not in there:
@@ -62,7 +62,7 @@ def _pack(path: Path, files: list[Path]) -> None:
             archive.add(file, file.name)
 
 
-def _fetch_python(path: Path) -> None:
+def fetch_python(path: Path) -> None:
     """Takes the file that $LMWRIGHT_HOST_PYTHON names, or downloads Python."""
     if given := os.environ.get(PYTHON_VARIABLE):
         try:

@@ -46,6 +46,8 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
                 f"{INDEX}: {where['process_id']} is not below {COUNT} = {where['num_processes']}; "
                 f"processes count from 0"
             )
+        if where["num_processes"] == 1:
+            return  # JAX's service would swallow SIGTERM
     # CPUs match collectives by order alone: two programs at once would mix theirs
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     count = where.get("num_processes")

@@ -1,0 +1,306 @@
+"""Jobs at Kaggle, by its real client against a stand-in on loopback."""
+
+import io
+import json
+import tarfile
+from dataclasses import replace
+
+import pytest
+
+from lmwright.cloud import command
+from lmwright.cloud.command import follow
+from lmwright.cloud.kaggle import job, launch, parcel, service
+from lmwright.cloud.spec import Limits, job_names, load_spec, read_state
+from lmwright.errors import UserError
+from tests.cloud.fake_kaggle import FakeKaggle
+from tests.saved_run import tiny_run
+
+pytest.importorskip("kaggle", reason="Kaggle's client is not installed")
+
+NINE_HOURS = 9 * 3600.0
+PLAN = launch.plan
+TOKEN = "KGAT_verysecretTOKENverysecret"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    run = tiny_run(tmp_path_factory.mktemp("kaggle"))
+    return replace(run, train=replace(run.train, global_batch_size=8))
+
+
+@pytest.fixture(autouse=True)
+def small_wheel(monkeypatch):
+    """No session of these tests installs anything."""
+
+    def build(folder):
+        (folder / "lmwright-1.whl").write_bytes(b"wheel")
+        return folder / "lmwright-1.whl"
+
+    monkeypatch.setattr(parcel, "build_wheel", build)
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """The stand-in, which the client of this process asks with the token; nothing that was sent
+    holds the token."""
+    from kaggle.api.kaggle_api_extended import KaggleApi
+    from kagglesdk import kaggle_env
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
+    monkeypatch.setattr(KaggleApi, "args", ["--local"])
+    monkeypatch.setattr(job, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(command, "POLL_S", 0.02)
+    monkeypatch.setattr(launch, "plan", lambda run: (run, NINE_HOURS))  # tried apart
+    monkeypatch.setattr(parcel, "download_wheels", lambda folder: (folder / "a.whl").touch())
+    monkeypatch.setattr(parcel, "fetch_python", lambda path: path.touch())
+    with FakeKaggle(TOKEN, play_to_the_end) as fake:
+        local = kaggle_env.KaggleEnv.LOCAL
+        monkeypatch.setitem(kaggle_env._env_to_endpoint, local, fake.url)
+        assert kaggle_env.get_endpoint(local).startswith("http://127.0.0.1:")
+        yield fake
+        assert not any(TOKEN.encode() in body for body in fake.bodies)
+
+
+def archive(step):
+    """A run directory with a checkpoint."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as packed:
+        info = tarfile.TarInfo(f"checkpoints/{step}/weights")
+        packed.addfile(info, io.BytesIO())
+    return buffer.getvalue()
+
+
+def end(session, code, step, *, saved=None, error=""):
+    saved = step if saved is None else saved
+    told = session.settings
+    name = f"run-{told['job']}-{told['session']}.lmw"
+    result = {
+        "job": told["job"], "session": told["session"], "code": code, "error": error,
+        "step": step, "saved": saved, "archive": name,
+    }  # fmt: skip
+    session.files = {name: archive(saved), "session.json": json.dumps(result).encode()}
+    session.state, session.log = "COMPLETE", f"session {told['session']} is over\n"
+
+
+def play_to_the_end(fake, session):
+    end(session, 0, 4)
+
+
+def launched(run, name="cats", **options):
+    return launch.launch(run, name, Limits(), **options)
+
+
+def test_a_run_goes_through_three_sessions(fake, run, tmp_path):
+    codes = {1: (43, 1), 2: (42, 3), 3: (0, 4)}
+    fake.play = lambda fake, session: end(session, *codes[session.settings["session"]])
+    spec = launched(replace(run, dir=str(tmp_path / "out")))
+    assert follow(spec) == 0
+    state = read_state(spec)
+    assert (state["status"], state["step"], state["attempt"]) == ("done", 4, 3)
+    assert (tmp_path / "out" / "checkpoints" / "4").is_dir()
+    a, b = (fake.sessions[f"acme/lmwright-cats-{x}"] for x in "ab")
+    first, second, third = a[0], b[0], a[1]
+    assert not first.request.get("kernelDataSources")
+    assert second.request["kernelDataSources"] == ["acme/lmwright-cats-a"]
+    assert third.request["kernelDataSources"] == ["acme/lmwright-cats-b"]
+    assert third.settings["archives"]["run-cats-2.lmw"] == "run"
+    assert "session 3 is over" in (spec.folder / "logs" / "host-0.log").read_text()
+
+
+def test_a_run_is_planned_first(fake, run, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "plan", PLAN)
+    launched(run)
+    assert "v5e-8" in capsys.readouterr().out
+    huge = replace(run.model, embed_dim=16384, mlp_dim=65536, num_layers=80)
+    with pytest.raises(UserError, match="does not fit its TPU"):
+        launched(replace(run, model=huge), name="huge")
+
+
+def test_what_is_pushed(fake, run):
+    launched(run)
+    request = fake.sessions["acme/lmwright-cats-a"][0].request
+    assert request["machineShape"] == "TpuV5E8"
+    assert request["isPrivate"] and request["enableInternet"]
+    assert request["kernelType"] == "script" and not request.get("dockerImage")
+    assert request["sessionTimeoutSeconds"] == 9 * 3600
+    assert len(request["datasetDataSources"]) == 3 and all(fake.private.values())
+    kinds = {slug.split("-")[1] for slug in fake.datasets}
+    assert kinds == {"wheels", "code", "data"}
+    (files,) = (f for slug, f in fake.datasets.items() if "-data-" in slug)
+    names = tarfile.open(fileobj=io.BytesIO(*files.values())).getnames()
+    assert "shuffle/manifest.json" in names and not any("normalize" in name for name in names)
+
+
+def test_a_second_launch_sends_nothing_again(fake, run):
+    launched(run)
+    sent = list(fake.asked).count("CreateDataset")
+    fake.sessions["acme/lmwright-cats-a"][0].state = "COMPLETE"
+    launched(run, name="dogs")
+    assert fake.asked.count("CreateDataset") == sent == 3
+
+
+def test_a_run_that_has_begun_here_goes_on_there(fake, run, tmp_path):
+    (tmp_path / "begun" / "checkpoints" / "2").mkdir(parents=True)
+    (tmp_path / "begun" / "checkpoints" / "2" / "weights").write_bytes(b"w")
+    spec = launched(replace(run, dir=str(tmp_path / "begun")))
+    told = fake.sessions["acme/lmwright-cats-a"][0].settings
+    assert "run" in told["archives"].values()
+    assert follow(spec) == 0
+    assert (tmp_path / "begun" / "checkpoints" / "4").is_dir()
+    assert (tmp_path / "begun.before-cats" / "checkpoints" / "2").is_dir()
+
+
+def test_another_supervisor_takes_over(fake, run, tmp_path):
+    spec = launched(replace(run, dir=str(tmp_path / "out")))
+    again = load_spec(spec.name)
+    job.look(again, service.Kaggle())
+    assert read_state(again)["service"] == "QUEUED"
+    assert follow(load_spec(spec.name)) == 0
+
+
+def test_a_user_mistake_ends_the_job(fake, run, capsys):
+    fake.play = lambda fake, session: end(session, 2, 0, error="lmwright: error: bad")
+    spec = launched(run)
+    assert follow(spec) == 1
+    assert "lmwright: error: bad" in capsys.readouterr().err
+    assert len(fake.sessions) == 1
+
+
+def test_no_tpu_is_told_at_once(fake, run, capsys):
+    def play(fake, session):
+        session.state = "ERROR"
+        session.log = "lmwright: error: this machine has no TPU (cpu); choose TpuV5E8\n"
+
+    fake.play = play
+    assert follow(launched(run)) == 1
+    assert "has no TPU" in capsys.readouterr().err
+
+
+def test_lost_sessions_are_tried_again_and_given_up(fake, run):
+    def play(fake, session):
+        session.state, session.message = "ERROR", "the machine went away"
+
+    fake.play = play
+    spec = launched(run)
+    assert follow(spec) == 1
+    state = read_state(spec)
+    assert state["attempt"] == job.FAILURES and "went away" in state["error"]
+
+
+def test_sessions_that_save_nothing_are_given_up(fake, run):
+    fake.play = lambda fake, session: end(session, 43, 0, saved=0)
+    spec = launched(run)
+    assert follow(spec) == 1
+    assert "saved nothing new" in read_state(spec)["error"]
+
+
+def test_the_last_hours_of_a_week_are_used_and_the_next_waited_for(fake, run, monkeypatch):
+    fake.quota = 70000.0 - 3600, 70000.0
+
+    def play(fake, session):
+        fake.quota = 70000.0, 70000.0
+        end(session, 43, 2)
+
+    fake.play = play
+    spec = launched(run)
+    assert fake.sessions["acme/lmwright-cats-a"][0].request["sessionTimeoutSeconds"] == 3600
+    kaggle = service.Kaggle()
+    while read_state(spec)["status"] != "waiting":
+        job.look(spec, kaggle)
+    job.look(spec, kaggle)
+    assert len(fake.sessions) == 1
+    assert "waiting for more" in (spec.folder / "events.log").read_text()
+    fake.quota, fake.play = (0.0, 70000.0), play_to_the_end
+    assert follow(spec) == 0
+
+
+def test_a_spent_quota_is_refused(fake, run):
+    fake.quota = 72000.0, 72000.0
+    with pytest.raises(UserError, match=r"0.0 of 20.0 h left, renewed 2026-11-28"):
+        launched(run)
+    assert not fake.sessions and not fake.datasets and not job_names()
+
+
+def test_an_unknown_quota_is_said(fake, run, capsys):
+    fake.quota = None
+    launched(run)
+    assert "unknown (Kaggle does not tell)" in capsys.readouterr().out
+
+
+def test_no_token(fake, run, monkeypatch):
+    monkeypatch.delenv("KAGGLE_API_TOKEN")
+    with pytest.raises(UserError, match="no token here; make one at"):
+        launched(run)
+
+
+def test_a_lost_token(fake, run, monkeypatch):
+    monkeypatch.setenv("KAGGLE_API_TOKEN", "KGAT_old")
+    with pytest.raises(UserError, match="does not accept the token"):
+        launched(run)
+
+
+def test_no_client(fake, run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs Kaggle's client; run `pip install"):
+        launched(run)
+
+
+def test_a_phone_that_is_not_verified(fake, run):
+    fake.refusals["SaveKernel"] = 400, "Phone verification is required"
+    with pytest.raises(UserError, match=r"verify your phone number at .*settings"):
+        launched(run)
+    assert not job_names()
+
+
+def test_data_that_is_not_prepared(fake, run, tmp_path):
+    with pytest.raises(UserError, match=r"data.dir: .* is not here, .* run `lmwright prepare`"):
+        launched(replace(run, data=replace(run.data, dir=str(tmp_path / "nowhere"))))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"data.dir: .* is not prepared"):
+        launched(replace(run, data=replace(run.data, dir=str(tmp_path / "empty"))))
+    with pytest.raises(UserError, match=r"data.dir: s3://.* cannot be read at Kaggle"):
+        launched(replace(run, data=replace(run.data, dir="s3://bucket/data")))
+
+
+def test_a_name_that_runs_already(fake, run):
+    fake.play = lambda fake, session: None
+    spec = launched(run)
+    job.look(spec, service.Kaggle())
+    spec.folder.rename(spec.folder.with_name("moved"))
+    with pytest.raises(UserError, match=r"lmwright-cats-a is running at Kaggle already"):
+        launched(run)
+
+
+def test_buckets_need_a_secret_and_the_internet(fake, run):
+    launched(replace(run, dir="gs://bucket/run"))
+    told = fake.sessions["acme/lmwright-cats-a"][0].settings
+    assert told["secrets"] == ["GOOGLE_APPLICATION_CREDENTIALS"]
+    assert told["hosts"] == ["storage.googleapis.com"] and told["dir"] == "gs://bucket/run"
+
+
+def test_a_dry_run_asks_nobody(fake, run, capsys):
+    launched(run, dry_run=True)
+    out = capsys.readouterr().out
+    assert not fake.asked and not job_names()
+    assert '"machine_shape": "TpuV5E8"' in out and "/@lmwright@/run" in out
+
+
+def test_an_unreachable_service_is_asked_again(fake, run, monkeypatch):
+    spec = launched(run)
+    fake.refusals["GetKernelSessionStatus"] = 503, "busy"
+    job.look(spec, service.Kaggle())
+    assert "cannot be asked" in (spec.folder / "events.log").read_text()
+    del fake.refusals["GetKernelSessionStatus"]
+    assert follow(spec) == 0
+
+
+def test_stop_lets_no_other_session_begin(fake, run, capsys):
+    fake.play = lambda fake, session: end(session, 43, 2)
+    spec = launched(run)
+    job.stop(spec)
+    assert "ends by itself by" in capsys.readouterr().out
+    assert follow(spec) == 0
+    assert read_state(spec)["status"] == "stopped" and len(fake.sessions) == 1
