@@ -23,9 +23,9 @@ from lmwright.cloud.kaggle.kernel import ERROR
 from lmwright.cloud.kaggle.push import script, write_kernel
 from lmwright.cloud.kaggle.service import ALIVE, Kaggle, Quota, Unreachable
 from lmwright.cloud.kaggle.session import RESULT, newest_step, unpack
+from lmwright.cloud.leader import AGAIN_CODES
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
-from lmwright.errors import EXIT_INTERRUPTED, UserError
-from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER
+from lmwright.errors import UserError
 
 FACTS = "kaggle.json"
 LOOK_EVERY_S = 20.0
@@ -34,7 +34,6 @@ STALE_S = 900.0
 """After a push, the service may still tell of the session before."""
 FAILURES = 3
 """Sessions in a row that save nothing new."""
-AGAIN = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED)
 LONGEST_NAME = 50
 
 State = dict[str, Any]
@@ -178,7 +177,7 @@ class _Look:
         self._note(f"session {number}: exit code {code} at step {result['step']}")
         if code == 0:
             self._finish("done", "")
-        elif code not in AGAIN:
+        elif code not in AGAIN_CODES:
             self._finish("failed", result["error"] or f"exit code {code}")
         elif gained:
             state["failures"] = 0

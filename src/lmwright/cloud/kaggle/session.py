@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud import local
+from lmwright.cloud.leader import FINAL_CODES
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Limits, Spec, save_spec
 from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import is_bucket
-from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_TIME_SPENT
+from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER
 
 RESULT = "session.json"
 ENDING = ".lmw"
@@ -32,7 +33,7 @@ ENDING = ".lmw"
 PACK_BYTES_PER_S = 2e8
 PACK_S = 120.0
 MOST_OUTPUT_BYTES = 19_000_000_000  # Kaggle keeps 20 GB
-FINAL = (0, 2, EXIT_SESSION_OVER, EXIT_TIME_SPENT)
+FINAL = (0, EXIT_SESSION_OVER, *FINAL_CODES)
 TICK_S = 0.5
 DUMP_S = 1.0
 PAUSE_S = 5.0
