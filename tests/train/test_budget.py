@@ -8,6 +8,7 @@ import pytest
 
 from lmwright.config.run import Limits
 from lmwright.planner.sessions import Pace, course, fits, session_limit_s, steps_that_fit
+from lmwright.report.goodput import goodput, parse_sessions
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
@@ -97,12 +98,41 @@ def test_what_is_beside_a_step_is_not_its_time(tmp_path):
     budget = Budget(Limits(session_hours=1.0, margin_minutes=0.0), tmp_path, 0, clock=clock)
     for k in range(3):
         clock.sleep(2)
-        with budget.apart():
+        with budget.apart("evaluate"):
             clock.sleep(100)
         budget.stepped(k + 1)
     assert budget.step_s == 2
     clock.sleep(3600 - 306 - 10)
     assert budget.over() is None and budget.over(beside_s=9) == EXIT_SESSION_OVER
+
+
+def test_goodput_counts_each_step_once(tmp_path):
+    clock, limits = Clock(), Limits()
+
+    def sit(start, steps, end):
+        budget = Budget(limits, tmp_path, start, clock=clock, began=clock() - 10)
+        with budget.apart("compile"):
+            clock.sleep(20)
+        for k in range(steps):
+            clock.sleep(5)
+            budget.stepped(start + k + 1, waited_s=1)
+        with budget.apart("save"):
+            clock.sleep(3)
+        clock.sleep(2)
+        budget.close(end)
+
+    sit(0, 10, "preempted")
+    sit(6, 5, "done")  # steps 7 to 10 again
+    measured = goodput(parse_sessions((tmp_path / LEDGER).read_bytes()))
+    assert measured.total_s == 85 + 60
+    assert measured.productive_s == pytest.approx(4 * (6 + 5))
+    assert measured.lost_s == pytest.approx(
+        {"start": 20, "compile": 40, "input": 15, "evaluate": 0, "save": 6, "redone": 16,
+         "other": 4}
+    )  # fmt: skip
+    assert measured.text().startswith("30.3% (28% compiling, 14% starting and restoring")
+    assert goodput(parse_sessions(b"[1, {}]")) is None
+    assert goodput([{"began": 1, "seconds": 9, "first_step": 0, "last_step": 3}]) is None
 
 
 def test_saves_are_reckoned_until_one_is_measured(tmp_path):

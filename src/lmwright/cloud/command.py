@@ -280,6 +280,7 @@ def show_command(name: str) -> None:
     print(f"  step           {state['step']}, saved {state['saved']}")
     if state.get("error"):
         print(f"  last error     {visible(state['error'])}")
+    remote.show_goodput(spec)
     for line in _Tail(spec.folder / "events.log").lines()[-10:]:
         print(f"  {line}")
 

@@ -17,7 +17,9 @@ from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.report.goodput import goodput, parse_sessions
 from lmwright.storage.bucket import Bucket
+from lmwright.storage.mirror import fetched
 
 EXIT_JOB_FAILED = 1
 POLL_S = 5.0
@@ -164,9 +166,18 @@ def show(spec: Spec) -> None:
     print(f"  step           {state['step']}, saved {state['saved']}")
     if state.get("error"):
         print(f"  last error     {visible(redact_text(state['error']))}")
+    show_goodput(spec)
     for at, text in book["events"][-10:]:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
         print(f"  {stamp} {visible(redact_text(text))}")
+
+
+def show_goodput(spec: Spec) -> None:
+    """Prints how much of the run's time went into steps that counted, once that is known."""
+    with contextlib.suppress(OSError, UserError):
+        sessions = parse_sessions(fetched(f"{spec.dir}/sessions.json").read_bytes())
+        if measured := goodput(sessions):
+            print(f"  goodput        {measured.text()}")
 
 
 def logs(spec: Spec, host: int, *, follow_it: bool) -> None:

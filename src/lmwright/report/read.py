@@ -1,4 +1,5 @@
-"""A run directory as the report sees it: run.toml, plan.json, env.json, metrics.jsonl.
+"""A run directory as the report sees it: run.toml, plan.json, env.json, sessions.json,
+metrics.jsonl.
 
 Only files are read, never jax or the training code, so that a report of a run can be made
 on any machine, also while the run is going on.
@@ -7,6 +8,7 @@ on any machine, also while the run is going on.
 import json
 import math
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
+from lmwright.report.goodput import parse_sessions
 from lmwright.storage.mirror import fetched
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -66,6 +69,8 @@ class RunRecord:
     samples: list[Sample] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     """Lines of any other kind, as they are."""
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    """sessions.json."""
     hours: Series = field(default_factory=Series)
     """Hours of running at each logged step; time between a stop and its resume is left out."""
 
@@ -89,6 +94,8 @@ def read_run(run_dir: str | Path) -> RunRecord:
         plan=_read_json(run_dir / "plan.json"),
         env=_read_json(run_dir / "env.json"),
     )
+    with suppress(OSError):
+        record.sessions = parse_sessions((run_dir / "sessions.json").read_bytes())
     _read_metrics(run_dir / "metrics.jsonl", record)
     return record
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from lmwright.report.goodput import goodput
 from lmwright.report.read import RunRecord, Series
 
 Rows = dict[str, str]
@@ -99,6 +100,8 @@ def _cost(record: RunRecord) -> Rows:
     rows = {}
     if record.hours.values:
         rows["time running"] = hours_text(record.hours.values[-1])
+    if measured := goodput(record.sessions):
+        rows["goodput"] = measured.text()
     formats = {
         "tokens_per_s": ("tokens/s", "{:,.0f}"),
         "step_time_p50_s": ("step time, median", "{:.4g} s"),

@@ -26,7 +26,7 @@ from lmwright.storage.bucket import SCHEME, Bucket, Entry, is_bucket
 RECORD = ".mirror.json"
 LOCK = ".lock"
 APART = ("checkpoints", "checkpoints.damaged")
-FILES = (".toml", ".gguf", ".html")
+FILES = (".toml", ".gguf", ".html", ".json")
 PUSH_EVERY_S = 30.0
 
 Stamp = list[int]

@@ -1,7 +1,8 @@
 """Budget: the machine time of a run, over all its sessions.
 
     sessions.json  [{"began": ..., "seconds": ..., "first_step": ..., "last_step": ...,
-                     "step_s": ..., "save_s": ..., "end": "session limit"}, ...]
+                     "step_s": ..., "save_s": ..., "end": "session limit",
+                     "spent": {"start": ..., "compile": ..., "step": ..., ...}}, ...]
 
 Every session adds its entry and keeps it up to date, so that a killed one counts too. Before
 each step the loop asks whether there is time for it, see `plan.sessions`.
@@ -27,6 +28,7 @@ from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 LEDGER = "sessions.json"
 REMEMBERED_STEPS = 20
+PARTS = ("start", "compile", "step", "input", "evaluate", "save")
 WRITE_EVERY_S = 30.0
 NUMBERS = ("began", "seconds", "first_step", "last_step", "step_s", "save_s")
 MOST = 1e15  # of any of them; NaN and infinity are not below it either
@@ -57,6 +59,7 @@ class Budget:
         self._save_s = measured[-1] if measured else assumed_save_s(checkpoint_bytes)
         self._steps_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._other_s = 0.0
+        self._spent = dict.fromkeys(PARTS, 0.0) | {"start": max(clock() - self._began, 0.0)}
         self._last = clock()
         self._written = float("-inf")
         self._entry: dict[str, Any] = {
@@ -89,18 +92,23 @@ class Budget:
         return max(self._steps_s, default=0.0)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Context in which time belongs to no step."""
+    def apart(self, part: str) -> Iterator[None]:
+        """Context in which time belongs to no step, but to another of `PARTS`."""
         start = self._clock()
         try:
             yield
         finally:
-            self._other_s += self._clock() - start
+            seconds = self._clock() - start
+            self._other_s += seconds
+            self._spent[part] += seconds
 
-    def stepped(self, step: int) -> None:
-        """Records that a step is done."""
+    def stepped(self, step: int, waited_s: float = 0.0) -> None:
+        """Records that a step is done, and how long it waited for its rows."""
         now = self._clock()
-        self._steps_s.append(max(now - self._last - self._other_s, 0.0))
+        seconds = max(now - self._last - self._other_s, 0.0)
+        self._steps_s.append(seconds)
+        self._spent["input"] += min(waited_s, seconds)
+        self._spent["step"] += max(seconds - waited_s, 0.0)
         self._last, self._other_s = now, 0.0
         self._entry["last_step"] = step
         if now - self._written >= WRITE_EVERY_S:
@@ -131,6 +139,7 @@ class Budget:
     def _write(self) -> None:
         self._written = self._clock()
         self._entry["seconds"] = max(self._entry["seconds"], round(self.used_s, 3))
+        self._entry["spent"] = {name: round(value, 3) for name, value in self._spent.items()}
         if self._steps_s:
             self._entry["step_s"] = round(self.step_s, 6)
         if jax.process_index() == 0:

@@ -206,7 +206,7 @@ class Session:
         if self.start >= self.steps:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
-        with self.budget.apart():
+        with self.budget.apart("compile"):
             self._compile()
         self.stop.starting = False
         done = self.start
@@ -223,7 +223,7 @@ class Session:
                 began = time.monotonic()
                 self._evaluate(done)
                 self._eval_s = time.monotonic() - began
-            self.budget.stepped(done)
+            self.budget.stepped(done, self.timer.waited_s)
             if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
                 self.stop.exit_code = self.stop.exit_code or code
             stopping = self.stop.asked(done)
@@ -285,7 +285,7 @@ class Session:
 
     def _step(self, k: int) -> dict[str, jax.Array]:
         if self._feeding != tuple(trainee.name for trainee in self.active):
-            with self.budget.apart():
+            with self.budget.apart("compile"):
                 self._compile()
         with self.timer.waiting():
             rows = self._feed.batch(k)
@@ -324,7 +324,7 @@ class Session:
             prefix = f"{trainee.name}/" if len(self.stores) > 1 else ""
             held_out = self._held_out[trainee.name]
             weights = eval_weights(self.plan, self.state, trainee.name)
-            with self._paused():
+            with self._paused("evaluate"):
                 losses, samples = held_out.losses(weights), held_out.samples(weights)
             self.losses += losses
             write_down(self.metrics, self.display, step, prefix, losses, samples)
@@ -354,7 +354,7 @@ class Session:
         }
         beat("save", saved=self.checkpoints.newest() or 0)
         began, state = time.monotonic(), saved(self.state)
-        with self._paused():
+        with self._paused("save"):
             refuse_state(self.plan, self.checkpoints, step, state)
             self.checkpoints.save(step, state, meta)
         self._save_due = False
@@ -365,9 +365,9 @@ class Session:
             hook.after_save(self, step)
 
     @contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _paused(self, part: str) -> Iterator[None]:
         timer = getattr(self, "timer", None)
-        with self.budget.apart(), timer.paused() if timer else nullcontext():
+        with self.budget.apart(part), timer.paused() if timer else nullcontext():
             yield
 
     def _end(self, step: int, exit_code: int) -> Outcome:

@@ -39,6 +39,7 @@ class StepTimer:
         self._peak_flops = peak_flops
         self._clock = clock
         self._step_times_s: list[float] = []
+        self.waited_s = 0.0  # by the latest step
         self._waited_s = 0.0
         self._paused_s = 0.0
         self._last = clock()
@@ -50,7 +51,8 @@ class StepTimer:
         try:
             yield
         finally:
-            self._waited_s += self._clock() - start
+            self.waited_s = self._clock() - start
+            self._waited_s += self.waited_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
