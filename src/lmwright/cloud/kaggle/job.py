@@ -10,11 +10,13 @@ job; all that a supervisor knows is there, so that it may be ended at any time.
 """
 
 import json
+import re
 import shutil
 import threading
 import time
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +36,8 @@ STALE_S = 900.0
 """After a push, the service may still tell of the session before."""
 FAILURES = 3
 """Sessions in a row that save nothing new."""
+LAST_LINES = 10
+"""Of a log; errors before them were survived."""
 LONGEST_NAME = 50
 
 State = dict[str, Any]
@@ -46,7 +50,7 @@ def is_kaggle(spec: Spec) -> bool:
 
 def kernels_of(user: str, name: str) -> list[str]:
     """The two kernels of a job, which take turns."""
-    slug = f"lmwright-{name}".replace("_", "-").replace(".", "-")[: LONGEST_NAME - 2].rstrip("-")
+    slug = re.sub(r"[-_.]+", "-", f"lmwright-{name}")[: LONGEST_NAME - 2].rstrip("-")
     return [f"{user}/{slug}-{end}" for end in "ab"]
 
 
@@ -61,15 +65,22 @@ def quota_line(quota: Quota | None) -> str:
     )
 
 
+@cache
+def _service() -> Kaggle:
+    return Kaggle()
+
+
 def look(spec: Spec, service: Kaggle | None = None) -> None:
-    """Looks after a job once: starts its next session, or sees how the present one stands. Raises
-    UserError for what a person must mend."""
+    """Looks after a job once: starts its next session, or sees how the present one stands. Without
+    a service it does so at intervals only. Raises UserError for what a person must mend."""
     state = read_state(spec)
     if state["status"] in OVER or (service is None and time.time() < state.get("next", 0)):
         return
     try:
-        _Look(spec, service or Kaggle(), state).run()
+        _Look(spec, service or _service(), state).run()
     except Unreachable as error:
+        if not state["attempt"]:
+            raise
         _note(spec, f"Kaggle cannot be asked: {error}")
     state |= {"next": time.time() + LOOK_EVERY_S, "time": time.time(), "hosts": [0]}
     write_state(spec, state)
@@ -200,10 +211,11 @@ class _Look:
             return None
 
     def _error(self) -> str:
-        """The last error that the session's log tells."""
+        """The error that the session's log ends with."""
         path = self.spec.folder / "logs" / "host-0.log"
         text = path.read_bytes()[self.state["log_at"] :] if path.exists() else b""
-        told = [line for line in text.decode(errors="replace").splitlines() if ERROR in line]
+        last = text.decode(errors="replace").splitlines()[-LAST_LINES:]
+        told = [line for line in last if ERROR in line]
         return told[-1].strip() if told else ""
 
     def _finish(self, status: str, error: str) -> None:
@@ -288,7 +300,7 @@ def stop(spec: Spec) -> None:
     (spec.folder / "stop").touch()
     state = read_state(spec)
     if "pushed" not in state:
-        look(spec)
+        look(spec, _service())
         print(f"job {spec.name}: {read_state(spec)['status']}")
         return
     facts = json.loads((spec.folder / FACTS).read_bytes())
@@ -308,7 +320,10 @@ def page(state: State) -> str:
 def what_stays(spec: Spec) -> list[str]:
     """Lines about what a forgotten job leaves at Kaggle."""
     facts = json.loads((spec.folder / FACTS).read_bytes())
+    state = read_state(spec)
+    alive = [f"its session goes on; stop it at {page(state)}"] if "pushed" in state else []
     return [
+        *alive,
         f"at Kaggle stay kernels {', '.join(kernels_of(facts['user'], spec.name))}",
         f"and private datasets {', '.join(facts['datasets'])}",
     ]

@@ -95,8 +95,11 @@ def _launch(
         send(service, parcel)
         look(spec, service)
     finally:
-        if not read_state(spec).get("pushed"):  # what was sent is found again by the next launch
+        begun = "pushed" in read_state(spec)
+        if not begun:  # what was sent is found again by the next launch
             shutil.rmtree(spec.folder)
+    if not begun:
+        raise UserError(f"--on {TARGET}: {quota_line(service.quota())}; launch again later")
     return spec
 
 

@@ -23,6 +23,7 @@ from lmwright.errors import UserError, first_line, install
 
 TOKENS = "https://www.kaggle.com/settings"
 ACCELERATOR = "TpuV5E8"
+METADATA = "dataset-metadata.json"
 READY_EVERY_S = 5.0
 READY_WITHIN_S = 1800.0
 TIMEOUT_S = 60.0
@@ -104,12 +105,18 @@ class Kaggle:
         """Makes a private dataset of the files in a folder, and waits until it can be used. The
         client goes on with an upload that broke off if the folder is the same."""
         about = {"id": f"{self.user}/{slug}", "title": slug, "licenses": [{"name": "other"}]}
-        (folder / "dataset-metadata.json").write_text(json.dumps(about))
+        (folder / METADATA).write_text(json.dumps(about))
         with _told(f"dataset {slug}"):
             answer = self._api.dataset_create_new(str(folder), public=False, quiet=True)
         if answer.error:
             raise UserError(_refusal(f"dataset {slug}", answer.error))
         self.wait_for_dataset(slug)
+        with _told(f"dataset {slug}"):
+            there = self._api.dataset_list_files(f"{self.user}/{slug}").dataset_files
+        if not there:  # the client makes a dataset even of what it could not upload
+            with _told(f"dataset {slug}"):
+                self._api.dataset_delete(self.user, slug, no_confirm=True)
+            raise Unreachable(f"dataset {slug}: its file did not arrive")
 
     def wait_for_dataset(self, slug: str) -> None:
         """Returns when a dataset can be used. Raises UserError if that takes too long."""
@@ -129,7 +136,7 @@ class Kaggle:
             time.sleep(READY_EVERY_S)
 
     def _dataset_state(self, slug: str) -> str:
-        with _told(f"dataset {slug}"):
+        with _told(f"dataset {slug}", absent=(403, 404)):
             return str(self._api.dataset_status(f"{self.user}/{slug}"))
 
     def push(self, folder: Path, seconds: int) -> str:
@@ -149,7 +156,7 @@ class Kaggle:
     def session(self, kernel: str) -> Session | None:
         """How the newest session of a kernel stands; None where there is no such kernel."""
         try:
-            with _told(f"kernel {kernel}"):
+            with _told(f"kernel {kernel}", absent=(403, 404)):
                 answer = self._api.kernels_status(kernel)
         except LookupError:
             return None
@@ -166,7 +173,7 @@ class Kaggle:
         import requests
 
         try:
-            with _told(f"output of {kernel}"):
+            with _told(f"output of {kernel}", absent=(403, 404)):
                 url = self._output_url(kernel, name)
         except LookupError:
             return None
@@ -230,8 +237,9 @@ def _client() -> Any:
 
 
 @contextlib.contextmanager
-def _told(thing: str) -> Iterator[None]:
-    """Around calls of the client: what it raises becomes a UserError, or Unreachable."""
+def _told(thing: str, absent: tuple[int, ...] = ()) -> Iterator[None]:
+    """Around calls of the client: what it raises becomes a UserError, Unreachable, or LookupError
+    where the status says that the thing is not there (to others it is forbidden)."""
     import requests
 
     try:
@@ -240,7 +248,7 @@ def _told(thing: str) -> Iterator[None]:
         raise
     except requests.exceptions.HTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        if status == 404:
+        if status in absent:
             raise LookupError(thing) from None
         if status == 429 or status >= 500:
             raise Unreachable(f"{thing}: {without_token(first_line(error))}") from None
@@ -248,7 +256,7 @@ def _told(thing: str) -> Iterator[None]:
     except (requests.exceptions.RequestException, OSError) as error:
         raise Unreachable(f"{thing}: {without_token(first_line(error))}") from None
     except ValueError as error:  # the client's own checks, and its word for 403
-        if "denied" in str(error):
+        if absent and "denied" in str(error):
             raise LookupError(thing) from None
         raise UserError(_refusal(thing, str(error))) from None
 

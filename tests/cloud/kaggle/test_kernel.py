@@ -12,12 +12,9 @@ from lmwright.cloud.command import follow
 from lmwright.cloud.kaggle import kernel, launch
 from lmwright.cloud.spec import Limits, read_state
 from lmwright.train.loop import train
-from tests.cloud import test_kaggle
-from tests.cloud.fake_kaggle import run_script
-from tests.cloud.host_packages import use_packages_of_this_python
+from tests.cloud.kaggle.host_packages import use_packages_of_this_python
+from tests.cloud.kaggle.service import run_script
 
-fake = test_kaggle.fake
-run = test_kaggle.run
 STEPS = 40
 
 

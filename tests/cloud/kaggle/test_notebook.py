@@ -11,10 +11,7 @@ from lmwright.cloud.kaggle.notebook import write_notebook
 from lmwright.cloud.kaggle.session import newest_step, unpack
 from lmwright.cloud.spec import Limits
 from lmwright.errors import UserError
-from tests.cloud import test_kaggle
-from tests.cloud.host_packages import use_packages_of_this_python
-
-run = test_kaggle.run
+from tests.cloud.kaggle.host_packages import use_packages_of_this_python
 
 
 def code_of(file, **changes):

@@ -2,18 +2,20 @@
 quota, outputs and logs."""
 
 import ast
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-USER = "acme"
+USER, TOKEN = "acme", "KGAT_verysecretTOKENverysecret"
 RPC = re.compile(r"/api/v1/[a-z]+\.\w+/(\w+)")
 
 
@@ -37,7 +39,7 @@ class Session:
 class FakeKaggle(ThreadingHTTPServer):
     """`play(fake, session)` is what happens in a session, once it was asked for three times how it
     stands. `bodies` has all that was ever sent here; `refusals` answers a method with (status,
-    message)."""
+    message), `lost` loses its next answer."""
 
     def __init__(self, token: str, play):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -48,6 +50,7 @@ class FakeKaggle(ThreadingHTTPServer):
         self.blobs: dict[str, tuple[str, bytes]] = {}
         self.quota: tuple[float, float] | None = (0.0, 72000.0)
         self.refusals: dict[str, tuple[int, str]] = {}
+        self.lost: list[str] = []
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -81,9 +84,16 @@ class FakeKaggle(ThreadingHTTPServer):
         return {"token": token, "createUrl": f"{self.url}/upload/{token}"}
 
     def CreateDataset(self, q):
-        self.datasets[q["slug"]] = dict(self.blobs[file["token"]] for file in q["files"])
+        self.datasets[q["slug"]] = dict(self.blobs[f["token"]] for f in q.get("files", ()))
         self.private[q["slug"]] = q["isPrivate"]
         return {"ref": f"{USER}/{q['slug']}", "status": "ok"}
+
+    def ListDatasetFiles(self, q):
+        return {"datasetFiles": [{"name": name} for name in self.datasets[q["datasetSlug"]]]}
+
+    def DeleteDataset(self, q):
+        del self.datasets[q["datasetSlug"]]
+        return {}
 
     def SaveKernel(self, q):
         lacks = [s for s in q["datasetDataSources"] if s.split("/")[1] not in self.datasets]
@@ -141,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.body()
         token = self.path.rpartition("/")[2]
         self.server.blobs[token] = self.server.blobs[token][0], body
-        self.answer(200, b"")
+        self.answer(400 if "upload" in self.server.refusals else 200, b"")
 
     def do_POST(self):
         fake, body = self.server, self.body()
@@ -153,6 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
             answer = 401, "Unauthorized"
         else:
             answer = getattr(fake, name)(json.loads(body))
+            if name in fake.lost:
+                fake.lost.remove(name)
+                answer = 503, "the answer is lost"
         if isinstance(answer, tuple):
             status, message = answer
             answer = {"code": status, "message": message}
@@ -213,3 +226,30 @@ def mount(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir(parents=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
+
+
+def archive(step):
+    """A run directory with a checkpoint."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as packed:
+        info = tarfile.TarInfo(f"checkpoints/{step}/weights")
+        packed.addfile(info, io.BytesIO())
+    return buffer.getvalue()
+
+
+def end(session, code, step, *, saved=None, error=""):
+    """Ends a session as the script would have."""
+    saved = step if saved is None else saved
+    told = session.settings
+    name = f"run-{told['job']}-{told['session']}.lmw"
+    result = {
+        "job": told["job"], "session": told["session"], "code": code, "error": error,
+        "step": step, "saved": saved, "archive": name,
+    }  # fmt: skip
+    session.files = {name: archive(saved), "session.json": json.dumps(result).encode()}
+    session.state, session.log = "COMPLETE", f"session {told['session']} is over\n"
+
+
+def play_to_the_end(fake, session):
+    """A session in which the run is done."""
+    end(session, 0, 4)

@@ -1,31 +1,20 @@
 """Jobs at Kaggle, by its real client against a stand-in on loopback."""
 
 import io
-import json
 import tarfile
 from dataclasses import replace
 
 import pytest
 
-from lmwright.cloud import command
+from lmwright.cli.main import main
 from lmwright.cloud.command import follow
 from lmwright.cloud.kaggle import job, launch, parcel, service
 from lmwright.cloud.spec import Limits, job_names, load_spec, read_state
+from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
-from tests.cloud.fake_kaggle import FakeKaggle
-from tests.saved_run import tiny_run
+from tests.cloud.kaggle.service import TOKEN, end, play_to_the_end
 
-pytest.importorskip("kaggle", reason="Kaggle's client is not installed")
-
-NINE_HOURS = 9 * 3600.0
 PLAN = launch.plan
-TOKEN = "KGAT_verysecretTOKENverysecret"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    run = tiny_run(tmp_path_factory.mktemp("kaggle"))
-    return replace(run, train=replace(run.train, global_batch_size=8))
 
 
 @pytest.fixture(autouse=True)
@@ -37,56 +26,6 @@ def small_wheel(monkeypatch):
         return folder / "lmwright-1.whl"
 
     monkeypatch.setattr(parcel, "build_wheel", build)
-
-
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    """The stand-in, which the client of this process asks with the token; nothing that was sent
-    holds the token."""
-    from kaggle.api.kaggle_api_extended import KaggleApi
-    from kagglesdk import kaggle_env
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
-    monkeypatch.setattr(KaggleApi, "args", ["--local"])
-    monkeypatch.setattr(job, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(command, "POLL_S", 0.02)
-    monkeypatch.setattr(launch, "plan", lambda run: (run, NINE_HOURS))  # tried apart
-    monkeypatch.setattr(parcel, "download_wheels", lambda folder: (folder / "a.whl").touch())
-    monkeypatch.setattr(parcel, "fetch_python", lambda path: path.touch())
-    with FakeKaggle(TOKEN, play_to_the_end) as fake:
-        local = kaggle_env.KaggleEnv.LOCAL
-        monkeypatch.setitem(kaggle_env._env_to_endpoint, local, fake.url)
-        assert kaggle_env.get_endpoint(local).startswith("http://127.0.0.1:")
-        yield fake
-        assert not any(TOKEN.encode() in body for body in fake.bodies)
-
-
-def archive(step):
-    """A run directory with a checkpoint."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as packed:
-        info = tarfile.TarInfo(f"checkpoints/{step}/weights")
-        packed.addfile(info, io.BytesIO())
-    return buffer.getvalue()
-
-
-def end(session, code, step, *, saved=None, error=""):
-    saved = step if saved is None else saved
-    told = session.settings
-    name = f"run-{told['job']}-{told['session']}.lmw"
-    result = {
-        "job": told["job"], "session": told["session"], "code": code, "error": error,
-        "step": step, "saved": saved, "archive": name,
-    }  # fmt: skip
-    session.files = {name: archive(saved), "session.json": json.dumps(result).encode()}
-    session.state, session.log = "COMPLETE", f"session {told['session']} is over\n"
-
-
-def play_to_the_end(fake, session):
-    end(session, 0, 4)
 
 
 def launched(run, name="cats", **options):
@@ -304,3 +243,63 @@ def test_stop_lets_no_other_session_begin(fake, run, capsys):
     assert "ends by itself by" in capsys.readouterr().out
     assert follow(spec) == 0
     assert read_state(spec)["status"] == "stopped" and len(fake.sessions) == 1
+
+
+def test_an_upload_that_fails_leaves_nothing(fake, run):
+    fake.refusals["upload"] = 400, ""
+    with pytest.raises(UserError, match=r"its file did not arrive; launch again later"):
+        launched(run)
+    assert not fake.datasets and not job_names()
+    del fake.refusals["upload"]
+    assert follow(launched(run)) == 0
+
+
+def test_a_launch_whose_answer_is_lost_is_found_the_next_time(fake, run):
+    fake.lost.append("SaveKernel")
+    with pytest.raises(UserError, match="launch again later"):
+        launched(run)
+    assert not job_names()
+    with pytest.raises(UserError, match=r"lmwright-cats-a is queued at Kaggle already"):
+        launched(run)
+
+
+def test_a_session_whose_answer_is_lost_is_taken_for_what_it_is(fake, run):
+    def play(fake, session):
+        end(session, *((43, 2) if session.settings["session"] == 1 else (0, 4)))
+        fake.lost.append("SaveKernel")
+
+    fake.play = play
+    spec = launched(run)
+    assert follow(spec) == 0
+    assert [len(sessions) for sessions in fake.sessions.values()] == [1, 1]
+
+
+def test_no_secret_is_sent(fake, run, monkeypatch, tmp_path):
+    secrets = ["hf_SECRET1", "wandb-SECRET2", "passwordSECRET3"]
+    monkeypatch.setenv("HF_TOKEN", secrets[0])
+    monkeypatch.setenv("WANDB_API_KEY", secrets[1])
+    source = replace(run.data.sources[0], path=f"https://me:{secrets[2]}@example.org/text.jsonl")
+    run = replace(run, dir=str(tmp_path / "out"), data=replace(run.data, sources=(source,)))
+    spec = launched(run)
+    assert follow(spec) == 0
+    kept = [path.read_bytes() for path in spec.folder.rglob("*") if path.is_file()]
+    assert any(b"example.org" in body for body in fake.bodies)
+    for text in [*secrets, TOKEN]:
+        assert not any(text.encode() in data for data in [*fake.bodies, *kept])
+
+
+def test_the_command_line(fake, run, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(run))
+    assert main(["launch", str(file), "--on", "kaggle", "--dry-run"]) == 0
+    assert main(["launch", str(file)]) == 2
+    assert "--on: missing" in capsys.readouterr().err
+    assert main(["launch", str(file), "--notebook", str(tmp_path / "cats.ipynb")]) == 0
+    assert "attach" in capsys.readouterr().out
+    assert main(["launch", str(file), "--on", "kaggle", "--name", "cats", "--detach"]) == 0
+    assert main(["jobs", "stop", "cats"]) == 0
+    assert main(["jobs", "follow", "cats"]) == 0
+    assert main(["jobs", "show", "cats"]) == 0
+    assert "kaggle.com/code/acme/lmwright-cats-a" in capsys.readouterr().out
+    assert main(["jobs", "forget", "cats"]) == 0
+    assert "lmwright-wheels-" in capsys.readouterr().out
