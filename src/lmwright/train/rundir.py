@@ -25,6 +25,7 @@ from lmwright.checkpoint.files import root_of
 from lmwright.config.load import dump_toml, same_folder
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
+from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
@@ -226,6 +227,8 @@ def identity(run: Run) -> dict[str, Any]:
         fields.pop(name)
     for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):
         fields[section] = {k: v for k, v in fields[section].items() if k not in names}
+    if rows_are_alone(run):
+        fields["train"].pop("num_microbatches")
     fields["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
     if fields["lora"] and fields["lora"]["adapters"]:  # each is kept or dropped by itself
         fields["train"].pop("global_batch_size")
@@ -234,6 +237,15 @@ def identity(run: Run) -> dict[str, Any]:
             for adapter in fields["lora"]["adapters"]
         }
     return fields
+
+
+def rows_are_alone(run: Run) -> bool:
+    """True if microbatches only order a sum: no noise is drawn for the rows of one, and no experts
+    balance its tokens."""
+    noise = [asdict(run.objective).get("neftune_alpha")]
+    if run.lora is not None:
+        noise += [run.lora.dropout, *(adapter.dropout for adapter in run.lora.adapters)]
+    return not any(noise) and not any("experts" in p.batch for _, p in walk(run.model.spec()))
 
 
 def _in_both(before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -1,0 +1,83 @@
+"""A run goes on with more or fewer devices, on another mesh, in other microbatches: the batches,
+the schedule and, but for rounding, the losses are those of the undisturbed run."""
+
+import signal
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.config.run import Mesh
+from lmwright.models.experts import Experts
+from lmwright.models.moe import Mixtral
+from lmwright.objectives.sft import Sft
+from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.train.hooks import Hook
+from lmwright.train.loop import train
+from lmwright.train.rundir import identity, rows_are_alone
+from tests.resume.small_runs import STEPS, in_dir, losses
+
+MIXTRAL = Mixtral(
+    vocab_size=320, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, seq_len=32,
+    experts=Experts(num_experts=4, experts_per_token=2, mlp_dim=16),
+)  # fmt: skip
+STOP = 7  # between two checkpoints
+
+
+class Preempted(Hook):
+    def after_step(self, session, step):
+        if step == STOP:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def whole(small_run, tmp_path_factory):
+    """The run, and its losses on four devices without a break."""
+    run = replace(small_run, train=replace(small_run.train, global_batch_size=8))
+    run = in_dir(run, tmp_path_factory.mktemp("whole") / "run")
+    assert train(run, jax.devices()[:4]).exit_code == 0
+    return run, losses(run)
+
+
+@pytest.mark.parametrize(
+    ("devices", "mesh", "pieces"),
+    [
+        (2, Mesh(), 1),
+        pytest.param(8, Mesh(), 1, marks=pytest.mark.slow),
+        pytest.param(1, Mesh(), 8, marks=pytest.mark.slow),
+        pytest.param(8, Mesh(data=2, tensor=2), 2, marks=pytest.mark.slow),
+        pytest.param(4, Mesh(stage=2), 4, marks=pytest.mark.slow),
+        pytest.param(2, Mesh(context=2), 4, marks=pytest.mark.slow),
+    ],
+)
+def test_it_goes_on_with_other_devices(whole, tmp_path, devices, mesh, pieces):
+    run, expected = whole
+    run = in_dir(run, tmp_path / "run")
+    assert train(run, jax.devices()[:4], hooks=[Preempted()]).exit_code == 42
+    other = replace(run, mesh=mesh, train=replace(run.train, num_microbatches=pieces))
+    assert train(other, jax.devices()[:devices]).exit_code == 0
+    got = losses(run)
+    assert sorted(got) == list(range(1, STEPS + 1))
+    assert [got[k] for k in range(1, STOP + 1)] == [expected[k] for k in range(1, STOP + 1)]
+    np.testing.assert_allclose([*got.values()], [*expected.values()], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "alone"),
+    [
+        ({}, True),
+        ({"objective": Sft(neftune_alpha=5.0)}, False),
+        ({"lora": LowRank(rank=2, dropout=0.1)}, False),
+        ({"lora": LowRank(rank=2, adapters=(Adapter(name="a", dropout=0.1),))}, False),
+        ({"lora": LowRank(rank=2)}, True),
+        ({"model": MIXTRAL}, False),
+    ],
+)
+def test_microbatches_may_change_where_they_only_order_a_sum(small_run, change, alone):
+    assert rows_are_alone(replace(small_run, **change)) == alone
+    one, two = (
+        identity(replace(small_run, **change, train=replace(small_run.train, num_microbatches=n)))
+        for n in (1, 2)
+    )
+    assert (one == two) == alone
