@@ -22,11 +22,13 @@ def run(tmp_path_factory):
 def fake(monkeypatch, tmp_path):
     """The stand-in, which the client of this process asks with the token; nothing that was sent
     holds the token."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KAGGLE_API_ENVIRONMENT", "LOCALHOST")  # it logs in at its first import
+    monkeypatch.delenv("KAGGLE_API_TOKEN", raising=False)
     pytest.importorskip("kaggle", reason="Kaggle's client is not installed")
     from kaggle.api.kaggle_api_extended import KaggleApi
     from kagglesdk import kaggle_env
 
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)

@@ -92,6 +92,14 @@ def test_a_run_that_has_begun_here_goes_on_there(fake, run, tmp_path):
     assert (tmp_path / "begun.before-cats" / "checkpoints" / "2").is_dir()
 
 
+def test_a_run_that_was_trained_further_here_stays(fake, run, tmp_path):
+    spec = launched(replace(run, dir=str(tmp_path / "out")))
+    (tmp_path / "out" / "checkpoints" / "9").mkdir(parents=True)
+    assert follow(spec) == 0
+    assert (tmp_path / "out" / "checkpoints" / "9").is_dir()
+    assert (tmp_path / "out.from-cats" / "checkpoints" / "4").is_dir()
+
+
 def test_another_supervisor_takes_over(fake, run, tmp_path):
     spec = launched(replace(run, dir=str(tmp_path / "out")))
     again = load_spec(spec.name)

@@ -244,21 +244,29 @@ def _note(spec: Spec, text: str) -> None:
 
 
 def bring_home(spec: Spec, archive: Path) -> Path:
-    """Unpacks a run directory to where it belongs; the one that was there goes beside it, unless
-    it was trained further."""
+    """Unpacks a run directory to where it belongs. The one that was there goes beside it; if that
+    was trained further meanwhile, it stays and the fetched one goes beside it."""
     target, fetched = Path(spec.dir), spec.folder / "run"
     shutil.rmtree(fetched, ignore_errors=True)
     unpack(archive, fetched)
     archive.unlink()
-    if newest_step(str(target)) > newest_step(str(fetched)):
-        return fetched
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        before = target.with_name(f"{target.name}.before-{spec.name}")
-        shutil.rmtree(before, ignore_errors=True)
-        target.rename(before)
+    if newest_step(str(target)) > newest_step(str(fetched)):
+        target = _free(target.with_name(f"{target.name}.from-{spec.name}"))
+    elif target.exists():
+        target.rename(_free(target.with_name(f"{target.name}.before-{spec.name}")))
     shutil.move(fetched, target)
     return target
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first with a number after it where nothing is yet."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
 
 
 class _Log:

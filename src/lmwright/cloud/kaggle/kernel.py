@@ -23,6 +23,7 @@ SETTINGS: dict = {}
 
 ERROR = "lmwright: error: "
 CONNECT_S = 10
+DEVICES_S = 300
 # Of the image: they would bring its packages into our environment.
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "VIRTUAL_ENV", "TPU_LIBRARY_PATH")
 DEVICES = "import jax; d = jax.devices(); print(d[0].platform, len(d), d[0].device_kind, sep='|')"
@@ -197,9 +198,13 @@ def call(command: list) -> None:
 
 def check_devices(python: Path, environment: dict, settings: dict) -> None:
     """Raises Refusal where this machine has other chips than the run was planned for."""
-    done = subprocess.run(
-        [str(python), "-c", DEVICES], capture_output=True, text=True, env=environment
-    )
+    command = [str(python), "-c", DEVICES]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=DEVICES_S
+        )
+    except subprocess.TimeoutExpired:
+        raise Refusal(f"JAX found no device within {DEVICES_S} s; launch again") from None
     told = [line for line in done.stdout.splitlines() if line.count("|") == 2]
     platform, count, kind = told[-1].split("|") if told else ("none", "0", "none")
     print(f"{count} devices of platform {platform}: {kind}", flush=True)

@@ -210,9 +210,12 @@ class Kaggle:
 
 def check_token() -> None:
     """Raises UserError where this machine has no token."""
-    folder = Path(os.environ.get("KAGGLE_CONFIG_DIR", Path.home() / ".kaggle"))
-    given = any(map(os.environ.get, VARIABLES)) or any((folder / name).exists() for name in FILES)
-    if not given:
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    folders = [Path.home() / ".kaggle", Path(config, "kaggle")]
+    if own := os.environ.get("KAGGLE_CONFIG_DIR"):
+        folders.append(Path(own))
+    saved = any((folder / name).exists() for folder in folders for name in FILES)
+    if not saved and not any(map(os.environ.get, VARIABLES)):
         raise UserError(
             f"--on kaggle: no token here; make one at {TOKENS} (API), then set KAGGLE_API_TOKEN "
             "or run `kaggle auth login`"
