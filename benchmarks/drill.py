@@ -79,6 +79,7 @@ precision = "fp32"
 
 [checkpoint]
 save_every_steps = {save_every}
+memory_every_steps = {memory_every}
 
 [metrics]
 log_every_steps = 1
@@ -344,7 +345,7 @@ def prepare(root: Path, args: argparse.Namespace) -> int:
     text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
     (root / "text.jsonl").write_text(text)
     steps = args.steps or 25 * args.faults
-    facts = {"root": root, "steps": steps, "batch": 8, "save_every": 10}
+    facts = {"root": root, "steps": steps, "batch": 8, "save_every": 10, "memory_every": 3}
     for name in ("calm", "faults"):
         (root / f"{name}.toml").write_text(RUN.format(name=name, **facts))
     return steps

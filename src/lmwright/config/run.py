@@ -301,6 +301,9 @@ class Checkpoint:
     """Newest checkpoints kept."""
     keep_every_steps: PositiveInt | None = None
     """Checkpoints at multiples of this are kept for good."""
+    memory_every_steps: PositiveInt | None = None
+    """States are also kept in the host's memory (/dev/shm), for processes that die while the host
+    lives."""
 
 
 @section

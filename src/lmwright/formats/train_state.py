@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
@@ -65,6 +66,18 @@ def restore(
         for name in wanted["trained"]
     }
     return {"step": state["step"], "frozen": frozen.weights, "trained": trained}, meta
+
+
+def restore_near(
+    plan: Plan, tier: MemoryTier, newer_than: int, frozen: Frozen
+) -> tuple[Tree, dict[str, Any]] | None:
+    """As `restore`, from the memory of the hosts, where all of them have a newer state there."""
+    restored = tier.restore(saved(abstract_state(plan)), newer_than)
+    if restored is None:
+        return None
+    state, meta = restored
+    _refuse_other_frozen(plan, frozen, meta)
+    return {**state, "frozen": frozen.weights}, meta
 
 
 def today(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 A hook overrides what it wants, and is given to `train(run, hooks=[...])`.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -33,6 +33,9 @@ class Running(Protocol):
     display: Display
     metrics: MetricsWriter
     stop: StopRequest
+
+    def meta(self) -> dict[str, Any]:
+        """Facts that go with a saved state."""
 
 
 class Hook:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -27,7 +28,7 @@ from lmwright.data.tokens.vocabulary import note_unused
 from lmwright.errors import EXIT_INTERRUPTED
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
-from lmwright.formats.train_state import restore
+from lmwright.formats.train_state import restore, restore_near
 from lmwright.formats.weights import load_frozen
 from lmwright.guard.heartbeat import beat
 from lmwright.planner.compiler.compile import refuse_option
@@ -44,6 +45,7 @@ from lmwright.train.feed import Feed
 from lmwright.train.finite import refuse_state
 from lmwright.train.hooks import HOOKS, Hook, Values
 from lmwright.train.hosts import HostRows
+from lmwright.train.memory import keeping
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
 from lmwright.train.publishing import publishing
@@ -94,7 +96,8 @@ def train(
         keep_tokenizer(path, stores[trainees[0].name])
         checkpoints = Checkpoints(path, run.checkpoint, before_commit=folder.push)
         stack.enter_context(checkpoints)
-        state, meta = restore_or_init(plan, checkpoints, stores, frozen)
+        tier = MemoryTier(path) if run.checkpoint.memory_every_steps else None
+        state, meta = restore_or_init(plan, checkpoints, stores, frozen, tier)
         start, counts = int(meta.get("step", 0)), counts_of(state)
         beat("restore", step=start, saved=start)
         left = max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
@@ -116,7 +119,7 @@ def train(
             profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
             hooks=(
                 *(KeepClaim(folder), Skips(plan, checkpoints)),
-                *(*publishing(run, path, stack), *HOOKS, *hooks),
+                *(*keeping(run, tier), *publishing(run, path, stack), *HOOKS, *hooks),
             ),
         )
         stack.callback(session.close)
@@ -124,10 +127,16 @@ def train(
 
 
 def restore_or_init(
-    plan: Plan, checkpoints: Checkpoints, stores: dict[str, TokenStore], frozen: Frozen
+    plan: Plan,
+    checkpoints: Checkpoints,
+    stores: dict[str, TokenStore],
+    frozen: Frozen,
+    tier: MemoryTier | None = None,
 ) -> tuple[Tree, dict[str, Any]]:
     """The newest intact state and its meta, or a fresh one and an empty meta."""
-    restored = restore(plan, checkpoints, frozen)
+    newest = max(checkpoints.steps(), default=0)
+    restored = restore_near(plan, tier, newest, frozen) if tier is not None else None
+    restored = restored or restore(plan, checkpoints, frozen)
     if restored is None:
         first = stores[plan.training.trainees[0].name]
         return first_state(plan, first, frozen), {}
@@ -346,23 +355,26 @@ class Session:
         """Starts saving the state. Raises UserError where it is not finite."""
         for hook in self.hooks:
             hook.before_save(self, step)
-        meta = {
-            "stores": {name: store.fingerprint for name, store in self.stores.items()},
-            "frozen": {"path": self.frozen.path, "hash": self.frozen.hash},
-            "trainees": {name: vars(watch) for name, watch in self.watches.items()},
-            "run": dump_toml(self.plan.run),
-        }
         beat("save", saved=self.checkpoints.newest() or 0)
         began, state = time.monotonic(), saved(self.state)
         with self._paused("save"):
             refuse_state(self.plan, self.checkpoints, step, state)
-            self.checkpoints.save(step, state, meta)
+            self.checkpoints.save(step, state, self.meta())
         self._save_due = False
         self._blocked_s = time.monotonic() - began
         self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)
         self.display.saved(step)
         for hook in self.hooks:
             hook.after_save(self, step)
+
+    def meta(self) -> dict[str, Any]:
+        """Facts that go with a state."""
+        return {
+            "stores": {name: store.fingerprint for name, store in self.stores.items()},
+            "frozen": {"path": self.frozen.path, "hash": self.frozen.hash},
+            "trainees": {name: vars(watch) for name, watch in self.watches.items()},
+            "run": dump_toml(self.plan.run),
+        }
 
     @contextmanager
     def _paused(self, part: str) -> Iterator[None]:

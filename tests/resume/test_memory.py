@@ -1,0 +1,98 @@
+"""States in the host's memory: a process that died goes on from there, and nothing else does."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from lmwright.checkpoint.memory import VARIABLE, MemoryTier
+from lmwright.config.run import Checkpoint
+from lmwright.errors import UserError
+from lmwright.train.loop import train
+from tests.resume.small_runs import STEPS, in_dir, losses
+from tests.resume.test_resume import Signal
+
+KILLED = 9
+
+
+class Killed(BaseException):
+    """The process ends without a word."""
+
+
+class Kill(Signal):
+    def after_step(self, session, done):
+        if done == self.step:
+            raise Killed
+
+
+@pytest.fixture
+def run(small_run, tmp_path, monkeypatch):
+    """A run that keeps a state every 2 steps and saves at 6, killed after step 9."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "memory"))
+    checkpoint = Checkpoint(save_every_steps=6, memory_every_steps=2)
+    run = replace(in_dir(small_run, tmp_path / "run"), checkpoint=checkpoint)
+    with pytest.raises(Killed):
+        train(run, jax.devices()[:2], hooks=[Kill(KILLED, 0)])
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(small_run, tmp_path_factory):
+    run = in_dir(small_run, tmp_path_factory.mktemp("calm") / "run")
+    assert train(run, jax.devices()[:2]).exit_code == 0
+    return losses(run)
+
+
+def resumed_at(run):
+    lines = (Path(run.dir) / "metrics.jsonl").read_text().splitlines()
+    return [entry["step"] for entry in map(json.loads, lines) if entry["kind"] == "resume"]
+
+
+def kept(run):
+    return sorted(Path(run.dir).parent.glob("memory/*/*/host-0/*"), key=lambda p: int(p.name))
+
+
+def test_it_goes_on_from_memory_bit_for_bit(run, expected):
+    assert [path.name for path in kept(run)] == ["6", "8"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept(run))
+    assert train(run, jax.devices()[:2]).exit_code == 0
+    assert resumed_at(run) == [8]
+    assert losses(run) == expected
+    assert not kept(run)  # the run is done
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "cut off", "other devices", "made anew"])
+def test_what_cannot_be_used_is_passed_over(run, expected, damage):
+    newest, devices, step = kept(run)[-1], jax.devices()[:2], 6
+    if damage == "a flipped bit":
+        data = bytearray(newest.read_bytes())
+        data[-5] ^= 1
+        newest.write_bytes(data)
+    elif damage == "cut off":
+        newest.write_bytes(newest.read_bytes()[:-5])
+    elif damage == "other devices":
+        devices = jax.devices()[:1]
+    else:
+        shutil.rmtree(run.dir)
+        step = 0
+    assert train(run, devices).exit_code == 0
+    assert resumed_at(run) == ([step] if step else [])
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))
+    if damage != "other devices":
+        assert losses(run) == expected
+
+
+def test_too_little_memory_is_told_and_training_goes_on(run, monkeypatch, capsys):
+    monkeypatch.setattr("lmwright.checkpoint.memory.ROOM", 1e30)
+    assert train(run, jax.devices()[:2]).exit_code == 0
+    assert "too small to keep states in" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_system_without_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(UserError, match="memory_every_steps: there is no"):
+        MemoryTier(tmp_path)
