@@ -270,6 +270,9 @@ class Train:
     max_skipped_steps: PositiveInt = 20
     """Steps in a row whose loss or gradient is not finite, after which the run ends (exit code
     46); each of them leaves weights and optimizer as they are."""
+    skip_spikes: Literal["none", "skip", "rollback"] = "none"
+    """A step whose loss or gradient norm is far above those of the last 128 is skipped like one
+    that is not finite; `rollback` also goes back to the weights of the newest checkpoint."""
     publish_every_steps: PositiveInt | None = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
 

@@ -34,7 +34,7 @@ from lmwright.program.state import abstract_state, part_shardings, saved
 from lmwright.program.trainee import MODEL, Frozen, Trainee
 
 PARTS = ("weights", "optimizer", "ema")
-COUNTS = ("skipped",)  # parts that checkpoints of earlier versions lack
+COUNTS = ("skipped", "recent")  # parts that checkpoints of earlier versions lack
 
 
 def restore(
@@ -115,10 +115,19 @@ def _of_one(tree: Mapping[str, Any]) -> bool:
 
 
 def _with_counts(wanted: Tree, part: Tree) -> Tree:
-    """A trainee's part with the counts that checkpoints of earlier versions lack."""
+    """A trainee's part with the counts that checkpoints of earlier versions lack, and without those
+    that the run does not keep any more."""
     zeros = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)  # noqa: E731
-    added = {kind: jax.tree.map(zeros, wanted[kind]) for kind in COUNTS if kind not in part}
-    return part | added
+    return {
+        kind: part[kind] if kind in part else jax.tree.map(zeros, tree)
+        for kind, tree in wanted.items()
+    }
+
+
+def _counted_alike(ours: Tree, theirs: Tree) -> Tree:
+    """A trainee's part as the run wants it, with the counts that the checkpoint has."""
+    counts = {kind: ours.get(kind, theirs[kind]) for kind in COUNTS if kind in theirs}
+    return {kind: tree for kind, tree in ours.items() if kind not in COUNTS} | counts
 
 
 def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
@@ -128,7 +137,7 @@ def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
     as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
     ours, theirs = wanted["trained"], by_name(shapes)
     trained = {
-        name: {k: tree for k, tree in ours[name].items() if k not in COUNTS or k in part}
+        name: _counted_alike(ours[name], jax.tree.map(as_saved, _plain(part)))
         if name in ours
         else jax.tree.map(as_saved, _plain(part))
         for name, part in theirs.items()

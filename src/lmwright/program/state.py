@@ -2,12 +2,14 @@
 
     {"step": int32, "frozen": tree,
      "trained": {name: {"weights": tree, "optimizer": tree, "ema": tree or absent,
-                        "skipped": {"total": int32, "in_a_row": int32}}}}
+                        "skipped": {"total": int32, "in_a_row": int32},
+                        "recent": {"loss": [128], "grad_norm": [128]} or absent}}}
 
 A checkpoint holds all of it but `frozen`, which is made again from where it came. The count in an
 optimizer is the number of its updates; with the steps that were skipped it is that of the
-trainee's own steps, which batch, schedule and random parts follow. `abstract_state` serves init,
-checkpoint restore and ahead-of-time compilation.
+trainee's own steps, which batch, schedule and random parts follow. `recent` belongs to
+`train.skip_spikes`: values of the last updates, the one of update k at k mod 128. `abstract_state`
+serves init, checkpoint restore and ahead-of-time compilation.
 """
 
 from typing import Any
@@ -24,6 +26,8 @@ from lmwright.optim.build import build_optimizer, state_spec
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Frozen, Trainee
 
+RECENT = 128  # updates that a spike is measured by
+
 
 def optimizer_of(trainee: Trainee) -> optax.GradientTransformationExtraArgs:
     """A trainee's optimizer, built from the arrows of its spec."""
@@ -37,6 +41,8 @@ def fresh_part(plan: Plan, trainee: Trainee, weights: Tree) -> Tree:
         "optimizer": optimizer_of(trainee).init(weights),
         "skipped": {"total": jnp.zeros((), jnp.int32), "in_a_row": jnp.zeros((), jnp.int32)},
     }
+    if plan.run.train.skip_spikes != "none":
+        part["recent"] = {name: jnp.zeros(RECENT) for name in ("loss", "grad_norm")}
     return part if plan.run.train.ema_decay is None else {**part, "ema": weights}
 
 
@@ -95,6 +101,8 @@ def part_shardings(plan: Plan, trainee: Trainee) -> Tree:
     whole = NamedSharding(plan.mesh, PartitionSpec())
     skipped = {"total": whole, "in_a_row": whole}
     part = {"weights": weights, "optimizer": optimizer, "skipped": skipped}
+    if plan.run.train.skip_spikes != "none":
+        part["recent"] = {"loss": whole, "grad_norm": whole}
     return part if plan.run.train.ema_decay is None else {**part, "ema": weights}
 
 

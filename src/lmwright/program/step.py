@@ -2,7 +2,7 @@
 
 batch [A, B, T] --scan over A--> sums of gradients and losses of each trainee
 each trainee:    its own mean --> clip --> optimizer --> weights
-                 not finite   --> the same weights and optimizer, and one more skipped step
+                 not finite, or a spike --> the same weights and optimizer, one more skipped step
 
 Several trainees share one pass through what is frozen, which has no lane axis, so that its
 matmuls see all rows at once.
@@ -32,8 +32,11 @@ from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.optim.build import clip, gradient_norm, make_schedule
 from lmwright.program.plan import Plan, step_options
-from lmwright.program.state import abstract_state, optimizer_of, own_step
+from lmwright.program.state import RECENT, abstract_state, optimizer_of, own_step
 from lmwright.program.trainee import Trainee
+
+SPIKE = 8.0  # standard deviations of values that are spread normally
+LEAST_SPREAD = 0.01  # of the median
 
 IN_A_ROW = "skipped_in_a_row"
 """Metric: the steps without an update up to this one."""
@@ -150,6 +153,11 @@ def _updated(
         )
     mean, skipped = loss.total / weight, part["skipped"]
     sound = jnp.isfinite(mean) & jnp.isfinite(norm)
+    if "recent" in part:
+        measured = {"loss": mean, "grad_norm": norm}
+        sound &= ~spike(part["recent"], measured)
+        place = part["optimizer"]["count"] % RECENT
+        new["recent"] = {k: part["recent"][k].at[place].set(v) for k, v in measured.items()}
     new = jax.tree.map(partial(jnp.where, sound), new, {name: part[name] for name in new})
     new["skipped"] = {
         "total": skipped["total"] + jnp.where(sound, 0, 1),
@@ -165,6 +173,20 @@ def _updated(
         **{name: total / jnp.maximum(n, 1.0) for name, (total, n) in loss.metrics.items()},
     }
     return new, metrics
+
+
+def spike(recent: Tree, measured: Mapping[str, Array]) -> Array:
+    """True where a value is beyond the median of the last updates by many times their spread, which
+    is the median distance from it. Too few updates show none."""
+    made = recent["grad_norm"] > 0  # zero where there was no update yet
+    middle = (jnp.sum(made) - 1) // 2
+    spikes = []
+    for name, value in measured.items():
+        median = jnp.sort(jnp.where(made, recent[name], jnp.inf))[middle]
+        distances = jnp.where(made, jnp.abs(recent[name] - median), jnp.inf)
+        spread = jnp.maximum(1.4826 * jnp.sort(distances)[middle], LEAST_SPREAD * jnp.abs(median))
+        spikes.append(value > median + SPIKE * spread)
+    return reduce(jnp.logical_or, spikes) & (jnp.sum(made) >= RECENT // 2)
 
 
 def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dict[str, Array]:

@@ -30,6 +30,8 @@ class Running(Protocol):
     """Metrics of the last step, which may not be there yet; those of the step before are."""
     losses: list[SourceLoss]
     """Of the last evaluation."""
+    steps: int
+    """At which the run ends."""
     display: Display
     metrics: MetricsWriter
     stop: StopRequest

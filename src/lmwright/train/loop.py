@@ -28,7 +28,6 @@ from lmwright.data.tokens.vocabulary import note_unused
 from lmwright.errors import EXIT_INTERRUPTED
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
-from lmwright.formats.train_state import restore, restore_near
 from lmwright.formats.weights import load_frozen
 from lmwright.guard.heartbeat import beat
 from lmwright.planner.compiler.compile import refuse_option
@@ -49,11 +48,12 @@ from lmwright.train.memory import keeping
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
 from lmwright.train.publishing import publishing
+from lmwright.train.rollback import PassedSteps, pass_over
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 from lmwright.train.skips import Skips, skipped
-from lmwright.train.start import first_state
-from lmwright.train.stores import open_stores, refuse_other_data
+from lmwright.train.start import restore_or_init
+from lmwright.train.stores import open_stores
 from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
 from lmwright.train.watch import Watch
 
@@ -97,7 +97,8 @@ def train(
         checkpoints = Checkpoints(path, run.checkpoint, before_commit=folder.push)
         stack.enter_context(checkpoints)
         tier = MemoryTier(path) if run.checkpoint.memory_every_steps else None
-        state, meta = restore_or_init(plan, checkpoints, stores, frozen, tier)
+        passed = PassedSteps(path)
+        state, meta = restore_or_init(plan, checkpoints, stores, frozen, tier, passed)
         start, counts = int(meta.get("step", 0)), counts_of(state)
         beat("restore", step=start, saved=start)
         left = max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
@@ -112,6 +113,7 @@ def train(
             counts=counts,
             watches={trainee.name: Watch(**watched.get(trainee.name, {})) for trainee in trainees},
             checkpoints=checkpoints,
+            passed=passed,
             stop=stop,
             budget=Budget.of(run, path, start, saved(state), began),
             metrics=stack.enter_context(MetricsWriter(path, run, start or None)),
@@ -124,25 +126,6 @@ def train(
         )
         stack.callback(session.close)
         return session.run()
-
-
-def restore_or_init(
-    plan: Plan,
-    checkpoints: Checkpoints,
-    stores: dict[str, TokenStore],
-    frozen: Frozen,
-    tier: MemoryTier | None = None,
-) -> tuple[Tree, dict[str, Any]]:
-    """The newest intact state and its meta, or a fresh one and an empty meta."""
-    newest = max(checkpoints.steps(), default=0)
-    restored = restore_near(plan, tier, newest, frozen) if tier is not None else None
-    restored = restored or restore(plan, checkpoints, frozen)
-    if restored is None:
-        first = stores[plan.training.trainees[0].name]
-        return first_state(plan, first, frozen), {}
-    state, meta = restored
-    refuse_other_data(plan, stores, meta["stores"])
-    return state, meta
 
 
 def to_device(plan: Plan, host: HostRows, rows: dict[str, np.ndarray]) -> Batch:
@@ -164,6 +147,7 @@ class Session:
     """Steps that each trainee has done."""
     watches: dict[str, Watch]
     checkpoints: Checkpoints
+    passed: PassedSteps
     stop: StopRequest
     budget: Budget
     metrics: MetricsWriter
@@ -215,11 +199,12 @@ class Session:
         if self.start >= self.steps:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
+        done = self._passed_over(self.start)
         with self.budget.apart("compile"):
             self._compile()
         self.stop.starting = False
-        done = self.start
         while done < self.steps:
+            done = self._passed_over(done)
             self.profiler.before(done + 1, self.state)
             values = self._step(done)
             done += 1
@@ -245,6 +230,13 @@ class Session:
             if stopping and done < self.steps:
                 return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
         return self._end(done, 0)
+
+    def _passed_over(self, done: int) -> int:
+        """The step to go on after, that or the last of those that are without effect."""
+        while last := self.passed.last(done + 1):
+            pass_over(self, last)
+            done, self._feeding = last, ()  # other rows follow
+        return done
 
     def _note_unused(self) -> None:
         run, store = self.plan.run, self.stores[self.plan.training.trainees[0].name]
@@ -373,6 +365,7 @@ class Session:
             "stores": {name: store.fingerprint for name, store in self.stores.items()},
             "frozen": {"path": self.frozen.path, "hash": self.frozen.hash},
             "trainees": {name: vars(watch) for name, watch in self.watches.items()},
+            "passed": self.passed.ranges,
             "run": dump_toml(self.plan.run),
         }
 

@@ -1,10 +1,15 @@
-"""The state before the first step: weights from somewhere or from chance, a fresh optimizer."""
+"""The state that a session starts from: a saved one, or that before the first step, with weights
+from somewhere or from chance and a fresh optimizer."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lmwright.checkpoint.memory import MemoryTier
+from lmwright.checkpoint.store import Checkpoints
 from lmwright.core.param import Tree, count_params
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
@@ -12,15 +17,42 @@ from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.open import Place, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
-from lmwright.formats.train_state import init_state
+from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import placed_weights, refuse_unlike
 from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
 from lmwright.program.trainee import Frozen
 from lmwright.storage.mirror import mirror_folder
+from lmwright.train.rollback import PassedSteps
+from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"
+
+
+def restore_or_init(
+    plan: Plan,
+    checkpoints: Checkpoints,
+    stores: Mapping[str, TokenStore],
+    frozen: Frozen,
+    tier: MemoryTier | None,
+    passed: PassedSteps,
+) -> tuple[Tree, dict[str, Any]]:
+    """The newest intact state and its meta, or a fresh one and an empty meta; the steps that the
+    meta knows to be without effect are added to `passed`."""
+    newest = max(checkpoints.steps(), default=0)
+    restored = restore_near(plan, tier, newest, frozen) if tier is not None else None
+    if restored is not None and passed.within(restored[1]["step"]):
+        restored = None
+    restored = restored or restore(plan, checkpoints, frozen)
+    if restored is None:
+        first = stores[plan.training.trainees[0].name]
+        return first_state(plan, first, frozen), {}
+    state, meta = restored
+    refuse_other_data(plan, stores, meta["stores"])
+    for pair in meta.get("passed", ()):
+        passed.add(*pair)
+    return state, meta
 
 
 def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:

@@ -1,0 +1,153 @@
+"""A spike is skipped like a fault, or takes the run back to its newest checkpoint's weights."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.config.check import check_run
+from lmwright.config.run import Checkpoint
+from lmwright.errors import UserError
+from lmwright.optim import KINDS
+from lmwright.optim.kinds import Constant
+from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.program.state import RECENT
+from lmwright.program.step import LEAST_SPREAD, SPIKE, spike
+from lmwright.train.feed import Feed
+from lmwright.train.hooks import Hook
+from tests.resume.small_runs import in_dir, logged
+from tests.resume.test_skips import Undo, assert_equal, trained
+
+
+@pytest.fixture(scope="module")
+def long_run(small_run):
+    """Long enough for the spread of its values to be known."""
+    optim = KINDS["adamw"](learning_rate=1e-3, schedule=Constant())
+    train = replace(small_run.train, steps=96, skip_spikes="skip", num_microbatches=1)
+    policy = Checkpoint(save_every_steps=10, keep_last=20)
+    run = replace(small_run, optim=optim, train=train, checkpoint=policy)
+    return replace(run, eval=replace(run.eval, every_steps=None))
+
+
+def exaggerate(monkeypatch, *steps):
+    """The gradient of these steps is many times as long: rows weigh much more, others less than
+    nothing."""
+    batch = Feed.batch
+
+    def exaggerated(feed, step):
+        arrays = batch(feed, step)
+        if step + 1 in steps:
+            factors = np.array([40.0, -39.0, 40.0, -39.0], np.float32)[:, None]
+            arrays = arrays | {"loss_weight": arrays["loss_weight"] * factors}
+        return arrays
+
+    monkeypatch.setattr(Feed, "batch", exaggerated)
+
+
+class StopAfter(Hook):
+    def __init__(self, step):
+        self.step = step
+
+    def after_step(self, session, step):
+        if step == self.step:
+            session.stop.exit_code = 42
+
+
+@pytest.mark.slow
+def test_a_spike_is_skipped(long_run, tmp_path, monkeypatch):
+    quiet, want = trained(long_run, tmp_path / "undone", hooks=[Undo(80)])
+    assert not logged(quiet, "skipped")
+    exaggerate(monkeypatch, 80)
+    run, got = trained(long_run, tmp_path / "run")
+    assert_equal(got, want)
+    (event,) = logged(run, "skipped")
+    assert event["step"] == 80 and np.isfinite(event["loss"]) and event["grad_norm"] > 10
+    assert [row["step"] for row in logged(run, "checkpoint")][-3:] == [81, 90, 96]
+
+
+@pytest.mark.parametrize("made", [RECENT // 2 - 1, RECENT // 2, RECENT])
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_the_bound(made, spread):
+    """Median and median distance of the updates that were made, one of them far away."""
+    norms = np.exp(spread * np.random.default_rng(made).standard_normal(made)).astype(np.float32)
+    norms[3] = 1e6
+    recent = {"grad_norm": np.zeros(RECENT, np.float32), "loss": np.zeros(RECENT, np.float32)}
+    recent["grad_norm"][:made], recent["loss"][:made] = norms, 2.0
+    median = np.sort(norms)[(made - 1) // 2]
+    distance = np.sort(np.abs(norms - median))[(made - 1) // 2]
+    bound = median + SPIKE * max(1.4826 * distance, LEAST_SPREAD * median)
+    known = made >= RECENT // 2
+    for factor, beyond in ((0.999, False), (1.001, True)):
+        value = {"loss": np.float32(2.0), "grad_norm": np.float32(bound * factor)}
+        assert bool(spike(recent, value)) is (beyond and known)
+    assert bool(spike(recent, {"loss": np.float32(2.2), "grad_norm": median})) is known
+
+
+@pytest.mark.slow
+def test_too_little_is_known_at_first(long_run, tmp_path, monkeypatch):
+    exaggerate(monkeypatch, 40)
+    run = replace(long_run, train=replace(long_run.train, steps=42))
+    run, got = trained(run, tmp_path / "run")
+    assert not logged(run, "skipped")
+    assert got["trained"]["model"]["optimizer"]["count"] == 42
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_back_to_the_newest_checkpoint(long_run, tmp_path, monkeypatch, devices):
+    rolling = replace(long_run, train=replace(long_run.train, skip_spikes="rollback"))
+    # the same run, which is told of the steps
+    told = in_dir(rolling, tmp_path / "told")
+    trained(rolling, told.dir, devices, [StopAfter(80)])
+    (Path(told.dir) / "passed.json").write_text("[[81, 85]]")
+    _, want = trained(rolling, told.dir, devices)
+    exaggerate(monkeypatch, 84)
+    run, got = trained(rolling, tmp_path / "run", devices)
+    assert_equal(got, want)
+    part = got["trained"]["model"]
+    assert (got["step"], part["optimizer"]["count"], part["skipped"]["total"]) == (96, 91, 5)
+    (event,) = logged(run, "rollback")
+    assert (event["step"], event["checkpoint"]) == (85, 80)
+    assert json.loads((Path(run.dir) / "passed.json").read_text()) == [[81, 85]]
+    # from a checkpoint before them, and without the record from one after them
+    for left, removed in ((70, ()), (90, ("passed.json",))):
+        again = in_dir(rolling, tmp_path / f"from {left}")
+        shutil.copytree(run.dir, again.dir)
+        for name in removed:
+            (Path(again.dir) / name).unlink()
+        for checkpoint in (Path(again.dir) / "checkpoints").iterdir():
+            if int(checkpoint.name) > left:
+                shutil.rmtree(checkpoint)
+        _, resumed = trained(rolling, again.dir, devices)
+        assert_equal(resumed, got)
+
+
+@pytest.mark.slow
+def test_rollbacks_that_lead_nowhere(long_run, tmp_path, monkeypatch):
+    exaggerate(monkeypatch, *range(84, 96, 2))
+    policy = replace(long_run.checkpoint, save_every_steps=80)
+    rolling = replace(long_run, checkpoint=policy)
+    rolling = replace(rolling, train=replace(long_run.train, skip_spikes="rollback"))
+    with pytest.raises(UserError, match=r"up to step 91, after 3 rollbacks .*checkpoints/80"):
+        trained(rolling, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_switched_on_and_off_between_sessions(long_run, tmp_path):
+    modes = [replace(long_run, train=replace(long_run.train, skip_spikes=mode, steps=steps))
+             for mode, steps in (("none", 20), ("skip", 30), ("none", 40))]  # fmt: skip
+    for run in modes:
+        _, state = trained(run, tmp_path / "run")
+    _, want = trained(modes[-1], tmp_path / "whole")
+    assert_equal(jax.device_get(state), want)
+
+
+def test_several_adapters_do_not_roll_back(small_run, tmp_path):
+    train = replace(small_run.train, skip_spikes="rollback")
+    lora = LowRank(adapters=(Adapter(name="a"), Adapter(name="b")))
+    with pytest.raises(UserError, match='skip_spikes: "rollback" goes back'):
+        check_run(replace(small_run, train=train, lora=lora))
