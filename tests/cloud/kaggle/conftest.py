@@ -44,3 +44,14 @@ def fake(monkeypatch, tmp_path):
         assert kaggle_env.get_endpoint(local).startswith("http://127.0.0.1:")
         yield fake
         assert not any(TOKEN.encode() in body for body in fake.bodies)
+
+
+@pytest.fixture
+def small_wheel(monkeypatch):
+    """No session of these tests installs anything."""
+
+    def build(folder):
+        (folder / "lmwright-1.whl").write_bytes(b"wheel")
+        return folder / "lmwright-1.whl"
+
+    monkeypatch.setattr(parcel, "build_wheel", build)

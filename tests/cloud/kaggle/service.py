@@ -15,6 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+from lmwright.cloud.kaggle import launch
+from lmwright.cloud.spec import Limits
+
 USER, TOKEN = "acme", "KGAT_verysecretTOKENverysecret"
 RPC = re.compile(r"/api/v1/[a-z]+\.\w+/(\w+)")
 
@@ -253,3 +256,8 @@ def end(session, code, step, *, saved=None, error=""):
 def play_to_the_end(fake, session):
     """A session in which the run is done."""
     end(session, 0, 4)
+
+
+def launched(run, name="cats", **options):
+    """The job of a run after its launch."""
+    return launch.launch(run, name, Limits(), **options)

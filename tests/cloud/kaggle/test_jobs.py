@@ -9,27 +9,14 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.cloud.command import follow
 from lmwright.cloud.kaggle import job, launch, parcel, service
-from lmwright.cloud.spec import Limits, job_names, load_spec, read_state
+from lmwright.cloud.spec import job_names, read_state
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
-from tests.cloud.kaggle.service import TOKEN, end, play_to_the_end
+from lmwright.program.lora_section import Adapter, LowRank
+from tests.cloud.kaggle.service import TOKEN, end, launched, play_to_the_end
 
 PLAN = launch.plan
-
-
-@pytest.fixture(autouse=True)
-def small_wheel(monkeypatch):
-    """No session of these tests installs anything."""
-
-    def build(folder):
-        (folder / "lmwright-1.whl").write_bytes(b"wheel")
-        return folder / "lmwright-1.whl"
-
-    monkeypatch.setattr(parcel, "build_wheel", build)
-
-
-def launched(run, name="cats", **options):
-    return launch.launch(run, name, Limits(), **options)
+pytestmark = pytest.mark.usefixtures("small_wheel")
 
 
 def test_a_run_goes_through_three_sessions(fake, run, tmp_path):
@@ -100,14 +87,6 @@ def test_a_run_that_was_trained_further_here_stays(fake, run, tmp_path):
     assert (tmp_path / "out.from-cats" / "checkpoints" / "4").is_dir()
 
 
-def test_another_supervisor_takes_over(fake, run, tmp_path):
-    spec = launched(replace(run, dir=str(tmp_path / "out")))
-    again = load_spec(spec.name)
-    job.look(again, service.Kaggle())
-    assert read_state(again)["service"] == "QUEUED"
-    assert follow(load_spec(spec.name)) == 0
-
-
 def test_a_user_mistake_ends_the_job(fake, run, capsys):
     fake.play = lambda fake, session: end(session, 2, 0, error="lmwright: error: bad")
     spec = launched(run)
@@ -124,24 +103,6 @@ def test_no_tpu_is_told_at_once(fake, run, capsys):
     fake.play = play
     assert follow(launched(run)) == 1
     assert "has no TPU" in capsys.readouterr().err
-
-
-def test_lost_sessions_are_tried_again_and_given_up(fake, run):
-    def play(fake, session):
-        session.state, session.message = "ERROR", "the machine went away"
-
-    fake.play = play
-    spec = launched(run)
-    assert follow(spec) == 1
-    state = read_state(spec)
-    assert state["attempt"] == job.FAILURES and "went away" in state["error"]
-
-
-def test_sessions_that_save_nothing_are_given_up(fake, run):
-    fake.play = lambda fake, session: end(session, 43, 0, saved=0)
-    spec = launched(run)
-    assert follow(spec) == 1
-    assert "saved nothing new" in read_state(spec)["error"]
 
 
 def test_the_last_hours_of_a_week_are_used_and_the_next_waited_for(fake, run, monkeypatch):
@@ -235,15 +196,6 @@ def test_a_dry_run_asks_nobody(fake, run, capsys):
     assert '"machine_shape": "TpuV5E8"' in out and "/@lmwright@/run" in out
 
 
-def test_an_unreachable_service_is_asked_again(fake, run, monkeypatch):
-    spec = launched(run)
-    fake.refusals["GetKernelSessionStatus"] = 503, "busy"
-    job.look(spec, service.Kaggle())
-    assert "cannot be asked" in (spec.folder / "events.log").read_text()
-    del fake.refusals["GetKernelSessionStatus"]
-    assert follow(spec) == 0
-
-
 def test_stop_lets_no_other_session_begin(fake, run, capsys):
     fake.play = lambda fake, session: end(session, 43, 2)
     spec = launched(run)
@@ -251,35 +203,6 @@ def test_stop_lets_no_other_session_begin(fake, run, capsys):
     assert "ends by itself by" in capsys.readouterr().out
     assert follow(spec) == 0
     assert read_state(spec)["status"] == "stopped" and len(fake.sessions) == 1
-
-
-def test_an_upload_that_fails_leaves_nothing(fake, run):
-    fake.refusals["upload"] = 400, ""
-    with pytest.raises(UserError, match=r"its file did not arrive; launch again later"):
-        launched(run)
-    assert not fake.datasets and not job_names()
-    del fake.refusals["upload"]
-    assert follow(launched(run)) == 0
-
-
-def test_a_launch_whose_answer_is_lost_is_found_the_next_time(fake, run):
-    fake.lost.append("SaveKernel")
-    with pytest.raises(UserError, match="launch again later"):
-        launched(run)
-    assert not job_names()
-    with pytest.raises(UserError, match=r"lmwright-cats-a is queued at Kaggle already"):
-        launched(run)
-
-
-def test_a_session_whose_answer_is_lost_is_taken_for_what_it_is(fake, run):
-    def play(fake, session):
-        end(session, *((43, 2) if session.settings["session"] == 1 else (0, 4)))
-        fake.lost.append("SaveKernel")
-
-    fake.play = play
-    spec = launched(run)
-    assert follow(spec) == 0
-    assert [len(sessions) for sessions in fake.sessions.values()] == [1, 1]
 
 
 def test_no_secret_is_sent(fake, run, monkeypatch, tmp_path):
@@ -311,3 +234,28 @@ def test_the_command_line(fake, run, tmp_path, capsys):
     assert "kaggle.com/code/acme/lmwright-cats-a" in capsys.readouterr().out
     assert main(["jobs", "forget", "cats"]) == 0
     assert "lmwright-wheels-" in capsys.readouterr().out
+
+
+def test_places_of_this_machine_are_sent(run, tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    adapters = (
+        Adapter(name="a", data=run.data.dir),
+        Adapter(name="b", init_from=str(tmp_path / "weights")),
+    )
+    run = replace(
+        run,
+        dir=str(tmp_path / "out"),
+        lora=LowRank(adapters=adapters, init_from="hf://acme/adapter"),
+        train=replace(run.train, init_from=str(tmp_path / "model.gguf")),
+    )
+    packed = parcel.pack(run, tmp_path)
+    folders = {archive.folder: archive for archive in packed.archives if archive.folder}
+    text = packed.run
+    assert 'init_from = "/@lmwright@/init-3/model.gguf"' in text
+    assert 'init_from = "hf://acme/adapter"' in text
+    assert sorted(archive.kind for archive in folders.values()) == ["data", "data", "init", "init"]
+    for folder, archive in folders.items():
+        assert f"/@lmwright@/{folder}" in text and archive.files
+    assert packed.hosts == ("huggingface.co",) and not packed.secrets

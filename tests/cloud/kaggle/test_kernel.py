@@ -1,6 +1,7 @@
 """The script that runs at Kaggle: what it refuses, and whole sessions on this machine's CPUs."""
 
 import json
+import shutil
 import socket
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from lmwright.cloud.command import follow
 from lmwright.cloud.kaggle import kernel, launch
 from lmwright.cloud.spec import Limits, read_state
+from lmwright.config.run import Tokenizer
 from lmwright.train.loop import train
 from tests.cloud.kaggle.host_packages import use_packages_of_this_python
 from tests.cloud.kaggle.service import run_script
@@ -64,13 +66,16 @@ def test_two_sessions_equal_one_run(fake, run, tmp_path, monkeypatch):
     folders = iter([tmp_path / "one", tmp_path / "two"])
     stops = iter(["step 10/", ""])
     fake.play = lambda fake, session: run_script(fake, session, next(folders), next(stops))
-    there = replace(run, dir=str(tmp_path / "there"))
+    here = replace(run, dir=str(tmp_path / "here"))
+    train(here)
+    data = replace(run.data, tokenizer=Tokenizer(path=str(tmp_path / "tokenizer.json")))
+    there = replace(run, dir=str(tmp_path / "there"), data=data)
     spec = launch.launch(there, "cats", Limits())
+    Path(run.data.sources[0].path).unlink()  # as there
+    shutil.rmtree(run.data.dir)
     assert follow(spec) == 0, (spec.folder / "logs" / "host-0.log").read_text()
     state = read_state(spec)
     assert (state["status"], state["attempt"], state["step"]) == ("done", 2, STEPS)
-    here = replace(run, dir=str(tmp_path / "here"))
-    train(here)
     assert losses(there) == losses(here)
     environment = json.loads((Path(there.dir) / "env.json").read_text())
     assert "PYTHONPATH" not in environment["variables"]

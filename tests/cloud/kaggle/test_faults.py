@@ -1,0 +1,156 @@
+"""Jobs at Kaggle whose sessions, answers, uploads or supervisors are lost."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from lmwright.cloud import command
+from lmwright.cloud.command import follow
+from lmwright.cloud.kaggle import job, service
+from lmwright.cloud.spec import job_names, load_spec, read_state
+from lmwright.errors import UserError
+from tests.cloud.kaggle.service import end, launched
+
+pytestmark = pytest.mark.usefixtures("small_wheel")
+
+
+def test_another_supervisor_takes_over(fake, run, tmp_path):
+    spec = launched(replace(run, dir=str(tmp_path / "out")))
+    again = load_spec(spec.name)
+    job.look(again, service.Kaggle())
+    assert read_state(again)["service"] == "QUEUED"
+    assert follow(load_spec(spec.name)) == 0
+
+
+def test_lost_sessions_are_tried_again_and_given_up(fake, run):
+    def play(fake, session):
+        session.state, session.message = "ERROR", "the machine went away"
+
+    fake.play = play
+    spec = launched(run)
+    assert follow(spec) == 1
+    state = read_state(spec)
+    assert state["attempt"] == job.FAILURES and "went away" in state["error"]
+
+
+def test_sessions_that_save_nothing_are_given_up(fake, run):
+    fake.play = lambda fake, session: end(session, 43, 0, saved=0)
+    spec = launched(run)
+    assert follow(spec) == 1
+    assert "saved nothing new" in read_state(spec)["error"]
+
+
+def test_an_unreachable_service_is_asked_again(fake, run, monkeypatch):
+    spec = launched(run)
+    fake.refusals["GetKernelSessionStatus"] = 503, "busy"
+    job.look(spec, service.Kaggle())
+    assert "cannot be asked" in (spec.folder / "events.log").read_text()
+    del fake.refusals["GetKernelSessionStatus"]
+    assert follow(spec) == 0
+
+
+def test_an_upload_that_fails_leaves_nothing(fake, run):
+    fake.refusals["upload"] = 400, ""
+    with pytest.raises(UserError, match=r"its file did not arrive; launch again later"):
+        launched(run)
+    assert not fake.datasets and not job_names()
+    del fake.refusals["upload"]
+    assert follow(launched(run)) == 0
+
+
+def test_a_launch_whose_answer_is_lost_is_found_the_next_time(fake, run):
+    fake.lost.append("SaveKernel")
+    with pytest.raises(UserError, match="launch again later"):
+        launched(run)
+    assert not job_names()
+    with pytest.raises(UserError, match=r"lmwright-cats-a is queued at Kaggle already"):
+        launched(run)
+
+
+def test_a_session_whose_answer_is_lost_is_taken_for_what_it_is(fake, run):
+    def play(fake, session):
+        end(session, *((43, 2) if session.settings["session"] == 1 else (0, 4)))
+        fake.lost.append("SaveKernel")
+
+    fake.play = play
+    spec = launched(run)
+    assert follow(spec) == 0
+    assert [len(sessions) for sessions in fake.sessions.values()] == [1, 1]
+
+
+@pytest.mark.slow
+def test_sessions_end_in_every_way(fake, run, tmp_path):
+    """The next session always begins with the newest that was saved, and nothing is lost."""
+    rng, best = random.Random(), {"step": 0, "archive": ""}
+
+    def play(fake, session):
+        told = session.settings
+        source = next((name for name, to in told["archives"].items() if to == "run"), "")
+        assert source == best["archive"]
+        deed = rng.choice(["saved", "saved", "saved", "lost", "canceled", "unreachable"])
+        if deed == "saved":
+            best["step"] = step = best["step"] + rng.randint(1, 3)
+            best["archive"] = f"run-{told['job']}-{told['session']}.lmw"
+            end(session, rng.choice([42, 43]) if step < 8 else 0, step)
+        elif deed == "unreachable":
+            fake.lost += ["GetKernelSessionStatus", "ListKernelSessionOutput"]
+            session.log = ""
+        else:
+            session.state = {"lost": "ERROR", "canceled": "CANCEL_ACKNOWLEDGED"}[deed]
+
+    fake.play = play
+    for seed in range(8):
+        rng.seed(seed)
+        best |= {"step": 0, "archive": ""}
+        spec = launched(replace(run, dir=str(tmp_path / f"out{seed}")), name=f"cats-{seed}")
+        while follow(spec):
+            command.start_command(spec.name, detach=True)
+        state = read_state(spec)
+        assert (state["status"], state["saved"]) == ("done", best["step"])
+        assert (tmp_path / f"out{seed}" / "checkpoints" / str(best["step"])).is_dir()
+
+
+class Killed(BaseException):
+    """The supervisor is gone."""
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_anywhere(fake, run, tmp_path, monkeypatch):
+    """Another one goes on: no session is begun twice, and the run comes home."""
+    fake.play = lambda fake, s: end(s, *((43, 2) if s.settings["session"] == 1 else (0, 4)))
+    calls, deadly = [0], [0]
+
+    def deadly_call(name):
+        method = getattr(service.Kaggle, name)
+
+        def call(self, *words):
+            calls[0] += 1
+            before, after = calls[0] == deadly[0], calls[0] == -deadly[0]
+            if before:
+                raise Killed
+            answer = method(self, *words)
+            if after:
+                raise Killed
+            return answer
+
+        monkeypatch.setattr(service.Kaggle, name, call)
+
+    for name in ("quota", "push", "session", "fetch"):
+        deadly_call(name)
+    spec = launched(replace(run, dir=str(tmp_path / "out")), name="cats")
+    begun = calls[0]
+    assert follow(spec) == 0
+    total = calls[0]
+    for number in range(begun + 1, total + 1):
+        for side in (1, -1):
+            name = f"cats-{number}-{'ab'[side < 0]}"
+            calls[0], deadly[0] = 0, 0
+            spec = launched(replace(run, dir=str(tmp_path / name)), name=name)
+            deadly[0] = side * number
+            with pytest.raises(Killed):
+                follow(spec)
+            deadly[0] = 0
+            assert follow(load_spec(name)) == 0
+            assert [len(fake.sessions[f"acme/lmwright-{name}-{x}"]) for x in "ab"] == [1, 1]
+            assert (tmp_path / name / "checkpoints" / "4").is_dir()
