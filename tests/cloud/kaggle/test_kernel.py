@@ -6,6 +6,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,20 @@ def test_secrets(tmp_path, monkeypatch):
     values = kernel.read_secrets(["GOOGLE_APPLICATION_CREDENTIALS"], tmp_path)
     path = Path(values["GOOGLE_APPLICATION_CREDENTIALS"])
     assert path.read_text().startswith("{") and path.stat().st_mode & 0o077 == 0
+
+
+def test_secrets_of_kaggle_and_colab(monkeypatch):
+    kaggle = SimpleNamespace(
+        UserSecretsClient=lambda: SimpleNamespace(get_secret={"HF_TOKEN": "k"}.__getitem__)
+    )
+    monkeypatch.setitem(sys.modules, "kaggle_secrets", kaggle)
+    for name in ("google", "google.colab"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    colab = SimpleNamespace(get={"WANDB_API_KEY": "c"}.__getitem__)
+    monkeypatch.setitem(sys.modules, "google.colab.userdata", colab)
+    assert kernel.secret("HF_TOKEN") == "k"
+    assert kernel.secret("WANDB_API_KEY") == "c"
+    assert kernel.secret("OTHER") == ""
 
 
 def test_another_python_is_refused(tmp_path):
