@@ -52,6 +52,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
     verbs = "quickstart prepare data tokenizer config models params plan train sweep launch jobs"
     assert shown == [
         *verbs.split(),
+        "cloud",
         "eval",
         "generate",
         "export",
@@ -67,7 +68,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
 
 
 def test_no_summary_is_cut_off(capsys):
-    for words in ([], ["data"], ["tokenizer"], ["config"], ["jobs"]):
+    for words in ([], ["data"], ["tokenizer"], ["config"], ["jobs"], ["cloud"]):
         main([*words, "--help"])
         assert not re.search(r"[^\]]\.\.\.$", capsys.readouterr().out, re.M)
 

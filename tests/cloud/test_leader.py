@@ -10,6 +10,7 @@ from lmwright.cloud import leader as leading
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.rank import Pulse
 from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
+from lmwright.cloud.stragglers import Stragglers
 
 LIMITS = Limits(failures=3, silent_s=3.0, grace_s=1.0, backoff_s=0.1)
 
@@ -39,6 +40,7 @@ class Agent:
 def spec(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(leading, "TICK_S", 0.02)
+    monkeypatch.setattr(leading, "TELL_EVERY_S", 0.05)
     spec = Spec(name="j", dir="run", command=("true",), hosts=2, port=0, limits=LIMITS)
     save_spec(spec)
     return spec
@@ -245,3 +247,27 @@ def test_limits_follow_the_phase_and_the_measured_steps(monkeypatch):
     assert pulse.hangs()
     pulse.see(None)  # an unreadable heartbeat is no sign of life
     assert pulse.hangs()
+
+
+def test_a_slow_host_is_named_once(spec):
+    async def scene(connect, running):
+        agents = await started(connect)
+        for step in range(1, 20):
+            for host, agent in enumerate(agents):
+                pulse = {"attempt": 1, "phase": "step", "step": step, "saved": 0}
+                agent.say(pulse={**pulse, "host_ms": 400 if host else 100})
+        await asyncio.sleep(0.2)
+
+    def ordinary(slow):
+        watch = Stragglers()
+        for step in range(20):
+            for host in range(4):
+                work = slow if host == 2 else 10 + step % 3
+                watch.see(host, {"phase": "step", "step": step, "host_ms": work})
+        return watch.news(), watch.news(), [host for host, _, _ in watch.slow()]
+
+    assert ordinary(55) == (None, None, [])  # too little to matter
+    first, second, hosts = ordinary(500)
+    assert first.startswith("slow hosts: host 2: 500 ms") and second is None and hosts == [2]
+    played(spec, scene)
+    assert "slow hosts: host 1: 400 ms" in (spec.folder / "events.log").read_text()

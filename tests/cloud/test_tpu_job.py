@@ -19,8 +19,10 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 
 from lmwright.cli.main import main
 from lmwright.cloud import remote, stage
-from lmwright.cloud.local import free_port
+from lmwright.cloud.local import free_port, variables
+from lmwright.cloud.remote import notify
 from lmwright.cloud.slices import Patience, Slices
+from lmwright.cloud.target import settings_path, settings_with
 from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Checkpoint
@@ -34,7 +36,7 @@ QUICK = Patience(poll=0.3, first_word=120.0, silence=60.0)
 
 @pytest.fixture
 def tpu(monkeypatch, tmp_path):
-    service = FakeTpu(tmp_path / "hosts", {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+    service = FakeTpu(tmp_path / "hosts", variables(1))
     monkeypatch.setenv(ENDPOINT, f"http://{service.server.address}/")
     monkeypatch.setenv(NO_CREDENTIALS, "true")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -141,7 +143,6 @@ def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys
         (["--on", "v4-17"], "v4 has no slice of 17"),
         (["--name", "J_1"], "cannot name a slice"),
         (["dir=here"], "dir: here: the hosts of a slice cannot see it"),
-        (["--on", "kaggle"], "cannot be launched on yet"),
     ],
 )
 def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
@@ -205,3 +206,41 @@ def test_gcloud_is_answered_and_asks_the_same(tpu, tmp_path):
         assert node[name] == other[name]
     [listed] = Tpus(Cloud(project="p")).requests(ZONE)
     assert listed.id == "y"  # x is not of lmwright
+
+
+def fake_gcloud(tmp_path, monkeypatch, script):
+    """A gcloud that writes its words down."""
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin" / "gcloud"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n{script}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "said"
+
+
+def test_cloud_init_makes_what_is_missing_and_writes_the_settings(tmp_path, monkeypatch, capsys):
+    there = 'test "$3" != create || { echo "409: you already own it" >&2; exit 1; }'
+    said = fake_gcloud(tmp_path, monkeypatch, there)
+    words = ["cloud", "init", "--project", "p", "--zone", ZONE, "--bucket", "gs://b"]
+    assert main([*words, "--dry-run"]) == 0 and not said.exists()
+    assert main([*words, "--yes"]) == 0
+    assert "service-accounts create lmwright --project=p" in said.read_text()
+    assert settings_with().service_account == "lmwright@p.iam.gserviceaccount.com"
+    assert main([*words, "--yes"]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_cloud_init_stops_at_a_refusal(tmp_path, monkeypatch, capsys):
+    fake_gcloud(tmp_path, monkeypatch, 'echo "ERROR: you lack permission" >&2; exit 1')
+    words = ["cloud", "init", "--project", "p", "--zone", ZONE, "--bucket", "gs://b", "--yes"]
+    assert main(words) == 2
+    assert "gcloud services enable tpu.googleapis.com: ERROR: you lack" in capsys.readouterr().err
+    assert not settings_path().exists()
+
+
+def test_events_reach_the_users_command(tmp_path, capsys):
+    notify(f"cat >> {tmp_path}/told", "j-1: it is SUSPENDED; deleting it")
+    assert (tmp_path / "told").read_text() == "j-1: it is SUSPENDED; deleting it\n"
+    notify("exit 3", "x")
+    assert "failed (exit code 3)" in capsys.readouterr().out

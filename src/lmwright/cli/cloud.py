@@ -57,7 +57,7 @@ def launch(run: str, overrides: Sequence[str], **options: Any) -> Any:
     from lmwright.cloud.command import Wanted, launch_command
     from lmwright.cloud.target import Settings, settings_with
 
-    named = {name: options.pop(name) for name in Settings.__dataclass_fields__}
+    named = {name: options.pop(name, None) for name in Settings.__dataclass_fields__}
     wanted = Wanted(**given(**options))
     if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
         wanted = replace(wanted, settings=settings_with(**given(**named)))
@@ -151,6 +151,21 @@ def jobs_stop(name: str) -> Any:
     return stop_command(name)
 
 
+@jobs.command("ssh", context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--host", type=int, default=0, help="Number of the host. Default: 0.")
+def jobs_ssh(name: str, command: Sequence[str], host: int) -> Any:
+    """Open a shell on a host of the job NAME, or run COMMAND there.
+
+    \b
+    Example:  lmwright jobs ssh wiki --host 2
+    """
+    from lmwright.cloud.command import ssh_command
+
+    return ssh_command(name, host, command)
+
+
 @jobs.command("forget")
 @click.argument("name")
 @click.option("--kill", is_flag=True, help="End it first, without saving.")
@@ -165,4 +180,31 @@ def jobs_forget(name: str, kill: bool) -> Any:
     return forget_command(name, kill=kill)
 
 
-VERBS = (launch, jobs)
+@click.group(cls=InOrder)
+def cloud() -> None:
+    """Set up Google Cloud for launching."""
+
+
+@cloud.command("init")
+@click.option("--project", required=True, help="Google Cloud project.")
+@click.option("--zone", required=True, help="Where slices are to be, as in us-central2-b.")
+@click.option("--bucket", required=True, help="Bucket for runs and jobs, as gs://NAME.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+def cloud_init(project: str, zone: str, bucket: str, yes: bool, dry_run: bool) -> Any:
+    """Make what launching on slices needs.
+
+    APIs are enabled, a bucket and a service account made, and settings written.
+
+    \b
+    Example:  lmwright cloud init --project my-project --zone us-central2-b --bucket gs://my-runs
+    """
+    from lmwright.cloud.init import init_command
+
+    def agree() -> bool:
+        return yes or click.confirm("Do this?")
+
+    return init_command(project, zone, bucket, agree, dry_run=dry_run)
+
+
+VERBS = (launch, jobs, cloud)

@@ -56,8 +56,6 @@ class Wanted:
     hang_after: float | None = None
     """Seconds without a step after which the run hangs, if five steps are shorter."""
     failures: int | None = None
-    bucket: str | None = None
-    """Folder in a bucket, for jobs on slices and their code."""
     settings: Settings = field(default_factory=Settings)
     """Of slices."""
     notebook: str | None = None
@@ -98,7 +96,7 @@ def _launch_on_slices(run: Run, wanted: Wanted) -> int:
     for name in dict.fromkeys(offer.name for offer in offers):
         if plan_command(run, Plan(on=name, quick=True)):
             raise UserError(f"--on: the run does not fit {name}; the plan above says what would")
-    root = (wanted.bucket or f"{'/'.join(run.dir.split('/')[:3])}/lmwright").rstrip("/")
+    root = (wanted.settings.bucket or f"{'/'.join(run.dir.split('/')[:3])}/lmwright").rstrip("/")
     name = wanted.name or _free_name(run.name).replace("_", "-").replace(".", "-")
     if not JOB_NAME.fullmatch(name):
         raise UserError(
@@ -278,6 +276,8 @@ def show_command(name: str) -> None:
     print(f"  hosts          {spec.hosts}, there now: {state.get('hosts', [])}")
     print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
     print(f"  step           {state['step']}, saved {state['saved']}")
+    if slow := state.get("slow_hosts"):
+        print(f"  slow hosts     {', '.join(map(str, slow))}")
     if state.get("error"):
         print(f"  last error     {visible(state['error'])}")
     remote.show_goodput(spec)
@@ -311,6 +311,14 @@ def follow_command(name: str) -> int:
         show_command(name)
         return 0
     return follow(spec)
+
+
+def ssh_command(name: str, host: int, words: Sequence[str]) -> int:
+    """Opens a shell on a host of a job on slices, or runs a command there."""
+    spec = find(name)
+    if not spec.url:
+        raise UserError(f"job {name} runs on this machine; there is no other to reach")
+    return remote.ssh(spec, host, words)
 
 
 def start_command(name: str, *, detach: bool = False) -> int:

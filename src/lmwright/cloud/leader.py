@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
+from lmwright.cloud.stragglers import Stragglers
 from lmwright.errors import EXIT_INTERRUPTED
 from lmwright.train.signals import (
     EXIT_PREEMPTED,
@@ -67,6 +68,7 @@ class Leader:
         self._attempt: _Attempt | None = None
         self._next = 0.0
         self._written = self._told = 0.0
+        self._stragglers = Stragglers()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one agent."""
@@ -92,6 +94,7 @@ class Leader:
         if "pulse" in message:
             entry.pulse = message["pulse"]
             self._progress(entry.pulse)
+            self._stragglers.see(host, entry.pulse)
         elif "notice" in message:
             entry.notice = True
         elif "ended" in message:
@@ -124,6 +127,8 @@ class Leader:
         if now - self._told > TELL_EVERY_S:
             self._told = now
             self._order("alive")
+            if slow := self._stragglers.news():
+                self._note(slow)
         if now - self._written > WRITE_EVERY_S:
             self._write()
 
@@ -132,6 +137,7 @@ class Leader:
             self._finish("stopped", "stopped as asked")
         elif len(self._hosts) == self._spec.hosts and now >= self._next:
             self._state["attempt"] += 1
+            self._stragglers = Stragglers()
             self._attempt = _Attempt(self._state["attempt"], now)
             for host in self._hosts.values():
                 host.pulse, host.notice = {}, False
@@ -233,7 +239,9 @@ class Leader:
             events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {text}\n")
 
     def _write(self, **facts: Any) -> None:
-        self._state |= facts | {"time": time.time(), "hosts": sorted(self._hosts)}
+        slow = [host for host, _, _ in self._stragglers.slow()]
+        now = {"time": time.time(), "hosts": sorted(self._hosts), "slow_hosts": slow}
+        self._state |= facts | now
         self._written = time.monotonic()
         write_state(self._spec, self._state)
 

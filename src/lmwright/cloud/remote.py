@@ -3,14 +3,17 @@ bucket."""
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
+from lmwright.cloud.target import settings_path, settings_with
 from lmwright.cloud.tpu_api import Scarce, Tpus, queued_resource
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -23,6 +26,7 @@ from lmwright.storage.mirror import fetched
 
 EXIT_JOB_FAILED = 1
 POLL_S = 5.0
+NOTIFY_S = 30.0
 NEEDED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 NEEDED += ("storage.objects.delete",)
 
@@ -124,7 +128,46 @@ def follow(spec: Spec, patience: Patience | None = None) -> int:
 
 
 def _tell(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {visible(redact_text(text))}", flush=True)
+    line = visible(redact_text(text))
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    if command := settings_with().notify:
+        notify(command, line)
+
+
+def notify(command: str, line: str) -> None:
+    """Gives a line to the user's command. That it fails is told, and changes nothing."""
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], input=line + "\n", text=True, timeout=NOTIFY_S,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        reason = f"exit code {done.returncode}" if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = type(error).__name__
+    if reason:
+        print(f"notify: the command of {settings_path()} failed ({reason})", flush=True)
+
+
+def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
+    """Opens a shell on a host by gcloud, or runs a command there; returns its exit code."""
+    assert spec.cloud is not None
+    there = Bucket(spec.url).read(MADE)
+    book = json.loads(there[0]) if there else {"current": None}
+    if book["current"] is None:
+        raise UserError(f"job {spec.name} has no slice now")
+    entry = book["made"][book["current"]]
+    offer = spec.offers[entry["offer"]]
+    if not 0 <= host < offer.hosts:
+        raise UserError(f"--host: {host} is none of 0 to {offer.hosts - 1}")
+    number, worker = divmod(host, offer.hosts_per_slice)
+    node = entry["id"] if offer.num_slices == 1 else f"{entry['id']}-{number}"
+    command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]
+    command += [f"--zone={offer.zone}", f"--project={spec.cloud.project}"]
+    command += ["--command", shlex.join(words)] if words else []
+    try:
+        return subprocess.run(command).returncode
+    except FileNotFoundError:
+        raise UserError("gcloud is not installed, by which hosts are reached") from None
 
 
 def adopt(url: str) -> Spec:
@@ -164,6 +207,8 @@ def show(spec: Spec) -> None:
           f"{used['chip_hours']:.1f} chip-hours, {used['cost']:.2f} USD by the list")  # fmt: skip
     print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
     print(f"  step           {state['step']}, saved {state['saved']}")
+    if slow := state.get("slow_hosts"):
+        print(f"  slow hosts     {', '.join(map(str, slow))}")
     if state.get("error"):
         print(f"  last error     {visible(redact_text(state['error']))}")
     show_goodput(spec)

@@ -44,6 +44,10 @@ class Settings:
     max_hours: float = 0.0
     max_chip_hours: float = 0.0
     max_cost: float = 0.0
+    bucket: str = ""
+    """Folder of jobs, as in gs://BUCKET/lmwright."""
+    notify: str = ""
+    """Shell command that gets each event of a job on its standard input."""
 
 
 def settings_path() -> Path:

@@ -288,9 +288,11 @@ class Session:
         if self._feeding != tuple(trainee.name for trainee in self.active):
             with self.budget.apart("compile"):
                 self._compile()
+        began = time.monotonic()
         with self.timer.waiting():
             rows = self._feed.batch(k)
         self.state, values = self._compiled(self.state, to_device(self.plan, self._host, rows))
+        beat("step", host_ms=round(1000 * (time.monotonic() - began)))
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
             self.timer.step()

@@ -1,0 +1,77 @@
+"""Set-up of a Google Cloud project for launching, by gcloud."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmwright.cloud.target import ZONE, settings_path
+from lmwright.errors import UserError
+from lmwright.guard.files import write_whole
+from lmwright.storage.bucket import is_bucket
+
+ACCOUNT = "lmwright"
+APIS = ("tpu.googleapis.com", "storage.googleapis.com", "iam.googleapis.com")
+PRESENT = ("already exists", "already own it", "HTTPError 409")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Project, zone and bucket that launching uses."""
+
+    project: str
+    zone: str
+    bucket: str
+    """As gs://NAME."""
+
+    @property
+    def account(self) -> str:
+        return f"{ACCOUNT}@{self.project}.iam.gserviceaccount.com"
+
+    def commands(self) -> list[list[str]]:
+        """gcloud commands, in order; what is there already stays as it is."""
+        project, member = f"--project={self.project}", f"--member=serviceAccount:{self.account}"
+        region = self.zone.rpartition("-")[0]
+        grant = ["gcloud", "projects", "add-iam-policy-binding", self.project, member]
+        return [
+            ["gcloud", "services", "enable", *APIS, project],
+            ["gcloud", "storage", "buckets", "create", self.bucket, project,
+             f"--location={region}", "--uniform-bucket-level-access"],
+            ["gcloud", "iam", "service-accounts", "create", ACCOUNT, project],
+            ["gcloud", "storage", "buckets", "add-iam-policy-binding", self.bucket, member,
+             "--role=roles/storage.objectAdmin"],
+            [*grant, "--role=roles/tpu.admin", "--condition=None"],
+        ]  # fmt: skip
+
+
+def init_command(
+    project: str, zone: str, bucket: str, agree: Callable[[], bool], *, dry_run: bool = False
+) -> int:
+    """Shows what launching needs, makes it once `agree()` says so, and writes the settings."""
+    if not ZONE.fullmatch(zone):
+        raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central2-b")
+    if not is_bucket(bucket) or bucket.count("/") != 2:
+        raise UserError(f"--bucket: {bucket!r} is no bucket; write gs://NAME")
+    setup, path = Setup(project, zone, bucket), settings_path()
+    print("\n".join(" ".join(command) for command in setup.commands()))
+    print(f"and write {path}")
+    if path.exists():
+        raise UserError(f"{path}: is there already; change it by hand, or remove it first")
+    if dry_run or not agree():
+        return 0
+    if shutil.which("gcloud") is None:
+        raise UserError("gcloud is not installed; install the Google Cloud CLI and log in with it")
+    for command in setup.commands():
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode and not any(word in done.stderr for word in PRESENT):
+            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+            raise UserError(f"{' '.join(command[:4])}: {lines[-1].strip()}")
+        print(f"done: {' '.join(command[:4])}")
+    lines = {"project": project, "zone": zone, "bucket": f"{bucket}/lmwright"}
+    lines["service_account"] = setup.account
+    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
+    print(f"wrote {path}; try: lmwright launch run.toml --on v4-8 --dry-run")
+    return 0
