@@ -273,6 +273,9 @@ class Train:
     skip_spikes: Literal["none", "skip", "rollback"] = "none"
     """A step whose loss or gradient norm is far above those of the last 128 is skipped like one
     that is not finite; `rollback` also goes back to the weights of the newest checkpoint."""
+    check_every_steps: PositiveInt | None = None
+    """Steps between searches for devices that silently compute or keep wrong bits (exit code 47);
+    never if unset."""
     publish_every_steps: PositiveInt | None = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
 

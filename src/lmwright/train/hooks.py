@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 
+from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.evals.loss import SourceLoss
 from lmwright.train.display import Display
@@ -30,6 +31,8 @@ class Running(Protocol):
     """Metrics of the last step, which may not be there yet; those of the step before are."""
     losses: list[SourceLoss]
     """Of the last evaluation."""
+    batch: Batch
+    """Of the last step."""
     steps: int
     """At which the run ends."""
     display: Display

@@ -38,6 +38,7 @@ from lmwright.program.state import abstract_batch, abstract_state, counts_of, ev
 from lmwright.program.step import IN_A_ROW, Lanes, make_step
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
+from lmwright.train.corruption import Checks
 from lmwright.train.display import Display
 from lmwright.train.evaluated import write_down
 from lmwright.train.feed import Feed
@@ -121,6 +122,7 @@ def train(
             profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
             hooks=(
                 *(KeepClaim(folder), Skips(plan, checkpoints)),
+                *((Checks(plan),) if run.train.check_every_steps else ()),
                 *(*keeping(run, tier), *publishing(run, path, stack), *HOOKS, *hooks),
             ),
         )
@@ -291,7 +293,8 @@ class Session:
         began = time.monotonic()
         with self.timer.waiting():
             rows = self._feed.batch(k)
-        self.state, values = self._compiled(self.state, to_device(self.plan, self._host, rows))
+        self.batch = to_device(self.plan, self._host, rows)
+        self.state, values = self._compiled(self.state, self.batch)
         beat("step", host_ms=round(1000 * (time.monotonic() - began)))
         if self._running is not None:
             self._running.block_until_ready()  # the host stays one step ahead, no more
