@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.checkpoint.memory import VARIABLE
 from lmwright.config.check import check_run
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
@@ -20,6 +21,7 @@ from lmwright.program.step import LEAST_SPREAD, SPIKE, spike
 from lmwright.train.feed import Feed
 from lmwright.train.hooks import Hook
 from tests.resume.small_runs import in_dir, logged
+from tests.resume.test_memory import Kill, Killed
 from tests.resume.test_skips import Undo, assert_equal, trained
 
 
@@ -70,7 +72,7 @@ def test_a_spike_is_skipped(long_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("made", [RECENT // 2 - 1, RECENT // 2, RECENT])
-@pytest.mark.parametrize("spread", [0.0, 0.3])
+@pytest.mark.parametrize("spread", [0.0, 1.5])
 def test_the_bound(made, spread):
     """Median and median distance of the updates that were made, one of them far away."""
     norms = np.exp(spread * np.random.default_rng(made).standard_normal(made)).astype(np.float32)
@@ -79,7 +81,7 @@ def test_the_bound(made, spread):
     recent["grad_norm"][:made], recent["loss"][:made] = norms, 2.0
     median = np.sort(norms)[(made - 1) // 2]
     distance = np.sort(np.abs(norms - median))[(made - 1) // 2]
-    bound = median + SPIKE * max(1.4826 * distance, LEAST_SPREAD * median)
+    bound = median + SPIKE * max(1.4826 * distance, LEAST_SPREAD["grad_norm"] * median)
     known = made >= RECENT // 2
     for factor, beyond in ((0.999, False), (1.001, True)):
         value = {"loss": np.float32(2.0), "grad_norm": np.float32(bound * factor)}
@@ -151,3 +153,19 @@ def test_several_adapters_do_not_roll_back(small_run, tmp_path):
     lora = LowRank(adapters=(Adapter(name="a"), Adapter(name="b")))
     with pytest.raises(UserError, match='skip_spikes: "rollback" goes back'):
         check_run(replace(small_run, train=train, lora=lora))
+
+
+@pytest.mark.slow
+def test_states_in_memory_that_are_passed_over(long_run, tmp_path, monkeypatch):
+    """They are newer than the checkpoint that the run went back to, and are not used."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    exaggerate(monkeypatch, 84)
+    rolling = replace(long_run, train=replace(long_run.train, skip_spikes="rollback"))
+    _, want = trained(rolling, tmp_path / "whole")
+    policy = replace(rolling.checkpoint, memory_every_steps=2)
+    rolling = replace(rolling, checkpoint=policy)
+    with pytest.raises(Killed):
+        trained(rolling, tmp_path / "run", hooks=[Kill(85, 0)])
+    run, got = trained(rolling, tmp_path / "run")
+    assert_equal(got, want)
+    assert [row["step"] for row in logged(run, "resume")] == [80]

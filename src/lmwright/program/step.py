@@ -36,7 +36,7 @@ from lmwright.program.state import RECENT, abstract_state, optimizer_of, own_ste
 from lmwright.program.trainee import Trainee
 
 SPIKE = 8.0  # standard deviations of values that are spread normally
-LEAST_SPREAD = 0.01  # of the median
+LEAST_SPREAD = {"loss": 0.01, "grad_norm": 0.5}  # of the median; norms have long tails
 
 IN_A_ROW = "skipped_in_a_row"
 """Metric: the steps without an update up to this one."""
@@ -184,7 +184,9 @@ def spike(recent: Tree, measured: Mapping[str, Array]) -> Array:
     for name, value in measured.items():
         median = jnp.sort(jnp.where(made, recent[name], jnp.inf))[middle]
         distances = jnp.where(made, jnp.abs(recent[name] - median), jnp.inf)
-        spread = jnp.maximum(1.4826 * jnp.sort(distances)[middle], LEAST_SPREAD * jnp.abs(median))
+        spread = jnp.maximum(
+            1.4826 * jnp.sort(distances)[middle], LEAST_SPREAD[name] * jnp.abs(median)
+        )
         spikes.append(value > median + SPIKE * spread)
     return reduce(jnp.logical_or, spikes) & (jnp.sum(made) >= RECENT // 2)
 
