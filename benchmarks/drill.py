@@ -1,14 +1,15 @@
 """Faults at random, under a job of several processes: what is lost, and how long each takes.
 
-    python benchmarks/drill.py [--faults 20] [--hosts 2] [--devices 1] [--seed 0] [--folder DIR]
+    python benchmarks/drill.py [--faults 20] [--hosts 2] [--devices 1] [--seed 0] [--bucket]
 
     launch --on local:HOSTSxDEVICES --agents--> ranks that train
                                        ^           ^
-    enemy: kill, stop, term, agent, leader, supervisor, clock
+    enemy: kill, stop, term, agent, leader, supervisor, clock, bucket
 
 The same run is trained once without faults. Afterwards the drill compares the loss of every step
 and every array of the last checkpoint, bit for bit, and that no committed checkpoint was lost.
-It prints a table and ends with 1 if anything differs or nothing moved for 60 s.
+It prints a table and ends with 1 if anything differs or nothing moved for 60 s. With `--bucket` the
+run directories are in a storage server on loopback (of the tests), whose requests fail at times.
 """
 
 import argparse
@@ -21,7 +22,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import uuid
 from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
@@ -34,12 +37,13 @@ HANG_S = 60.0
 POLL_S = 0.05
 WATCHDOG_S = 8.0
 JUMPS_S = (-7200.0, -90.0, 90.0, 7200.0)
+BUCKET_S = 5.0  # for which requests fail
 KINDS = ("kill", "kill", "stop", "term", "agent", "stop agent", "notice", "supervisor", "clock")
 RESTARTING = {"kill", "stop", "term", "agent", "stop agent", "notice"}
 
 RUN = """\
 name = "drill"
-dir = "{root}/{name}"
+dir = "{runs}/{name}"
 
 [model]
 kind = "llama"
@@ -101,8 +105,8 @@ time.time = jumping
 class Job:
     """A launched job, and what can be done to it."""
 
-    def __init__(self, root: Path, hosts: int, devices: int):
-        self.root, self.hosts = root, hosts
+    def __init__(self, root: Path, hosts: int, devices: int, proxy: Any = None):
+        self.root, self.hosts, self.proxy = root, hosts, proxy
         self.folder = root / "state" / "lmwright" / "jobs" / "drill"
         (root / "jump").mkdir()
         (root / "jump" / "sitecustomize.py").write_text(CLOCK)
@@ -111,6 +115,7 @@ class Job:
         self.variables = {
             **os.environ,
             "XDG_STATE_HOME": str(root / "state"),
+            "XDG_CACHE_HOME": str(root / "cache"),
             "DRILL_CLOCK": str(root / "clock"),
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }
@@ -184,6 +189,9 @@ def strike(job: Job, kind: str, rng: random.Random) -> str | None:
         jump = rng.choice(JUMPS_S)
         (job.root / "clock").write_text(str(jump))
         return f"clock {jump:+g} s"
+    if kind == "bucket":
+        _break_bucket(job.proxy, rng)
+        return kind
     if kind == "supervisor":
         job.supervisor.kill()
         job.supervisor.wait()
@@ -199,6 +207,17 @@ def strike(job: Job, kind: str, rng: random.Random) -> str | None:
     except psutil.NoSuchProcess:
         return None
     return f"{kind} {host}"
+
+
+def _break_bucket(proxy: Any, rng: random.Random) -> None:
+    """Lets half of all requests fail for a while, each in its way."""
+    faults = type(proxy.faults)
+    proxy.faults = faults(share=0.5, seed=rng.random())
+
+    def mend() -> None:
+        proxy.faults = faults()
+
+    threading.Timer(BUCKET_S, mend).start()
 
 
 class Watch:
@@ -230,7 +249,8 @@ def drill(job: Job, faults: int, rng: random.Random) -> tuple[list[dict[str, Any
     watch, rows = Watch(job), []
     while len(rows) < faults and not watch.over():
         _choose_moment(job, watch, rng)
-        kind, attempt = rng.choice(KINDS), job.state()["attempt"]
+        kinds = KINDS if job.proxy is None else (*KINDS, "bucket", "bucket")
+        kind, attempt = rng.choice(kinds), job.state()["attempt"]
         phases = {beat["phase"] for beat in job.beats().values()} or {"none"}
         began, clock = time.time(), time.monotonic()
         done = strike(job, kind, rng)
@@ -279,7 +299,7 @@ def _wait_for_step(watch: Watch, attempt: int, began: float) -> float | None:
     return None
 
 
-def losses(folder: Path) -> dict[int, set[float]]:
+def losses(folder: Any) -> dict[int, set[float]]:
     """Every loss that was logged, by step."""
     logged = defaultdict(set)
     for line in (folder / "metrics.jsonl").read_text().splitlines():
@@ -289,7 +309,7 @@ def losses(folder: Path) -> dict[int, set[float]]:
     return dict(logged)
 
 
-def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
+def arrays(folder: Any, step: int) -> dict[str, np.ndarray]:
     """All arrays of a checkpoint, as Orbax reads them without us."""
     import jax
     import orbax.checkpoint as ocp
@@ -304,9 +324,11 @@ def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
     }
 
 
-def compare(root: Path, steps: int) -> list[str]:
-    """What differs between the run with faults and the one without."""
-    problems = []
+def compare(runs: str, steps: int) -> list[str]:
+    """Differences between the run with faults and the one without."""
+    from etils import epath
+
+    root, problems = epath.Path(runs), []
     with_faults, without = losses(root / "faults"), losses(root / "calm")
     for step in range(1, steps + 1):
         if with_faults.get(step) != without.get(step) or len(without.get(step, ())) != 1:
@@ -337,7 +359,7 @@ def tell(rows: list[dict[str, Any]], watch: Watch, goodput: float, problems: lis
     print(f"{len(problems)} {problems[:5]}")
 
 
-def prepare(root: Path, args: argparse.Namespace) -> int:
+def prepare(root: Path, runs: str, args: argparse.Namespace) -> int:
     """Writes the run files and prepares the data; returns the number of steps."""
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(60)]
@@ -346,6 +368,7 @@ def prepare(root: Path, args: argparse.Namespace) -> int:
     (root / "text.jsonl").write_text(text)
     steps = args.steps or 25 * args.faults
     facts = {"root": root, "steps": steps, "batch": 8, "save_every": 10, "memory_every": 3}
+    facts["runs"] = runs
     for name in ("calm", "faults"):
         (root / f"{name}.toml").write_text(RUN.format(name=name, **facts))
     return steps
@@ -359,11 +382,24 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of the run; default: 25 for each fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--bucket", action="store_true", help="run directories in a bucket")
     args = parser.parse_args()
+    if not args.bucket:
+        return run(args, None)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.storage.fake_gcs import served
+
+    with served() as proxy:
+        return run(args, proxy)
+
+
+def run(args: argparse.Namespace, proxy: Any) -> int:
+    """Trains without faults and with them, and compares; returns the exit code."""
     root = (args.folder or Path(tempfile.mkdtemp(prefix="drill-"))).absolute()
     root.mkdir(parents=True, exist_ok=True)
-    steps = prepare(root, args)
-    job = Job(root, args.hosts, args.devices)
+    runs = str(root) if proxy is None else f"gs://bkt/drill-{uuid.uuid4().hex[:8]}"
+    steps = prepare(root, runs, args)
+    job = Job(root, args.hosts, args.devices, proxy)
     if job.lmwright("prepare", str(root / "calm.toml")).wait():
         print(f"prepare failed; see {root}/output.log")
         return 1
@@ -380,7 +416,7 @@ def main() -> int:
     if status != "done":
         print(f"the job ended as {status}; see {root}/output.log")
         return 1
-    problems = compare(root, steps)
+    problems = compare(runs, steps)
     tell(rows, watch, calm_s / (time.monotonic() - began), problems)
     return int(bool(problems) or watch.lost > 0 or watch.longest > HANG_S)
 

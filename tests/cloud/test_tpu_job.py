@@ -108,6 +108,8 @@ def test_preempted_and_back_to_the_end(run, tpu, host_python, tmp_path, monkeypa
     assert code == 0, out + consoles(tmp_path)
     assert tpu.resources == {} and not tpu.running
     assert len([body for body in tpu.bodies if "spot" in body]) == 2
+    compiled = Bucket(f"gs://{run.dir.split('/')[2]}/lmwright/compiled").entries()
+    assert any("train_step" in name for name in compiled)  # the second slice found it there
     calm = f"{run.dir}-calm"  # by as many processes, so that sums have the same order
     words = [str(tmp_path / "run.toml"), f"dir={calm}", "--on", "local:2x1", "--name", "calm"]
     assert main(["launch", *words]) == 0

@@ -109,6 +109,7 @@ def _launch_on_slices(run: Run, wanted: Wanted) -> int:
         command=("train",),
         hosts=offers[0].hosts,
         port=LEADER_PORT,
+        variables={"JAX_COMPILATION_CACHE_DIR": f"{root}/compiled"},  # for the slices after it
         limits=_limits(wanted),
         url=f"{root}/jobs/{name}",
         cloud=cloud,

@@ -22,6 +22,7 @@ from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
 from lmwright.report.goodput import goodput, parse_sessions
 from lmwright.storage.bucket import Bucket
+from lmwright.storage.claim import Claimed
 from lmwright.storage.mirror import fetched
 
 EXIT_JOB_FAILED = 1
@@ -215,6 +216,9 @@ def show(spec: Spec) -> None:
     for at, text in book["events"][-10:]:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
         print(f"  {stamp} {visible(redact_text(text))}")
+    if written := bucket.read("events.log"):  # by the leader, on the slice
+        for line in written[0].decode(errors="replace").splitlines()[-10:]:
+            print(f"  {visible(redact_text(line))}")
 
 
 def show_goodput(spec: Spec) -> None:
@@ -247,7 +251,7 @@ def stop(spec: Spec) -> None:
         print(f"job {spec.name} is over already: {status}")
     Bucket(spec.url).write("stop", "stopped as asked")
     print(f"job {spec.name} saves and ends; deleting its slice")
-    with contextlib.suppress(UserError):  # another supervisor is alive, and does it
+    with contextlib.suppress(Claimed):  # another supervisor is alive, and does it
         follow(spec)
         return
     while state_of(spec)["status"] not in OVER:

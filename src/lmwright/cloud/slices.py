@@ -328,7 +328,10 @@ def begin(spec: Spec, code: str, run_file: str) -> None:
     """Writes a job into its bucket. Raises UserError if the name is taken there."""
     bucket = Bucket(spec.url)
     if bucket.read("job.json") is not None:
-        raise UserError(f"--name: {spec.url} is another job; choose another name")
+        raise UserError(
+            f"--name: there is a job {spec.url} already; choose another name, or take it up: "
+            f"lmwright jobs follow {spec.url}"
+        )
     bucket.write("run.toml", run_file)
     bucket.write(MADE, json.dumps(_EMPTY_BOOK | {"code": code}))
     bucket.write("job.json", dump_spec(spec))

@@ -31,11 +31,15 @@ TRAINED = "dir: {url} is being trained by {owner}; wait for it, stop it, or choo
 JOB, ATTEMPT = "LMWRIGHT_JOB", "LMWRIGHT_ATTEMPT"
 
 
+class Claimed(UserError):
+    """The claim has a living owner."""
+
+
 class Claim:
     """A claim that is held, and renewed by a thread until `close`."""
 
     def __init__(self, bucket: Bucket, busy: str = TRAINED):
-        """Takes the claim. Raises UserError, by the sentence `busy`, if it has a living owner."""
+        """Takes the claim. Raises Claimed, by the sentence `busy`, if it has a living owner."""
         self._bucket, self._busy = bucket, busy
         self._facts = _own_facts()
         self._generation = self._take()
@@ -75,7 +79,7 @@ class Claim:
         there = self._bucket.read(CLAIM)
         if there is not None and self._is_alive(*there):
             owner = _describe(there[0])
-            raise UserError(self._busy.format(url=self._bucket.url, owner=owner))
+            raise Claimed(self._busy.format(url=self._bucket.url, owner=owner))
         try:
             return self._write(there[1].generation if there else 0)
         except Changed:
