@@ -19,7 +19,7 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
 from lmwright.program.plan import resolve
-from lmwright.train.hosts import HostRows, join
+from lmwright.train.hosts import HostRows, join, started_together
 from lmwright.train.loop import train
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import in_dir, losses, typed
@@ -33,33 +33,33 @@ def free_port():
 
 def start_two(run, before=""):
     """Two processes that train together, joined on loopback, after the lines of `before`."""
+    together = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    return [start_one(run, together | {"JAX_PROCESS_ID": str(k)}, before) for k in range(2)]
+
+
+def start_one(run, variables, before=""):
+    """A process of four devices that trains, with these variables."""
     run_file = Path(run.dir).with_suffix(".toml")
     run_file.write_text(dump_toml(run))
-    port = free_port()
-    return [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"{before}\nfrom lmwright.cli.main import main\n"
-                f"raise SystemExit(main(['train', {str(run_file)!r}]))",
-            ],
-            env={
-                "PATH": "/usr/bin:/bin",
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=4",
-                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-                "JAX_NUM_PROCESSES": "2",
-                "JAX_PROCESS_ID": str(index),
-                "JAX_ENABLE_COMPILATION_CACHE": "false",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"{before}\nfrom lmwright.cli.main import main\n"
+            f"raise SystemExit(main(['train', {str(run_file)!r}]))",
+        ],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=4",
+            "JAX_ENABLE_COMPILATION_CACHE": "false",
+            **variables,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def outputs(processes, codes, timeout_s=240):
@@ -215,3 +215,37 @@ def test_two_processes_agree_on_what_cannot_be_used(small_run, tmp_path):
     assert "checkpoint 6 is damaged" in said[0] and "is damaged" not in said[1]
     assert "continuing from step 3" in said[0]
     assert sorted(losses(run)) == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("variables", "joins"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, False),  # a batch script, without srun
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+    ],
+)
+def test_launchers_are_recognized(variables, joins):
+    assert started_together(variables) == joins
+
+
+@pytest.mark.slow  # two processes that compile
+def test_slurms_processes_find_each_other(small_run, tmp_path):
+    """As srun starts them, on this machine."""
+    run = replace(
+        in_dir(small_run, tmp_path / "run"), eval=replace(small_run.eval, every_steps=None)
+    )
+    slurm = {
+        "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1",
+    }  # fmt: skip
+    processes = []
+    for index in range(2):
+        own = slurm | {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
+        processes += [start_one(run, own)]
+    outputs(processes, [0, 0])
+    assert len(losses(run)) == run.train.steps

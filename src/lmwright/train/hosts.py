@@ -1,7 +1,8 @@
 """Hosts: several processes, each with its own devices, train one run together.
 
     JAX_COORDINATOR_ADDRESS=host0:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0   said outright
-    lmwright train --pod                                     JAX finds it: TPU pods, Slurm, MPI
+    srun lmwright train; mpirun lmwright train; a GKE slice  JAX finds it by itself
+    lmwright train --pod                                     JAX has to find it: TPU pods
 
 Every process runs the same command on a shared run directory; process 0 writes.
 """
@@ -18,6 +19,10 @@ from lmwright.errors import UserError
 from lmwright.program.plan import Plan
 from lmwright.train import peers
 
+# Their launchers say how many processes they started; a script of Slurm that starts one itself has
+# no step.
+LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+WORKERS = "TPU_WORKER_HOSTNAMES"  # of a slice on Kubernetes
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -27,6 +32,7 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
     Raises UserError where the variables are incomplete or the others are not found.
     """
     given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
+    pod = pod or started_together(variables)
     if not given and not pod:
         return
     if given and len(given) < 3:
@@ -75,6 +81,13 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
 
     if jax.process_count() > 1:
         peers.Watch(jax.process_count())
+
+
+def started_together(variables: Mapping[str, str]) -> bool:
+    """True if a launcher started this process with others, so that JAX knows where they are."""
+    counts = [variables.get(name, "") for name in LAUNCHERS]
+    several = any(count.isdecimal() and int(count) > 1 for count in counts)
+    return several or "," in variables.get(WORKERS, "")
 
 
 def _count(variables: Mapping[str, str], name: str) -> int:
