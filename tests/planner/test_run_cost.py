@@ -94,7 +94,7 @@ def test_bytes_of_a_checkpoint(tmp_path):
     params = 3_325_627_392
     run = run_of(tmp_path)
     assert checkpoint_bytes(run) == 12 * params + 8  # weights, two moments, two counts
-    assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 8
+    assert checkpoint_bytes(run_of(tmp_path, "train.ema_decay=0.9")) == 16 * params + 16
     small = run_of(tmp_path, "optim.kind=adam8bit", "optim.learning_rate=1e-3")
     assert 6 * params < checkpoint_bytes(small) < 6.1 * params
 
@@ -107,6 +107,7 @@ ADAPTERS = 'lora.adapters=[{name = "a", rank = 4}, {name = "b", rank = 6, alpha 
     [
         ("lora.rank=8",),
         ("lora.rank=8", "lora.base=int4", "train.ema_decay=0.9"),
+        ("lora.rank=4", "train.skip_spikes=skip"),
         ("lora.base=int8", ADAPTERS, "optim.kind=adam8bit", "optim.learning_rate=1e-3"),
     ],
 )

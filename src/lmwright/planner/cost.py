@@ -26,6 +26,7 @@ from lmwright.planner.sessions import (
     session_limit_s,
     steps_that_fit,
 )
+from lmwright.program.state import RECENT
 from lmwright.program.trainee import training_of
 
 
@@ -189,7 +190,9 @@ def checkpoint_bytes(run: Run) -> int:
     weights = sum(count_params(spec) for spec, _ in trained)
     step = 4  # the run's own count, beside that of each optimizer
     optimizers = sum(_optimizer_bytes(spec, optim) for spec, optim in trained)
-    return step + copies * WEIGHT_BYTES * weights + optimizers
+    recent = 0 if run.train.skip_spikes == "none" else 2 * 4 * RECENT  # losses and norms
+    beside = len(trained) * (2 * 4 + recent)  # counts of skipped steps
+    return step + copies * WEIGHT_BYTES * weights + optimizers + beside
 
 
 def _optimizer_bytes(spec: Tree, optim: Any) -> int:
