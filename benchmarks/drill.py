@@ -4,12 +4,13 @@
 
     launch --on local:HOSTSxDEVICES --agents--> ranks that train
                                        ^           ^
-    enemy: kill, stop, term, agent, leader, supervisor, clock, bucket
+    enemy: kill, stop, term, agent, leader, supervisor, clock, full disk, NaN, bucket
 
-The same run is trained once without faults. Afterwards the drill compares the loss of every step
-and every array of the last checkpoint, bit for bit, and that no committed checkpoint was lost.
-It prints a table and ends with 1 if anything differs or nothing moved for 60 s. With `--bucket` the
-run directories are in a storage server on loopback (of the tests), whose requests fail at times.
+The same run is trained once without faults, but with NaN in the same steps. Afterwards the drill
+compares the loss of every step and every array of the last checkpoint, bit for bit, and looks that
+no committed checkpoint was lost. It prints a table, and ends with 1 if anything differs or nothing
+moved for 60 s. With `--bucket` the run directories are in a storage server on loopback (of the
+tests), whose requests fail at times.
 """
 
 import argparse
@@ -24,80 +25,25 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 from drill_results import compare, tell
+from drill_run import PATCHES, prepare
 
 HANG_S = 60.0
 POLL_S = 0.05
 WATCHDOG_S = 8.0
 JUMPS_S = (-7200.0, -90.0, 90.0, 7200.0)
-BUCKET_S = 5.0  # for which requests fail
+BUCKET_S = DISK_S = 5.0  # for which requests fail, and no file grows
+FULL = 4096  # bytes; a heartbeat is shorter
 KINDS = ("kill", "kill", "stop", "term", "agent", "stop agent", "notice", "supervisor", "clock")
+KINDS += ("disk",)
 RESTARTING = {"kill", "stop", "term", "agent", "stop agent", "notice"}
-
-RUN = """\
-name = "drill"
-dir = "{runs}/{name}"
-
-[model]
-kind = "llama"
-vocab_size = 320
-embed_dim = 32
-mlp_dim = 48
-num_layers = 2
-num_heads = 4
-num_kv_heads = 2
-head_dim = 8
-seq_len = 32
-
-[objective]
-kind = "clm"
-
-[optim]
-kind = "adamw"
-learning_rate = 3e-3
-
-[data]
-dir = "{root}/data"
-workers = 1
-
-[data.shuffle]
-epochs = 1000
-
-[[data.sources]]
-path = "{root}/text.jsonl"
-
-[data.tokenizer]
-vocab_size = 300
-
-[train]
-steps = {steps}
-global_batch_size = {batch}
-precision = "fp32"
-
-[checkpoint]
-save_every_steps = {save_every}
-memory_every_steps = {memory_every}
-
-[metrics]
-log_every_steps = 1
-"""
-# Every process reads the offset of its clock from a file, so that the clock can jump.
-CLOCK = """\
-import os, time
-_time = time.time
-def jumping():
-    try:
-        with open(os.environ["DRILL_CLOCK"]) as file:
-            return _time() + float(file.read() or 0)
-    except (OSError, ValueError, KeyError):
-        return _time()
-time.time = jumping
-"""
 
 
 class Job:
@@ -107,7 +53,7 @@ class Job:
         self.root, self.hosts, self.proxy = root, hosts, proxy
         self.folder = root / "state" / "lmwright" / "jobs" / "drill"
         (root / "jump").mkdir()
-        (root / "jump" / "sitecustomize.py").write_text(CLOCK)
+        (root / "jump" / "sitecustomize.py").write_text(PATCHES)
         (root / "clock").write_text("0")
         paths = [str(root / "jump"), *sys.path]
         self.variables = {
@@ -195,6 +141,8 @@ def strike(job: Job, kind: str, rng: random.Random) -> str | None:
         job.supervisor.wait()
         job.supervise()
         return kind
+    if kind == "disk":
+        return _fill_disk(job, host)
     process = job.agent(host) if kind in ("agent", "stop agent", "notice") else job.rank(host)
     if process is None:
         return None
@@ -205,6 +153,23 @@ def strike(job: Job, kind: str, rng: random.Random) -> str | None:
     except psutil.NoSuchProcess:
         return None
     return f"{kind} {host}"
+
+
+def _fill_disk(job: Job, host: int) -> str | None:
+    """For a while no file can grow that this host's processes write."""
+    agent = job.agent(host)
+
+    def limit(most: int) -> None:
+        with suppress(psutil.NoSuchProcess):
+            for process in (agent, *agent.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.rlimit(psutil.RLIMIT_FSIZE, (most, psutil.RLIM_INFINITY))
+
+    if agent is None:
+        return None
+    limit(FULL)
+    threading.Timer(DISK_S, limit, (psutil.RLIM_INFINITY,)).start()
+    return f"disk {host}"
 
 
 def _break_bucket(proxy: Any, rng: random.Random) -> None:
@@ -241,13 +206,14 @@ class Watch:
         return self.job.state()["status"] in ("done", "failed", "stopped")
 
 
-def drill(job: Job, faults: int, rng: random.Random) -> tuple[list[dict[str, Any]], Watch]:
+def drill(
+    job: Job, faults: int, kinds: Sequence[str], rng: random.Random
+) -> tuple[list[dict[str, Any]], Watch]:
     """Strikes that many times while the job trains; returns a row for each."""
     job.supervise()
     watch, rows = Watch(job), []
     while len(rows) < faults and not watch.over():
         _choose_moment(job, watch, rng)
-        kinds = KINDS if job.proxy is None else (*KINDS, "bucket", "bucket")
         kind, attempt = rng.choice(kinds), job.state()["attempt"]
         phases = {beat["phase"] for beat in job.beats().values()} or {"none"}
         began, clock = time.time(), time.monotonic()
@@ -297,21 +263,6 @@ def _wait_for_step(watch: Watch, attempt: int, began: float) -> float | None:
     return None
 
 
-def prepare(root: Path, runs: str, args: argparse.Namespace) -> int:
-    """Writes the run files and prepares the data; returns the number of steps."""
-    rng = random.Random(5)
-    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(60)]
-    rows = (" ".join(rng.choices(words, k=rng.randint(5, 60))) for _ in range(1200))
-    text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
-    (root / "text.jsonl").write_text(text)
-    steps = args.steps or 25 * args.faults
-    facts = {"root": root, "steps": steps, "batch": 8, "save_every": 10, "memory_every": 3}
-    facts["runs"] = runs
-    for name in ("calm", "faults"):
-        (root / f"{name}.toml").write_text(RUN.format(name=name, **facts))
-    return steps
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=20)
@@ -321,6 +272,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--bucket", action="store_true", help="run directories in a bucket")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=sorted({*KINDS, "bucket"}), help="default: all"
+    )
     args = parser.parse_args()
     if not args.bucket:
         return run(args, None)
@@ -341,6 +295,9 @@ def run(args: argparse.Namespace, proxy: Any) -> int:
     if job.lmwright("prepare", str(root / "calm.toml")).wait():
         print(f"prepare failed; see {root}/output.log")
         return 1
+    rng = random.Random(args.seed)
+    spoiled = sorted(rng.sample(range(1, steps), k=args.faults // 10))
+    job.variables["DRILL_SPOILED"] = " ".join(map(str, [0, *spoiled]))
     calm = ["launch", str(root / "calm.toml"), "--on", f"local:{args.hosts}x{args.devices}"]
     began = time.monotonic()
     if job.lmwright(*calm, "--name", "calm").wait():
@@ -348,13 +305,15 @@ def run(args: argparse.Namespace, proxy: Any) -> int:
         return 1
     calm_s = time.monotonic() - began
     print(f"{steps} steps without faults: {calm_s:.0f} s, starting included", flush=True)
+    job.variables["DRILL_SPOILED"] = " ".join(map(str, [args.hosts - 1, *spoiled]))
+    kinds = KINDS if proxy is None else (*KINDS, "bucket", "bucket")
     began = time.monotonic()
-    rows, watch = drill(job, args.faults, random.Random(args.seed))
+    rows, watch = drill(job, args.faults, args.kinds or kinds, rng)
     status = job.state()["status"]
     if status != "done":
         print(f"the job ended as {status}; see {root}/output.log")
         return 1
-    problems = compare(runs, steps)
+    problems = compare(runs, steps, spoiled)
     tell(rows, watch, calm_s / (time.monotonic() - began), problems)
     return int(bool(problems) or watch.lost > 0 or watch.longest > HANG_S)
 

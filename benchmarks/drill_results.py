@@ -33,8 +33,9 @@ def arrays(folder: Any, step: int) -> dict[str, np.ndarray]:
     }
 
 
-def compare(runs: str, steps: int) -> list[str]:
-    """Differences between the run with faults and the one without."""
+def compare(runs: str, steps: int, spoiled: list[int]) -> list[str]:
+    """Differences between the run with faults and the one without; of both, the steps whose loss
+    is NaN must be the spoiled ones."""
     from etils import epath
 
     root, problems = epath.Path(runs), []
@@ -42,6 +43,9 @@ def compare(runs: str, steps: int) -> list[str]:
     for step in range(1, steps + 1):
         if with_faults.get(step) != without.get(step) or len(without.get(step, ())) != 1:
             problems.append(f"step {step}: {with_faults.get(step)} and {without.get(step)}")
+    if (found := sorted(step for step, values in without.items() if "NaN" in values)) != spoiled:
+        problems.append(f"steps with NaN: {found} in place of {spoiled}")
+    print(f"{len(spoiled)} of {steps} steps had NaN and were skipped")
     ours, theirs = arrays(root / "faults", steps), arrays(root / "calm", steps)
     if ours.keys() != theirs.keys() or not ours:
         problems.append("the checkpoints hold other arrays")

@@ -4,9 +4,12 @@
 and the cure. The command line prints it without a traceback and exits with code 2.
 """
 
+import os
+
 from lmwright.guard.redact import redact_text
 
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells count
+EXIT_STORAGE = 48  # under a supervisor in place of 2, for StorageError
 
 
 class UserError(Exception):
@@ -18,12 +21,21 @@ class UserError(Exception):
         super().__init__(redact_text(message))
 
 
+class StorageError(UserError):
+    """A write that failed: another try may succeed, and a supervisor makes it."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        if os.environ.get("LMWRIGHT_HEARTBEAT"):  # guard.heartbeat; this file imports little
+            self.exit_code = EXIT_STORAGE
+
+
 def install(extra: str) -> str:
     """Instruction to install one of the extras of `pyproject.toml`, for messages; lmwright is not
     on a package index."""
     return f"run `pip install -e '.[{extra}]'` in your clone of lmwright"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """First line of another library's error, for the middle of a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

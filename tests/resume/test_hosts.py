@@ -150,6 +150,27 @@ def test_the_survivor_of_a_lost_process_says_so_and_the_run_resumes(
     outputs(start_two(more), [0, 0])
 
 
+FULL_ON_ONE = """
+import os, resource
+from lmwright.train.hooks import HOOKS, Hook
+class Full(Hook):
+    def before_save(self, session, step):
+        if step == 6 and os.environ["JAX_PROCESS_ID"] == "1":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+HOOKS.append(Full())
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_on_one_host_ends_all(small_run, tmp_path):
+    """The other one would wait for its part of the checkpoint until Orbax gives up."""
+    run = in_dir(replace(small_run, mesh=Mesh(data=1, fsdp=8)), tmp_path / "run")
+    run = replace(run, train=replace(run.train, global_batch_size=16))
+    said = outputs(start_two(run, QUICK + FULL_ON_ONE), [45, 2], timeout_s=150)
+    assert "the checkpoint could not be written" in said[1] and "free some space" in said[1]
+    outputs(start_two(run), [0, 0])
+
+
 def test_processes_that_never_come_are_waited_for_and_named(small_run, tmp_path):
     early = "; peers.JOIN_S = 4; peers.FIRST_NOTE_S = peers.NOTE_EVERY_S = 1.5"
     first, second = start_two(in_dir(small_run, tmp_path / "run"), QUICK + early)

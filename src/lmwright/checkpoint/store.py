@@ -9,6 +9,7 @@ trains, and the one before it is used. Whoever only reads takes `saved.SavedStat
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
 
 from lmwright.checkpoint.files import HASHES, BucketRoot, StepFiles
 from lmwright.checkpoint.hashes import (
@@ -30,7 +32,7 @@ from lmwright.checkpoint.hashes import (
 from lmwright.checkpoint.saved import SavedStates, check_shapes
 from lmwright.config.run import Checkpoint
 from lmwright.core.param import Tree
-from lmwright.errors import UserError, first_line
+from lmwright.errors import StorageError, UserError, first_line
 
 __all__ = ["Checkpoints", "check_shapes"]
 
@@ -58,6 +60,8 @@ class Checkpoints(SavedStates):
     _last: "_Save | None" = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
     """Of saves, one after the other."""
+    _broken: BaseException | None = field(default=None, init=False)
+    """Why this process, one of several, could not write its part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,8 +71,8 @@ class Checkpoints(SavedStates):
             self.files.make()
             self._remove_unfinished()  # by a process killed in a save
         except OSError as error:
-            raise UserError(f"{self.root}: cannot be written ({error.strerror}); "
-                            f"choose another run directory with dir=") from error  # fmt: skip
+            raise StorageError(f"{self.root}: cannot be written ({error.strerror}); "
+                               f"choose another run directory with dir=") from error  # fmt: skip
 
     @cached_property
     def _manager(self) -> ocp.CheckpointManager:
@@ -79,9 +83,20 @@ class Checkpoints(SavedStates):
             max_to_keep=self.policy.keep_last,
             keep_period=self.policy.keep_every_steps,
             enable_async_checkpointing=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_hashes),
+            async_options=ocp.AsyncOptions(
+                post_finalization_callback=self._write_hashes,
+                barrier_sync_fn=self._barrier if jax.process_count() > 1 else None,
+            ),
         )
         return ocp.CheckpointManager(self.root, options=options)
+
+    def _barrier(self, *, key: str, timeout_ms: int) -> None:
+        """Orbax's barrier, but a process whose write failed does not enter it: there it would wait
+        for the others, which wait for its write."""
+        if (error := sys.exception()) is not None:
+            self._broken = error
+            raise error
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -111,7 +126,10 @@ class Checkpoints(SavedStates):
             self._failures = 0
 
     def lost(self) -> bool:
-        """True if the save in flight has failed, so that the next state should be saved at once."""
+        """True if the save in flight has failed, so that the next state should be saved at once.
+        Raises StorageError where several processes save, who must all start again."""
+        if self._broken is not None:
+            raise _save_error(self.root, self._broken) from self._broken
         if "_manager" not in vars(self) or not self._may_pass():
             return False
         try:
@@ -218,7 +236,7 @@ class Checkpoints(SavedStates):
             try:
                 self.files.set_aside(step)
             except OSError as error:
-                raise UserError(
+                raise StorageError(
                     f"{self.root / str(step)}: {problem}, and cannot be moved to "
                     f"checkpoints.damaged ({error.strerror}); move it there"
                 ) from error
@@ -230,8 +248,8 @@ def _hash(files: StepFiles) -> None:
     files.write(HASHES, json.dumps(hash_files(files)))
 
 
-def _save_error(root: Any, error: Exception) -> UserError:
-    return UserError(
+def _save_error(root: Any, error: BaseException) -> StorageError:
+    return StorageError(
         f"{root}: the checkpoint could not be written ({first_line(error):.200}); free some space "
         "or correct the folder's permissions and run again to continue"
     )

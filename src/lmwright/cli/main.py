@@ -22,7 +22,7 @@ from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
-from lmwright.errors import EXIT_INTERRUPTED, UserError
+from lmwright.errors import EXIT_INTERRUPTED, StorageError, UserError
 from lmwright.guard.private import make_private
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
@@ -49,6 +49,8 @@ DISK_ERRORS = {
     errno.ENAMETOOLONG: "the name is too long; shorten it",
 }
 
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -112,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        return _fail(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
+        refused = StorageError(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
+        return _fail(str(refused), refused.exit_code if error.errno in FULL else EXIT_USER_ERROR)
     return result if type(result) is int else 0
 
 

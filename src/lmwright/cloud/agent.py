@@ -66,8 +66,8 @@ class Agent:
             case "start":
                 self._signal(signal.SIGKILL)
                 rank = Rank(self._spec, self._host, order["attempt"], order["coordinator"])
-                self._rank = rank
                 await rank.start()
+                self._rank = rank
                 self._watcher = asyncio.create_task(self._watch(rank))
             case "term":
                 self._signal(signal.SIGTERM)
@@ -84,7 +84,8 @@ class Agent:
         code = await rank.wait()
         rank.signal(signal.SIGKILL)  # what it left running
         rank.look()
-        rank.keep_stacks()
+        with suppress(OSError):  # the disk is full, say
+            rank.keep_stacks()
         facts = {"attempt": rank.attempt, "code": code, "error": rank.error(code)}
         facts |= rank.pulse.facts
         rank.clean()

@@ -13,6 +13,7 @@ import asyncio
 import json
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -235,7 +236,7 @@ class Leader:
                 continue
 
     def _note(self, text: str) -> None:
-        with open(self._spec.folder / "events.log", "a") as events:
+        with suppress(OSError), open(self._spec.folder / "events.log", "a") as events:
             events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {text}\n")
 
     def _write(self, **facts: Any) -> None:
@@ -243,7 +244,8 @@ class Leader:
         now = {"time": time.time(), "hosts": sorted(self._hosts), "slow_hosts": slow}
         self._state |= facts | now
         self._written = time.monotonic()
-        write_state(self._spec, self._state)
+        with suppress(OSError):  # a full disk ends no leader; it is written again soon
+            write_state(self._spec, self._state)
 
 
 def _describe(host: int, facts: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import psutil
 from rich.console import Console
 
 from lmwright.config.run import Run
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
@@ -15,7 +15,7 @@ from lmwright.report.read import read_run
 from lmwright.storage.mirror import place_in
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome, train
-from lmwright.train.peers import expect_abort
+from lmwright.train.peers import expect_abort, leave
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 
 
@@ -60,7 +60,9 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
         outcome = train(run, began=began, stop=stop)
     except Exception as error:
         if jax.process_count() > 1:
-            expect_abort(error)
+            if not isinstance(error, StorageError):  # whose texts are like those of a lost process
+                expect_abort(error)
+            leave(error)
         raise
     if jax.process_index() == 0:
         try:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lmwright.config.run import Run
-from lmwright.errors import UserError
+from lmwright.errors import StorageError
 from lmwright.guard.files import write_whole
 from lmwright.report.read import RunRecord, add_line
 from lmwright.train.trackers import Tracker, open_trackers
@@ -257,8 +257,8 @@ def _json_value(value: Any) -> Any:
     return value
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
         f"{path}: cannot be written: {error.strerror or error}; free some space, make the folder "
         "writable, or set `dir` to another one"
     )

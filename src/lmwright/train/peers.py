@@ -17,10 +17,12 @@ import time
 from types import TracebackType
 from typing import Any
 
+from lmwright.errors import UserError
 from lmwright.train.signals import EXIT_PEER_LOST
 
 HEARTBEAT_S = 30  # a process that is not heard of for so long is lost
 JOIN_S = 300  # all must have come by then
+LEAVE_S = 10  # within which all have the same error
 FIRST_NOTE_S = 15.0
 NOTE_EVERY_S = 60.0
 
@@ -116,6 +118,24 @@ def lost_peers(message: str, count: int | None = None) -> str:
     if "leader task" in message or "Failed to send RPC to coordination service" in message:
         return f"process 0{of} was lost"
     return f"a process{of} was lost"
+
+
+def leave(error: BaseException) -> None:
+    """Ends the process soon after an error that the others may not have: at its exit JAX would wait
+    minutes for them. The error is printed before."""
+    from orbax.checkpoint import multihost
+
+    try:
+        multihost.get_barrier_sync_fn()(key="leave", timeout_ms=1000 * LEAVE_S)
+    except Exception:
+        code = error.exit_code if isinstance(error, UserError) else 1
+        atexit.register(_end, code)
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def expect_abort(error: BaseException) -> None:

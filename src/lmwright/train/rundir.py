@@ -27,7 +27,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
@@ -148,9 +148,11 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
     except UserError as error:
         refused = error
     if jax.process_count() > 1:
-        ready = multihost_utils.broadcast_one_to_all(np.bool_(refused is None))
-        if not ready and refused is None:
-            refused = UserError(f"dir: {run.dir} was refused by process 0; see its message")
+        mine = 0 if refused is None else 2 if isinstance(refused, StorageError) else 1
+        verdict = int(multihost_utils.broadcast_one_to_all(np.int32(mine)))
+        if verdict and refused is None:
+            kind = StorageError if verdict == 2 else UserError
+            refused = kind(f"dir: {run.dir} was refused by process 0; see its message")
     if refused is not None:
         raise refused
 
