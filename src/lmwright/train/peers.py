@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.train.signals import EXIT_PEER_LOST
 
 HEARTBEAT_S = 30  # a process that is not heard of for so long is lost
@@ -121,12 +121,13 @@ def lost_peers(message: str, count: int | None = None) -> str:
 
 
 def leave(error: BaseException) -> None:
-    """Ends the process soon after an error that the others may not have: at its exit JAX would wait
-    minutes for them. The error is printed before."""
+    """Lets the process end soon after an error that the others may not have: at its exit JAX would
+    wait minutes for them. The error is printed before."""
+    wait_s = 1 if isinstance(error, StorageError) else LEAVE_S  # which is rarely of all
     from orbax.checkpoint import multihost
 
     try:
-        multihost.get_barrier_sync_fn()(key="leave", timeout_ms=1000 * LEAVE_S)
+        multihost.get_barrier_sync_fn()(key="leave", timeout_ms=1000 * wait_s)
     except Exception:
         code = error.exit_code if isinstance(error, UserError) else 1
         atexit.register(_end, code)
