@@ -6,13 +6,29 @@ from typing import Any
 
 import click
 
-from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
+from lmwright.cli.shared import OVERRIDES, InOrder, given, load
+
+WORDS = "lmwright.words"  # after `--`
+VERBS_OF_JOBS = ("train", "eval", "export", "prepare")
 
 
-@click.command()
-@RUN
+class WithCommand(click.Command):
+    """Keeps what comes after `--` apart."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[WORDS] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+@click.command(cls=WithCommand)
+@click.argument("run", metavar="RUN", required=False)
 @OVERRIDES
 @click.option("--on", help="Slices to try, as in v4-32,v5e-64; or kaggle; or local:4x2.")
+@click.option("--do", "verb", type=click.Choice(VERBS_OF_JOBS), help="Default: train.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
@@ -43,25 +59,34 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 @click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
 @click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
-def launch(run: str, overrides: Sequence[str], **options: Any) -> Any:
+def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
     """Train on several hosts and come back after faults.
 
     When a rank dies or hangs, all are ended and started again from the newest checkpoint. A slice
-    that is taken away is asked for again. Ctrl-C leaves the job running.
+    that is taken away is asked for again. Ctrl-C leaves the job running. With --do, another verb
+    runs on a target of one host, and gets the words after `--`. Without, COMMAND runs on all hosts.
 
     \b
     Example:  lmwright launch run.toml --on local:2x4
               lmwright launch run.toml --on v4-32 --zone us-central2-b --spot --dry-run
               lmwright launch run.toml --on kaggle
+              lmwright launch run.toml --on v5e-8 --do eval -- --max-rows 1000
     """
     from lmwright.cloud.command import Wanted, launch_command
     from lmwright.cloud.target import Settings, settings_with
+    from lmwright.cloud.work import work_of
+
+    words = click.get_current_context().meta[WORDS]
+    work = work_of(options.pop("verb"), words)
+    if run is None and work.verb:
+        raise click.UsageError("Missing argument 'RUN'.", click.get_current_context())
 
     named = {name: options.pop(name, None) for name in Settings.__dataclass_fields__}
-    wanted = Wanted(**given(**options))
+    wanted = Wanted(**given(**options), work=work)
     if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
         wanted = replace(wanted, settings=settings_with(**given(**named)))
-    return launch_command(load(run, overrides), run, overrides, wanted)
+    loaded = load(run, overrides) if run else None
+    return launch_command(loaded, run or "", overrides, wanted)
 
 
 @click.group(cls=InOrder)
@@ -76,7 +101,7 @@ def jobs_list() -> Any:
     \b
     Example:  lmwright jobs list
     """
-    from lmwright.cloud.command import list_command
+    from lmwright.cloud.jobs import list_command
 
     return list_command()
 
@@ -89,7 +114,7 @@ def jobs_show(name: str) -> Any:
     \b
     Example:  lmwright jobs show wiki
     """
-    from lmwright.cloud.command import show_command
+    from lmwright.cloud.jobs import show_command
 
     return show_command(name)
 
@@ -104,7 +129,7 @@ def jobs_logs(name: str, host: int, follow_it: bool) -> Any:
     \b
     Example:  lmwright jobs logs wiki --host 2 -f
     """
-    from lmwright.cloud.command import logs_command
+    from lmwright.cloud.jobs import logs_command
 
     return logs_command(name, host, follow_it)
 
@@ -117,7 +142,7 @@ def jobs_follow(name: str) -> Any:
     \b
     Example:  lmwright jobs follow wiki
     """
-    from lmwright.cloud.command import follow_command
+    from lmwright.cloud.jobs import follow_command
 
     return follow_command(name)
 
@@ -133,7 +158,7 @@ def jobs_start(name: str, detach: bool) -> Any:
     \b
     Example:  lmwright jobs start wiki
     """
-    from lmwright.cloud.command import start_command
+    from lmwright.cloud.jobs import start_command
 
     return start_command(name, detach=detach)
 
@@ -146,7 +171,7 @@ def jobs_stop(name: str) -> Any:
     \b
     Example:  lmwright jobs stop wiki
     """
-    from lmwright.cloud.command import stop_command
+    from lmwright.cloud.jobs import stop_command
 
     return stop_command(name)
 
@@ -161,7 +186,7 @@ def jobs_ssh(name: str, command: Sequence[str], host: int) -> Any:
     \b
     Example:  lmwright jobs ssh wiki --host 2
     """
-    from lmwright.cloud.command import ssh_command
+    from lmwright.cloud.jobs import ssh_command
 
     return ssh_command(name, host, command)
 
@@ -175,7 +200,7 @@ def jobs_forget(name: str, kill: bool) -> Any:
     \b
     Example:  lmwright jobs forget wiki
     """
-    from lmwright.cloud.command import forget_command
+    from lmwright.cloud.jobs import forget_command
 
     return forget_command(name, kill=kill)
 

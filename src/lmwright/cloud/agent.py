@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from lmwright.cloud.leader import Leader
+from lmwright.cloud.leader import EXIT_USER_ERROR, Leader
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Spec, load_spec
 
@@ -65,10 +65,9 @@ class Agent:
         match order["order"]:
             case "start":
                 self._signal(signal.SIGKILL)
-                rank = Rank(self._spec, self._host, order["attempt"], order["coordinator"])
-                await rank.start()
-                self._rank = rank
-                self._watcher = asyncio.create_task(self._watch(rank))
+                await self._start(
+                    Rank(self._spec, self._host, order["attempt"], order["coordinator"])
+                )
             case "term":
                 self._signal(signal.SIGTERM)
             case "dump":
@@ -79,6 +78,18 @@ class Agent:
             case "over":
                 self._over = True
                 self._signal(signal.SIGKILL)
+
+    async def _start(self, rank: Rank) -> None:
+        try:
+            await rank.start()
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError | PermissionError)
+            code = EXIT_USER_ERROR if missing else 1  # another attempt cures no missing program
+            reason = f"{error.filename}: {error.strerror}"
+            self._send({"ended": {"attempt": rank.attempt, "code": code, "error": reason}})
+            return
+        self._rank = rank
+        self._watcher = asyncio.create_task(self._watch(rank))
 
     async def _watch(self, rank: Rank) -> None:
         code = await rank.wait()

@@ -1,27 +1,14 @@
-"""Commands `lmwright launch` and `lmwright jobs`."""
+"""Command `lmwright launch`."""
 
 import os
 import shlex
-import shutil
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from lmwright.cloud import local, remote
-from lmwright.cloud.kaggle import job as kaggle
-from lmwright.cloud.spec import (
-    OVER,
-    Limits,
-    Spec,
-    job_names,
-    load_spec,
-    read_state,
-    save_spec,
-    write_state,
-)
+from lmwright.cloud.jobs import begin
+from lmwright.cloud.spec import RUN_FILE, Limits, Spec, job_names, save_spec
 from lmwright.cloud.target import (
     JOB_NAME,
     Settings,
@@ -29,14 +16,11 @@ from lmwright.cloud.target import (
     offers_of,
     refuse_local_places,
 )
+from lmwright.cloud.work import Work, refuse_local_sources, refuse_several_hosts
 from lmwright.config.run import Run
-from lmwright.errors import EXIT_INTERRUPTED, UserError
+from lmwright.errors import UserError
 from lmwright.guard.redact import redact_text
-from lmwright.guard.terminal import visible
-from lmwright.storage.bucket import is_bucket
 
-POLL_S = 0.5
-EXIT_JOB_FAILED = 1
 CODE = "code"
 LEADER_PORT = 8476  # on host 0 of a slice
 LATER = {
@@ -58,18 +42,20 @@ class Wanted:
     failures: int | None = None
     settings: Settings = field(default_factory=Settings)
     """Of slices."""
+    work: Work = Work()
     notebook: str | None = None
     """File to write instead, for Kaggle's or Colab's editor."""
 
 
-def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> int:
-    """Trains a run on a target and supervises it; returns an exit code."""
+def launch_command(run: Run | None, source: str, overrides: Sequence[str], wanted: Wanted) -> int:
+    """Does the work of a job on a target and supervises it; returns an exit code. Without a run,
+    the work is a command."""
     if wanted.notebook is not None:
-        return _write_notebook(run, wanted, Path(wanted.notebook))
+        return _write_notebook(_needed(run, wanted), wanted, Path(wanted.notebook))
     if not wanted.on:
         raise UserError("--on: missing; name where to train, as in --on kaggle or --on local:2x4")
     if wanted.on == "kaggle":
-        return _launch_at_kaggle(run, wanted)
+        return _launch_at_kaggle(_needed(run, wanted), wanted)
     for prefix, what in LATER.items():
         if wanted.on.startswith(prefix):
             raise UserError(f"--on: {what} cannot be launched on yet; use a slice, or local:2x4")
@@ -81,32 +67,40 @@ def launch_command(run: Run, source: str, overrides: Sequence[str], wanted: Want
             print(line)
         return 0
     save_spec(spec)
-    print(f"job {spec.name}: {spec.hosts} hosts; run directory {spec.dir}")
-    return _begin(spec, wanted.detach)
+    print(f"job {spec.name}: {spec.hosts} hosts; run directory {spec.dir or 'none'}")
+    return begin(spec, wanted.detach)
 
 
-def _launch_on_slices(run: Run, wanted: Wanted) -> int:
+def _needed(run: Run | None, wanted: Wanted) -> Run:
+    """The run, for targets that can only train it."""
+    if run is None or not wanted.work.trains:
+        raise UserError("--on: only training can be launched there; leave out --do and --")
+    return run
+
+
+def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
     """Plans the run for every slice that is asked for, and launches it."""
-    from lmwright.planner.command import Wanted as Plan
-    from lmwright.planner.command import plan_command
-
-    offers = offers_of(wanted.on, wanted.settings)
+    offers, work = offers_of(wanted.on, wanted.settings), wanted.work
     cloud = cloud_of(wanted.settings)
-    refuse_local_places(run)
-    for name in dict.fromkeys(offer.name for offer in offers):
-        if plan_command(run, Plan(on=name, quick=True)):
-            raise UserError(f"--on: the run does not fit {name}; the plan above says what would")
-    root = (wanted.settings.bucket or f"{'/'.join(run.dir.split('/')[:3])}/lmwright").rstrip("/")
-    name = wanted.name or _free_name(run.name).replace("_", "-").replace(".", "-")
-    if not JOB_NAME.fullmatch(name):
+    for offer in offers:
+        refuse_several_hosts(work, offer.hosts, offer.name)
+    if run is not None:
+        _check_for_slices(run, wanted, {offer.name for offer in offers})
+    elif not wanted.settings.bucket:
+        raise UserError("--bucket: missing; name where the job is kept, as gs://BUCKET/lmwright")
+    folder = "/".join(run.dir.split("/")[:3]) if run else ""
+    root = (wanted.settings.bucket or f"{folder}/lmwright").rstrip("/")
+    name = _name(run, wanted).replace("_", "-").replace(".", "-")
+    if not JOB_NAME.fullmatch(wanted.name or name):
         raise UserError(
-            f"--name: {name!r} cannot name a slice; use small letters, digits and '-', beginning "
-            "with a letter, 42 at most"
+            f"--name: {wanted.name or name!r} cannot name a slice; use small letters, digits and "
+            "'-', beginning with a letter, 42 at most"
         )
+    run_dir = run.dir if run else ""
     spec = Spec(
         name=name,
-        dir=run.dir,
-        command=("train",),
+        dir=run_dir,
+        command=work.command([RUN_FILE], run_dir),
         hosts=offers[0].hosts,
         port=LEADER_PORT,
         variables={"JAX_COMPILATION_CACHE_DIR": f"{root}/compiled"},  # for the slices after it
@@ -122,63 +116,64 @@ def _launch_on_slices(run: Run, wanted: Wanted) -> int:
     return remote.launch(spec, run, f"{root}/{CODE}", detach=wanted.detach)
 
 
+def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
+    """Raises UserError for a run that the hosts of slices cannot do."""
+    from lmwright.planner.command import Wanted as Plan
+    from lmwright.planner.command import plan_command
+
+    if wanted.work.verb == "prepare":
+        refuse_local_sources(run)
+        return
+    refuse_local_places(run)
+    for name in sorted(names) if wanted.work.trains else ():
+        if plan_command(run, Plan(on=name, quick=True)):
+            raise UserError(f"--on: the run does not fit {name}; the plan above says what would")
+
+
 def _launch_at_kaggle(run: Run, wanted: Wanted) -> int:
     from lmwright.cloud.kaggle.launch import launch
 
-    name = wanted.name or _free_name(run.name)
+    name = _name(run, wanted)
     spec = launch(run, name, _limits(wanted), dry_run=wanted.dry_run)
-    return 0 if spec is None else _begin(spec, wanted.detach)
+    return 0 if spec is None else begin(spec, wanted.detach)
 
 
 def _write_notebook(run: Run, wanted: Wanted, file: Path) -> int:
     from lmwright.cloud.kaggle.notebook import write_notebook
 
-    beside = write_notebook(run, wanted.name or _free_name(run.name), _limits(wanted), file)
+    beside = write_notebook(run, _name(run, wanted), _limits(wanted), file)
     print(f"wrote {file}; open it in Kaggle or Colab")
     for path in beside:
         print(f"attach {path} to it ({path.stat().st_size / 1e6:,.1f} MB)")
     return 0
 
 
-def _supervise(spec: Spec) -> None:
-    """Looks after a job once."""
-    if kaggle.is_kaggle(spec):
-        kaggle.look(spec)
-    else:
-        local.supervise(spec, once=True)
-
-
-def _begin(spec: Spec, detach: bool) -> int:
-    if detach:
-        _supervise(spec)
-        print(f"follow it with: lmwright jobs follow {spec.name}")
-        return 0
-    return follow(spec)
-
-
-def plan_job(run: Run, source: str, overrides: Sequence[str], wanted: Wanted) -> Spec:
+def plan_job(run: Run | None, source: str, overrides: Sequence[str], wanted: Wanted) -> Spec:
     """The job of a run on this machine. Raises UserError for a target that is none."""
     hosts, devices = local.parse(wanted.on)
+    refuse_several_hosts(wanted.work, hosts, wanted.on)
     source = source if "://" in source else os.path.abspath(source)
+    run_dir = "" if run is None else run.dir if "://" in run.dir else os.path.abspath(run.dir)
     return Spec(
-        name=wanted.name or _free_name(run.name),
-        dir=run.dir if "://" in run.dir else os.path.abspath(run.dir),
-        command=(sys.executable, "-m", "lmwright", "train", source, *overrides),
+        name=_name(run, wanted),
+        dir=run_dir,
+        command=wanted.work.command([source, *overrides], run_dir),
         hosts=hosts,
         port=local.free_port(),
         variables=local.variables(devices),
         limits=_limits(wanted),
+        cwd=os.getcwd(),
     )
 
 
 def _limits(wanted: Wanted) -> Limits:
     given = {"step_floor_s": wanted.hang_after, "failures": wanted.failures}
-    return replace(Limits(), **{name: value for name, value in given.items() if value is not None})
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return wanted.work.limits(replace(Limits(), **chosen))
 
 
-def find(name: str) -> Spec:
-    """A job by its name, or by its folder in a bucket. Raises UserError."""
-    return remote.adopt(name) if is_bucket(name) else load_spec(name)
+def _name(run: Run | None, wanted: Wanted) -> str:
+    return wanted.name or _free_name(run.name if run else "command")
 
 
 def _free_name(name: str) -> str:
@@ -197,191 +192,5 @@ def describe(spec: Spec) -> list[str]:
         f"would make {spec.folder} with job.json",
         f"would start {spec.hosts} agents, the leader at {spec.address}:{spec.port}",
         f"each would run: {variables} {command}",
-        f"in run directory {spec.dir}",
+        f"in run directory {spec.dir or 'none'}",
     ]
-
-
-def follow(spec: Spec) -> int:
-    """Supervises a job and prints what happens until it is over. Ctrl-C leaves it running."""
-    events = _Tail(spec.folder / "events.log")
-    output = _Tail(spec.folder / "logs" / "host-0.log")
-    try:
-        while read_state(spec)["status"] not in OVER:
-            _supervise(spec)
-            _print(output, events)
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        print(
-            f"\njob {spec.name} goes on without being watched over; "
-            f"`lmwright jobs follow {spec.name}` takes it up, `lmwright jobs stop {spec.name}` "
-            "saves and ends it"
-        )
-        return EXIT_INTERRUPTED
-    time.sleep(POLL_S)
-    _print(output, events)
-    state = read_state(spec)
-    if state["status"] == "failed":
-        print(
-            f"lmwright: error: job {spec.name} failed: {visible(state['error'])}", file=sys.stderr
-        )
-        return EXIT_JOB_FAILED
-    return 0
-
-
-def _print(output: "_Tail", events: "_Tail") -> None:
-    for line in output.lines():
-        print(line)
-    for line in events.lines():
-        print(f"supervisor: {line}", file=sys.stderr)
-
-
-class _Tail:
-    """The new lines of a file that grows."""
-
-    def __init__(self, path: Path):
-        self._path, self._at = path, 0
-
-    def lines(self) -> list[str]:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        text = redact_text(whole.decode(errors="replace"))
-        return [visible(line) for line in text.splitlines()]
-
-
-def list_command() -> None:
-    """Prints a line for each job."""
-    for name in job_names():
-        spec = load_spec(name)
-        state = remote.state_of(spec) if spec.url else read_state(spec)
-        step = f"step {state['step']}, saved {state['saved']}"
-        print(
-            f"{name:<24} {state['status']:<9} attempt {state['attempt']:<3} {step:<28} {spec.dir}"
-        )
-
-
-def show_command(name: str) -> None:
-    """Prints what is known of a job."""
-    spec = find(name)
-    if spec.url:
-        remote.show(spec)
-        return
-    state = read_state(spec)
-    print(f"job {spec.name}: {state['status']}")
-    print(f"  run directory  {spec.dir}")
-    print(f"  hosts          {spec.hosts}, there now: {state.get('hosts', [])}")
-    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
-    print(f"  step           {state['step']}, saved {state['saved']}")
-    if slow := state.get("slow_hosts"):
-        print(f"  slow hosts     {', '.join(map(str, slow))}")
-    if state.get("error"):
-        print(f"  last error     {visible(state['error'])}")
-    remote.show_goodput(spec)
-    for line in _Tail(spec.folder / "events.log").lines()[-10:]:
-        print(f"  {line}")
-
-
-def logs_command(name: str, host: int, follow_it: bool) -> None:
-    """Prints the output of a host's ranks."""
-    spec = find(name)
-    if spec.url:
-        remote.logs(spec, host, follow_it=follow_it)
-        return
-    if not 0 <= host < spec.hosts:
-        raise UserError(f"--host: {host} is none of 0 to {spec.hosts - 1}")
-    tail = _Tail(spec.folder / "logs" / f"host-{host}.log")
-    while True:
-        for line in tail.lines():
-            print(line, flush=True)
-        if not follow_it or read_state(spec)["status"] in OVER:
-            return
-        time.sleep(POLL_S)
-
-
-def follow_command(name: str) -> int:
-    """Takes over the supervision of a job."""
-    spec = find(name)
-    if spec.url:
-        return remote.follow(spec)
-    if read_state(spec)["status"] in OVER:
-        show_command(name)
-        return 0
-    return follow(spec)
-
-
-def ssh_command(name: str, host: int, words: Sequence[str]) -> int:
-    """Opens a shell on a host of a job on slices, or runs a command there."""
-    spec = find(name)
-    if not spec.url:
-        raise UserError(f"job {name} runs on this machine; there is no other to reach")
-    return remote.ssh(spec, host, words)
-
-
-def start_command(name: str, *, detach: bool = False) -> int:
-    """Starts a job that has ended again, from its newest checkpoint. Raises UserError while it
-    runs."""
-    spec = find(name)
-    if spec.url:
-        remote.restart(spec)
-        return remote.start(spec, detach=detach)
-    state = read_state(spec)
-    if state["status"] not in OVER:
-        raise UserError(
-            f"job {name} is {state['status']} already; follow it with: lmwright jobs follow {name}"
-        )
-    (spec.folder / "stop").unlink(missing_ok=True)
-    write_state(spec, state | {"status": "starting", "failures": 0, "error": ""})
-    return _begin(spec, detach)
-
-
-def stop_command(name: str, wait_s: float = 300.0) -> None:
-    """Lets a job save and end. Raises UserError if it does not within `wait_s`."""
-    spec = find(name)
-    if spec.url:
-        remote.stop(spec)
-        return
-    if (status := read_state(spec)["status"]) in OVER:
-        print(f"job {name} is over already: {status}")
-        return
-    if kaggle.is_kaggle(spec):
-        kaggle.stop(spec)
-        return
-    (spec.folder / "stop").touch()
-    local.supervise(spec, once=True)  # an agent that died cannot be told
-    began = time.monotonic()
-    while (state := read_state(spec))["status"] not in OVER:
-        if time.monotonic() - began > wait_s:
-            raise UserError(
-                f"job {name} did not end within {wait_s:g} s; `lmwright jobs forget {name} "
-                "--kill` ends it without saving"
-            )
-        time.sleep(POLL_S)
-    print(f"job {name}: {state['status']} at step {state['step']}, saved {state['saved']}")
-
-
-def forget_command(name: str, *, kill: bool = False) -> None:
-    """Removes what is kept of a job, never its run directory. Raises UserError while it runs."""
-    spec = find(name)
-    state: dict[str, Any] = remote.state_of(spec) if spec.url else read_state(spec)
-    if state["status"] not in OVER:
-        if not kill:
-            raise UserError(
-                f"job {name} is {state['status']}; stop it first: `lmwright jobs stop {name}`"
-            )
-        if spec.url:
-            remote.end(spec)
-        else:
-            write_state(spec, state | {"status": "stopped", "error": "killed"})
-            local.end_agents(spec)
-            time.sleep(POLL_S)
-    if spec.url:
-        remote.forget(spec)
-    if kaggle.is_kaggle(spec):
-        print("\n".join(kaggle.what_stays(spec)))
-    shutil.rmtree(spec.folder)
-    print(f"job {name} is forgotten; its run directory {spec.dir} stays")

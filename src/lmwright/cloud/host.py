@@ -10,7 +10,6 @@ nobody talks to a leader that is gone.
 import asyncio
 import contextlib
 import json
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
 from lmwright.cloud.leader import Leader
-from lmwright.cloud.spec import OVER, Spec, parse_spec, read_state, save_spec
+from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
@@ -28,7 +27,6 @@ POLL_S = 2.0
 NOTICE_POLL_S = 5.0
 PUSH_S = 5.0
 PULLED = ("state.json", "events.log")
-RUN_FILE = "run.toml"
 ALONE_S = 600.0
 """After its job, a slice that nobody has deleted deletes itself."""
 
@@ -82,7 +80,7 @@ async def main() -> None:
     bucket = Bucket(url)
     spec, offer = _spec(bucket, incarnation)
     host = slice_index * offer.hosts_per_slice + worker
-    spec = replace(spec, hosts=offer.hosts, command=_command(spec))
+    spec = replace(spec, hosts=offer.hosts)
     address = await _leader_address(bucket, incarnation, host)
     spec = replace(spec, address=address)
     _keep(spec, bucket)
@@ -112,10 +110,6 @@ def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Any]:
     if incarnation not in made:
         raise SystemExit(f"lmwright: error: {bucket.url} does not know slice {incarnation}")
     return spec, spec.offers[made[incarnation]]
-
-
-def _command(spec: Spec) -> tuple[str, ...]:
-    return (sys.executable, "-m", "lmwright", *spec.command, str(spec.folder / RUN_FILE))
 
 
 async def _leader_address(bucket: Bucket, incarnation: str, host: int) -> str:

@@ -11,6 +11,7 @@ keeps all it knows in state.json, so that it may be killed too.
 
 import asyncio
 import json
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -32,7 +33,8 @@ TICK_S = 0.25
 WRITE_EVERY_S = 5.0
 TELL_EVERY_S = 1.0
 EXIT_USER_ERROR = 2
-AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED)
+TOLD_TO_END = -signal.SIGTERM, 128 + signal.SIGTERM  # of a command that does not know how to save
+AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED, *TOLD_TO_END)
 FINAL_CODES = (EXIT_USER_ERROR, EXIT_TIME_SPENT, EXIT_SKIPPING)
 
 

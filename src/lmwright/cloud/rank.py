@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud.spec import Limits, Spec
+from lmwright.cloud.spec import PROGRAM, Limits, Spec
 from lmwright.guard.heartbeat import STACKS, VARIABLE
 
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -37,7 +37,11 @@ class Rank:
             "LMWRIGHT_JOB": spec.name,
             "LMWRIGHT_ATTEMPT": str(attempt),
             VARIABLE: str(self._beats),
+            "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
         }
+        program, *words = spec.command
+        start = (sys.executable, "-m", PROGRAM) if program == PROGRAM else (program,)
+        self._command = *start, *words
         self.pulse = Pulse(spec.limits)
 
     async def start(self) -> None:
@@ -46,7 +50,8 @@ class Rank:
             log.write(f"--- attempt {self.attempt}\n".encode())
             log.flush()
             self._process = await asyncio.create_subprocess_exec(
-                *self._spec.command,
+                *self._command,
+                cwd=self._spec.cwd or self._spec.folder,
                 env=self._variables,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -79,14 +79,14 @@ def describe(spec: Spec, code: str) -> list[str]:
     return lines
 
 
-def launch(spec: Spec, run: Run, code_root: str, *, detach: bool) -> int:
+def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
     """Stages, writes the job into its bucket and supervises it."""
     for note in check(spec):
         print(f"note: {note}")
     print("staging Python, packages and this lmwright in the bucket")
-    begin(spec, stage(code_root), dump_toml(run))
+    begin(spec, stage(code_root), dump_toml(run) if run else "")
     save_spec(spec)
-    print(f"job {spec.name}: {spec.url}; run directory {spec.dir}")
+    print(f"job {spec.name}: {spec.url}; run directory {spec.dir or 'none'}")
     return start(spec, detach=detach)
 
 

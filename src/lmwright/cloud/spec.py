@@ -21,6 +21,8 @@ from lmwright.guard.files import write_whole
 
 OVER = ("done", "stopped", "failed")
 START = {"status": "starting", "attempt": 0, "failures": 0, "step": 0, "saved": 0, "error": ""}
+PROGRAM = "lmwright"
+RUN_FILE = "run.toml"  # in the job's folder, where the hosts do not have the user's file
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,60}")
 
 
@@ -100,9 +102,9 @@ class Spec:
 
     name: str
     dir: str
-    """The run directory."""
+    """The run directory; empty for a command without one."""
     command: tuple[str, ...]
-    """Of one rank; all hosts run the same."""
+    """Of one rank; all hosts run the same. `lmwright` is the one of the host's Python."""
     hosts: int
     port: int
     """Of the leader, on host 0."""
@@ -116,6 +118,8 @@ class Spec:
     url: str = ""
     """Folder of the job in a bucket; empty for a job of this machine."""
     cloud: Cloud | None = None
+    cwd: str = ""
+    """Of the ranks; empty for the job's folder."""
     offers: tuple[Offer, ...] = ()
     """In the order in which they are tried."""
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmwright.cloud import command
+from lmwright.cloud import jobs
 from lmwright.cloud.kaggle import job, launch, parcel
 from tests.cloud.kaggle.service import TOKEN, FakeKaggle, play_to_the_end
 from tests.saved_run import tiny_run
@@ -34,7 +34,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
     monkeypatch.setattr(KaggleApi, "args", ["--local"])
     monkeypatch.setattr(job, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(command, "POLL_S", 0.02)
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
     monkeypatch.setattr(launch, "plan", lambda run: (run, NINE_HOURS))  # tried apart
     monkeypatch.setattr(parcel, "download_wheels", lambda folder: (folder / "a.whl").touch())
     monkeypatch.setattr(parcel, "fetch_python", lambda path: path.touch())

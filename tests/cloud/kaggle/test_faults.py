@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmwright.cloud import command
-from lmwright.cloud.command import follow
+from lmwright.cloud import jobs
+from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import job, service
 from lmwright.cloud.spec import job_names, load_spec, read_state
 from lmwright.errors import UserError
@@ -105,7 +105,7 @@ def test_sessions_end_in_every_way(fake, run, tmp_path):
         best |= {"step": 0, "archive": ""}
         spec = launched(replace(run, dir=str(tmp_path / f"out{seed}")), name=f"cats-{seed}")
         while follow(spec):
-            command.start_command(spec.name, detach=True)
+            jobs.start_command(spec.name, detach=True)
         state = read_state(spec)
         assert (state["status"], state["saved"]) == ("done", best["step"])
         assert (tmp_path / f"out{seed}" / "checkpoints" / str(best["step"])).is_dir()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.cloud.command import follow
+from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import job, launch, parcel, service
 from lmwright.cloud.spec import job_names, read_state
 from lmwright.config.load import dump_toml

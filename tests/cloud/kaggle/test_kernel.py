@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from lmwright.cloud.command import follow
+from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import kernel, launch
 from lmwright.cloud.spec import Limits, read_state
 from lmwright.config.run import Tokenizer

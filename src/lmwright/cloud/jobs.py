@@ -1,0 +1,227 @@
+"""Command `lmwright jobs`: what is looked at and done after a launch."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmwright.cloud import local, remote
+from lmwright.cloud.kaggle import job as kaggle
+from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
+from lmwright.errors import EXIT_INTERRUPTED, UserError
+from lmwright.guard.redact import redact_text
+from lmwright.guard.terminal import visible
+from lmwright.storage.bucket import is_bucket
+
+POLL_S = 0.5
+EXIT_JOB_FAILED = 1
+
+
+def find(name: str) -> Spec:
+    """A job by its name, or by its folder in a bucket. Raises UserError."""
+    return remote.adopt(name) if is_bucket(name) else load_spec(name)
+
+
+def _supervise(spec: Spec) -> None:
+    """Looks after a job once."""
+    if kaggle.is_kaggle(spec):
+        kaggle.look(spec)
+    else:
+        local.supervise(spec, once=True)
+
+
+def begin(spec: Spec, detach: bool) -> int:
+    """Supervises a new job here, or starts it and returns."""
+    if detach:
+        _supervise(spec)
+        print(f"follow it with: lmwright jobs follow {spec.name}")
+        return 0
+    return follow(spec)
+
+
+def follow(spec: Spec) -> int:
+    """Supervises a job and prints what happens until it is over. Ctrl-C leaves it running."""
+    events = _Tail(spec.folder / "events.log")
+    output = _Tail(spec.folder / "logs" / "host-0.log")
+    try:
+        while read_state(spec)["status"] not in OVER:
+            _supervise(spec)
+            _print(output, events)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        print(
+            f"\njob {spec.name} goes on without being watched over; "
+            f"`lmwright jobs follow {spec.name}` takes it up, `lmwright jobs stop {spec.name}` "
+            "saves and ends it"
+        )
+        return EXIT_INTERRUPTED
+    time.sleep(POLL_S)
+    _print(output, events)
+    state = read_state(spec)
+    if state["status"] == "failed":
+        print(
+            f"lmwright: error: job {spec.name} failed: {visible(state['error'])}", file=sys.stderr
+        )
+        return EXIT_JOB_FAILED
+    return 0
+
+
+def _print(output: "_Tail", events: "_Tail") -> None:
+    for line in output.lines():
+        print(line)
+    for line in events.lines():
+        print(f"supervisor: {line}", file=sys.stderr)
+
+
+class _Tail:
+    """The new lines of a file that grows."""
+
+    def __init__(self, path: Path):
+        self._path, self._at = path, 0
+
+    def lines(self) -> list[str]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        text = redact_text(whole.decode(errors="replace"))
+        return [visible(line) for line in text.splitlines()]
+
+
+def list_command() -> None:
+    """Prints a line for each job."""
+    for name in job_names():
+        spec = load_spec(name)
+        state = remote.state_of(spec) if spec.url else read_state(spec)
+        step = f"step {state['step']}, saved {state['saved']}"
+        where = f"attempt {state['attempt']:<3} {step:<28} {spec.dir or '-'}"
+        print(f"{name:<24} {state['status']:<9} {where}")
+
+
+def show_command(name: str) -> None:
+    """Prints what is known of a job."""
+    spec = find(name)
+    if spec.url:
+        remote.show(spec)
+        return
+    state = read_state(spec)
+    print(f"job {spec.name}: {state['status']}")
+    print(f"  run directory  {spec.dir or '-'}")
+    print(f"  hosts          {spec.hosts}, there now: {state.get('hosts', [])}")
+    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
+    print(f"  step           {state['step']}, saved {state['saved']}")
+    if slow := state.get("slow_hosts"):
+        print(f"  slow hosts     {', '.join(map(str, slow))}")
+    if state.get("error"):
+        print(f"  last error     {visible(state['error'])}")
+    remote.show_goodput(spec)
+    for line in _Tail(spec.folder / "events.log").lines()[-10:]:
+        print(f"  {line}")
+
+
+def logs_command(name: str, host: int, follow_it: bool) -> None:
+    """Prints the output of a host's ranks."""
+    spec = find(name)
+    if spec.url:
+        remote.logs(spec, host, follow_it=follow_it)
+        return
+    if not 0 <= host < spec.hosts:
+        raise UserError(f"--host: {host} is none of 0 to {spec.hosts - 1}")
+    tail = _Tail(spec.folder / "logs" / f"host-{host}.log")
+    while True:
+        for line in tail.lines():
+            print(line, flush=True)
+        if not follow_it or read_state(spec)["status"] in OVER:
+            return
+        time.sleep(POLL_S)
+
+
+def follow_command(name: str) -> int:
+    """Takes over the supervision of a job."""
+    spec = find(name)
+    if spec.url:
+        return remote.follow(spec)
+    if read_state(spec)["status"] in OVER:
+        show_command(name)
+        return 0
+    return follow(spec)
+
+
+def ssh_command(name: str, host: int, words: Sequence[str]) -> int:
+    """Opens a shell on a host of a job on slices, or runs a command there."""
+    spec = find(name)
+    if not spec.url:
+        raise UserError(f"job {name} runs on this machine; there is no other to reach")
+    return remote.ssh(spec, host, words)
+
+
+def start_command(name: str, *, detach: bool = False) -> int:
+    """Starts a job that has ended again, from its newest checkpoint. Raises UserError while it
+    runs."""
+    spec = find(name)
+    if spec.url:
+        remote.restart(spec)
+        return remote.start(spec, detach=detach)
+    state = read_state(spec)
+    if state["status"] not in OVER:
+        raise UserError(
+            f"job {name} is {state['status']} already; follow it with: lmwright jobs follow {name}"
+        )
+    (spec.folder / "stop").unlink(missing_ok=True)
+    write_state(spec, state | {"status": "starting", "failures": 0, "error": ""})
+    return begin(spec, detach)
+
+
+def stop_command(name: str, wait_s: float = 300.0) -> None:
+    """Lets a job save and end. Raises UserError if it does not within `wait_s`."""
+    spec = find(name)
+    if spec.url:
+        remote.stop(spec)
+        return
+    if (status := read_state(spec)["status"]) in OVER:
+        print(f"job {name} is over already: {status}")
+        return
+    if kaggle.is_kaggle(spec):
+        kaggle.stop(spec)
+        return
+    (spec.folder / "stop").touch()
+    local.supervise(spec, once=True)  # an agent that died cannot be told
+    began = time.monotonic()
+    while (state := read_state(spec))["status"] not in OVER:
+        if time.monotonic() - began > wait_s:
+            raise UserError(
+                f"job {name} did not end within {wait_s:g} s; `lmwright jobs forget {name} "
+                "--kill` ends it without saving"
+            )
+        time.sleep(POLL_S)
+    print(f"job {name}: {state['status']} at step {state['step']}, saved {state['saved']}")
+
+
+def forget_command(name: str, *, kill: bool = False) -> None:
+    """Removes what is kept of a job, never its run directory. Raises UserError while it runs."""
+    spec = find(name)
+    state: dict[str, Any] = remote.state_of(spec) if spec.url else read_state(spec)
+    if state["status"] not in OVER:
+        if not kill:
+            raise UserError(
+                f"job {name} is {state['status']}; stop it first: `lmwright jobs stop {name}`"
+            )
+        if spec.url:
+            remote.end(spec)
+        else:
+            write_state(spec, state | {"status": "stopped", "error": "killed"})
+            local.end_agents(spec)
+            time.sleep(POLL_S)
+    if spec.url:
+        remote.forget(spec)
+    if kaggle.is_kaggle(spec):
+        print("\n".join(kaggle.what_stays(spec)))
+    shutil.rmtree(spec.folder)
+    stays = f"; its run directory {spec.dir} stays" if spec.dir else ""
+    print(f"job {name} is forgotten{stays}")

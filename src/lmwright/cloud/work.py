@@ -1,0 +1,74 @@
+"""Work: what the ranks of a job run.
+
+    launch RUN                            lmwright train, on all hosts
+    launch RUN --do eval -- --max-rows 9  another verb, on one host
+    launch -- COMMAND                     any command, on all hosts
+
+What comes after `--` goes to the verb, or is the command. Only `train` says by heartbeats that it
+is alive; of everything else it is known whether it has ended, and how.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lmwright.cloud.spec import PROGRAM, Limits
+from lmwright.config.run import Run
+from lmwright.errors import UserError
+from lmwright.storage.bucket import is_bucket
+
+TRAIN = "train"
+OF_RUN_FILE = (TRAIN, "prepare")
+"""The others take the run directory."""
+ANY_TIME_S = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A verb of lmwright, or a command."""
+
+    verb: str = TRAIN
+    words: tuple[str, ...] = ()
+    """For the verb, or of the command."""
+
+    @property
+    def trains(self) -> bool:
+        return self.verb == TRAIN
+
+    def command(self, run_file: Sequence[str], run_dir: str) -> tuple[str, ...]:
+        """What a rank runs. `run_file` is the run, with its overrides."""
+        if not self.verb:
+            return self.words
+        of = run_file if self.verb in OF_RUN_FILE else (run_dir,)
+        return (PROGRAM, self.verb, *of, *self.words)
+
+    def limits(self, limits: Limits) -> Limits:
+        """The limits of a job that does this."""
+        return limits if self.trains else replace(limits, start_s=ANY_TIME_S)
+
+
+def work_of(verb: str, words: Sequence[str]) -> Work:
+    """What `--do VERB` and `-- WORDS` ask for."""
+    return Work(verb=verb or ("" if words else TRAIN), words=tuple(words))
+
+
+def refuse_several_hosts(work: Work, hosts: int, target: str) -> None:
+    """Raises UserError for a verb that knows one host only."""
+    if work.verb and not work.trains and hosts > 1:
+        raise UserError(
+            f"--do: {work.verb} runs on one host, and {target} has {hosts}; choose a target of one "
+            "host, as v5e-8, v4-8 or local:1x4"
+        )
+
+
+def refuse_local_sources(run: Run) -> None:
+    """Raises UserError for text that the host of a slice cannot read."""
+    for place, source in enumerate(run.data.sources):
+        if "://" not in source.path:
+            raise UserError(
+                f"data.sources.{place}.path: {source.path}: the host of a slice cannot see it; "
+                "copy it to a bucket and write gs://BUCKET/..."
+            )
+    if not is_bucket(run.data.dir):
+        raise UserError(
+            f"data.dir: {run.data.dir}: the host of a slice cannot see it; write gs://BUCKET/FOLDER"
+        )

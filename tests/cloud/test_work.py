@@ -1,0 +1,78 @@
+"""Other work than training: `launch --do VERB` and `launch -- COMMAND`, as a user types them."""
+
+import os
+import sys
+
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.cloud.spec import load_spec, read_state
+from lmwright.config.load import dump_toml
+from tests.saved_run import save_run, tiny_run
+
+RANK = """
+import os
+print("rank", os.environ["JAX_PROCESS_ID"], "of", os.environ["JAX_NUM_PROCESSES"], os.getcwd())
+raise SystemExit(0 if os.environ["LMWRIGHT_ATTEMPT"] == "2" else 3)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trained(home):
+    run = tiny_run(home)
+    save_run(run)
+    (home / "run.toml").write_text(dump_toml(run))
+    return run
+
+
+def test_a_command_runs_on_all_hosts_and_comes_back(home, capsys):
+    (home / "rank.py").write_text(RANK)
+    words = ["launch", "--on", "local:2x1", "--name", "c", "--", "python", "rank.py"]
+    assert main([*words[:-3], "--dry-run", *words[-3:]]) == 0
+    assert "python rank.py" in capsys.readouterr().out
+    assert main(words) == 0
+    assert f"rank 0 of 2 {home}" in capsys.readouterr().out
+    state = read_state(load_spec("c"))
+    assert (state["status"], state["attempt"]) == ("done", 2)
+    assert main(["jobs", "logs", "c", "--host", "1"]) == 0
+    assert "rank 1 of 2" in capsys.readouterr().out
+    assert main(["jobs", "forget", "c"]) == 0
+    assert capsys.readouterr().out == "job c is forgotten\n"
+
+
+def test_a_command_that_is_not_there_fails_the_job(home, capsys):
+    words = ["--on", "local:1x1", "--name", "c", "--failures", "1", "--", "no-such-program"]
+    assert main(["launch", *words]) == 1
+    assert "no-such-program" in capsys.readouterr().err
+
+
+def test_a_verb_runs_on_one_host(trained, home, capsys):
+    words = ["launch", "run.toml", "--on", "local:1x1"]
+    assert main([*words, "--do", "eval", "--", "--text", "text.jsonl", "--context", "16"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert main([*words, "--do", "prepare"]) == 0
+    assert "short" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run.toml", "--on", "local:2x1", "--do", "eval"], "eval runs on one host, and local:2x1"),
+        (["run.toml", "--on", "kaggle", "--", "ls"], "only training can be launched there"),
+        (["--on", "kaggle", "--", "ls"], "only training can be launched there"),
+        (["--on", "local:2x1"], "Missing argument 'RUN'"),
+        (["--on", "local:2x1", "--do", "eval", "--", "x"], "Missing argument 'RUN'"),
+        (["run.toml", "--on", "local:1x1", "--do", "sing"], "'sing' is not one of"),
+    ],
+)
+def test_what_is_refused(trained, capsys, words, told):
+    assert main(["launch", *words]) == 2
+    assert told in capsys.readouterr().err
