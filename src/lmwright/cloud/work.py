@@ -35,7 +35,7 @@ class Work:
         return self.verb == TRAIN
 
     def command(self, run_file: Sequence[str], run_dir: str) -> tuple[str, ...]:
-        """What a rank runs. `run_file` is the run, with its overrides."""
+        """Command of a rank. `run_file` is the run, with its overrides."""
         if not self.verb:
             return self.words
         of = run_file if self.verb in OF_RUN_FILE else (run_dir,)
@@ -47,7 +47,7 @@ class Work:
 
 
 def work_of(verb: str, words: Sequence[str]) -> Work:
-    """What `--do VERB` and `-- WORDS` ask for."""
+    """The work that `--do VERB` and `-- WORDS` ask for."""
     return Work(verb=verb or ("" if words else TRAIN), words=tuple(words))
 
 
