@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 STATES = ("WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 ZONES = {"us-central2-b": ["v4-8", "v4-16", "v4-32"], "us-east5-a": ["v5litepod-16", "v4-16"]}
 RUNTIMES = ["tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite"]
+MEMBER = "serviceAccount:12-compute@developer.gserviceaccount.com"
 TOKEN = "a-token-of-the-metadata-server"
 
 
@@ -66,10 +67,13 @@ class FakeTpu:
         self.quota = dict.fromkeys(ZONES, True)
         self.allowed, self.speed, self.stuck = True, 1, set()
         self.nodes, self.running = {}, {}
+        self.policy = {"bindings": [{"role": "roles/tpu.admin", "members": [MEMBER]}]}
         self._lock = threading.RLock()
         self.server = Server(self.answer)
 
     def answer(self, method, path, body, _headers):
+        if path.startswith("/v1/projects/"):  # the resource manager
+            return (200, {"projectNumber": "12"}) if method == "GET" else (200, self.policy)
         parts = urlsplit(path)
         where = re.fullmatch(
             r"/v2/projects/([^/]+)/locations/([^/]+)/(\w+)(?:/([^/:]+))?", parts.path
@@ -160,7 +164,7 @@ class FakeTpu:
             self.nodes.setdefault((zone, id), {})[name] = node
         if self.home is not None:
             self.running[zone, id] = [
-                Host(self, spec["node"]["metadata"], f"{name}-{w}", w, k)
+                Host(self, spec["node"]["metadata"], f"{name}-{w}", w, k, len(names))
                 for k, name in enumerate(names)
                 for w in range(self.hosts)
             ]
@@ -197,9 +201,12 @@ def shown(resource):
 class Host:
     """A host: a metadata server, and the startup script in a session of its own."""
 
-    def __init__(self, service, metadata, name, worker, slice_index):
+    def __init__(self, service, metadata, name, worker, slice_index, num_slices):
         self.metadata, self.event, self.preempted = metadata, "NONE", "FALSE"
-        env = f"WORKER_ID: '{worker}'\nMEGASCALE_SLICE_ID: '{slice_index}'\nNODE_ID: '{name}'\n"
+        env = f"WORKER_ID: '{worker}'\nNODE_ID: '{name}'\n"
+        if num_slices > 1:
+            env += f"MEGASCALE_SLICE_ID: '{slice_index}'\nMEGASCALE_NUM_SLICES: '{num_slices}'\n"
+            env += "MEGASCALE_COORDINATOR_ADDRESS: '127.0.0.1'\n"
         self.values = {
             "attributes/tpu-env": env,
             "network-interfaces/0/ip": "127.0.0.1",

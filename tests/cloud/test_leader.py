@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,7 @@ def spec(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(leading, "TICK_S", 0.02)
     monkeypatch.setattr(leading, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(leading, "LEAVE_S", 0.3)
     spec = Spec(name="j", dir="run", command=("true",), hosts=2, port=0, limits=LIMITS)
     save_spec(spec)
     return spec
@@ -146,7 +148,46 @@ def test_a_rank_that_does_not_end_with_the_others_is_killed(spec):
     async def scene(connect, running):
         agents = await started(connect)
         agents[0].end(1, 42)
-        assert (await agents[1].order())["order"] == "kill"
+        assert [(await agents[1].order())["order"] for _ in range(2)] == ["dump", "kill"]
+        agents[1].end(1, -9)
+        assert (await agents[0].order())["order"] == "dump"
+
+    played(spec, scene)
+    events = (spec.folder / "events.log").read_text()
+    assert "the ranks on hosts 1 did not end within 1 s" in events
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_rank_that_fails_or_hangs_while_saving_after_a_notice_ends_all_at_once(spec, hangs):
+    async def scene(connect, running):
+        agents = await started(connect)
+        agents[1].say(notice="")
+        assert (await agents[0].order())["order"] == "term"
+        pulse = {"attempt": 1, "phase": "save", "step": 3, "saved": 0, "hangs": True}
+        if hangs:
+            agents[1].say(pulse=pulse)
+        else:
+            agents[1].end(1, 48, "the disk is full")
+        orders = [(await agents[0].order())["order"] for _ in range(1 + hangs)]
+        assert orders == ["dump", "kill"][1 - hangs :]
+
+    quick = replace(spec, limits=replace(LIMITS, grace_s=60.0))
+    played(quick, scene)
+
+
+def test_a_leader_waits_until_the_agents_have_left(spec, monkeypatch):
+    monkeypatch.setattr(leading, "LEAVE_S", 10.0)
+
+    async def scene(connect, running):
+        agents = await started(connect)
+        for agent in agents:
+            agent.end(1, 0)
+        assert (await agents[0].order())["order"] == "over"
+        agents[0].writer.close()
+        with pytest.raises(TimeoutError):  # host 1 still sends its output
+            await asyncio.wait_for(asyncio.shield(running), 0.3)
+        agents[1].writer.close()
+        await asyncio.wait_for(running, 3)
 
     played(spec, scene)
 

@@ -18,10 +18,11 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
 from lmwright.cli.main import main
-from lmwright.cloud import remote, stage
+from lmwright.cloud import remote, roles, stage
 from lmwright.cloud.local import free_port, variables
 from lmwright.cloud.remote import notify
-from lmwright.cloud.slices import Patience, Slices
+from lmwright.cloud.slices import Patience, Slices, begin
+from lmwright.cloud.spec import Cloud, Limits, Offer, Spec
 from lmwright.cloud.target import settings_path, settings_with
 from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS
 from lmwright.config.load import dump_toml
@@ -38,6 +39,7 @@ QUICK = Patience(poll=0.3, first_word=120.0, silence=60.0)
 def tpu(monkeypatch, tmp_path):
     service = FakeTpu(tmp_path / "hosts", variables(1))
     monkeypatch.setenv(ENDPOINT, f"http://{service.server.address}/")
+    monkeypatch.setenv(roles.ENDPOINT, f"http://{service.server.address}/")
     monkeypatch.setenv(NO_CREDENTIALS, "true")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -127,6 +129,63 @@ def test_preempted_and_back_to_the_end(run, tpu, host_python, tmp_path, monkeypa
     assert Bucket(job).entries() == {}
 
 
+@pytest.mark.parametrize("policy", [{}, {"bindings": [{"role": "roles/viewer", "members": []}]}])
+def test_an_account_that_may_not_delete_its_slice_is_told(tpu, policy):
+    cloud = Cloud(project="p")
+    assert roles.warn_of_roles(cloud) == []
+    tpu.policy = policy
+    [note] = roles.warn_of_roles(cloud)
+    assert "12-compute@developer.gserviceaccount.com may not delete slices" in note
+    [note] = roles.warn_of_roles(replace(cloud, service_account="me@p"))
+    assert "--member=serviceAccount:me@p --role=roles/tpu.admin" in note
+    tpu.server.shutdown()
+    tpu.server.server_close()
+    [note] = roles.warn_of_roles(cloud)
+    assert "it is not known whether the hosts may delete" in note
+
+
+SAY = 'import os; print("rank", *(os.environ.get(n) for n in NAMES), os.path.exists("run.toml"))'
+NAMES = ["JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"]
+
+
+@pytest.mark.slow  # each host installs
+def test_a_command_on_two_slices(url, tpu, host_python, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
+    monkeypatch.setattr("lmwright.cloud.command.LEADER_PORT", free_port())
+    tpu.hosts = 1
+    words = ["--on", "2xv4-8", "--zone", ZONE, "--project", "p", "--name", "j", "--bucket", url]
+    say = SAY.replace("NAMES", str(NAMES))
+    assert main(["launch", *words, "--", "python", "-c", say]) == 0, consoles(tmp_path)
+    out = ""
+    for host in (0, 1):
+        assert main(["jobs", "logs", "j", "--host", str(host)]) == 0
+        out += capsys.readouterr().out
+    assert "rank 0 2 0 2 True" in out and "rank 1 2 1 2 True" in out
+    assert tpu.bodies[0]["tpu"]["nodeSpec"][0]["multisliceParams"]["nodeCount"] == 2
+    assert tpu.resources == {} and not tpu.running
+
+
+@pytest.mark.slow  # the host installs
+def test_a_slice_that_nobody_supervises_deletes_itself(url, tpu, host_python, tmp_path):
+    tpu.hosts = 1
+    spec = Spec(
+        name="j", dir="", command=("python", "-c", "print(1)"), hosts=1, port=free_port(),
+        url=f"{url}/jobs/j", cloud=Cloud(project="p"), limits=Limits(start_s=1e9, alone_s=3.0),
+        offers=(Offer(name="v4-8", zone=ZONE, accelerator_type="v4-8", hosts_per_slice=1,
+                      runtime="tpu-ubuntu2204-base", num_chips=4),),
+    )  # fmt: skip
+    begin(spec, stage.stage(f"{url}/code"), "")
+    slices = Slices(spec, print, QUICK)
+    while not tpu.active():
+        slices.step()
+    slices.close()  # the supervisor is gone
+    end = time.monotonic() + 120
+    while tpu.resources:
+        assert time.monotonic() < end, consoles(tmp_path)
+        time.sleep(0.2)
+    assert remote.state_of(spec)["status"] == "done"
+
+
 def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys):
     assert launched(tmp_path, "--spot", "--dry-run") == 0
     out = capsys.readouterr().out
@@ -193,7 +252,6 @@ def test_gcloud_is_answered_and_asks_the_same(tpu, tmp_path):
     )
     assert json.loads(shown.stdout)["state"]["state"] in ("WAITING_FOR_RESOURCES", "PROVISIONING")
     theirs = tpu.bodies[-1]
-    from lmwright.cloud.spec import Cloud, Offer
     from lmwright.cloud.tpu_api import Tpus
 
     offer = Offer(

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,8 +29,9 @@ DUMP_S = 1.0
 class Agent:
     """The agent of one host."""
 
-    def __init__(self, spec: Spec, host: int):
-        self._spec, self._host = spec, host
+    def __init__(self, spec: Spec, host: int, leave: Callable[[], Awaitable[None]] | None = None):
+        """Agent of a host; before it leaves an ended job, `leave` is awaited."""
+        self._spec, self._host, self._leave = spec, host, leave
         self._rank: Rank | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = False
@@ -78,6 +80,10 @@ class Agent:
             case "over":
                 self._over = True
                 self._signal(signal.SIGKILL)
+                if self._leave is not None:
+                    await self._leave()
+                if self._writer is not None:
+                    self._writer.close()  # the leader waits for it
 
     async def _start(self, rank: Rank) -> None:
         try:

@@ -9,6 +9,7 @@ nobody talks to a leader that is gone.
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 from dataclasses import replace
@@ -27,8 +28,7 @@ POLL_S = 2.0
 NOTICE_POLL_S = 5.0
 PUSH_S = 5.0
 PULLED = ("state.json", "events.log")
-ALONE_S = 600.0
-"""After its job, a slice that nobody has deleted deletes itself."""
+SEVERAL_SLICES = "MEGASCALE_"  # variables of the runtime by which slices find each other
 
 
 class Carrier:
@@ -55,7 +55,8 @@ class Carrier:
     def _push(self) -> None:
         folder, host = self._spec.folder, self._host
         files = [folder / "logs" / f"host-{host}.log", *folder.glob(f"stacks/host-{host}.*")]
-        files += [folder / name for name in PULLED] if host == 0 else []
+        if host == 0 and (self._closing.is_set() or read_state(self._spec)["status"] not in OVER):
+            files += [folder / name for name in PULLED]
         for path in files:
             with contextlib.suppress(OSError, UserError):  # the next round tries again
                 stat = path.stat()
@@ -80,12 +81,14 @@ async def main() -> None:
     bucket = Bucket(url)
     spec, offer = _spec(bucket, incarnation)
     host = slice_index * offer.hosts_per_slice + worker
-    spec = replace(spec, hosts=offer.hosts)
+    several = {name: value for name, value in facts.items() if name.startswith(SEVERAL_SLICES)}
+    variables = spec.variables | (several if offer.num_slices > 1 else {})
+    spec = replace(spec, hosts=offer.hosts, variables=variables)
     address = await _leader_address(bucket, incarnation, host)
     spec = replace(spec, address=address)
     _keep(spec, bucket)
     carrier = Carrier(spec, host)
-    agent = Agent(spec, host)
+    agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
     watch = asyncio.create_task(_watch_notices(agent))
     if host == 0:
         leader = Leader(spec)
@@ -95,7 +98,7 @@ async def main() -> None:
     else:
         await agent.run()
     watch.cancel()
-    await asyncio.to_thread(carrier.close)
+    await asyncio.to_thread(carrier.close)  # on host 0 last: its state tells that the job is over
     if host == 0:
         await _delete_own_slice(spec, incarnation)
 
@@ -146,7 +149,7 @@ async def _delete_own_slice(spec: Spec, incarnation: str) -> None:
     """Deletes this slice after its job, if it is still there after a while."""
     if read_state(spec)["status"] not in OVER or spec.cloud is None:
         return
-    await asyncio.sleep(ALONE_S)
+    await asyncio.sleep(spec.limits.alone_s)
     from lmwright.cloud.tpu_api import Tpus
 
     there = Bucket(spec.url).read("slices.json")

@@ -32,6 +32,7 @@ from lmwright.train.signals import (
 TICK_S = 0.25
 WRITE_EVERY_S = 5.0
 TELL_EVERY_S = 1.0
+LEAVE_S = 30.0
 EXIT_USER_ERROR = 2
 TOLD_TO_END = -signal.SIGTERM, 128 + signal.SIGTERM  # of a command that does not know how to save
 AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED, *TOLD_TO_END)
@@ -55,10 +56,12 @@ class _Attempt:
     began: float
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Facts of the ranks that have ended, in that order, by host."""
+    asked: str = ""
+    """Why they were asked to save and end; empty if they were not."""
     reason: str = ""
-    """Why they are being ended."""
+    """Why they were killed."""
     deadline: float | None = None
-    """By which the others must have ended by themselves."""
+    """By which all must have ended by themselves."""
 
 
 class Leader:
@@ -114,7 +117,9 @@ class Leader:
             self._tick()
             await asyncio.sleep(TICK_S)
         self._order("over")
-        await asyncio.sleep(1.0)  # the agents hear it
+        end = time.monotonic() + LEAVE_S
+        while self._hosts and time.monotonic() < end:  # until they have sent their last output
+            await asyncio.sleep(TICK_S)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -156,12 +161,17 @@ class Leader:
         if len(attempt.ended) == self._spec.hosts:
             self._decide(attempt)
             return
-        if attempt.deadline is not None and now > attempt.deadline:
-            self._kill(attempt, attempt.reason or "the other ranks did not end")
         if attempt.reason:
             return
-        if any(host.notice for host in self._hosts.values()) or self._stop_asked():
-            attempt.reason = "stop" if self._stop_asked() else "notice"
+        if attempt.deadline is not None and now > attempt.deadline:
+            late = [number for number in sorted(self._hosts) if number not in attempt.ended]
+            who = f"the ranks on hosts {', '.join(map(str, late))}"
+            self._order("dump")
+            self._kill(attempt, f"{who} did not end within {self._limits.grace_s:g} s")
+            return
+        noticed = any(host.notice for host in self._hosts.values())
+        if not attempt.asked and (noticed or self._stop_asked()):
+            attempt.asked = "stop" if self._stop_asked() else "notice"
             attempt.deadline = now + self._limits.grace_s
             self._order("term")
             return
@@ -169,6 +179,7 @@ class Leader:
             f"{number} ({host.pulse['phase']} {host.pulse['step']})"
             for number, host in sorted(self._hosts.items())
             if host.pulse.get("attempt") == attempt.number and host.pulse.get("hangs")
+            if number not in attempt.ended
         ]
         if hanging:
             self._order("dump")

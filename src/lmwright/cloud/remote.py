@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
@@ -60,7 +61,7 @@ def check(spec: Spec) -> list[str]:
             )
     notes.append(f"the quota of project {spec.cloud.project} for these chips is not told by the "
                  "service; a request beyond it is refused")  # fmt: skip
-    return notes
+    return notes + warn_of_roles(spec.cloud)
 
 
 def describe(spec: Spec, code: str) -> list[str]:

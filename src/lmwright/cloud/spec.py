@@ -46,6 +46,8 @@ class Limits:
     """In a row, without a new checkpoint, before the job is given up."""
     backoff_s: float = 60.0
     """The longest pause between failures."""
+    alone_s: float = 600.0
+    """After its job, a slice that nobody has deleted deletes itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
