@@ -248,6 +248,10 @@ def test_two_processes_agree_on_what_cannot_be_used(small_run, tmp_path):
         ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"TPU_PROCESS_ADDRESSES": "a:8471,b:8471", "TPU_WORKER_HOSTNAMES": "a"}, True),
+        ({"TPU_PROCESS_ADDRESSES": "a:8471", "MEGASCALE_NUM_SLICES": "1"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, True),
+        ({"MEGASCALE_NUM_SLICES": ""}, False),  # as a manifest of one slice has it
     ],
 )
 def test_launchers_are_recognized(variables, joins):
@@ -258,7 +262,9 @@ def test_launchers_are_recognized(variables, joins):
 def test_slurms_processes_find_each_other(small_run, tmp_path):
     """As srun starts them, on this machine."""
     run = replace(
-        in_dir(small_run, tmp_path / "run"), eval=replace(small_run.eval, every_steps=None)
+        in_dir(small_run, tmp_path / "run"),
+        eval=replace(small_run.eval, every_steps=None),
+        train=replace(small_run.train, global_batch_size=16),  # each process has four devices
     )
     slurm = {
         "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost",

@@ -22,7 +22,9 @@ from lmwright.train import peers
 # Their launchers say how many processes they started; a script of Slurm that starts one itself has
 # no step.
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-WORKERS = "TPU_WORKER_HOSTNAMES"  # of a slice on Kubernetes
+# Of a slice on Kubernetes: all its hosts. New node images set the first, and JAX looks there first.
+WORKERS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
+SLICES = "MEGASCALE_NUM_SLICES"  # a JobSet of several; each may have a single host
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -85,9 +87,10 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
 
 def started_together(variables: Mapping[str, str]) -> bool:
     """True if a launcher started this process with others, so that JAX knows where they are."""
-    counts = [variables.get(name, "") for name in LAUNCHERS]
+    counts = [variables.get(name, "") for name in (*LAUNCHERS, SLICES)]
     several = any(count.isdecimal() and int(count) > 1 for count in counts)
-    return several or "," in variables.get(WORKERS, "")
+    workers = next((variables[name] for name in WORKERS if name in variables), "")
+    return several or "," in workers
 
 
 def _count(variables: Mapping[str, str], name: str) -> int:
