@@ -5,6 +5,7 @@ looked at. With `home`, every host of an active slice is a process that runs the
 its metadata, beside a metadata server of its own. Tests preempt, fail and delete.
 """
 
+import base64
 import json
 import os
 import re
@@ -67,11 +68,17 @@ class FakeTpu:
         self.quota = dict.fromkeys(ZONES, True)
         self.allowed, self.speed, self.stuck = True, 1, set()
         self.nodes, self.running = {}, {}
+        self.secrets, self.only_here = {}, set()  # variables that hosts do not have
         self.policy = {"bindings": [{"role": "roles/tpu.admin", "members": [MEMBER]}]}
         self._lock = threading.RLock()
         self.server = Server(self.answer)
 
-    def answer(self, method, path, body, _headers):
+    def answer(self, method, path, body, headers):
+        if "/secrets/" in path:  # the secret manager
+            name = path.split("/")[5]
+            if headers.get("Authorization") != f"Bearer {TOKEN}" or name not in self.secrets:
+                return refused(404, "NOT_FOUND", f"Secret {name} not found")
+            return 200, {"payload": {"data": base64.b64encode(self.secrets[name]).decode()}}
         if path.startswith("/v1/projects/"):  # the resource manager
             return (200, {"projectNumber": "12"}) if method == "GET" else (200, self.policy)
         parts = urlsplit(path)
@@ -217,8 +224,9 @@ class Host:
         home = service.home / name
         home.mkdir(parents=True)
         (home / "startup.sh").write_text(metadata["startup-script"])
+        known = {k: v for k, v in os.environ.items() if k not in service.only_here}
         variables = {
-            **os.environ,
+            **known,
             **service.variables,
             "GCE_METADATA_HOST": self.server.address,
             "LMWRIGHT_HOME": str(home / "opt"),

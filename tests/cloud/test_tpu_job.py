@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
 from lmwright.cli.main import main
-from lmwright.cloud import remote, roles, stage
+from lmwright.cloud import remote, roles, stage, vault
 from lmwright.cloud.local import free_port, variables
 from lmwright.cloud.remote import notify
 from lmwright.cloud.slices import Patience, Slices, begin
@@ -39,6 +39,7 @@ QUICK = Patience(poll=0.3, first_word=120.0, silence=60.0)
 def tpu(monkeypatch, tmp_path):
     service = FakeTpu(tmp_path / "hosts", variables(1))
     monkeypatch.setenv(ENDPOINT, f"http://{service.server.address}/")
+    monkeypatch.setenv(vault.ENDPOINT, f"http://{service.server.address}/")
     monkeypatch.setenv(roles.ENDPOINT, f"http://{service.server.address}/")
     monkeypatch.setenv(NO_CREDENTIALS, "true")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -144,7 +145,15 @@ def test_an_account_that_may_not_delete_its_slice_is_told(tpu, policy):
     assert "it is not known whether the hosts may delete" in note
 
 
-SAY = 'import os; print("rank", *(os.environ.get(n) for n in NAMES), os.path.exists("run.toml"))'
+SECRETS = {
+    "HF_TOKEN": "hf_" + "a1B2" * 6, "WANDB_API_KEY": "9f8e7d6c5b4a" * 3, "KAGGLE_KEY": "k4gg1e-key",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG",
+}  # fmt: skip
+SAY = """
+import os
+print("rank", *(os.environ.get(name) for name in NAMES), os.path.exists("run.toml"))
+print("token", len(os.environ["HF_TOKEN"]), os.environ["HF_TOKEN"])
+"""
 NAMES = ["JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"]
 
 
@@ -154,6 +163,11 @@ def test_a_command_on_two_slices(url, tpu, host_python, tmp_path, monkeypatch, c
     monkeypatch.setattr("lmwright.cloud.command.LEADER_PORT", free_port())
     tpu.hosts = 1
     words = ["--on", "2xv4-8", "--zone", ZONE, "--project", "p", "--name", "j", "--bucket", url]
+    words += ["--secret", "HF_TOKEN=mine"]
+    tpu.secrets["mine"] = SECRETS["HF_TOKEN"].encode()
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    tpu.only_here = set(SECRETS)
     say = SAY.replace("NAMES", str(NAMES))
     assert main(["launch", *words, "--", "python", "-c", say]) == 0, consoles(tmp_path)
     out = ""
@@ -161,8 +175,44 @@ def test_a_command_on_two_slices(url, tpu, host_python, tmp_path, monkeypatch, c
         assert main(["jobs", "logs", "j", "--host", str(host)]) == 0
         out += capsys.readouterr().out
     assert "rank 0 2 0 2 True" in out and "rank 1 2 1 2 True" in out
+    assert out.count("token 27 ***") == 2
+    left = out.encode() + json.dumps(tpu.bodies).encode()
+    left += b"".join(p.read_bytes() for p in (tmp_path / "state").rglob("*") if p.is_file())
+    left += b"".join(Bucket(url).read(name)[0] for name in Bucket(url).entries())
+    assert not [name for name, value in SECRETS.items() if value.encode() in left]
     assert tpu.bodies[0]["tpu"]["nodeSpec"][0]["multisliceParams"]["nodeCount"] == 2
     assert tpu.resources == {} and not tpu.running
+
+
+@pytest.mark.slow  # the host installs
+def test_a_secret_that_is_not_there_fails_the_job(
+    url, tpu, host_python, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
+    tpu.hosts = 1
+    words = ["--on", "v4-8", "--zone", ZONE, "--project", "p", "--name", "j", "--bucket", url]
+    assert main(["launch", *words, "--secret", "HF_TOKEN=mine", "--", "true"]) == 1
+    assert "mine of project p: Not Found; make it: gcloud secrets" in capsys.readouterr().err
+    assert tpu.resources == {} and not tpu.running
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--secret", "HF_TOKEN=hf_" + "a" * 30, "--", "true"], "and not the secret itself"),
+        (["--secret", "HF_TOKEN", "--", "true"], "HF_TOKEN=...: write VARIABLE=NAME"),
+        (["--", "wandb", "login", "0123456789"], "word 3 of the command holds the value of $WANDB"),
+        (["--", "curl", "https://me:pw@host/x"], "word 2 of the command holds a password or token"),
+        (["--", "env", "T=ghp_" + "x" * 30], "word 2 of the command holds a password or token"),
+    ],
+)
+def test_secrets_are_not_taken_by_mistake(url, tpu, monkeypatch, capsys, words, told):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+    place = ["--on", "v4-8", "--zone", ZONE, "--project", "p", "--bucket", url]
+    assert main(["launch", *place, *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said and "0123456789" not in said and "pw@" not in said
+    assert not any(call[0] == "POST" for call in tpu.calls) and Bucket(url).entries() == {}
 
 
 @pytest.mark.slow  # the host installs

@@ -54,6 +54,7 @@ class WithCommand(click.Command):
 @click.option("--subnetwork", help="Subnetwork of the hosts.")
 @click.option("--internal-ips", is_flag=True, default=None, help="Hosts without the internet.")
 @click.option("--disk", "disks", multiple=True, help="Disk that every host mounts read-only.")
+@click.option("--secret", "secrets", multiple=True, help="VARIABLE=NAME, of Secret Manager.")
 @click.option("--valid-hours", type=float, help="Hours that a request may wait in the queue.")
 @click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
 @click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")

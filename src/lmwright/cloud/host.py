@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
+from lmwright.cloud.vault import read_secrets
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
@@ -34,8 +36,10 @@ SEVERAL_SLICES = "MEGASCALE_"  # variables of the runtime by which slices find e
 class Carrier:
     """Copies the files of a job between this host and the bucket, in a thread of its own."""
 
-    def __init__(self, spec: Spec, host: int):
+    def __init__(self, spec: Spec, host: int, hidden: Sequence[str] = ()):
+        """A carrier which puts `***` for what is `hidden`."""
         self._spec, self._host, self._bucket = spec, host, Bucket(spec.url)
+        self._hidden = [secret.encode() for secret in hidden if secret]
         self._sent: dict[Path, Any] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
@@ -62,7 +66,10 @@ class Carrier:
                 stat = path.stat()
                 stamp = stat.st_mtime_ns, stat.st_size
                 if self._sent.get(path) != stamp:
-                    self._bucket.write(path.relative_to(folder).as_posix(), path.read_bytes())
+                    data = path.read_bytes()
+                    for secret in self._hidden:
+                        data = data.replace(secret, b"***")
+                    self._bucket.write(path.relative_to(folder).as_posix(), data)
                     self._sent[path] = stamp
 
     def _pull_stop(self) -> None:
@@ -87,7 +94,9 @@ async def main() -> None:
     address = await _leader_address(bucket, incarnation, host)
     spec = replace(spec, address=address)
     _keep(spec, bucket)
-    carrier = Carrier(spec, host)
+    secrets = _secrets(spec, bucket, host)
+    spec = replace(spec, variables=spec.variables | secrets)  # in memory only
+    carrier = Carrier(spec, host, tuple(secrets.values()))
     agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
     watch = asyncio.create_task(_watch_notices(agent))
     if host == 0:
@@ -113,6 +122,18 @@ def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Any]:
     if incarnation not in made:
         raise SystemExit(f"lmwright: error: {bucket.url} does not know slice {incarnation}")
     return spec, spec.offers[made[incarnation]]
+
+
+def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
+    """Variables of the ranks that are secret. Where one cannot be read, the job fails."""
+    assert spec.cloud is not None
+    try:
+        return read_secrets(spec.cloud.project, spec.cloud.secrets)
+    except UserError as error:
+        if host == 0:
+            state = read_state(spec) | {"status": "failed", "error": str(error)}
+            bucket.write("state.json", json.dumps(state))
+        raise SystemExit(f"lmwright: error: {error}") from None
 
 
 async def _leader_address(bucket: Bucket, incarnation: str, host: int) -> str:

@@ -89,6 +89,8 @@ class Cloud:
     external_ips: bool = True
     disks: tuple[str, ...] = ()
     """Read-only, as projects/P/zones/Z/disks/NAME."""
+    secrets: tuple[str, ...] = ()
+    """As VARIABLE=NAME, of Secret Manager."""
     valid_hours: float = 0.0
     """That a request may wait; 0 for ever."""
     max_hours: float = 0.0
@@ -172,7 +174,8 @@ def parse_spec(data: bytes) -> Spec:
     facts["limits"] = Limits(**facts["limits"])
     facts["command"] = tuple(facts["command"])
     if cloud := facts["cloud"]:
-        facts["cloud"] = Cloud(**cloud | {"disks": tuple(cloud["disks"])})
+        lists = {name: tuple(cloud.get(name, ())) for name in ("disks", "secrets")}
+        facts["cloud"] = Cloud(**cloud | lists)
     facts["offers"] = tuple(Offer(**offer) for offer in facts["offers"])
     return Spec(**facts)
 

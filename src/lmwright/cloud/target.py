@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud.spec import Cloud, Offer
+from lmwright.cloud.vault import parse_pairs
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.hardware.slices import Slice, parse_slice
@@ -40,6 +41,8 @@ class Settings:
     subnetwork: str = ""
     internal_ips: bool = False
     disks: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    """As VARIABLE=NAME, where NAME is one of Secret Manager."""
     valid_hours: float = 0.0
     max_hours: float = 0.0
     max_chip_hours: float = 0.0
@@ -94,6 +97,7 @@ def cloud_of(settings: Settings) -> Cloud:
     if reservation and "/" not in reservation:
         zone = settings.zone.partition(",")[0]
         reservation = f"projects/{project}/locations/{zone}/reservations/{reservation}"
+    parse_pairs(settings.secrets)
     same = {name: getattr(settings, name) for name in SAME}
     return Cloud(
         project=project,
@@ -104,7 +108,7 @@ def cloud_of(settings: Settings) -> Cloud:
     )
 
 
-SAME = ("service_account", "network", "subnetwork", "disks", "valid_hours")
+SAME = ("service_account", "network", "subnetwork", "disks", "secrets", "valid_hours")
 SAME += ("max_hours", "max_chip_hours", "max_cost")
 
 

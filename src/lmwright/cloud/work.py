@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmwright.cloud.spec import PROGRAM, Limits
+from lmwright.cloud.vault import refuse_plain_secrets
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.storage.bucket import is_bucket
@@ -47,7 +48,8 @@ class Work:
 
 
 def work_of(verb: str, words: Sequence[str]) -> Work:
-    """The work that `--do VERB` and `-- WORDS` ask for."""
+    """The work that `--do VERB` and `-- WORDS` ask for. Raises UserError for words with secrets."""
+    refuse_plain_secrets(words)
     return Work(verb=verb or ("" if words else TRAIN), words=tuple(words))
 
 
