@@ -110,7 +110,7 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
         offers=offers,
     )
     if wanted.dry_run:
-        for line in remote.describe(spec, f"{root}/{CODE}"):
+        for line in remote.describe(spec, f"{root}/{CODE}", run):
             print(line)
         return 0
     return remote.launch(spec, run, f"{root}/{CODE}", detach=wanted.detach)

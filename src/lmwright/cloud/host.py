@@ -21,6 +21,7 @@ from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
+from lmwright.cloud.steps import receive_steps
 from lmwright.cloud.vault import read_secrets
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
@@ -95,6 +96,8 @@ async def main() -> None:
     spec = replace(spec, address=address)
     _keep(spec, bucket)
     secrets = _secrets(spec, bucket, host)
+    with contextlib.suppress(OSError, UserError):  # it is compiled instead
+        await asyncio.to_thread(receive_steps, bucket)
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
     carrier = Carrier(spec, host, tuple(secrets.values()))
     agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)

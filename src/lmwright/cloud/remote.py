@@ -14,6 +14,7 @@ from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
+from lmwright.cloud.steps import kept_steps, send_steps
 from lmwright.cloud.target import settings_path, settings_with
 from lmwright.cloud.tpu_api import Scarce, Tpus, queued_resource
 from lmwright.config.load import dump_toml
@@ -64,11 +65,13 @@ def check(spec: Spec) -> list[str]:
     return notes + warn_of_roles(spec.cloud)
 
 
-def describe(spec: Spec, code: str) -> list[str]:
+def describe(spec: Spec, code: str, run: Run | None) -> list[str]:
     """Every request and file that launching would make."""
     assert spec.cloud is not None
     lines = [f"would write {spec.url}/job.json, run.toml and {MADE}"]
     lines += [f"would put Python, all packages and this lmwright into {code}"]
+    steps = [path.name for path in (kept_steps(run.name) if run else ())]
+    lines += [f"would write {spec.url}/steps/{name}, compiled by plan" for name in steps]
     for number, offer in enumerate(spec.offers, 1):
         parent = f"projects/{spec.cloud.project}/locations/{offer.zone}"
         metadata = {"lmwright-job": spec.url, "startup-script": "..."}
@@ -86,6 +89,8 @@ def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
         print(f"note: {note}")
     print("staging Python, packages and this lmwright in the bucket")
     begin(spec, stage(code_root), dump_toml(run) if run else "")
+    if run is not None:
+        send_steps(run.name, Bucket(spec.url))
     save_spec(spec)
     print(f"job {spec.name}: {spec.url}; run directory {spec.dir or 'none'}")
     return start(spec, detach=detach)
