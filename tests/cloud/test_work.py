@@ -6,8 +6,10 @@ import sys
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.cloud.spec import load_spec, read_state
+from lmwright.cloud.spec import Limits, load_spec, read_state
+from lmwright.cloud.work import limits_by_size
 from lmwright.config.load import dump_toml
+from lmwright.formats.open import load_noted
 from tests.saved_run import save_run, tiny_run
 
 RANK = """
@@ -76,3 +78,14 @@ def test_a_verb_runs_on_one_host(trained, home, capsys):
 def test_what_is_refused(trained, capsys, words, told):
     assert main(["launch", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_limits_grow_with_what_has_to_be_read():
+    full, _ = load_noted("examples/kisoku-3b.toml")
+    adapters, _ = load_noted("examples/kisoku-3b.toml", ["lora.rank=8"])
+    # 3.33e9 parameters; AdamW keeps two more numbers of each that is trained
+    for run, size in ((full, 12 * 3.326e9), (adapters, 4 * 3.326e9)):
+        limits = limits_by_size(Limits(), run)
+        assert limits.restore_s == pytest.approx(300 + size / 50e6, rel=0.01)
+        assert limits.beside_s - Limits().beside_s == limits.restore_s - 300
+        assert (limits.start_s, limits.step_floor_s) == (Limits().start_s, Limits().step_floor_s)

@@ -16,7 +16,7 @@ from lmwright.cloud.target import (
     offers_of,
     refuse_local_places,
 )
-from lmwright.cloud.work import Work, refuse_local_sources, refuse_several_hosts
+from lmwright.cloud.work import Work, limits_by_size, refuse_local_sources, refuse_several_hosts
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_text
@@ -104,7 +104,7 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
         hosts=offers[0].hosts,
         port=LEADER_PORT,
         variables={"JAX_COMPILATION_CACHE_DIR": f"{root}/compiled"},  # for the slices after it
-        limits=_limits(wanted),
+        limits=limits_by_size(_limits(wanted), run) if run else _limits(wanted),
         url=f"{root}/jobs/{name}",
         cloud=cloud,
         offers=offers,

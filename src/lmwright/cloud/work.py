@@ -21,6 +21,9 @@ TRAIN = "train"
 OF_RUN_FILE = (TRAIN, "prepare")
 """The others take the run directory."""
 ANY_TIME_S = 1e9
+READY_S = 300.0  # to look around, before anything is read
+SLOW_BYTES_PER_S = 50e6  # a tenth of what a host reads from a bucket of its region
+FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,19 @@ def work_of(verb: str, words: Sequence[str]) -> Work:
     """The work that `--do VERB` and `-- WORDS` ask for. Raises UserError for words with secrets."""
     refuse_plain_secrets(words)
     return Work(verb=verb or ("" if words else TRAIN), words=tuple(words))
+
+
+def limits_by_size(limits: Limits, run: Run) -> Limits:
+    """The limits of a run whose weights and checkpoints come from a bucket or a hub.
+
+    A host reads at most the whole state, and at `SLOW_BYTES_PER_S` or faster.
+    """
+    from lmwright.core.param import count_params
+    from lmwright.planner.cost import checkpoint_bytes
+
+    size = max(checkpoint_bytes(run), FP32_BYTES * count_params(run.model.spec()))
+    reading = size / SLOW_BYTES_PER_S
+    return replace(limits, restore_s=READY_S + reading, beside_s=limits.beside_s + reading)
 
 
 def refuse_several_hosts(work: Work, hosts: int, target: str) -> None:
