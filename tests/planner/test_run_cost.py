@@ -1,6 +1,7 @@
 """What a run takes, reckoned by hand."""
 
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -40,6 +41,26 @@ def test_hours_chips_money_and_sessions(tmp_path):
     assert cost_of(limited, V4, 2.0, 1000).session.sessions == 2
     assert "more than limits.total_hours = 4" in cost_of(limited, V4, 2.0, 1000).lines()[-1]
     assert json.loads(json.dumps(found.to_json()))["session"]["sessions"] == 2
+
+
+def test_a_run_that_has_begun_tells_its_own_times(tmp_path):
+    run = run_of(tmp_path, "train.steps=7200")
+    entry = {"began": 1.0, "seconds": 900.0, "first_step": 0, "last_step": 9}
+    starts = [(100, 300), (50, 20), (60, 30)]
+    sessions = [
+        entry | {"spent": {"start": start, "compile": compiled, "step": 9.0}, "save_s": save}
+        for (start, compiled), save in zip(starts, (40.0, 30.0, 50.0), strict=True)
+    ]
+    Path(run.dir).mkdir(parents=True)
+    Path(run.dir, "sessions.json").write_text(json.dumps([*sessions, entry, "damaged"]))
+    env = {"device_platform": "tpu", "device_kind": "TPU v4"}
+    Path(run.dir, "env.json").write_text(json.dumps(env))
+    cost = cost_of(run, V4, 2.0, 1000, hours=3)
+    assert (cost.session.start_s, cost.session.save_s, cost.session.learned_from) == (90, 40, 3)
+    assert cost.session.steps == (3 * 3600 - 600 - 90 - 40) // 2
+    assert "(90 s and 40 s each, as in 3 of its sessions)" in cost.lines()[-1]
+    elsewhere = cost_of(run, parse_machine("v5p-8"), 2.0, 1000, hours=3)
+    assert (elsewhere.session.start_s, elsewhere.session.learned_from) == (ASSUMED_START_S, 0)
 
 
 def test_a_session_may_hold_the_whole_run_or_nothing(tmp_path):

@@ -19,8 +19,8 @@ from lmwright.hardware.devices import PRICES_DATE, price_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.layout import WEIGHT_BYTES
 from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.learned import pace_of
 from lmwright.planner.sessions import (
-    assumed_pace,
     course,
     limits_of,
     session_limit_s,
@@ -45,6 +45,11 @@ class Session:
     """Of those sessions together, with start-up and a last save in each."""
     total_hours: float | None = None
     """What `limits.total_hours` allows."""
+    start_s: float = 0.0
+    """Until the first step."""
+    save_s: float = 0.0
+    learned_from: int = 0
+    """Earlier sessions of the run that these two were measured in; otherwise they are assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +120,11 @@ class RunCost:
             f"{session.sessions:,} such sessions for the whole run, {figure(session.all_hours)} "
             f"hours with start-up and saving"
         )
+        if session.learned_from:
+            text += (
+                f" ({session.start_s:.0f} s and {session.save_s:.0f} s each, as in "
+                f"{session.learned_from} of its sessions)"
+            )
         if session.total_hours is not None and session.total_hours < session.all_hours:
             text += f", more than limits.total_hours = {session.total_hours:g}"
         return text
@@ -151,14 +161,17 @@ def cost_of(
         checkpoint_bytes=checkpoint_bytes(run),
         checkpoints_written=written,
         checkpoints_kept=kept,
-        session=_session(run, step_s, tokens_per_step, limits_of(run, hours)),
+        session=_session(run, machine.kind, step_s, tokens_per_step, limits_of(run, hours)),
     )
 
 
-def _session(run: Run, step_s: float, tokens_per_step: int, limits: Limits) -> Session | None:
+def _session(
+    run: Run, kind: str, step_s: float, tokens_per_step: int, limits: Limits
+) -> Session | None:
     if limits.session_hours is None:
         return None
-    pace, limit = assumed_pace(step_s, checkpoint_bytes(run)), session_limit_s(limits)
+    pace, learned = pace_of(run, kind, step_s, checkpoint_bytes(run))
+    limit = session_limit_s(limits)
     done = min(run.train.steps, steps_that_fit(pace, limit))
     whole = course(pace, run.train.steps, limit)
     return Session(
@@ -169,6 +182,9 @@ def _session(run: Run, step_s: float, tokens_per_step: int, limits: Limits) -> S
         margin_minutes=limits.margin_minutes,
         all_hours=whole.seconds / 3600,
         total_hours=limits.total_hours,
+        start_s=pace.start_s,
+        save_s=pace.save_s,
+        learned_from=learned,
     )
 
 
