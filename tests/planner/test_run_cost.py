@@ -44,7 +44,7 @@ def test_hours_chips_money_and_sessions(tmp_path):
 
 
 def test_a_run_that_has_begun_tells_its_own_times(tmp_path):
-    run = run_of(tmp_path, "train.steps=7200")
+    run = run_of(tmp_path, "train.steps=7200", f"dir={tmp_path}/begun")
     entry = {"began": 1.0, "seconds": 900.0, "first_step": 0, "last_step": 9}
     starts = [(100, 300), (50, 20), (60, 30)]
     sessions = [
