@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.cpu import compiler_options, unstacked
+from lmwright.core.cpu import compiler_options
 from lmwright.core.fanout import dots
 from lmwright.core.leaves import Lora, dequantize, merge, quantize, stored_spec
 from lmwright.core.param import Param
-from lmwright.core.stack import run_stack
+from lmwright.core.stack import run_stack, unstacked
 from lmwright.core.weight import dot, lookup, nbytes
 
 D, N, H, F, E, V, R = 64, 3, 32, 96, 5, 40, 4

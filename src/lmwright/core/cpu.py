@@ -9,13 +9,14 @@ fast bfloat16 product without AMX. All functions here work, slower, without the 
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from lmwright.core.param import letters
 
 OPTIONS = {
     # barriers survive until code is emitted, so that what is behind one is computed once
@@ -53,13 +54,6 @@ def operands(*arrays: Array) -> tuple[Array, ...]:
     if has_amx():
         return arrays
     return tuple(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in arrays)
-
-
-def letters(eqn: str) -> tuple[str, str, str]:
-    """Those of activations, weight and result in "activations,weight->result"."""
-    inputs, out = eqn.split("->")
-    x_letters, w_letters = inputs.split(",")
-    return x_letters, w_letters, out
 
 
 def product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
@@ -167,75 +161,3 @@ def over_rows(rows_fn: Callable[..., Any]) -> Callable[..., Any]:
         return out, jax.tree.map(lambda _: True, out)
 
     return whole
-
-
-def unstacked(layers: jax.Array) -> list[Array]:
-    """Slices [1, ...] of axis 0; their gradients are put together by one concatenation instead
-    of a sum of padded arrays."""
-    return list(lax.split(layers, [1] * layers.shape[0], axis=0))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def layer_of(index: int, slot: Array, layers: Array) -> Array:
-    """`layers[index]`, whose gradient goes to `slot`, one of `unstacked(layers)`.
-
-    The slot's own value is never read: a backward pass that computes this again takes the
-    slice from the stack, and no copy of the layer lives in between.
-    """
-    del slot
-    return lax.index_in_dim(layers, index, keepdims=False)
-
-
-def _layer_of_fwd(index: int, slot: Array, layers: Array) -> tuple[Array, None]:
-    return layer_of(index, slot, layers), None
-
-
-def _layer_of_bwd(index: int, kept: None, g: Array) -> tuple[Array, None]:
-    return g[None], None
-
-
-layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
-
-
-@jax.custom_vjp
-def once(x: Array) -> Array:
-    """`x`, which the products of several shapes that read it do not compute again each."""
-    return sealed(x)[0]
-
-
-@jax.custom_vjp
-def gradient_once(y: Array) -> Array:
-    """Returns `y` unchanged and computes its gradient only once."""
-    return y
-
-
-def sealed(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays behind a barrier, on CPUs alone."""
-    barrier = lambda *a: lax.optimization_barrier(a)  # noqa: E731
-    return lax.platform_dependent(*arrays, cpu=barrier, default=lambda *a: a)
-
-
-once.defvjp(lambda x: (sealed(x)[0], None), lambda _, g: (g,))
-gradient_once.defvjp(lambda y: (y, None), lambda _, g: sealed(g))
-
-
-@jax.custom_vjp
-def together(*inputs: Array) -> tuple[Array, ...]:
-    """The inputs of a block, whose gradients are taken all at once: left to itself the compiler
-    puts off weight gradients to the end of the backward pass, and what they read lives on."""
-    return inputs
-
-
-def _together_fwd(*inputs: Any) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
-    trained = tuple(() if a.perturbed else None for a in inputs)  # a tree, so known in advance
-    return tuple(a.value for a in inputs), trained
-
-
-def _together_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array | None, ...]:
-    # a frozen input's gradient is nobody's: in the barrier it would be computed all the same
-    wanted = [t is not None and isinstance(g, Array) for t, g in zip(trained, grads, strict=True)]
-    sealed = iter(lax.optimization_barrier([g for g, w in zip(grads, wanted, strict=True) if w]))
-    return tuple(next(sealed) if w else None for w in wanted)
-
-
-together.defvjp(_together_fwd, _together_bwd, symbolic_zeros=True)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from lmwright.core.cpu import letters
 from lmwright.core.leaves import TYPED
+from lmwright.core.param import letters
 from lmwright.core.sharding import ACTIVATIONS, constrain, partition
 from lmwright.core.weight import (
     Weight,

@@ -184,3 +184,10 @@ def path_key(key: Array, path: str) -> Array:
 def count_params(spec: Tree) -> int:
     """Number of weights in a spec."""
     return sum(param.size for _, param in walk(spec))
+
+
+def letters(eqn: str) -> tuple[str, str, str]:
+    """Those of activations, weight and result in "activations,weight->result"."""
+    inputs, out = eqn.split("->")
+    x_letters, w_letters = inputs.split(",")
+    return x_letters, w_letters, out

@@ -22,10 +22,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from lmwright.core.compute import REMATS, RematName
-from lmwright.core.cpu import layer_of, together, unstacked
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
 
@@ -79,10 +78,60 @@ def _unrolled(
     policy = REMATS["dots" if remat == "none" else remat]
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
         again = policy.apply(partial(one, index), prevent_cse=True)
-        x, *tied = together(x, *slots)
+        x, *tied = joint_gradients(x, *slots)
         x, new = again(tied, fixed, x, *side)
         aux = jax.tree.map(jnp.add, aux, new) if aux else new
     return x, aux
+
+
+def unstacked(layers: Array) -> list[Array]:
+    """Slices [1, ...] of axis 0; their gradients are put together by one concatenation instead
+    of a sum of padded arrays."""
+    return list(lax.split(layers, [1] * layers.shape[0], axis=0))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def layer_of(index: int, slot: Array, layers: Array) -> Array:
+    """`layers[index]`, whose gradient goes to `slot`, one of `unstacked(layers)`.
+
+    The slot's own value is never read: a backward pass that computes this again takes the
+    slice from the stack, and no copy of the layer lives in between.
+    """
+    del slot
+    return lax.index_in_dim(layers, index, keepdims=False)
+
+
+def _layer_of_fwd(index: int, slot: Array, layers: Array) -> tuple[Array, None]:
+    return layer_of(index, slot, layers), None
+
+
+def _layer_of_bwd(index: int, kept: None, g: Array) -> tuple[Array, None]:
+    return g[None], None
+
+
+layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
+
+
+@jax.custom_vjp
+def joint_gradients(*inputs: Array) -> tuple[Array, ...]:
+    """Identity whose gradients are forced to be computed together; XLA would otherwise postpone
+    weight gradients and keep their inputs alive."""
+    return inputs
+
+
+def _joint_fwd(*inputs: Any) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
+    trained = tuple(() if a.perturbed else None for a in inputs)  # a tree, so known in advance
+    return tuple(a.value for a in inputs), trained
+
+
+def _joint_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array | None, ...]:
+    # a frozen input's gradient is nobody's: in the barrier it would be computed all the same
+    wanted = [t is not None and isinstance(g, Array) for t, g in zip(trained, grads, strict=True)]
+    gradients = iter(lax.optimization_barrier([g for g, w in zip(grads, wanted, strict=True) if w]))
+    return tuple(next(gradients) if w else None for w in wanted)
+
+
+joint_gradients.defvjp(_joint_fwd, _joint_bwd, symbolic_zeros=True)
 
 
 def _chained(blocks: Sequence[Block]) -> Block:

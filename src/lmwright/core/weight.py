@@ -18,8 +18,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from lmwright.core import cpu
-from lmwright.core.compute import MATMUL, WIDE_MATMUL
+from lmwright.core.compute import MATMUL, MATMULS, WIDE_MATMUL
 from lmwright.core.leaves import (
     TYPED,
     Int4,
@@ -30,7 +29,7 @@ from lmwright.core.leaves import (
     dequantize,
     merge,
 )
-from lmwright.core.param import Tree
+from lmwright.core.param import Tree, letters
 from lmwright.core.ragged import ragged_product
 from lmwright.core.sharding import batch_ways
 
@@ -77,7 +76,7 @@ def dot(
 def _heads_as_one(eqn: str) -> str | None:
     """`eqn` for a weight [D, N, H] as a matrix, if that is what it takes: with heads of their own
     TPUs store, gather and add up the weight padded to 128, and turn it around for the product."""
-    x_letters, w_letters, out = cpu.letters(eqn)
+    x_letters, w_letters, out = letters(eqn)
     inner, outer = w_letters[0], w_letters[1:]
     if len(outer) < 2 or x_letters[-1] != inner or out != x_letters[:-1] + outer:
         return None
@@ -131,7 +130,7 @@ def narrow_products(x: Array, weights: Sequence[Weight]) -> list[Array | None]:
 
 def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     """float32 product with base + a b, the narrow way: (x a) b."""
-    x_letters, w_letters, out = cpu.letters(eqn)
+    x_letters, w_letters, out = letters(eqn)
     outer = w_letters[len(w_letters) - w.outputs :]
     inner = w_letters[-w.inputs - w.outputs : len(w_letters) - w.outputs]
     batch = w_letters[: -w.inputs - w.outputs]
@@ -143,7 +142,7 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     if w.magnitude is not None and not set(batch + outer) <= set(out):
         whole = merge(w, constant_norm=True).astype(x.dtype)
         return untyped_dot(eqn, jnp.float32, _dropped(x, w), whole)
-    x = cpu.once(x)
+    x = compute_once(x)
     y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     rows = "".join(letter for letter in x_letters if letter not in first[0])
     middle = f"{rows}{batch}r"
@@ -151,7 +150,7 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     if narrow is None:
         narrow = kept(untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a))
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
-    y = cpu.gradient_once(y)
+    y = gradient_once(y)
     if w.magnitude is None:
         return y
     norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
@@ -184,7 +183,7 @@ def _frozen_fwd(eqn: str, dtype: str, x: Array, w: Array | Quantized) -> tuple[A
 
 
 def _frozen_bwd(eqn: str, dtype: str, w: Array | Quantized, g: Array) -> tuple[Array, None]:
-    x_letters, w_letters, out = cpu.letters(eqn)
+    x_letters, w_letters, out = letters(eqn)
     if isinstance(w, Int8) and _contracts_inputs(eqn, w):
         g = g * _aligned(w.scale, _scale_letters(w_letters, w), out)
         w = w.values
@@ -199,14 +198,14 @@ _frozen_dot.defvjp(_frozen_fwd, _frozen_bwd)
 def _stored_product(eqn: str, x: Array, w: Array | Quantized) -> Array:
     """float32 product; the scales of Int8 come after it where they can."""
     if isinstance(w, Int8) and _contracts_inputs(eqn, w):
-        _, w_letters, out = cpu.letters(eqn)
+        _, w_letters, out = letters(eqn)
         scale = _aligned(w.scale, _scale_letters(w_letters, w), out)
         return product(eqn, x, w.values.astype(x.dtype)) * scale
     return product(eqn, x, dequantize(w, x.dtype))
 
 
 def _contracts_inputs(eqn: str, w: Int8) -> bool:
-    _, w_letters, out = cpu.letters(eqn)
+    _, w_letters, out = letters(eqn)
     return set(_scale_letters(w_letters, w)) <= set(out)
 
 
@@ -219,7 +218,7 @@ def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Arr
     """The product in `dtype` or, on CPUs, float32."""
     default = partial(_einsum, eqn, dtype=dtype)
     return lax.platform_dependent(
-        x, w, cpu=lambda *both: cpu.einsum(eqn, *both).astype(dtype), default=default
+        x, w, cpu=lambda *both: MATMULS["cpu"].einsum(eqn, *both).astype(dtype), default=default
     )
 
 
@@ -238,7 +237,7 @@ def _dot_bwd(
 ) -> tuple[Array, Array]:
     x, w = kept
     g = g.astype(x.dtype)
-    x_letters, w_letters, out = cpu.letters(eqn)
+    x_letters, w_letters, out = letters(eqn)
     dx = untyped_dot(f"{out},{w_letters}->{x_letters}", x.dtype, g, w)
     return dx, weight_gradient(eqn, x, g).astype(w.dtype)
 
@@ -252,13 +251,12 @@ def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
-    return lax.platform_dependent(
-        x, g, cpu=partial(cpu.weight_gradient, eqn), default=partial(_weight_gradient, eqn)
-    )
+    on_cpu = partial(MATMULS["cpu"].weight_gradient, eqn)
+    return lax.platform_dependent(x, g, cpu=on_cpu, default=partial(_weight_gradient, eqn))
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
-    x_letters, w_letters, out = cpu.letters(eqn)
+    x_letters, w_letters, out = letters(eqn)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
         device = mesh.abstract_device
@@ -281,7 +279,7 @@ def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
     add up in float32. An all-reduce, which is what TPU compilers make of it, moves twice the
     bytes and stops the arithmetic meanwhile.
     """
-    x_letters, w_letters, out = cpu.letters(eqn)
+    x_letters, w_letters, out = letters(eqn)
     pin, rest = jax.lax.with_sharding_constraint, PartitionSpec.UNCONSTRAINED
     parts = [a.reshape(ways, -1, *a.shape[1:]) for a in (x, g)]  # [ways, B/ways, T, ...]
     parts = [pin(a, PartitionSpec("fsdp", *[rest] * (a.ndim - 1))) for a in parts]
@@ -305,6 +303,29 @@ def before_products(x: Array) -> Array:
     is recomputed for every tile of every matmul that reads it."""
     barrier = lax.optimization_barrier
     return lax.platform_dependent(x, tpu=barrier, default=lambda x: x)
+
+
+@jax.custom_vjp
+def compute_once(x: Array) -> Array:
+    """Puts x behind an optimization barrier on CPUs, so that XLA does not recompute it for each
+    matmul that reads it."""
+    return cpu_barrier(x)[0]
+
+
+@jax.custom_vjp
+def gradient_once(y: Array) -> Array:
+    """Returns `y` unchanged and computes its gradient only once."""
+    return y
+
+
+def cpu_barrier(*arrays: Array) -> tuple[Array, ...]:
+    """Optimization barrier on CPUs; identity elsewhere."""
+    barrier = lambda *a: lax.optimization_barrier(a)  # noqa: E731
+    return lax.platform_dependent(*arrays, cpu=barrier, default=lambda *a: a)
+
+
+compute_once.defvjp(lambda x: (cpu_barrier(x)[0], None), lambda _, g: (g,))
+gradient_once.defvjp(lambda y: (y, None), lambda _, g: cpu_barrier(g))
 
 
 @jax.tree_util.register_dataclass

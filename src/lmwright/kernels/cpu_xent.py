@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from jax import Array
 
-from lmwright.core.cpu import stands_left, together
+from lmwright.core.cpu import stands_left
+from lmwright.core.stack import joint_gradients
 from lmwright.nn import xent
 
 TOKENS_PER_DIM = 4
@@ -38,7 +39,7 @@ def chunked_xent(
 
     def logits(w: Any, x: Array) -> Array:
         leaves, tree = jax.tree.flatten(w)
-        x, *leaves = together(x, *leaves)
+        x, *leaves = joint_gradients(x, *leaves)
         return logits_fn(jax.tree.unflatten(tree, leaves), x)
 
     table = w.get("embed") if isinstance(w, dict) else None  # a tied head

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.cpu import sealed
+from lmwright.core.weight import cpu_barrier
 
 Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
 
@@ -42,7 +42,7 @@ def _gated_fwd(kind: Mlp, gate: Array, up: Array) -> tuple[Array, tuple[Array, A
 def _gated_bwd(kind: Mlp, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     # CPUs would store the pieces of the forward pass; TPUs run it in another loop, and read the
     # two from their stacks at once where no barrier stands between
-    kept = sealed(*kept)
+    kept = cpu_barrier(*kept)
     return jax.vjp(lambda gate, up: activate(kind, gate) * up, *kept)[1](g)
 
 
