@@ -27,7 +27,9 @@ class WithCommand(click.Command):
 @click.command(cls=WithCommand)
 @click.argument("run", metavar="RUN", required=False)
 @OVERRIDES
-@click.option("--on", help="Slices to try, as in v4-32,v5e-64; or kaggle; or local:4x2.")
+@click.option(
+    "--on", help="Slices to try, as in v4-32,v5e-64; or kaggle; or ssh:hosts.txt; or local:4x2."
+)
 @click.option("--do", "verb", type=click.Choice(VERBS_OF_JOBS), help="Default: train.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
@@ -59,6 +61,7 @@ class WithCommand(click.Command):
 @click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
 @click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
 @click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
+@click.option("--remote-python", help="Python that has lmwright on the hosts of ssh:.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
 def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
     """Train on several hosts and come back after faults.

@@ -24,7 +24,6 @@ from lmwright.guard.redact import redact_text
 CODE = "code"
 LEADER_PORT = 8476  # on host 0 of a slice
 LATER = {
-    "ssh:": "machines behind ssh",
     "gke:": "Kubernetes",
 }
 
@@ -59,6 +58,8 @@ def launch_command(run: Run | None, source: str, overrides: Sequence[str], wante
     for prefix, what in LATER.items():
         if wanted.on.startswith(prefix):
             raise UserError(f"--on: {what} cannot be launched on yet; use a slice, or local:2x4")
+    if wanted.on.startswith("ssh:"):
+        return _launch_by_ssh(run, wanted)
     if not wanted.on.startswith("local:"):
         return _launch_on_slices(run, wanted)
     spec = plan_job(run, source, overrides, wanted)
@@ -135,6 +136,16 @@ def _launch_at_kaggle(run: Run, wanted: Wanted) -> int:
 
     name = _name(run, wanted)
     spec = launch(run, name, _limits(wanted), dry_run=wanted.dry_run)
+    return 0 if spec is None else begin(spec, wanted.detach)
+
+
+def _launch_by_ssh(run: Run | None, wanted: Wanted) -> int:
+    from lmwright.cloud.ssh.launch import launch
+    from lmwright.cloud.ssh.line import Access
+
+    access = Access(ssh=wanted.settings.ssh, python=wanted.settings.remote_python)
+    name, limits = _name(run, wanted), _limits(wanted)
+    spec = launch(run, name, wanted.on, access, wanted.work, limits, dry_run=wanted.dry_run)
     return 0 if spec is None else begin(spec, wanted.detach)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from lmwright.cloud import local, remote
 from lmwright.cloud.kaggle import job as kaggle
 from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
+from lmwright.cloud.ssh import job as by_ssh
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
@@ -21,13 +22,18 @@ EXIT_JOB_FAILED = 1
 
 def find(name: str) -> Spec:
     """A job by its name, or by its folder in a bucket. Raises UserError."""
-    return remote.adopt(name) if is_bucket(name) else load_spec(name)
+    spec = remote.adopt(name) if is_bucket(name) else load_spec(name)
+    if by_ssh.is_ssh(spec):
+        by_ssh.fetch(spec)
+    return spec
 
 
 def _supervise(spec: Spec) -> None:
     """Looks after a job once."""
     if kaggle.is_kaggle(spec):
         kaggle.look(spec)
+    elif by_ssh.is_ssh(spec):
+        by_ssh.supervise(spec)
     else:
         local.supervise(spec, once=True)
 
@@ -139,6 +145,8 @@ def logs_command(name: str, host: int, follow_it: bool) -> None:
             print(line, flush=True)
         if not follow_it or read_state(spec)["status"] in OVER:
             return
+        if by_ssh.is_ssh(spec):
+            by_ssh.fetch(spec)
         time.sleep(POLL_S)
 
 
@@ -155,7 +163,9 @@ def follow_command(name: str) -> int:
 
 def ssh_command(name: str, host: int, words: Sequence[str]) -> int:
     """Opens a shell on a host of a job on slices, or runs a command there."""
-    spec = find(name)
+    spec = remote.adopt(name) if is_bucket(name) else load_spec(name)
+    if by_ssh.is_ssh(spec):
+        return by_ssh.shell(spec, host, words)
     if not spec.url:
         raise UserError(f"job {name} runs on this machine; there is no other to reach")
     return remote.ssh(spec, host, words)
@@ -173,6 +183,8 @@ def start_command(name: str, *, detach: bool = False) -> int:
         raise UserError(
             f"job {name} is {state['status']} already; follow it with: lmwright jobs follow {name}"
         )
+    if by_ssh.is_ssh(spec):
+        by_ssh.restart(spec)
     (spec.folder / "stop").unlink(missing_ok=True)
     write_state(spec, state | {"status": "starting", "failures": 0, "error": ""})
     return begin(spec, detach)
@@ -190,8 +202,8 @@ def stop_command(name: str, wait_s: float = 300.0) -> None:
     if kaggle.is_kaggle(spec):
         kaggle.stop(spec)
         return
+    _supervise(spec)  # an agent that died cannot be told
     (spec.folder / "stop").touch()
-    local.supervise(spec, once=True)  # an agent that died cannot be told
     began = time.monotonic()
     while (state := read_state(spec))["status"] not in OVER:
         if time.monotonic() - began > wait_s:
@@ -200,6 +212,7 @@ def stop_command(name: str, wait_s: float = 300.0) -> None:
                 "--kill` ends it without saving"
             )
         time.sleep(POLL_S)
+        _supervise(spec)
     print(f"job {name}: {state['status']} at step {state['step']}, saved {state['saved']}")
 
 
@@ -214,7 +227,7 @@ def forget_command(name: str, *, kill: bool = False) -> None:
             )
         if spec.url:
             remote.end(spec)
-        else:
+        elif not by_ssh.is_ssh(spec):
             write_state(spec, state | {"status": "stopped", "error": "killed"})
             local.end_agents(spec)
             time.sleep(POLL_S)
@@ -222,6 +235,9 @@ def forget_command(name: str, *, kill: bool = False) -> None:
         remote.forget(spec)
     if kaggle.is_kaggle(spec):
         print("\n".join(kaggle.what_stays(spec)))
-    shutil.rmtree(spec.folder)
+    if by_ssh.is_ssh(spec):
+        by_ssh.forget(spec, kill=kill)
+    if spec.folder.exists():  # it may be that of the hosts, too
+        shutil.rmtree(spec.folder)
     stays = f"; its run directory {spec.dir} stays" if spec.dir else ""
     print(f"job {name} is forgotten{stays}")

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -57,25 +58,41 @@ def supervise(spec: Spec, *, once: bool = False) -> None:
     are missing and returns."""
     while read_state(spec)["status"] not in OVER:
         for host in range(spec.hosts):
-            agent = _agent(spec, host)
-            if agent is not None and agent.status() == psutil.STATUS_STOPPED:
-                agent.kill()
-                agent.wait(KILL_S)
-                agent = None
-            if agent is None:
-                _start(spec, host)
+            keep_agent(spec, host)
         if once:
             return
         time.sleep(TICK_S)
-        _reap()
+        reap()
+
+
+def keep_agent(spec: Spec, host: int) -> None:
+    """Starts a host's agent on this machine, unless it is alive and not frozen."""
+    process = agent(spec, host)
+    if process is not None and process.status() == psutil.STATUS_STOPPED:
+        process.kill()
+        process.wait(KILL_S)
+        process = None
+    if process is None:
+        _start(spec, host)
 
 
 def end_agents(spec: Spec) -> None:
     """Kills the agents of a job, and with them its ranks."""
     for host in range(spec.hosts):
-        process = _agent(spec, host)
-        if process is not None:
-            process.kill()
+        end_agent(spec, host)
+
+
+def end_agent(spec: Spec, host: int) -> None:
+    """Kills a host's agent, its rank and what that has started."""
+    process = agent(spec, host)
+    if process is None:
+        return
+    with suppress(psutil.NoSuchProcess):
+        below = process.children(recursive=True)
+        process.kill()
+        for child in below:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def _start(spec: Spec, host: int) -> None:
@@ -91,7 +108,7 @@ def _start(spec: Spec, host: int) -> None:
     write_whole(_pid_file(spec, host), f"{process.pid} {began}")
 
 
-def _agent(spec: Spec, host: int) -> psutil.Process | None:
+def agent(spec: Spec, host: int) -> psutil.Process | None:
     """The living agent of a host."""
     try:
         pid, began = _pid_file(spec, host).read_text().split()
@@ -106,7 +123,7 @@ def _pid_file(spec: Spec, host: int) -> Path:
     return spec.folder / f"agent-{host}.pid"
 
 
-def _reap() -> None:
+def reap() -> None:
     """Forgets children that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

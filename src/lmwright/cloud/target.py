@@ -51,6 +51,10 @@ class Settings:
     """Folder of jobs, as in gs://BUCKET/lmwright."""
     notify: str = ""
     """Shell command that gets each event of a job on its standard input."""
+    ssh: str = "ssh"
+    """Command that reaches the hosts of `--on ssh:`, as in `ssh -F FILE`."""
+    remote_python: str = "python3"
+    """Command of their Python that has lmwright."""
 
 
 def settings_path() -> Path:
