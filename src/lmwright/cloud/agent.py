@@ -54,8 +54,6 @@ class Agent:
                 self._send({"hello": self._host, "token": self._spec.token, "pid": os.getpid()})
                 while line := await asyncio.wait_for(reader.readline(), self._spec.limits.silent_s):
                     await self._obey(json.loads(line))
-                    if self._over:
-                        break
             except (OSError, ValueError, TimeoutError):
                 pass
             finally:
@@ -63,8 +61,7 @@ class Agent:
                 self._writer.close()
                 self._writer = None
                 self._signal(signal.SIGKILL)
-            if not self._over:
-                await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
 
     async def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
