@@ -84,6 +84,7 @@ class Machine:
                 os.killpg(child.pid, signal.SIGHUP)
             await ended
         process.exit(max(ended.result(), 0))
+        await process.wait_closed()
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs on this machine."""

@@ -61,7 +61,7 @@ def code_digest() -> str:
 
 
 def hello(name: str) -> Answer:
-    """What this host is; `machine` tells it from others."""
+    """Facts of this host; `machine` tells it from others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = [socket.gethostname(), boot.read_text() if boot.exists() else "", str(jobs_folder())]
     return {
@@ -94,7 +94,7 @@ def unmark(folder: str, token: str, made: list[str]) -> Answer:
 
 
 def marked(folder: str, token: str) -> Answer:
-    """Whether the file that another host left is seen here."""
+    """Looks for the file that another host left."""
     end = time.monotonic() + PATIENCE_S  # network file systems need a moment
     path = Path(folder, f".lmwright-{token}")
     while not (seen := path.exists()) and time.monotonic() < end:
@@ -110,6 +110,7 @@ def store(folder: str) -> Answer:
 
 
 def exists(path: str) -> Answer:
+    """Looks for a path."""
     return {"there": os.path.exists(path)}
 
 
@@ -149,7 +150,7 @@ def deaf() -> Answer:
 
 
 def call(addresses: list[str], port: int, token: str) -> Answer:
-    """Under which addresses the listening host answers. Others may have the same address, such as
+    """Addresses under which the listening host answers. Others may have the same address, such as
     that of a bridge, so that the token is compared."""
     reached = []
     for address in addresses:

@@ -71,7 +71,7 @@ class Line:
         self._buffer = b""
         self._failures, self._next = 0, 0.0
         self.placed = False
-        """Whether the job was placed there over this connection."""
+        """True once the job was placed there over this connection."""
 
     def ask(self, do: str, *, within_s: float = ANSWER_S, **words: Any) -> dict[str, Any]:
         """Has something done there. Raises Unreachable, or UserError with the host's own error."""
@@ -179,7 +179,7 @@ class Line:
 def every(
     lines: Sequence[Line], ask: Callable[[int, Line], dict[str, Any]]
 ) -> list[dict[str, Any] | UserError]:
-    """What `ask(number, line)` answers for each host, all at once; errors in place of answers."""
+    """Answers of `ask(number, line)` for each host, all at once; errors in their place."""
 
     def one(number: int) -> dict[str, Any] | UserError:
         try:
