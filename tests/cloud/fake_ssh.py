@@ -16,6 +16,14 @@ import asyncssh
 import psutil
 
 
+async def copy(source, target) -> None:
+    """Copies a stream to its end, or until the target is gone."""
+    with suppress(OSError, asyncssh.Error):
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+
+
 class Machine:
     """One host: a server with a key, whose commands run in an environment of its own."""
 
@@ -75,7 +83,12 @@ class Machine:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
+        # Copied here, not by `redirect`, which ends the whole connection when a child is gone early.
+        copies = [
+            asyncio.create_task(self._type(process, child)),
+            asyncio.create_task(copy(child.stdout, process.stdout)),
+            asyncio.create_task(copy(child.stderr, process.stderr)),
+        ]
         ended = asyncio.create_task(child.wait())
         closed = asyncio.create_task(process.channel.wait_closed())
         await asyncio.wait([ended, closed], return_when=asyncio.FIRST_COMPLETED)
@@ -83,8 +96,16 @@ class Machine:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGHUP)
             await ended
+        # What the child's own children still hold open is not waited for.
+        await asyncio.wait(copies[1:], timeout=2)
+        for task in copies:
+            task.cancel()
         process.exit(max(ended.result(), 0))
         await process.wait_closed()
+
+    async def _type(self, process: asyncssh.SSHServerProcess, child: asyncio.subprocess.Process):
+        await copy(process.stdin, child.stdin)
+        child.stdin.close()
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs on this machine."""
