@@ -83,7 +83,7 @@ class Machine:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        # Copied here, not by `redirect`, which ends the whole connection when a child is gone early.
+        # Not by `redirect`, which ends the whole connection when a child is gone early.
         copies = [
             asyncio.create_task(self._type(process, child)),
             asyncio.create_task(copy(child.stdout, process.stdout)),
