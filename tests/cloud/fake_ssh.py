@@ -116,6 +116,14 @@ class Machine:
                     there.append(process)
         return there
 
+    def words(self) -> list[str]:
+        """The command lines of all that runs here."""
+        words: list[str] = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # it may just have ended
+                words += process.cmdline()
+        return words
+
     def jobs(self) -> list[str]:
         """Folders of jobs."""
         return sorted(path.name for path in self.state.glob("lmwright/jobs/*"))
