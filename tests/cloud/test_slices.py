@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
-from lmwright.cloud import slices as module
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import Cloud, Offer, Spec
 from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS, Tpus
@@ -244,7 +243,7 @@ def test_requests_say_what_was_asked_for(spec, tpu):
         service_account="a@b", disks=("projects/p/zones/z/disks/d",), valid_hours=2,
         external_ips=False,
     )  # fmt: skip
-    Tpus(cloud).create("x", "j", replace(offer(), num_slices=2), {"startup-script": "true"})
+    Tpus(cloud).create("x", "j", replace(offer(), num_slices=2), {})
     [body] = tpu.bodies
     node = body["tpu"]["nodeSpec"][0]
     assert node["multisliceParams"] == {"nodeCount": 2, "nodeIdPrefix": "x"}
@@ -256,4 +255,4 @@ def test_requests_say_what_was_asked_for(spec, tpu):
     assert not node["node"]["networkConfig"].get("enableExternalIps")
     assert body["queueingPolicy"] == {"validUntilDuration": "7200s"}
     assert body["reservationName"].endswith("/r") and "guaranteed" in body
-    assert module._startup().startswith("#!/bin/bash")
+    assert node["node"]["metadata"]["startup-script"].startswith("#!/bin/bash")
