@@ -21,6 +21,7 @@ from kubernetes import client
 from tests.cloud.fake_tpu import TOKEN, Server
 
 GROUP = "/apis/jobset.x-k8s.io/v1alpha2"
+CRASH_PAUSE_S = 1.0
 NOW = "2026-11-24T07:00:00Z"
 SPEC_FIELDS = {
     "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend",
@@ -281,14 +282,20 @@ class Pod:
             "jobset.sigs.k8s.io/job-index": str(slice_index),
             "batch.kubernetes.io/job-completion-index": str(worker),
         }
-        self.phase, self.pool, self.process, self.restarts = "Pending", None, None, 0
+        self.phase, self.pool, self.process, self.again, self.restarts = (
+            "Pending",
+            None,
+            None,
+            None,
+            0,
+        )
         self.state, self.last = {"waiting": {"reason": "ContainerCreating"}}, {}
 
     def look(self):
         """One state further."""
         if self.pool is None:
             self.pool = self.cluster.pool_for(self)
-        elif self.phase == "Pending":
+        elif self.phase == "Pending" or (self.again and time.monotonic() > self.again):
             self._start()
         elif self.process is not None and self.process.poll() is not None:
             self._ended(self.process.poll())
@@ -299,7 +306,7 @@ class Pod:
             told = f'secret "{missing}" not found'
             self.state = {"waiting": {"reason": "CreateContainerConfigError", "message": told}}
             return
-        self.phase, self.state = "Running", {"running": {"startedAt": NOW}}
+        self.phase, self.state, self.again = "Running", {"running": {"startedAt": NOW}}, None
         if self.cluster.home is not None:
             self._run()
 
@@ -315,8 +322,9 @@ class Pod:
         if code == 0:
             self.phase, self.state, self.process = "Succeeded", ended, None
         else:
-            self.last, self.restarts = ended, self.restarts + 1
-            self._run()
+            self.last, self.restarts, self.process = ended, self.restarts + 1, None
+            self.state = {"waiting": {"reason": "CrashLoopBackOff"}}
+            self.again = time.monotonic() + CRASH_PAUSE_S
 
     def variables(self):
         """Environment of the container, by the manifest and by GKE's webhook."""

@@ -268,7 +268,14 @@ def launched(tmp_path, *words):
 
 
 def test_a_dry_run_is_a_manifest_and_makes_nothing(run, gke, tmp_path, capsys):
-    words = ["train.global_batch_size=32", "--slice", "7x-16,2x7x-16", "--secret", "HF_TOKEN=mine/token", "--dry-run"]
+    words = [
+        "train.global_batch_size=32",
+        "--slice",
+        "7x-16,2x7x-16",
+        "--secret",
+        "HF_TOKEN=mine/token",
+        "--dry-run",
+    ]
     assert launched(tmp_path, *words) == 0
     said = capsys.readouterr()
     first, second = yaml.safe_load_all(said.out)
