@@ -15,9 +15,6 @@ import threading
 import time
 from urllib.parse import parse_qs, urlsplit
 
-import yaml
-from kubernetes import client
-
 from tests.cloud.fake_tpu import TOKEN, Server
 
 GROUP = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -42,6 +39,8 @@ class Quiet(Server):
 
 def check_job_set(manifest):
     """Why the API would not take a JobSet; empty if it would."""
+    from kubernetes import client
+
     spec, told = manifest["spec"], []
     for fields, known in (
         (spec, SPEC_FIELDS), (spec.get("network", {}), NETWORK_FIELDS),
@@ -93,6 +92,8 @@ class FakeGke:
 
     def kubeconfig(self, path, *names):
         """Writes the user's configuration."""
+        import yaml
+
         server = f"http://{self.server.address}"
         names = names or ("gke_p_us-central1-c_c",)
         path.write_text(yaml.dump({

@@ -1,6 +1,7 @@
 """Slices are asked for, watched, deleted and asked for again, through Google's client."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -221,6 +222,20 @@ def test_a_supervisor_killed_anywhere_leaves_no_orphan(spec, tpu, monkeypatch, m
     second.slices.run()
     assert tpu.resources == {}
     second.slices.close()
+
+
+def test_hosts_of_a_slice_that_is_repaired_may_be_silent(played, tpu, monkeypatch):
+    patience = replace(QUICK, first_word=0.2, silence=0.05, repair=5.0)
+    monkeypatch.setattr(played.slices, "_patience", patience)
+    played.until(tpu.active)
+    node = tpu.nodes["us-central2-b", "j-1"]["j-1"]
+    node["state"] = "REPAIRING"
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        played.slices.step()
+    assert list(tpu.resources) == [("us-central2-b", "j-1")]
+    node["state"] = "READY"
+    played.until(lambda: list(tpu.resources) == [("us-central2-b", "j-2")], speak=False)
 
 
 def test_one_supervisor_at_a_time(played, spec):

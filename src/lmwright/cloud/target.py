@@ -143,7 +143,8 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
     chip = where.family
     if chip.cloud is None:
         raise UserError(
-            f"--on: {where.name}: {chip.name} is on Kubernetes only, and not in the Cloud TPU API"
+            f"--on: {where.name}: {chip.name} is on Kubernetes only, and not in the Cloud TPU API; "
+            f"write --on gke:CLUSTER --slice {where.name}"
         )
     one = Slice(generation=where.generation, shape=where.shape)
     named = ":" not in one.name

@@ -21,7 +21,7 @@ from lmwright.cloud.slices import Patience, Slices
 from lmwright.storage.bucket import Bucket
 from tests.cloud.fake_gke import FakeGke
 from tests.cloud.fake_tpu import TOKEN
-from tests.cloud.test_gke import SECRET, SPOT, launched, run  # noqa: F401
+from tests.cloud.gke.jobs import SECRET, SPOT, launched
 from tests.storage.test_runs import losses
 
 QUICK = Patience(poll=0.3, first_word=120.0, silence=60.0)
@@ -71,7 +71,7 @@ def left_behind(tmp_path, gke, *urls):
 
 @pytest.mark.slow  # two minutes
 @pytest.mark.parametrize("grace_s", [0.0, 30.0])
-def test_preempted_and_back_to_the_end(run, gke, pod_python, tmp_path, capsys, grace_s):  # noqa: F811
+def test_preempted_and_back_to_the_end(run, gke, pod_python, tmp_path, capsys, grace_s):
     gke.add_pool("a", **SPOT)
     bucket, attempts = Bucket(run.dir), []
 
