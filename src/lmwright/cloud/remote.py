@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmwright.cloud.roles import warn_of_roles
-from lmwright.cloud.service import Scarce, service_of
-from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
+from lmwright.cloud.service import Scarce
+from lmwright.cloud.slices import MADE, Patience, Slices, begin, service_of, usage
 from lmwright.cloud.spec import OVER, START, Cloud, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import kept_steps, send_steps

@@ -10,7 +10,7 @@ hosts cannot start for a reason that another request does not cure.
 from dataclasses import dataclass
 from typing import Protocol
 
-from lmwright.cloud.spec import Cloud, Offer, Spec
+from lmwright.cloud.spec import Cloud, Offer
 from lmwright.errors import UserError
 
 
@@ -64,15 +64,3 @@ class Service(Protocol):
 
     def delete(self, zone: str, id: str) -> None:
         """Deletes a request and its slices."""
-
-
-def service_of(spec: Spec) -> Service:
-    """The service that has the slices of a job."""
-    assert spec.cloud is not None
-    if spec.cloud.gke is not None:
-        from lmwright.cloud.gke.cluster import Cluster
-
-        return Cluster(spec.cloud, spec.url)
-    from lmwright.cloud.tpu_api import Tpus
-
-    return Tpus(spec.cloud)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.cloud.service import Away, Scarce, service_of
+from lmwright.cloud.service import Away, Scarce, Service
 from lmwright.cloud.spec import OVER, START, Offer, Spec, dump_spec
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
@@ -355,3 +355,15 @@ def usage(spec: Spec, book: dict[str, Any]) -> dict[str, float]:
             chip_hours += lasted * offer.num_chips
             cost += lasted * offer.num_chips * offer.price
     return {"hours": hours, "chip_hours": chip_hours, "cost": cost}
+
+
+def service_of(spec: Spec) -> Service:
+    """The service that has the slices of a job."""
+    assert spec.cloud is not None
+    if spec.cloud.gke is not None:
+        from lmwright.cloud.gke.cluster import Cluster
+
+        return Cluster(spec.cloud, spec.url)
+    from lmwright.cloud.tpu_api import Tpus
+
+    return Tpus(spec.cloud)

@@ -84,7 +84,7 @@ def _may(cluster: Cluster, verb: str, group: str, resource: str) -> bool:
 
 
 def _objects(cluster: Cluster) -> list[tuple[tuple[str, str], str]]:
-    """What the manifest names, as (kind, name) with the sentence for its absence."""
+    """Objects that the manifest names, as (kind, name), with the sentence for their absence."""
     gke, place = cluster.gke, f"namespace {cluster.gke.namespace}"
     make = f"kubectl -n {gke.namespace} create"
     missing = {
