@@ -10,6 +10,8 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sysconfig
 import threading
@@ -21,6 +23,17 @@ ZONES = {"us-central2-b": ["v4-8", "v4-16", "v4-32"], "us-east5-a": ["v5litepod-
 RUNTIMES = ["tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite"]
 MEMBER = "serviceAccount:12-compute@developer.gserviceaccount.com"
 TOKEN = "a-token-of-the-metadata-server"
+
+
+def once(fault, method="", kind="", times=1):
+    """A fault of the next calls of a method on a kind of thing."""
+    left = iter(range(times))
+
+    def draw(by, what):
+        meant = method in ("", by) and kind in ("", what)
+        return fault if meant and next(left, None) is not None else None
+
+    return draw
 
 
 class Server(ThreadingHTTPServer):
@@ -44,6 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         code, answer = self.server.answer(self.command, self.path, body, self.headers)
+        if code == RESET:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
+            return
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
@@ -55,12 +73,29 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = reply
 
 
+RESET = 0  # in place of an answer, the connection ends
+BUSY = "The resource is being changed"
+RATE = "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute' of service"
+FAULTS = {
+    "500": (500, "INTERNAL", "Internal error encountered"),
+    "502": (502, "UNAVAILABLE", "Bad gateway"),
+    "503": (503, "UNAVAILABLE", "The service is currently unavailable"),
+    "504": (504, "DEADLINE_EXCEEDED", "Deadline expired"),
+    "429": (429, "RESOURCE_EXHAUSTED", RATE),
+    "409": (409, "ABORTED", BUSY),
+    "400": (400, "FAILED_PRECONDITION", BUSY),
+}
+OF_DELETING = ("400",)  # what only a request to delete is told
+DROPPED = ("reset", "lost")  # the connection ends before, or after the service has done it
+
+
 def refused(code, status, message):
     return code, {"error": {"code": code, "status": status, "message": message}}
 
 
 class FakeTpu:
-    """The service; `resources` are its requests by (zone, id)."""
+    """The service; `resources` are its requests by (zone, id). `faults` is asked for the fault of
+    each call, one of FAULTS or DROPPED, or None."""
 
     def __init__(self, home=None, variables=None, hosts_per_slice=2):
         self.home, self.variables, self.hosts = home, variables or {}, hosts_per_slice
@@ -68,6 +103,10 @@ class FakeTpu:
         self.quota = dict.fromkeys(ZONES, True)
         self.allowed, self.speed, self.stuck = True, 1, set()
         self.nodes, self.running = {}, {}
+        self.faults = lambda method, kind: None
+        self.slow_deletes = 0  # looks at a request that is being deleted, before it is gone
+        self.no_hosts = False
+        self.asked = {}  # how often each request was made anew
         self.secrets, self.only_here = {}, set()  # variables that hosts do not have
         self.policy = {"bindings": [{"role": "roles/tpu.admin", "members": [MEMBER]}]}
         self._lock = threading.RLock()
@@ -94,6 +133,14 @@ class FakeTpu:
                 return refused(403, "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied")
             if zone not in ZONES:
                 return refused(404, "NOT_FOUND", f"Location {zone} is not found")
+            fault = self.faults(method, kind)
+            if fault == "reset":
+                return RESET, ""
+            if fault in FAULTS:
+                return refused(*FAULTS[fault])
+            if fault == "lost":
+                getattr(self, f"{method.lower()}_{kind}")(project, zone, id, parts.query, body)
+                return RESET, ""
             return getattr(self, f"{method.lower()}_{kind}")(project, zone, id, parts.query, body)
 
     def get_acceleratorTypes(self, project, zone, *_):
@@ -115,6 +162,7 @@ class FakeTpu:
         name = f"projects/{project}/locations/{zone}/queuedResources/{id}"
         resource |= {"name": name, "state": {"state": STATES[0]}, "seen": 0}
         self.resources[zone, id] = resource
+        self.asked[zone, id] = self.asked.get((zone, id), 0) + 1
         return 200, self._operation(project, zone, id, shown(resource))
 
     def get_queuedResources(self, _project, zone, id, *_):
@@ -131,7 +179,11 @@ class FakeTpu:
         if (zone, id) not in self.resources:
             return refused(404, "NOT_FOUND", f"Resource {id} was not found")
         self._end_hosts(zone, id)
-        del self.resources[zone, id]
+        resource = self.resources[zone, id]
+        if self.slow_deletes and resource["state"]["state"] != "DELETING":
+            resource |= {"state": {"state": "DELETING"}, "left": self.slow_deletes}
+        elif not self.slow_deletes:
+            del self.resources[zone, id]
         return 200, self._operation(project, zone, id, None)
 
     def get_nodes(self, _project, zone, id, *_):
@@ -151,6 +203,10 @@ class FakeTpu:
 
     def _advance(self, zone, id, resource):
         state = resource["state"]["state"]
+        if state == "DELETING":
+            resource["left"] -= 1
+            if resource["left"] <= 0:
+                del self.resources[zone, id]
         if state not in STATES[:2] or zone in self.stuck:
             return
         resource["seen"] += 1
@@ -169,7 +225,7 @@ class FakeTpu:
         for name in names:
             node = {"name": name, "state": "READY", "health": "HEALTHY", "networkEndpoints": ends}
             self.nodes.setdefault((zone, id), {})[name] = node
-        if self.home is not None:
+        if self.home is not None and not self.no_hosts:
             self.running[zone, id] = [
                 Host(self, spec["node"]["metadata"], f"{name}-{w}", w, k, len(names))
                 for k, name in enumerate(names)
@@ -202,7 +258,7 @@ class FakeTpu:
 
 
 def shown(resource):
-    return {name: value for name, value in resource.items() if name != "seen"}
+    return {name: value for name, value in resource.items() if name not in ("seen", "left")}
 
 
 class Host:

@@ -1,88 +1,18 @@
 """Slices are asked for, watched, deleted and asked for again, through Google's client."""
 
-import json
-import time
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
-from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
-from lmwright.cloud.spec import Cloud, Offer, Spec
-from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS, Tpus
+from lmwright.cloud.book import usage
+from lmwright.cloud.slices import Slices
+from lmwright.cloud.spec import Cloud
+from lmwright.cloud.tpu_api import Tpus
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
-from tests.cloud.fake_tpu import FakeTpu
-
-QUICK = Patience(
-    poll=0.01, first_word=0.5, silence=0.5, repair=0.2, elsewhere=0.2, stop=0.3, backoff=0.05
-)
-
-
-def offer(zone="us-central2-b", name="v4-16"):
-    return Offer(
-        name=name, zone=zone, accelerator_type=name, runtime="tpu-ubuntu2204-base",
-        hosts_per_slice=2, num_chips=8, price=3.0,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def tpu(monkeypatch):
-    service = FakeTpu()
-    monkeypatch.setenv(ENDPOINT, f"http://{service.server.address}/")
-    monkeypatch.setenv(NO_CREDENTIALS, "true")
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def spec(url, tpu, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    spec = Spec(
-        name="j", dir=f"{url}/run", command=("train",), hosts=2, port=0, url=f"{url}/jobs/j",
-        cloud=Cloud(project="p", capacity="spot"), offers=(offer(),),
-    )  # fmt: skip
-    begin(spec, f"{url}/code/abc", "")
-    return spec
-
-
-class Played:
-    """A supervisor whose hosts are played by the test."""
-
-    def __init__(self, spec):
-        self.told, self.bucket, self.spec = [], Bucket(spec.url), spec
-        self.slices = Slices(spec, self.told.append, QUICK)
-
-    def until(self, condition, speak=True):
-        """Steps until `condition()`; the hosts of an active slice speak meanwhile."""
-        for number in range(400):
-            if self.slices.step() is not None:
-                assert condition(), self.told
-                return
-            if condition():
-                return
-            if speak and speak is not True:
-                speak(number)
-        raise AssertionError(self.told)
-
-    def state(self, **facts):
-        state = {"status": "running", "attempt": 1, "failures": 0, "step": 0, "saved": 0}
-        self.bucket.write("state.json", json.dumps(state | {"error": ""} | facts))
-
-    def beat(self, number):
-        self.state(step=0, time=number)
-
-    @property
-    def book(self):
-        return json.loads(self.bucket.read(MADE)[0])
-
-
-@pytest.fixture
-def played(spec):
-    player = Played(spec)
-    yield player
-    player.slices.close()
+from tests.cloud.played import QUICK, Played, offer
 
 
 def test_a_job_that_is_done_leaves_nothing_behind(played, tpu):
@@ -101,11 +31,11 @@ def test_a_job_that_is_done_leaves_nothing_behind(played, tpu):
 def test_a_slice_that_is_lost_is_asked_for_again(played, tpu, state, when):
     played.until(tpu.active if when == "active" else lambda: tpu.resources)
     if state == "deleted by hand":
-        tpu.delete_queuedResources("p", "us-central2-b", "j-1", "", b"")
+        tpu.delete_queuedResources("p", "us-central2-b", played.first, "", b"")
         played.slices._since -= 1  # a request is not made twice a moment later
     else:
-        tpu.preempt("us-central2-b", "j-1", state)
-    played.until(lambda: list(tpu.resources) == [("us-central2-b", "j-2")])
+        tpu.preempt("us-central2-b", played.first, state)
+    played.until(lambda: list(tpu.resources) == [("us-central2-b", played.second)])
     assert sum(call[:2] == ("DELETE", "queuedResources") for call in tpu.calls) == (
         state != "deleted by hand"
     )
@@ -125,14 +55,14 @@ def test_bad_nodes(spec, tpu, node, capacity, replaced):
     spec = replace(spec, cloud=replace(spec.cloud, capacity=capacity))
     played = Played(spec)
     played.until(tpu.active)
-    tpu.nodes["us-central2-b", "j-1"]["j-1"].update(node)
+    tpu.nodes["us-central2-b", played.first][played.first].update(node)
     if not replaced:  # the service does it, and is waited for
         played.slices._patience = replace(QUICK, repair=60)
         for _ in range(3):
             played.slices.step()
-        assert list(tpu.resources) == [("us-central2-b", "j-1")]
+        assert list(tpu.resources) == [("us-central2-b", played.first)]
         played.slices._patience = QUICK
-    played.until(lambda: ("us-central2-b", "j-2") in tpu.resources)
+    played.until(lambda: ("us-central2-b", played.second) in tpu.resources)
     played.slices.close()
 
 
@@ -141,9 +71,9 @@ def test_a_silent_slice_is_replaced_and_one_that_speaks_is_kept(played, tpu):
     played.slices._patience = replace(QUICK, first_word=60, silence=60)
     rounds = iter(range(60))
     played.until(lambda: next(rounds, None) is None, speak=played.beat)
-    assert list(tpu.resources) == [("us-central2-b", "j-1")]
+    assert list(tpu.resources) == [("us-central2-b", played.first)]
     played.slices._patience = QUICK
-    played.until(lambda: ("us-central2-b", "j-2") in tpu.resources)
+    played.until(lambda: ("us-central2-b", played.second) in tpu.resources)
     assert any("nothing is heard" in line for line in played.told)
 
 
@@ -151,7 +81,7 @@ def test_without_capacity_the_next_offer_is_tried(spec, tpu):
     tpu.stuck.add("us-central2-b")
     played = Played(replace(spec, offers=(offer(), offer("us-east5-a"))))
     played.until(tpu.active)
-    assert list(tpu.resources) == [("us-east5-a", "j-2")]
+    assert list(tpu.resources) == [("us-east5-a", played.second)]
     played.slices.close()
 
 
@@ -166,7 +96,7 @@ def test_without_quota_the_next_offer_is_tried_and_the_reason_is_told(spec, tpu)
 def test_a_bad_slice_is_replaced_and_the_users_mistake_is_not(played, tpu):
     played.until(tpu.active)
     played.state(status="failed", error="rank 0: Failed to establish SliceBuilder grpc channel")
-    played.until(lambda: ("us-central2-b", "j-2") in tpu.resources)
+    played.until(lambda: ("us-central2-b", played.second) in tpu.resources)
     assert played.slices.state()["status"] == "starting"
     played.until(tpu.active)
     played.state(status="failed", error="rank 0: model.dim: no such field")
@@ -224,20 +154,6 @@ def test_a_supervisor_killed_anywhere_leaves_no_orphan(spec, tpu, monkeypatch, m
     second.slices.close()
 
 
-def test_hosts_of_a_slice_that_is_repaired_may_be_silent(played, tpu, monkeypatch):
-    patience = replace(QUICK, first_word=0.2, silence=0.05, repair=5.0)
-    monkeypatch.setattr(played.slices, "_patience", patience)
-    played.until(tpu.active)
-    node = tpu.nodes["us-central2-b", "j-1"]["j-1"]
-    node["state"] = "REPAIRING"
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
-        played.slices.step()
-    assert list(tpu.resources) == [("us-central2-b", "j-1")]
-    node["state"] = "READY"
-    played.until(lambda: list(tpu.resources) == [("us-central2-b", "j-2")], speak=False)
-
-
 def test_one_supervisor_at_a_time(played, spec):
     with pytest.raises(UserError, match="is supervised by"):
         Slices(spec, print, QUICK)
@@ -262,12 +178,16 @@ def test_requests_say_what_was_asked_for(spec, tpu):
     [body] = tpu.bodies
     node = body["tpu"]["nodeSpec"][0]
     assert node["multisliceParams"] == {"nodeCount": 2, "nodeIdPrefix": "x"}
-    assert node["node"]["schedulingConfig"] == {"reserved": True}
+    assert "schedulingConfig" not in node["node"]  # gcloud names the reservation only
     assert node["node"]["dataDisks"][0]["mode"] in (2, "READ_ONLY")
     assert node["node"]["serviceAccount"]["scope"] == [
         "https://www.googleapis.com/auth/cloud-platform"
     ]
     assert not node["node"]["networkConfig"].get("enableExternalIps")
     assert body["queueingPolicy"] == {"validUntilDuration": "7200s"}
-    assert body["reservationName"].endswith("/r") and "guaranteed" in body
+    assert body["reservationName"].endswith("/z/reservations/r") and "guaranteed" not in body
+    for name, path in (("", "us-central2-b/reservations/-"), ("r", "us-central2-b/reservations/r")):
+        Tpus(replace(cloud, reservation=name)).create("y", "j", offer(), {})
+        assert tpu.bodies[-1]["reservationName"] == f"projects/p/locations/{path}"
+        tpu.resources.clear()
     assert node["node"]["metadata"]["startup-script"].startswith("#!/bin/bash")

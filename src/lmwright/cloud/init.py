@@ -13,6 +13,10 @@ from lmwright.storage.bucket import is_bucket
 
 ACCOUNT = "lmwright"
 APIS = ("tpu.googleapis.com", "storage.googleapis.com", "iam.googleapis.com")
+APIS += ("secretmanager.googleapis.com", "cloudresourcemanager.googleapis.com")
+# Saving a checkpoint looks up the bucket, which the first alone does not allow.
+OF_BUCKET = ("roles/storage.objectAdmin", "roles/storage.legacyBucketReader")
+TIMEOUT_S = 300.0
 PRESENT = ("already exists", "already own it", "HTTPError 409")
 
 
@@ -39,8 +43,8 @@ class Setup:
             ["gcloud", "storage", "buckets", "create", self.bucket, project,
              f"--location={region}", "--uniform-bucket-level-access"],
             ["gcloud", "iam", "service-accounts", "create", ACCOUNT, project],
-            ["gcloud", "storage", "buckets", "add-iam-policy-binding", self.bucket, member,
-             "--role=roles/storage.objectAdmin"],
+            *(["gcloud", "storage", "buckets", "add-iam-policy-binding", self.bucket, member,
+               f"--role={role}"] for role in OF_BUCKET),
             [*grant, "--role=roles/tpu.admin", "--condition=None"],
         ]  # fmt: skip
 
@@ -63,7 +67,16 @@ def init_command(
     if shutil.which("gcloud") is None:
         raise UserError("gcloud is not installed; install the Google Cloud CLI and log in with it")
     for command in setup.commands():
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(
+                [*command, "--quiet"], capture_output=True, text=True,
+                stdin=subprocess.DEVNULL, timeout=TIMEOUT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"{' '.join(command[:4])}: did not end within {TIMEOUT_S:g} s; check the network, "
+                "and run the same command again"
+            ) from None
         if done.returncode and not any(word in done.stderr for word in PRESENT):
             lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
             raise UserError(f"{' '.join(command[:4])}: {lines[-1].strip()}")

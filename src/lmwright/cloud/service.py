@@ -31,6 +31,8 @@ class Request:
     message: str = ""
     job: str = ""
     """Of its label; empty for requests that lmwright has not made."""
+    url: str = ""
+    """Folder of its job, where the service tells."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Node:
 
 
 class Service(Protocol):
-    """Every method raises UserError where the service refuses, Scarce where it has too little, and
-    Away where it does not answer."""
+    """Every method raises UserError where the service refuses, and Away where it does not answer;
+    `create` raises Scarce where there is too little."""
 
     cloud: Cloud
 

@@ -4,40 +4,36 @@
        ^                   |                   |
        +---- deleted <-----+-------------------+   failed, preempted, unhealthy, silent
 
-All that the supervisor knows is in slices.json beside the job, and is written there before a
-request is made. So it may be killed at any point: the next one, on any machine, finds the request
-and goes on. A claim lets one supervisor act at a time.
+All that the supervisor knows is in the book beside the job, and is written there before a request
+is made. So it may be killed at any point: the next one, on any machine, finds the request and goes
+on. A claim lets one supervisor act at a time. Services that do not answer are waited for.
 """
 
-import json
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.cloud.service import Away, Scarce, Service
-from lmwright.cloud.spec import OVER, START, Offer, Spec, dump_spec
+from lmwright.cloud.book import MADE as MADE
+from lmwright.cloud.book import Book, id_of, label_of, spent, usage, waiting_since
+from lmwright.cloud.book import begin as begin
+from lmwright.cloud.service import Scarce, Service
+from lmwright.cloud.spec import OVER, Offer, Spec
+from lmwright.cloud.watch import Watch, bad_slice, last_words, passes
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claim
 
-MADE = "slices.json"
 SUPERVISOR = "supervisor"
 SUPERVISED = "{url}: the job is supervised by {owner}; stop that supervisor first (Ctrl-C)"
 WAITING = {"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"}
 GOING = {"DELETING", "SUSPENDING"}
 GOOD_NODES = {"READY", "CREATING", "STARTING", "RESTARTING", "REIMAGING"}
 REPAIRED = {"REPAIRING"}
-# Failures before the first step that another slice cures, not the user.
-BAD_SLICE = (
-    "Failed to establish SliceBuilder grpc channel",
-    "Unable to initialize backend 'tpu'",
-    "TPU initialization failed",
-    "Device or resource busy",
-    "No TPU devices",
-    "chips are missing",
-    "libtpu.so already in use",
-    "unhealthy or missing",
+NO_START = (
+    "nothing is heard of its hosts: look whether their account may read the bucket, and whether "
+    "hosts without external addresses have Private Google Access"
 )
 
 
@@ -66,15 +62,21 @@ class Slices:
     def __init__(self, spec: Spec, tell: Callable[[str], None], patience: Patience | None = None):
         """Raises UserError if another supervisor is alive."""
         assert spec.cloud is not None
-        self._spec, self._tell, self._patience = spec, tell, patience or Patience()
+        saving = spec.limits.beside_s + spec.limits.grace_s
+        self._patience = patience or Patience(stop=max(Patience.stop, saving))
+        self._spec, self._tell = spec, tell
         self._service, self._bucket = service_of(spec), Bucket(spec.url)
         self._claim = Claim(Bucket(f"{spec.url}/{SUPERVISOR}"), SUPERVISED)
-        there = self._bucket.read(MADE)
-        self._book: dict[str, Any] = json.loads(there[0]) if there else _EMPTY_BOOK | {"made": []}
-        self._since = time.monotonic()
-        self._seen: tuple[Any, float] = (None, time.monotonic())
-        self._shown = ""
-        self._next, self._begin = 0.0, time.monotonic()
+        try:
+            self._book, self._watch = Book(self._bucket), Watch(self._bucket)
+        except BaseException:
+            self._claim.close()
+            raise
+        self._facts = self._book.facts
+        self._since = self._begin = time.monotonic()
+        self._shown = self._trouble = ""
+        self._troubles = self._refusals = 0
+        self._next = self._rest = 0.0
         self._stop_since: float | None = None
 
     def close(self) -> None:
@@ -90,74 +92,119 @@ class Slices:
             time.sleep(self._patience.poll)
 
     def step(self) -> dict[str, Any] | None:
-        """Looks once and does what is due; the job's state once nothing is left to do."""
+        """Looks once and does what is due; the job's state once nothing is left to do. Raises
+        UserError for what no waiting cures."""
         self._claim.check()
+        if time.monotonic() < self._rest:
+            return None
         try:
-            return self._step()
-        except Scarce as error:
-            self._fail(f"{error}")
-        except Away as error:
-            self._show(f"{error}; trying again")
-        return None
+            self._book.flush()
+            state = self._step()
+        except UserError as error:
+            if not passes(error):
+                raise
+            self._wait_out(error)
+            return None
+        if self._troubles:
+            self._troubles, self._trouble = 0, ""
+            self._say("the services answer again")
+        return state
+
+    def _wait_out(self, error: UserError) -> None:
+        """A service does not answer: it is asked again later, and nothing is held against hosts
+        that could not be heard."""
+        pause = min(self._patience.poll * 2.0 ** min(self._troubles, 20), self._patience.backoff)
+        self._troubles += 1
+        self._rest = time.monotonic() + pause
+        self._watch.forgive()
+        self._begin = self._since = time.monotonic()
+        text = f"{error}".partition(" (")[0]
+        if text != self._trouble:
+            self._trouble = text
+            self._say(f"{error}; trying again")
 
     def _step(self) -> dict[str, Any] | None:
         state = self.state()
-        over = state["status"] in OVER and not self._cured_by_another_slice(state)
-        current = self._book["current"]
-        if over or self._must_end(state):
-            if current is not None:
+        for line in self._watch.events():
+            self._tell(line)
+        over = not self._cured_by_another_slice(state) and state["status"] in OVER
+        if over or self._must_end():
+            if self._book.current is not None:
                 self._let_go("the job is over" if over else "the job has to end")
-                return None
-            if not over:
-                state = self._close_job(state)
-            return state
-        if current is None:
-            self._ask()
+            elif not self._swept():
+                return state if over else self._close_job(state)
+        elif self._book.current is None:
+            self._ask(state)
         else:
-            self._look_after(current, state)
+            self._look_after(self._book.current, state)
         return None
 
     def state(self) -> dict[str, Any]:
         """The job's state as its leader wrote it last."""
-        there = self._bucket.read("state.json")
-        if there is not None and there[1].generation != self._seen[0]:
-            self._seen = there[1].generation, time.monotonic()
-        return json.loads(there[0]) if there else dict(START)
+        return self._watch.look()
 
-    def _ask(self) -> None:
+    def _ask(self, state: dict[str, Any]) -> None:
         """Makes the next request; it is written down before, so that it cannot be forgotten."""
-        if time.monotonic() < self._next:
+        if time.monotonic() < self._next or self._has_waited(state):
             return
-        offer = self._spec.offers[self._book["offer"]]
-        self._remove_orphans(offer.zone)
-        number = len(self._book["made"]) + 1
-        id = f"{self._spec.name}-{number}"
-        self._book["made"].append({"id": id, "offer": self._book["offer"], "asked": time.time()})
-        self._book["current"] = number - 1
-        self._write()
+        self._swept()
+        offer = self._spec.offers[self._facts["offer"]]
+        id = id_of(self._spec, len(self._facts["made"]) + 1)
+        entry = {"id": id, "offer": self._facts["offer"], "asked": time.time()}
+        self._facts["made"].append(entry | {"request": uuid.uuid4().hex})
+        self._facts["current"] = len(self._facts["made"]) - 1
+        self._book.write()
         self._say(f"asking for {offer.name} in {offer.zone} ({id})")
-        self._create(id, offer)
+        self._create(self._facts["made"][-1], offer, state)
 
-    def _create(self, id: str, offer: Offer) -> None:
-        code = self._book["code"]
+    def _create(self, entry: dict[str, Any], offer: Offer, state: dict[str, Any]) -> None:
         metadata = {
             "lmwright-job": self._spec.url,
-            "lmwright-code": code,
-            "lmwright-slice": id,
+            "lmwright-code": self._facts["code"],
+            "lmwright-slice": entry["id"],
+            "lmwright-request": entry["request"],
         }
-        self._since = self._begin = time.monotonic()  # before, since the answer may be lost
-        self._seen = self._seen[0], self._since
-        self._service.create(id, self._spec.name, offer, metadata)
+        self._since = self._begin = time.monotonic()
+        self._watch.start()
+        try:
+            self._service.create(entry["id"], label_of(self._spec), offer, metadata)
+        except Scarce as error:
+            self._refused(entry, f"{error}", state)
+            return
+        entry["created"] = time.time()
+        self._book.write()
 
-    def _remove_orphans(self, zone: str) -> None:
-        """Deletes requests of this job that an interrupted launch has left."""
-        for request in self._service.requests(zone):
-            if request.job == self._spec.name and request.state not in GOING:
-                self._say(f"deleting {request.id}, which an earlier launch has left")
-                self._service.delete(zone, request.id)
+    def _refused(self, entry: dict[str, Any], reason: str, state: dict[str, Any]) -> None:
+        """A request was refused for want of quota or capacity. Raises UserError where all were,
+        and the job never had a slice."""
+        self._say(reason)
+        self._refusals += 1
+        entry["ended"] = time.time()
+        self._facts["offer"] = (self._facts["offer"] + 1) % len(self._spec.offers)
+        self._facts |= {"current": None, "failures": self._facts["failures"] + 1}
+        self._pause()
+        self._book.write()
+        never = not any("active" in entry for entry in self._facts["made"])
+        if never and self._refusals >= len(self._spec.offers):
+            cure = "ask for quota there, or name other slices or zones; then: lmwright jobs start"
+            self._give_up(state, reason)
+            raise UserError(f"--on: {reason}; {cure} {self._spec.name}")
 
-    def _look_after(self, current: int, state: dict[str, Any]) -> None:
-        entry = self._book["made"][current]
+    def _swept(self) -> bool:
+        """Deletes requests of this job that an interrupted launch has left, in all zones; True
+        where one was there."""
+        found = False
+        for zone in dict.fromkeys(offer.zone for offer in self._spec.offers):
+            for request in self._service.requests(zone):
+                if request.job != label_of(self._spec):
+                    continue
+                found = True
+                if request.state not in GOING:
+                    self._say(f"deleting {request.id}, which an earlier launch has left")
+                    self._service.delete(zone, request.id)
+        return found
+
+    def _look_after(self, entry: dict[str, Any], state: dict[str, Any]) -> None:
         offer = self._spec.offers[entry["offer"]]
         request = self._service.request(offer.zone, entry["id"])
         now = time.monotonic()
@@ -166,37 +213,47 @@ class Slices:
         if request.state == "GONE":
             if entry.get("letting_go"):
                 self._forget()
-            elif "active" not in entry and now - self._since < 2 * self._patience.poll:
-                self._create(entry["id"], offer)  # interrupted before the request was made
-            else:
+            elif "created" not in entry:
+                self._create(entry, offer, state)  # interrupted before the request was made
+            elif "active" in entry or now - self._since > 2 * self._patience.poll:
                 self._lost("it was deleted by somebody")
-            return
-        if request.state in GOING or entry.get("letting_go"):
+        elif request.state in GOING or entry.get("letting_go"):
             self._let_go(entry.get("letting_go") or "it is being taken away")
         elif request.state in ("SUSPENDED", "FAILED"):
             self._lost(f"it is {request.state} {request.message}".rstrip())
         elif request.state == "HOPELESS":
             self._give_up(state, request.message)
         elif request.state in WAITING and "active" not in entry:
-            self._wait(now)
+            self._wait(now, state)
         else:
             self._serve(entry, offer, state, now)
 
-    def _wait(self, now: float) -> None:
+    def _wait(self, now: float, state: dict[str, Any]) -> None:
         """Goes to the next offer after a while, if there are several."""
+        if self._has_waited(state):
+            return
         if len(self._spec.offers) > 1 and now - self._since > self._patience.elsewhere:
-            self._book["offer"] = (self._book["offer"] + 1) % len(self._spec.offers)
+            self._facts["offer"] = (self._facts["offer"] + 1) % len(self._spec.offers)
             self._lost("there is no capacity yet; trying the next offer")
+
+    def _has_waited(self, state: dict[str, Any]) -> bool:
+        """Fails the job if no slice was to be had for as long as the user wants to wait."""
+        hours, since = self._service.cloud.valid_hours, waiting_since(self._facts)
+        if not hours or since is None or time.time() - since < hours * 3600:
+            return False
+        self._give_up(state, f"--valid-hours: there was no slice within {hours:g} h")
+        return True
 
     def _serve(
         self, entry: dict[str, Any], offer: Offer, state: dict[str, Any], now: float
     ) -> None:
         """Watches a slice that is there."""
-        patience = self._patience
+        patience, watch = self._patience, self._watch
         if "active" not in entry:
             entry |= {"active": time.time(), "step": state["step"]}
-            self._since, self._seen = now, (self._seen[0], now)
-            self._write()
+            self._since = now
+            watch.start()
+            self._book.write()
         nodes = self._service.nodes(offer.zone, entry["id"], offer.num_slices)
         bad = [n for n in nodes if n.state not in GOOD_NODES or n.health.startswith("UNHEALTHY")]
         replaced = self._service.cloud.capacity != "spot"
@@ -208,48 +265,47 @@ class Slices:
             if not (replaced or repairing) or now - self._begin > patience.repair:
                 self._lost(reason)
                 return
-            self._since, self._seen = now, (self._seen[0], now)  # its hosts may install again
-        spoke = self._seen[1] > self._since
-        if now - self._seen[1] > (patience.silence if spoke else patience.first_word):
-            self._lost("nothing is heard of its hosts")
-        if state["step"] > entry["step"] and self._book["failures"]:
-            self._book["failures"] = 0
-            self._write()
+            self._since = now  # its hosts may install again
+            watch.start()
+        if state["step"] > entry["step"] and self._facts["failures"] + self._facts["bad_slices"]:
+            self._facts |= {"failures": 0, "bad_slices": 0}
+            self._book.write()
+        if watch.spoke and now - watch.heard > patience.silence:
+            self._lost("nothing is heard of its hosts any more")
+        elif not watch.spoke and now - watch.heard > patience.first_word:
+            told = last_words(self._bucket, entry["id"])
+            self._bad_start(state, f"its hosts do not start: {told}" if told else NO_START)
+
+    def _bad_start(self, state: dict[str, Any], reason: str) -> None:
+        """Gives up a slice whose hosts never spoke, and after several such slices the job."""
+        self._facts["bad_slices"] += 1
+        if (count := self._facts["bad_slices"]) >= self._spec.limits.failures:
+            self._give_up(state, f"{count} slices in a row did no step, the last: {reason}")
+        self._lost(reason)
 
     def _give_up(self, state: dict[str, Any], reason: str) -> None:
         """Fails the job for a reason that another slice does not cure."""
-        self._bucket.write("state.json", json.dumps(state | {"status": "failed", "error": reason}))
+        self._watch.write(state | {"status": "failed", "error": reason})
 
     def _lost(self, reason: str) -> None:
         """Gives a slice up; another one is asked for."""
-        self._book["failures"] += 1
+        self._facts["failures"] += 1
         self._pause()
         self._let_go(reason)
 
-    def _fail(self, reason: str) -> None:
-        """A request was refused for want of quota or capacity."""
-        self._say(reason)
-        if self._book["current"] is None:
-            return
-        self._book["made"][self._book["current"]]["ended"] = time.time()
-        self._book["offer"] = (self._book["offer"] + 1) % len(self._spec.offers)
-        self._book |= {"current": None, "failures": self._book["failures"] + 1}
-        self._pause()
-        self._write()
-
     def _pause(self) -> None:
-        failures = max(0, self._book["failures"] - 1)
+        failures = max(0, self._facts["failures"] - 1)
         pause = min(self._patience.poll * 2.0 ** min(failures, 20), self._patience.backoff)
         self._next = time.monotonic() + (pause if failures else 0.0)
 
     def _let_go(self, reason: str) -> None:
         """Deletes the slice; forgets it once it is gone."""
-        entry = self._book["made"][self._book["current"]]
+        entry = self._facts["made"][self._facts["current"]]
         zone = self._spec.offers[entry["offer"]].zone
         if "letting_go" not in entry:
             entry["letting_go"] = reason
             self._say(f"{entry['id']}: {reason}; deleting it")
-            self._write()
+            self._book.write()
         request = self._service.request(zone, entry["id"])
         if request.state == "GONE":
             self._forget()
@@ -257,53 +313,47 @@ class Slices:
             self._service.delete(zone, entry["id"])
 
     def _forget(self) -> None:
-        self._book["made"][self._book["current"]]["ended"] = time.time()
-        self._book["current"] = None
-        self._write()
+        self._facts["made"][self._facts["current"]]["ended"] = time.time()
+        self._facts["current"] = None
+        self._book.write()
 
     def _cured_by_another_slice(self, state: dict[str, Any]) -> bool:
         """A job that failed because its slice is bad starts again on another; at most as often as
         it may fail."""
-        if state["status"] != "failed" or not any(word in state["error"] for word in BAD_SLICE):
+        reason, current = bad_slice(self._bucket, state), self._book.current
+        if not reason:
             return False
-        if self._book["bad_slices"] >= self._spec.limits.failures:
+        if current is not None and "letting_go" in current:
+            return "a bad slice" in current["letting_go"]
+        if self._facts["bad_slices"] >= self._spec.limits.failures:
             return False
-        self._book["bad_slices"] += 1
-        self._bucket.write("state.json", json.dumps(state | {"status": "starting", "failures": 0}))
-        if self._book["current"] is not None:
-            self._lost(f"a bad slice: {state['error']}")
+        self._facts["bad_slices"] += 1
+        self._watch.write(state | {"status": "starting", "failures": 0})
+        if current is not None:
+            self._lost(f"a bad slice: {reason}")
         return True
 
-    def _must_end(self, state: dict[str, Any]) -> bool:
+    def _must_end(self) -> bool:
         """True once a stop or a spent budget has had its time to save."""
         asked = self._bucket.entry("stop") is not None
-        if not asked and (spent := self._spent()):
-            self._say(f"{spent}; the job saves and ends")
-            self._bucket.write("stop", spent)
+        used = usage(self._spec, self._facts)
+        if not asked and (reached := spent(self._service.cloud, used)):
+            self._say(f"{reached}; the job saves and ends")
+            self._bucket.write("stop", reached)
             asked = True
         if not asked:
             return False
         now = time.monotonic()
         self._stop_since = self._stop_since or now
-        current = self._book["current"]
-        serving = current is not None and "active" in self._book["made"][current]
+        current = self._book.current
+        serving = current is not None and "active" in current
         return not serving or now - self._stop_since > self._patience.stop
-
-    def _spent(self) -> str:
-        """Which limit is reached; empty if none is."""
-        cloud = self._service.cloud
-        used = usage(self._spec, self._book)
-        for name, word in (("hours", "h"), ("chip_hours", "chip-hours"), ("cost", "USD")):
-            limit = getattr(cloud, f"max_{name}")
-            if limit and used[name] >= limit:
-                return f"the limit of {limit:g} {word} is reached"
-        return ""
 
     def _close_job(self, state: dict[str, Any]) -> dict[str, Any]:
         there = self._bucket.read("stop")
         reason = there[0].decode() if there else ""
         state |= {"status": "stopped", "error": reason or "stopped as asked"}
-        self._bucket.write("state.json", json.dumps(state))
+        self._watch.write(state)
         return state
 
     def _show(self, text: str) -> None:
@@ -314,47 +364,7 @@ class Slices:
 
     def _say(self, text: str) -> None:
         self._tell(text)
-        self._book["events"] = [*self._book["events"], [time.time(), text]][-1000:]
-
-    def _write(self) -> None:
-        self._bucket.write(MADE, json.dumps(self._book))
-
-
-_EMPTY_BOOK: dict[str, Any] = {
-    "made": [],
-    "current": None,
-    "offer": 0,
-    "failures": 0,
-    "bad_slices": 0,
-    "code": "",
-    "events": [],
-}
-
-
-def begin(spec: Spec, code: str, run_file: str) -> None:
-    """Writes a job into its bucket. Raises UserError if the name is taken there."""
-    bucket = Bucket(spec.url)
-    if bucket.read("job.json") is not None:
-        raise UserError(
-            f"--name: there is a job {spec.url} already; choose another name, or take it up: "
-            f"lmwright jobs follow {spec.url}"
-        )
-    bucket.write("run.toml", run_file)
-    bucket.write(MADE, json.dumps(_EMPTY_BOOK | {"code": code}))
-    bucket.write("job.json", dump_spec(spec))
-
-
-def usage(spec: Spec, book: dict[str, Any]) -> dict[str, float]:
-    """Hours with slices, chip-hours and USD (list price) of a job until now."""
-    hours = chip_hours = cost = 0.0
-    for entry in book["made"]:
-        if "active" in entry:
-            offer = spec.offers[entry["offer"]]
-            lasted = (entry.get("ended", time.time()) - entry["active"]) / 3600
-            hours += lasted
-            chip_hours += lasted * offer.num_chips
-            cost += lasted * offer.num_chips * offer.price
-    return {"hours": hours, "chip_hours": chip_hours, "cost": cost}
+        self._book.note(text)
 
 
 def service_of(spec: Spec) -> Service:

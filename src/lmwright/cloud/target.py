@@ -107,16 +107,12 @@ def cloud_of(settings: Settings) -> Cloud:
             f"--project: missing; name the Google Cloud project, here or in {settings_path()}"
         )
     capacity = "reserved" if settings.reservation else settings.capacity
-    reservation = settings.reservation
-    if reservation and "/" not in reservation:
-        zone = settings.zone.partition(",")[0]
-        reservation = f"projects/{project}/locations/{zone}/reservations/{reservation}"
     parse_pairs(settings.secrets)
     same = {name: getattr(settings, name) for name in SAME}
     return Cloud(
         project=project,
         capacity=capacity,
-        reservation=reservation,
+        reservation=settings.reservation,
         external_ips=not settings.internal_ips,
         **same,
     )

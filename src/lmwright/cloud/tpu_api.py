@@ -10,13 +10,14 @@ gcloud's own variables lead to another endpoint:
 """
 
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from lmwright.cloud.service import Node, Request, Scarce
+from lmwright.cloud.service import Away, Node, Request, Scarce
 from lmwright.cloud.spec import Cloud, Offer
 from lmwright.cloud.stage import STARTUP
 from lmwright.errors import UserError, install
@@ -26,33 +27,37 @@ NO_CREDENTIALS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LABEL = "lmwright-job"
 TIMEOUT_S = 60.0
+RATE = re.compile(r"per (second|minute|hour)|[Rr]ate limit|RATE_LIMIT", re.ASCII)
+BUSY = ("FAILED_PRECONDITION", "ABORTED", "ALREADY_EXISTS")
 
 
 class Tpus:
-    """The TPU service of a project. Every method raises UserError where it refuses, and Scarce
-    where it has too little."""
+    """The TPU service of a project. Every method raises UserError where it refuses, and Away where
+    it does not answer; `create` raises Scarce where there is no quota or no capacity."""
 
     def __init__(self, cloud: Cloud):
         self.cloud = cloud
-        self._client = _client()
+        self._client = _client(cloud.project)
 
     def create(self, id: str, job: str, offer: Offer, metadata: dict[str, str]) -> None:
         """Asks for slices; done already if the request is there."""
-        metadata = {"startup-script": STARTUP.read_text()} | metadata
-        from google.api_core.exceptions import AlreadyExists
+        from google.api_core.exceptions import Conflict
         from google.cloud import tpu_v2
 
+        metadata = {"startup-script": STARTUP.read_text()} | metadata
+        once = metadata.get("lmwright-request") or f"{self._parent(offer.zone)}/{id}"
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=self._parent(offer.zone),
             queued_resource_id=id,
             queued_resource=queued_resource(self.cloud, id, job, offer, metadata),
-            request_id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self._parent(offer.zone)}/{id}")),
+            request_id=str(uuid.uuid5(uuid.NAMESPACE_URL, once)),
         )
-        with self._told(f"a slice {offer.name} in {offer.zone}"):
+        with self._told(f"a slice {offer.name} in {offer.zone}", making=True):
             try:
                 self._client.create_queued_resource(request, timeout=TIMEOUT_S)
-            except AlreadyExists:
-                return
+            except Conflict as error:
+                if _status(error) != "ALREADY_EXISTS":
+                    raise
 
     def request(self, zone: str, id: str) -> Request:
         """How a request stands."""
@@ -90,8 +95,9 @@ class Tpus:
         return nodes
 
     def delete(self, zone: str, id: str) -> None:
-        """Deletes a request and its slices."""
-        from google.api_core.exceptions import FailedPrecondition, NotFound
+        """Deletes a request and its slices. One that is changing just now may have to be told
+        again."""
+        from google.api_core.exceptions import BadRequest, Conflict, NotFound
         from google.cloud import tpu_v2
 
         name = f"{self._parent(zone)}/queuedResources/{id}"
@@ -99,8 +105,11 @@ class Tpus:
         with self._told(f"request {id} in {zone}"):
             try:
                 self._client.delete_queued_resource(request, timeout=TIMEOUT_S)
-            except (NotFound, FailedPrecondition):
-                return  # gone, or going already
+            except NotFound:
+                return
+            except (BadRequest, Conflict) as error:
+                if _status(error) not in BUSY:
+                    raise
 
     def accelerator_types(self, zone: str) -> set[str]:
         """Slices that a zone has."""
@@ -120,16 +129,27 @@ class Tpus:
         return f"projects/{self.cloud.project}/locations/{zone}"
 
     @contextmanager
-    def _told(self, thing: str) -> Iterator[None]:
+    def _told(self, thing: str, *, making: bool = False) -> Iterator[None]:
         """Turns the client's exceptions into sentences."""
         from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
+        from google.auth.exceptions import GoogleAuthError, TransportError
+        from requests.exceptions import RequestException
 
         project = self.cloud.project
         try:
             yield
         except exceptions.TooManyRequests as error:
-            raise Scarce(f"{thing}: {_reason(error)}") from error
+            reason = _reason(error)
+            if making and not RATE.search(reason):
+                raise Scarce(f"{thing}: {reason}") from error
+            raise Away(f"{thing}: the service wants fewer requests ({reason})") from error
+        except (exceptions.ServerError, exceptions.Conflict) as error:
+            raise Away(f"{thing}: the service cannot answer now ({_reason(error)})") from error
+        except (exceptions.RetryError, RequestException, TransportError) as error:
+            kind = type(error).__name__
+            raise Away(
+                f"{thing}: the service is not reached ({kind}); check the network"
+            ) from error
         except (exceptions.Forbidden, exceptions.Unauthorized) as error:
             raise UserError(
                 f"{thing}: project {project} refuses it ({_reason(error)}); the account needs the "
@@ -139,10 +159,21 @@ class Tpus:
             raise UserError(f"{thing}: the service refuses it: {_reason(error)}") from error
         except exceptions.NotFound as error:
             raise UserError(f"{thing}: {_reason(error)}; check --project and --zone") from error
+        except exceptions.GoogleAPICallError as error:  # 408 and the like
+            raise Away(f"{thing}: the service cannot answer now ({_reason(error)})") from error
         except GoogleAuthError as error:
             raise UserError(
                 f"{thing}: no valid credentials; run: gcloud auth application-default login"
             ) from error
+
+
+def _status(error: Any) -> str:
+    """The service's word for a refusal, as in FAILED_PRECONDITION: over REST the client has one
+    exception for several of them."""
+    try:
+        return error.response.json()["error"]["status"]
+    except (AttributeError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _reason(error: Any) -> str:
@@ -178,8 +209,6 @@ def queued_resource(cloud: Cloud, id: str, job: str, offer: Offer, metadata: dic
         node.accelerator_config = tpu_v2.AcceleratorConfig(type_=kind, topology=offer.topology)
     else:
         node.accelerator_type = offer.accelerator_type
-    if cloud.capacity == "reserved":
-        node.scheduling_config = tpu_v2.SchedulingConfig(reserved=True)
     spec: dict[str, Any] = {
         "parent": f"projects/{cloud.project}/locations/{offer.zone}",
         "node": node,
@@ -191,10 +220,12 @@ def queued_resource(cloud: Cloud, id: str, job: str, offer: Offer, metadata: dic
     resource = tpu_v2.QueuedResource(tpu={"node_spec": [spec]})
     if cloud.capacity == "spot":
         resource.spot = tpu_v2.QueuedResource.Spot()
-    elif cloud.capacity in ("guaranteed", "reserved"):
+    elif cloud.capacity == "guaranteed":
         resource.guaranteed = tpu_v2.QueuedResource.Guaranteed()
-    if cloud.reservation:
-        resource.reservation_name = cloud.reservation
+    elif cloud.capacity == "reserved":  # "-" stands for any reservation of the project there
+        name = cloud.reservation or "-"
+        parent = f"projects/{cloud.project}/locations/{offer.zone}/reservations"
+        resource.reservation_name = name if "/" in name else f"{parent}/{name}"
     if cloud.valid_hours:
         wait = duration_pb2.Duration(seconds=int(cloud.valid_hours * 3600))
         resource.queueing_policy = {"valid_until_duration": wait}
@@ -205,11 +236,13 @@ def _request(resource: Any) -> Request:
     state = resource.state
     message = state.failed_data.error.message if "failed_data" in state else ""
     specs = resource.tpu.node_spec
-    job = specs[0].node.labels.get(LABEL, "") if specs else ""
-    return Request(resource.name.rpartition("/")[2], state.state.name, message, job)
+    node = specs[0].node if specs else None
+    job = node.labels.get(LABEL, "") if node else ""
+    url = node.metadata.get("lmwright-job", "") if node else ""
+    return Request(resource.name.rpartition("/")[2], state.state.name, message, job, url)
 
 
-def _client() -> Any:
+def _client(project: str) -> Any:
     """Google's client; raises UserError where it is not installed or has no credentials."""
     try:
         from google.auth.credentials import AnonymousCredentials
@@ -224,12 +257,26 @@ def _client() -> Any:
     if endpoint := os.environ.get(ENDPOINT):
         place = urlsplit(endpoint)
         options = {"host": place.netloc, "url_scheme": place.scheme}
-    if os.environ.get(NO_CREDENTIALS, "").lower() in ("1", "true"):
-        options["credentials"] = AnonymousCredentials()
     try:
+        if os.environ.get(NO_CREDENTIALS, "").lower() in ("1", "true"):
+            options["credentials"] = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        else:
+            options["credentials"] = credentials_for(project)
         return TpuClient(transport=TpuRestTransport(**options))
     except DefaultCredentialsError:
         raise UserError(
             "--on: there are no Google Cloud credentials here; run: "
             "gcloud auth application-default login"
         ) from None
+
+
+def credentials_for(project: str) -> Any:
+    """This machine's credentials. A person's are charged to `project`: those of `gcloud auth
+    application-default login` name no project of their own, and are refused without one."""
+    import google.auth
+    from google.oauth2.credentials import Credentials
+
+    found, _ = google.auth.default(scopes=[SCOPE])
+    if isinstance(found, Credentials) and not found.quota_project_id:
+        return found.with_quota_project(project)  # type: ignore[no-untyped-call]
+    return found
