@@ -1,5 +1,6 @@
 """Slices are asked for, watched, deleted and asked for again, through Google's client."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -152,6 +153,21 @@ def test_a_supervisor_killed_anywhere_leaves_no_orphan(spec, tpu, monkeypatch, m
     second.slices.run()
     assert tpu.resources == {}
     second.slices.close()
+
+
+def test_hosts_of_a_slice_that_is_repaired_may_be_silent(played, tpu, monkeypatch):
+    patience = replace(QUICK, first_word=0.2, silence=0.05, repair=5.0)
+    monkeypatch.setattr(played.slices, "_patience", patience)
+    played.until(tpu.active)
+    node = tpu.nodes["us-central2-b", played.first][played.first]
+    node["state"] = "REPAIRING"
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        played.slices.step()
+    assert list(tpu.resources) == [("us-central2-b", played.first)]
+    node["state"] = "READY"
+    second = [("us-central2-b", played.second)]
+    played.until(lambda: list(tpu.resources) == second, speak=False)
 
 
 def test_one_supervisor_at_a_time(played, spec):

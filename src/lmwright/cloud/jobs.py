@@ -2,8 +2,10 @@
 
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from lmwright.cloud import local, remote
 from lmwright.cloud.kaggle import job as kaggle
 from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
 from lmwright.cloud.ssh import job as by_ssh
+from lmwright.cloud.tell import Teller, last_words
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
 from lmwright.storage.bucket import is_bucket
 
 POLL_S = 0.5
+LIST_S = 10.0
 EXIT_JOB_FAILED = 1
 
 
@@ -51,11 +55,14 @@ def follow(spec: Spec) -> int:
     """Supervises a job and prints what happens until it is over. Ctrl-C leaves it running."""
     events = _Tail(spec.folder / "events.log")
     output = _Tail(spec.folder / "logs" / "host-0.log")
+    tell = Teller()
+    goes_on = f"`lmwright jobs follow {spec.name}` takes job {spec.name} up again"
     try:
-        while read_state(spec)["status"] not in OVER:
-            _supervise(spec)
-            _print(output, events)
-            time.sleep(POLL_S)
+        with last_words(tell, goes_on):
+            while read_state(spec)["status"] not in OVER:
+                _supervise(spec)
+                _print(output, events, tell)
+                time.sleep(POLL_S)
     except KeyboardInterrupt:
         print(
             f"\njob {spec.name} goes on without being watched over; "
@@ -64,8 +71,9 @@ def follow(spec: Spec) -> int:
         )
         return EXIT_INTERRUPTED
     time.sleep(POLL_S)
-    _print(output, events)
+    _print(output, events, tell)
     state = read_state(spec)
+    tell.pass_on(f"job {spec.name}: {state['status']} at step {state['step']} {state['error']}")
     if state["status"] == "failed":
         print(
             f"lmwright: error: job {spec.name} failed: {visible(state['error'])}", file=sys.stderr
@@ -74,18 +82,19 @@ def follow(spec: Spec) -> int:
     return 0
 
 
-def _print(output: "_Tail", events: "_Tail") -> None:
+def _print(output: "_Tail", events: "_Tail", tell: Teller) -> None:
     for line in output.lines():
         print(line)
     for line in events.lines():
         print(f"supervisor: {line}", file=sys.stderr)
+        tell.pass_on(f"job {events.job}: {line}")
 
 
 class _Tail:
     """The new lines of a file that grows."""
 
     def __init__(self, path: Path):
-        self._path, self._at = path, 0
+        self._path, self._at, self.job = path, 0, path.parent.name
 
     def lines(self) -> list[str]:
         try:
@@ -102,12 +111,33 @@ class _Tail:
 
 def list_command() -> None:
     """Prints a line for each job."""
-    for name in job_names():
-        spec = load_spec(name)
-        state = remote.state_of(spec) if spec.url else read_state(spec)
+    specs = [load_spec(name) for name in job_names()]
+    far = _states([spec for spec in specs if spec.url])
+    for spec in specs:
+        state = far[spec.name] if spec.url else read_state(spec)
+        if state is None:
+            print(f"{spec.name:<24} unknown   {spec.url} is not reached")
+            continue
         step = f"step {state['step']}, saved {state['saved']}"
         where = f"attempt {state['attempt']:<3} {step:<28} {spec.dir or '-'}"
-        print(f"{name:<24} {state['status']:<9} {where}")
+        print(f"{spec.name:<24} {state['status']:<9} {where}")
+
+
+def _states(specs: Sequence[Spec]) -> dict[str, dict[str, Any] | None]:
+    """States of jobs in buckets, all asked at once; None where there is no answer in a while."""
+    states: dict[str, dict[str, Any] | None] = {spec.name: None for spec in specs}
+
+    def ask(spec: Spec) -> None:
+        with suppress(UserError):
+            states[spec.name] = remote.state_of(spec)
+
+    threads = [threading.Thread(target=ask, args=(spec,), daemon=True) for spec in specs]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + LIST_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(states)
 
 
 def show_command(name: str) -> None:
@@ -220,24 +250,22 @@ def forget_command(name: str, *, kill: bool = False) -> None:
     """Removes what is kept of a job, never its run directory. Raises UserError while it runs."""
     spec = find(name)
     state: dict[str, Any] = remote.state_of(spec) if spec.url else read_state(spec)
-    if state["status"] not in OVER:
-        if not kill:
-            raise UserError(
-                f"job {name} is {state['status']}; stop it first: `lmwright jobs stop {name}`"
-            )
-        if spec.url:
-            remote.end(spec)
-        elif not by_ssh.is_ssh(spec):
-            write_state(spec, state | {"status": "stopped", "error": "killed"})
-            local.end_agents(spec)
-            time.sleep(POLL_S)
+    running = state["status"] not in OVER and not (spec.url and not remote.is_written(spec))
+    if running and not kill:
+        raise UserError(
+            f"job {name} is {state['status']}; stop it first: `lmwright jobs stop {name}`"
+        )
     if spec.url:
-        remote.forget(spec)
+        remote.forget(spec, kill=running)
+    elif running and not by_ssh.is_ssh(spec):
+        write_state(spec, state | {"status": "stopped", "error": "killed"})
+        local.end_agents(spec)
+        time.sleep(POLL_S)
     if kaggle.is_kaggle(spec):
         print("\n".join(kaggle.what_stays(spec)))
     if by_ssh.is_ssh(spec):
         by_ssh.forget(spec, kill=kill)
-    if spec.folder.exists():  # it may be that of the hosts, too
+    if spec.folder.exists() and (not spec.url or remote.is_here(spec)):  # or that of the hosts
         shutil.rmtree(spec.folder)
     stays = f"; its run directory {spec.dir} stays" if spec.dir else ""
     print(f"job {name} is forgotten{stays}")

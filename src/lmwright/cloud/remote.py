@@ -4,20 +4,21 @@ bucket."""
 import contextlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from lmwright.cloud.roles import warn_of_roles
-from lmwright.cloud.service import Scarce
-from lmwright.cloud.slices import MADE, Patience, Slices, begin, service_of, usage
-from lmwright.cloud.spec import OVER, START, Cloud, Spec, parse_spec, save_spec
+from lmwright.cloud.book import Book, begin, label_of, read_book, usage
+from lmwright.cloud.checks import check as check
+from lmwright.cloud.checks import describe as describe
+from lmwright.cloud.slices import GOING, Patience, Slices, service_of
+from lmwright.cloud.spec import OVER, START, Spec, load_spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
-from lmwright.cloud.steps import kept_steps, send_steps
-from lmwright.cloud.target import settings_path, settings_with
-from lmwright.cloud.tpu_api import Tpus, queued_resource
+from lmwright.cloud.steps import send_steps
+from lmwright.cloud.tell import Teller, last_words
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
@@ -30,88 +31,33 @@ from lmwright.storage.mirror import fetched
 
 EXIT_JOB_FAILED = 1
 POLL_S = 5.0
-NOTIFY_S = 30.0
-NEEDED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
-NEEDED += ("storage.objects.delete",)
-
-
-def check(spec: Spec) -> list[str]:
-    """Asks the services whether the job can run there; returns notes. Raises UserError."""
-    assert spec.cloud is not None
-    bucket = Bucket(spec.url)
-    if missing := bucket.missing_permissions(NEEDED):
-        raise UserError(
-            f"{spec.url}: this account may not {', '.join(missing)}; give it the role "
-            "roles/storage.objectAdmin on the bucket"
-        )
-    region = bucket.region().lower()
-    if spec.cloud.gke is not None:
-        from lmwright.cloud.gke.check import check_cluster
-
-        return check_cluster(spec, region)
-    return _check_zones(spec, spec.cloud, region)
-
-
-def _check_zones(spec: Spec, cloud: Cloud, region: str) -> list[str]:
-    tpus, notes = Tpus(cloud), []
-    for offer in spec.offers:
-        types = tpus.accelerator_types(offer.zone)
-        if not offer.topology and offer.accelerator_type not in types:
-            near = ", ".join(sorted(types)[:8]) or "none"
-            raise UserError(f"--zone: {offer.zone} has no {offer.accelerator_type}; it has: {near}")
-        if (runtimes := tpus.runtimes(offer.zone)) and offer.runtime not in runtimes:
-            raise UserError(
-                f"--on: {offer.zone} has no runtime version {offer.runtime}, which {offer.name} "
-                "needs; choose another zone"
-            )
-        if region and not offer.zone.startswith(region) and region not in ("us", "eu", "asia"):
-            notes.append(
-                f"the bucket is in {region} and {offer.name} in {offer.zone}: what is read and "
-                "saved crosses regions, which costs from 0.02 USD for each GB"
-            )
-    notes.append(f"the quota of project {cloud.project} for these chips is not told by the "
-                 "service; a request beyond it is refused")  # fmt: skip
-    return notes + warn_of_roles(cloud)
-
-
-def describe(spec: Spec, code: str, run: Run | None) -> list[str]:
-    """Every request and file that launching would make."""
-    assert spec.cloud is not None
-    if spec.cloud.gke is not None:
-        from lmwright.cloud.gke.describe import describe_calls
-
-        return [f"# {line}" for line in _files(spec, code, run)] + describe_calls(spec, code)
-    lines = _files(spec, code, run)
-    for number, offer in enumerate(spec.offers, 1):
-        parent = f"projects/{spec.cloud.project}/locations/{offer.zone}"
-        metadata = {"lmwright-job": spec.url, "startup-script": "..."}
-        described = queued_resource(spec.cloud, f"{spec.name}-{number}", spec.name, offer, metadata)
-        shown = type(described).to_json(described, indent=None)
-        word = "would call" if number == 1 else "or else"
-        lines.append(f"{word} POST {parent}/queuedResources?queuedResourceId={spec.name}-{number}")
-        lines.append(f"  {redact_text(' '.join(shown.split()))}")
-    return lines
-
-
-def _files(spec: Spec, code: str, run: Run | None) -> list[str]:
-    """Every file that launching would write."""
-    lines = [f"would write {spec.url}/job.json, run.toml and {MADE}"]
-    lines.append(f"would put Python, all packages and this lmwright into {code}")
-    steps = [path.name for path in (kept_steps(run.name) if run else ())]
-    return lines + [f"would write {spec.url}/steps/{name}, compiled by plan" for name in steps]
+DELETE_S, DELETE_POLL_S = 120.0, 1.0
 
 
 def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
     """Stages, writes the job into its bucket and supervises it."""
     for note in check(spec):
         print(f"note: {note}")
-    print("staging Python, packages and this lmwright in the bucket")
-    begin(spec, stage(code_root), dump_toml(run) if run else "")
-    if run is not None:
-        send_steps(run.name, Bucket(spec.url))
-    save_spec(spec)
+    save_spec(spec)  # first, since its name may be taken
+    try:
+        print("staging Python, packages and this lmwright in the bucket")
+        begin(spec, stage(code_root), dump_toml(run) if run else "")
+        if run is not None:
+            send_steps(run.name, Bucket(spec.url))
+    except BaseException:
+        if not is_written(spec):
+            shutil.rmtree(spec.folder)
+        raise
     print(f"job {spec.name}: {spec.url}; run directory {spec.dir or 'none'}")
     return start(spec, detach=detach)
+
+
+def is_written(spec: Spec) -> bool:
+    """True for a job that this launch has written into its bucket."""
+    with contextlib.suppress(UserError, ValueError, TypeError, KeyError):
+        there = Bucket(spec.url).read("job.json")
+        return there is not None and parse_spec(there[0]).token == spec.token
+    return False
 
 
 def start(spec: Spec, *, detach: bool = False) -> int:
@@ -120,7 +66,7 @@ def start(spec: Spec, *, detach: bool = False) -> int:
         return follow(spec)
     with open(spec.folder / "supervisor.log", "ab") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "lmwright", "jobs", "follow", spec.name],
+            [sys.executable, "-m", "lmwright", "jobs", "follow", spec.url],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -133,9 +79,18 @@ def start(spec: Spec, *, detach: bool = False) -> int:
 def follow(spec: Spec, patience: Patience | None = None) -> int:
     """Supervises a job until it is over. Ctrl-C leaves it running, but nobody then replaces its
     slice."""
-    slices = Slices(spec, _tell, patience)
+    if Bucket(spec.url).read("job.json") is None:
+        raise UserError(
+            f"{spec.url}: its launch was interrupted before the job was written, and nothing was "
+            f"asked for; `lmwright jobs forget {spec.name}`, and launch it again"
+        )
+    tell = Teller()
+    slices = Slices(spec, tell, patience)
+    goes_on = f"`lmwright jobs follow {spec.name}` takes job {spec.name} up again; until then "
+    goes_on += "nobody replaces or deletes its slice"
     try:
-        state = slices.run()
+        with last_words(tell, goes_on):
+            state = slices.run()
     except KeyboardInterrupt:
         print(
             f"\njob {spec.name} goes on, but nobody replaces its slice; `lmwright jobs follow "
@@ -145,40 +100,19 @@ def follow(spec: Spec, patience: Patience | None = None) -> int:
     finally:
         slices.close()
     if state["status"] == "failed":
-        text = f"lmwright: error: job {spec.name} failed: {visible(state['error'])}"
-        print(text, file=sys.stderr)
+        text = f"job {spec.name} failed: {visible(state['error'])}"
+        tell.pass_on(text)
+        print(f"lmwright: error: {text}", file=sys.stderr)
         return EXIT_JOB_FAILED
-    print(f"job {spec.name}: {state['status']} at step {state['step']}; no slice is left")
+    tell(f"job {spec.name}: {state['status']} at step {state['step']}; no slice is left")
     return 0
-
-
-def _tell(text: str) -> None:
-    line = visible(redact_text(text))
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-    if command := settings_with().notify:
-        notify(command, line)
-
-
-def notify(command: str, line: str) -> None:
-    """Gives a line to the user's command. That it fails is told, and changes nothing."""
-    try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", command], input=line + "\n", text=True, timeout=NOTIFY_S,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        reason = f"exit code {done.returncode}" if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = type(error).__name__
-    if reason:
-        print(f"notify: the command of {settings_path()} failed ({reason})", flush=True)
 
 
 def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
     """Opens a shell on a host by gcloud or kubectl, or runs a command there; returns its exit
     code."""
     assert spec.cloud is not None
-    there = Bucket(spec.url).read(MADE)
-    book = json.loads(there[0]) if there else {"current": None}
+    book = read_book(Bucket(spec.url))
     if book["current"] is None:
         raise UserError(f"job {spec.name} has no slice now")
     entry = book["made"][book["current"]]
@@ -201,7 +135,8 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
 
 
 def adopt(url: str) -> Spec:
-    """Makes a job of another machine known to this one, by its URL."""
+    """Makes a job of another machine known to this one, by its URL. Where its name is another
+    job's here, it is known by its URL only."""
     there = Bucket(url).read("job.json")
     if there is None:
         raise UserError(f"{url}: there is no job in this folder")
@@ -214,6 +149,13 @@ def adopt(url: str) -> Spec:
     return spec
 
 
+def is_here(spec: Spec) -> bool:
+    """True if the folder of the job's name on this machine is the job's."""
+    with contextlib.suppress(UserError):
+        return load_spec(spec.name).token == spec.token
+    return False
+
+
 def state_of(spec: Spec) -> dict[str, Any]:
     """The state of a job in a bucket."""
     there = Bucket(spec.url).read("state.json")
@@ -223,8 +165,7 @@ def state_of(spec: Spec) -> dict[str, Any]:
 def show(spec: Spec) -> None:
     """Prints what is known of a job."""
     bucket, state = Bucket(spec.url), state_of(spec)
-    there = bucket.read(MADE)
-    book = json.loads(there[0]) if there else {"made": [], "current": None, "events": []}
+    book = read_book(bucket)
     used = usage(spec, book)
     print(f"job {spec.name}: {state['status']}")
     print(f"  run directory  {spec.dir}")
@@ -260,6 +201,8 @@ def show_goodput(spec: Spec) -> None:
 
 def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
     """Prints the output of a host's ranks, as it was carried to the bucket last."""
+    if not 0 <= host < (most := max(offer.hosts for offer in spec.offers)):
+        raise UserError(f"--host: {host} is none of 0 to {most - 1}")
     bucket, shown = Bucket(spec.url), 0
     while True:
         over = state_of(spec)["status"] in OVER
@@ -293,23 +236,43 @@ def restart(spec: Spec) -> None:
     bucket, state = Bucket(spec.url), state_of(spec)
     if state["status"] not in OVER:
         raise UserError(f"job {spec.name} is {state['status']} already")
+    book = Book(bucket)
+    book.facts |= {"failures": 0, "bad_slices": 0}
+    book.write()
     bucket.remove("stop")
     fresh = {"status": "starting", "failures": 0, "error": ""}
     bucket.write("state.json", json.dumps(state | fresh))
 
 
-def end(spec: Spec) -> None:
-    """Deletes every slice of a job at once, without saving."""
-    service = service_of(spec)
-    for zone in {offer.zone for offer in spec.offers}:
-        with contextlib.suppress(Scarce):
-            for request in service.requests(zone):
-                if request.job == spec.name:
-                    service.delete(zone, request.id)
+def end(spec: Spec, wait_s: float = DELETE_S) -> None:
+    """Deletes every slice of a job at once, without saving. Raises UserError where one stays."""
+    service, until = service_of(spec), time.monotonic() + wait_s
+    while True:
+        left = [
+            (zone, request)
+            for zone in dict.fromkeys(offer.zone for offer in spec.offers)
+            for request in service.requests(zone)
+            if request.job == label_of(spec) and request.state not in GOING
+        ]
+        if not left:
+            return
+        if time.monotonic() > until:
+            names = ", ".join(f"{request.id} in {zone}" for zone, request in left)
+            raise UserError(
+                f"job {spec.name}: {names} cannot be deleted now; try again in a few minutes"
+            )
+        for zone, request in left:
+            print(f"deleting {request.id} in {zone}")
+            service.delete(zone, request.id)
+        time.sleep(DELETE_POLL_S)
 
 
-def forget(spec: Spec) -> None:
-    """Removes a job's folder in the bucket."""
+def forget(spec: Spec, *, kill: bool) -> None:
+    """Removes a job's folder in the bucket, once it has no slice; with `kill`, one that runs."""
     bucket = Bucket(spec.url)
+    if kill:
+        killed = {"status": "stopped", "error": "killed"}
+        bucket.write("state.json", json.dumps(state_of(spec) | killed))
+    end(spec)
     for name in bucket.entries():
         bucket.remove(name)
