@@ -20,13 +20,9 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 from lmwright.cli.main import main
 from lmwright.cloud import remote, roles, stage, vault
 from lmwright.cloud.local import free_port, variables
-from lmwright.cloud.remote import notify
 from lmwright.cloud.slices import Patience, Slices, begin
 from lmwright.cloud.spec import Cloud, Limits, Offer, Spec
-from lmwright.cloud.target import settings_path, settings_with
 from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS
-from lmwright.config.load import dump_toml
-from lmwright.config.run import Checkpoint
 from lmwright.storage.bucket import Bucket
 from tests.cloud.fake_tpu import TOKEN, FakeTpu
 from tests.storage.test_runs import losses
@@ -61,21 +57,6 @@ def host_python(tmp_path, monkeypatch):
     (tmp_path / "hosts.lock").write_text("")
     monkeypatch.setattr(stage, "LOCK", tmp_path / "hosts.lock")
     monkeypatch.setattr(stage, "download_wheels", lambda folder: None)
-
-
-@pytest.fixture
-def run(small_run, url, tmp_path):
-    """A run in the bucket, with its data there."""
-    assert main(["data", "push", small_run.data.dir, f"{url}/data"]) == 0
-    run = replace(
-        small_run,
-        dir=f"{url}/run",
-        data=replace(small_run.data, dir=f"{url}/data"),
-        train=replace(small_run.train, global_batch_size=16, num_microbatches=1),
-        checkpoint=Checkpoint(save_every_steps=3),
-    )
-    (tmp_path / "run.toml").write_text(dump_toml(run))
-    return run
 
 
 def launched(tmp_path, *words):
@@ -236,57 +217,6 @@ def test_a_slice_that_nobody_supervises_deletes_itself(url, tpu, host_python, tm
     assert remote.state_of(spec)["status"] == "done"
 
 
-def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys):
-    assert launched(tmp_path, "--spot", "--dry-run") == 0
-    out = capsys.readouterr().out
-    assert f"POST projects/p/locations/{ZONE}/queuedResources" in out
-    assert '"acceleratorType": "v4-16"' in out.replace('":"', '": "')
-    assert "FITS" in out  # the plan
-    assert tpu.calls == []
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--zone", "us-east5-a", "--on", "v4-32"], "us-east5-a has no v4-32; it has: v4-16"),
-        (["--zone", "nowhere"], "'nowhere' is no zone"),
-        (["--on", "7x-16"], "on Kubernetes only"),
-        (["--on", "v4-17"], "v4 has no slice of 17"),
-        (["--name", "J_1"], "cannot name a slice"),
-        (["dir=here"], "dir: here: the hosts of a slice cannot see it"),
-    ],
-)
-def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
-    assert launched(tmp_path, *words) == 2
-    assert told in capsys.readouterr().err
-    assert not any(call[0] == "POST" for call in tpu.calls)
-
-
-def test_a_bucket_that_refuses_writes(run, tpu, proxy, tmp_path, capsys):
-    proxy.denied = {"storage.objects.create"}
-    try:
-        assert launched(tmp_path) == 2
-    finally:
-        proxy.denied = set()
-    assert "may not storage.objects.create; give it the role" in capsys.readouterr().err
-    assert not any(call[0] == "POST" for call in tpu.calls)
-
-
-def test_settings(run, tpu, tmp_path, capsys):
-    path = tmp_path / "config" / "lmwright" / "cloud.toml"
-    path.parent.mkdir(parents=True)
-    path.write_text('project = "mine"\nzone = "us-central2-b"\n')
-    words = ["launch", str(tmp_path / "run.toml"), "--on", "v4-16", "--dry-run"]
-    assert main(words) == 0
-    assert "projects/mine/locations/us-central2-b" in capsys.readouterr().out
-    path.write_text('projekt = "mine"\n')
-    assert main(words) == 2
-    assert "projekt: no such setting" in capsys.readouterr().err
-    path.unlink()
-    assert main(words) == 2
-    assert "--zone: missing" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
 @pytest.mark.slow  # gcloud takes seconds for each call
 def test_gcloud_is_answered_and_asks_the_same(tpu, tmp_path):
@@ -316,41 +246,3 @@ def test_gcloud_is_answered_and_asks_the_same(tpu, tmp_path):
         assert node[name] == other[name]
     [listed] = Tpus(Cloud(project="p")).requests(ZONE)
     assert listed.id == "y"  # x is not of lmwright
-
-
-def fake_gcloud(tmp_path, monkeypatch, script):
-    """A gcloud that writes its words down."""
-    (tmp_path / "bin").mkdir()
-    path = tmp_path / "bin" / "gcloud"
-    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n{script}\n')
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "said"
-
-
-def test_cloud_init_makes_what_is_missing_and_writes_the_settings(tmp_path, monkeypatch, capsys):
-    there = 'test "$3" != create || { echo "409: you already own it" >&2; exit 1; }'
-    said = fake_gcloud(tmp_path, monkeypatch, there)
-    words = ["cloud", "init", "--project", "p", "--zone", ZONE, "--bucket", "gs://b"]
-    assert main([*words, "--dry-run"]) == 0 and not said.exists()
-    assert main([*words, "--yes"]) == 0
-    assert "service-accounts create lmwright --project=p" in said.read_text()
-    assert settings_with().service_account == "lmwright@p.iam.gserviceaccount.com"
-    assert main([*words, "--yes"]) == 2
-    assert "is there already" in capsys.readouterr().err
-
-
-def test_cloud_init_stops_at_a_refusal(tmp_path, monkeypatch, capsys):
-    fake_gcloud(tmp_path, monkeypatch, 'echo "ERROR: you lack permission" >&2; exit 1')
-    words = ["cloud", "init", "--project", "p", "--zone", ZONE, "--bucket", "gs://b", "--yes"]
-    assert main(words) == 2
-    assert "gcloud services enable tpu.googleapis.com: ERROR: you lack" in capsys.readouterr().err
-    assert not settings_path().exists()
-
-
-def test_events_reach_the_users_command(tmp_path, capsys):
-    notify(f"cat >> {tmp_path}/told", "j-1: it is SUSPENDED; deleting it")
-    assert (tmp_path / "told").read_text() == "j-1: it is SUSPENDED; deleting it\n"
-    notify("exit 3", "x")
-    assert "failed (exit code 3)" in capsys.readouterr().out

@@ -57,6 +57,7 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.port, self.upstream, self.faults = self.server_address[1], 0, Faults()
         self.denied = set()  # permissions that the account lacks
+        self.policy = None  # of the bucket; None where the account may not see it
 
     def handle_error(self, request, client_address):
         """A client that goes away is no news."""
@@ -91,6 +92,10 @@ class Handler(BaseHTTPRequestHandler):
             granted = [name for name in asked if name not in self.server.denied]
             data = json.dumps({"permissions": granted}).encode()
             return self._send(200, [("Content-Type", "application/json")], data)
+        if self.path.endswith("/iam"):
+            code = 200 if self.server.policy is not None else 403
+            data = json.dumps(self.server.policy or {}).encode()
+            return self._send(code, [("Content-Type", "application/json")], data)
         status, headers, data = self._forward(body)
         if fault == "truncate" and self.command == "GET" and len(data) > 1:
             self._send(status, headers, data, cut=len(data) // 2)

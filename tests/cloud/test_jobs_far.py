@@ -1,0 +1,186 @@
+"""`lmwright jobs` on jobs whose state is in a bucket, and what is told of them."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
+
+from lmwright.cli.main import main
+from lmwright.cloud import jobs, remote
+from lmwright.cloud.book import begin
+from lmwright.cloud.slices import Slices
+from lmwright.cloud.spec import job_names, load_spec, save_spec, write_state
+from lmwright.cloud.target import settings_path
+from lmwright.cloud.tell import Teller, notify
+from lmwright.errors import UserError
+from lmwright.storage.bucket import Bucket
+from tests.cloud.fake_tpu import once
+from tests.cloud.played import QUICK
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(remote, "DELETE_POLL_S", 0.01)
+    monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
+
+
+@pytest.fixture
+def told(tmp_path):
+    """Lines that reach the user's command."""
+    path = tmp_path / "told"
+    settings_path().parent.mkdir(parents=True, exist_ok=True)
+    settings_path().write_text(f'notify = "cat >> {path}"\n')
+    return lambda: path.read_text() if path.exists() else ""
+
+
+def test_forgetting_a_job_that_ended_alone_deletes_its_slice(played, spec, tpu, quick):
+    played.until(tpu.active)
+    played.slices.close()
+    played.state(status="done", step=7)  # while nobody supervised
+    save_spec(spec)
+    tpu.faults = once("400", "DELETE")
+    assert main(["jobs", "forget", "j"]) == 0
+    assert tpu.resources == {} and Bucket(spec.url).entries() == {} and job_names() == []
+
+
+def test_a_job_whose_slice_stays_is_not_forgotten(played, spec, tpu, quick, monkeypatch, capsys):
+    played.until(tpu.active)
+    played.slices.close()
+    played.state(status="done")
+    save_spec(spec)
+    monkeypatch.setattr(remote, "DELETE_S", 0.1)
+    monkeypatch.setattr(remote.end, "__defaults__", (0.1,))
+    tpu.faults = once("400", "DELETE", times=1000)
+    assert main(["jobs", "forget", "j"]) == 2
+    assert "cannot be deleted now; try again" in capsys.readouterr().err
+    assert job_names() == ["j"] and "job.json" in Bucket(spec.url).entries()
+    tpu.faults = once("503", times=1000)
+    assert main(["jobs", "forget", "j"]) == 2
+    assert job_names() == ["j"]
+
+
+def test_killing_a_job_ends_its_supervisor_too(played, spec, tpu, quick):
+    played.until(tpu.active)
+    played.beat(1)
+    save_spec(spec)
+    assert main(["jobs", "forget", "j"]) == 2
+    assert main(["jobs", "forget", "j", "--kill"]) == 0
+    assert tpu.resources == {}
+    with pytest.raises(UserError, match="forgotten"):
+        for _ in range(100):
+            played.slices.step()
+    assert tpu.resources == {}
+
+
+def test_a_job_of_another_machine_whose_name_is_taken_here(spec, url, tpu, quick):
+    other = replace(spec, url=f"{url}/other/jobs/j", token="another")
+    begin(other, "c", "")
+    save_spec(spec)
+    assert remote.adopt(other.url).url == other.url
+    assert load_spec("j").url == spec.url
+    Bucket(other.url).write("state.json", json.dumps({**remote.START, "status": "done"}))
+    assert main(["jobs", "forget", other.url]) == 0
+    assert job_names() == ["j"] and Bucket(other.url).entries() == {}
+
+
+def test_jobs_list_does_not_wait_for_a_service(spec, monkeypatch, capsys):
+    for name in ("j", "k"):
+        save_spec(replace(spec, name=name))
+    monkeypatch.setattr(jobs, "LIST_S", 0.2)
+    answer = {"j": lambda: remote.START, "k": lambda: time.sleep(5)}
+    monkeypatch.setattr(remote, "state_of", lambda spec: answer[spec.name]())
+    began = time.monotonic()
+    assert not main(["jobs", "list"])
+    out = capsys.readouterr().out
+    assert time.monotonic() - began < 4
+    assert "starting" in out and f"unknown   {spec.url} is not reached" in out
+
+
+def test_hosts_that_a_job_does_not_have(spec, capsys):
+    save_spec(spec)
+    assert main(["jobs", "logs", "j", "--host", "2"]) == 2
+    assert "--host: 2 is none of 0 to 1" in capsys.readouterr().err
+
+
+def test_a_job_that_was_given_up_starts_with_clean_hands(played, spec, quick):
+    played.slices._facts |= {"bad_slices": 5, "failures": 7}
+    played.slices._book.write()
+    played.state(status="failed", error="5 slices in a row did no step")
+    remote.restart(spec)
+    assert played.book["bad_slices"] == played.book["failures"] == 0
+
+
+def test_events_reach_the_users_command(tmp_path, capsys):
+    notify(f"cat >> {tmp_path}/told", "j-1: it is SUSPENDED; deleting it")
+    assert (tmp_path / "told").read_text() == "j-1: it is SUSPENDED; deleting it\n"
+    notify("exit 3", "x")
+    assert "failed (exit code 3)" in capsys.readouterr().out
+
+
+def test_settings_that_are_wrong_for_a_while_end_nothing(tpu, told, capsys):
+    tell_ = Teller()
+    tell_("one")
+    settings_path().write_text("notify = [")
+    tell_("two")
+    tell_("three")
+    assert [line for line in told().splitlines()] == ["one", "two", "three"]
+    assert capsys.readouterr().out.count("cannot be read") == 1
+
+
+def test_what_becomes_of_a_job_is_told(spec, tpu, told, quick):
+    save_spec(spec)
+
+    def hosts():
+        while not tpu.active():
+            time.sleep(0.01)
+        bucket = Bucket(spec.url)
+        bucket.write("events.log", "attempt 1: host 1 is lost; all ranks are ended\n")
+        time.sleep(0.2)
+        bucket.write("state.json", json.dumps({**remote.START, "status": "done", "step": 7}))
+
+    thread = threading.Thread(target=hosts)
+    thread.start()
+    assert remote.follow(spec) == 0
+    thread.join()
+    assert "asking for v4-16" in told() and "host 1 is lost" in told()
+    assert "job j: done at step 7; no slice is left" in told()
+
+
+def test_the_end_of_a_supervisor_is_told(spec, tpu, told, quick, monkeypatch):
+    save_spec(spec)
+    tpu.allowed = False
+    with pytest.raises(UserError):
+        remote.follow(spec)
+    assert "the supervisor ends: the requests in us-central2-b: project p refuses it" in told()
+    assert "`lmwright jobs follow j` takes job j up again" in told()
+
+
+def test_a_supervisor_that_is_told_to_end_tells(spec, tpu, told, quick):
+    save_spec(spec)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as ended:
+        remote.follow(spec)
+    assert ended.value.code == 143
+    assert "the supervisor ends: it was told to end" in told()
+    Slices(spec, print, QUICK).close()  # the claim was given back
+
+
+def test_events_of_jobs_on_this_machine_are_told(spec, told, monkeypatch, tpu):
+    here = replace(spec, url="", cloud=None, offers=())
+    save_spec(here)
+    write_state(here, {**remote.START, "status": "running"})
+
+    def supervise(_spec):
+        (here.folder / "events.log").write_text("00:00 attempt 1: rank 0 ended with signal 9\n")
+        write_state(here, {**remote.START, "status": "failed", "error": "rank 0", "step": 3})
+
+    monkeypatch.setattr(jobs, "_supervise", supervise)
+    assert jobs.follow(here) == 1
+    assert "job j: 00:00 attempt 1: rank 0 ended with signal 9" in told()
+    assert "job j: failed at step 3 rank 0" in told()

@@ -1,0 +1,212 @@
+"""What `lmwright launch` on slices looks at before it makes anything, and what it leaves where it
+cannot go on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
+
+from lmwright.cli.main import main
+from lmwright.cloud import checks, remote, roles
+from lmwright.cloud.book import begin, id_of, label_of
+from lmwright.cloud.spec import Cloud, Spec, job_names, load_spec, save_spec
+from lmwright.cloud.tpu_api import NO_CREDENTIALS, Tpus
+from lmwright.errors import UserError
+from lmwright.storage.bucket import Bucket
+from tests.cloud import fake_tpu
+from tests.cloud.fake_tpu import MEMBER
+from tests.cloud.played import offer
+
+ZONE = "us-central2-b"
+ON_BUCKET = ("roles/storage.objectAdmin", "roles/storage.legacyBucketReader")
+
+
+def launched(tmp_path, *words):
+    options = ["--on", "v4-16", "--zone", ZONE, "--project", "p", "--name", "j", *words]
+    return main(["launch", str(tmp_path / "run.toml"), *options])
+
+
+def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys):
+    assert launched(tmp_path, "--spot", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert f"POST projects/p/locations/{ZONE}/queuedResources" in out
+    assert '"acceleratorType": "v4-16"' in out.replace('":"', '": "')
+    assert "FITS" in out  # the plan
+    assert "not checked, since no service was asked: the bucket's permissions" in out
+    assert tpu.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--zone", "us-east5-a", "--on", "v4-32"], "us-east5-a has no v4-32; it has: v4-16"),
+        (["--zone", "nowhere"], "'nowhere' is no zone"),
+        (["--on", "7x-16"], "on Kubernetes only"),
+        (["--on", "v4-17"], "v4 has no slice of 17"),
+        (["--name", "J_1"], "cannot name a slice"),
+        (["dir=here"], "dir: here: the hosts of a slice cannot see it"),
+    ],
+)
+def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
+    assert launched(tmp_path, *words) == 2
+    assert told in capsys.readouterr().err
+    assert not any(call[0] == "POST" for call in tpu.calls)
+
+
+def test_a_bucket_that_refuses_writes(run, tpu, proxy, tmp_path, capsys):
+    proxy.denied = {"storage.objects.create"}
+    try:
+        assert launched(tmp_path) == 2
+    finally:
+        proxy.denied = set()
+    assert "may not storage.objects.create; give it the roles" in capsys.readouterr().err
+    assert not any(call[0] == "POST" for call in tpu.calls)
+
+
+def test_settings(run, tpu, tmp_path, capsys):
+    path = tmp_path / "config" / "lmwright" / "cloud.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text('project = "mine"\nzone = "us-central2-b"\n')
+    words = ["launch", str(tmp_path / "run.toml"), "--on", "v4-16", "--dry-run"]
+    assert main(words) == 0
+    assert "projects/mine/locations/us-central2-b" in capsys.readouterr().out
+    path.write_text('projekt = "mine"\n')
+    assert main(words) == 2
+    assert "projekt: no such setting" in capsys.readouterr().err
+    path.unlink()
+    assert main(words) == 2
+    assert "--zone: missing" in capsys.readouterr().err
+
+
+def test_what_launch_says_without_credentials(run, tpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(NO_CREDENTIALS)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert launched(tmp_path) == 2
+    assert "run: gcloud auth application-default login" in capsys.readouterr().err
+
+
+def test_what_launch_says_of_a_wrong_project(run, tpu, tmp_path, capsys):
+    tpu.allowed = False
+    assert launched(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert "project p refuses it" in said and "roles/tpu.admin" in said
+    assert job_names() == []
+
+
+def test_what_launch_says_of_an_unknown_runtime(run, tpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fake_tpu, "RUNTIMES", ["v2-alpha-tpuv5-lite"])
+    assert launched(tmp_path) == 2
+    assert "has no runtime version tpu-ubuntu2204-base" in capsys.readouterr().err
+
+
+def test_what_launch_says_of_a_run_that_does_not_fit(run, tpu, tmp_path, capsys):
+    assert launched(tmp_path, "model.mlp_dim=80000000") == 2
+    assert "--on: the run does not fit v4-16" in capsys.readouterr().err
+    assert tpu.calls == []
+
+
+def test_what_another_region_costs_is_told(spec, tpu, monkeypatch):
+    monkeypatch.setattr(Bucket, "region", lambda _: "EUROPE-WEST4")
+    notes = " ".join(checks.check(spec))
+    assert "the bucket is in europe-west4 and v4-16 in us-central2-b" in notes
+    assert "0.02 USD for each GB" in notes
+    monkeypatch.setattr(Bucket, "region", lambda _: "US")
+    assert "crosses" not in " ".join(checks.check(spec))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_roles_of_the_hosts_on_the_bucket_are_looked_at(spec, tpu, proxy, count):
+    given = [{"role": role, "members": [MEMBER]} for role in ON_BUCKET[:count]]
+    proxy.policy = {"bindings": given}
+    try:
+        notes = roles.warn_of_roles(spec.cloud, spec.url)
+    finally:
+        proxy.policy = None
+    assert len(notes) == 2 - count
+    for note, role in zip(notes, ON_BUCKET[count:], strict=True):
+        assert f"is not seen to have {role} on the bucket" in note
+        assert f"buckets add-iam-policy-binding gs://bkt --member={MEMBER} --role={role}" in note
+
+
+def test_roles_that_may_not_be_looked_at_are_unknown(spec, tpu):
+    [note] = roles.warn_of_roles(spec.cloud, spec.url)
+    assert "it is not known whether 12-compute@developer.gserviceaccount.com may save" in note
+
+
+def test_looking_up_the_bucket_is_needed(run, tpu, proxy, tmp_path, capsys):
+    proxy.denied = {"storage.buckets.get"}
+    try:
+        assert launched(tmp_path) == 2
+    finally:
+        proxy.denied = set()
+    said = capsys.readouterr().err
+    assert "may not storage.buckets.get" in said and "roles/storage.legacyBucketReader" in said
+
+
+def job(url, name):
+    """A job of lmwright with a slice that was asked for."""
+    spec = Spec(
+        name=name, dir="", command=("true",), hosts=2, port=0, url=f"{url}/jobs/{name}",
+        cloud=Cloud(project="p"), offers=(offer(),),
+    )  # fmt: skip
+    begin(spec, "", "")
+    book = {"made": [{"id": id_of(spec, 1), "offer": 0, "asked": 0.0}], "current": 0, "offer": 0}
+    Bucket(spec.url).write("slices.json", json.dumps(book))
+    Tpus(spec.cloud).create(id_of(spec, 1), label_of(spec), offer(), {"lmwright-job": spec.url})
+    return spec, Bucket(spec.url)
+
+
+def test_slices_that_nobody_looks_after_are_named(spec, tpu, url):
+    runs, done, forgotten, unknown = (job(url, name) for name in ("runs", "done", "gone", "lost"))
+    done[1].write("state.json", json.dumps({"status": "done"}))
+    for name in forgotten[1].entries():
+        forgotten[1].remove(name)
+    unknown[1].write("slices.json", json.dumps({"made": [], "current": None}))
+    notes = [note for note in checks.check(spec) if "left over" in note]
+    assert len(notes) == 3
+    for (left, _), why, note in zip(
+        (done, forgotten, unknown), ("is done", "was forgotten", "does not know it"), notes,
+        strict=True,
+    ):  # fmt: skip
+        assert f"its job {left.url} {why}" in note
+        assert f"delete {id_of(left, 1)} --force --zone={ZONE} --project=p" in note
+    assert not any(id_of(runs[0], 1) in note for note in notes)
+
+
+def test_a_taken_name_leaves_nothing_in_the_bucket(run, tpu, spec, tmp_path, monkeypatch, capsys):
+    save_spec(replace(spec, url="gs://elsewhere/jobs/j"))
+    monkeypatch.setattr(remote, "stage", lambda root: 1 / 0)
+    assert launched(tmp_path, "--bucket", f"{run.dir}-jobs") == 2
+    assert "there is a job 'j' already" in capsys.readouterr().err
+    assert Bucket(f"{run.dir}-jobs").entries() == {}
+    assert load_spec("j").url == "gs://elsewhere/jobs/j"
+
+
+@pytest.mark.parametrize("error", [UserError("no Python"), KeyboardInterrupt()])
+def test_a_launch_that_ends_early_leaves_no_job(run, tpu, tmp_path, monkeypatch, error):
+    def stage(_root):
+        raise error
+
+    monkeypatch.setattr(remote, "stage", stage)
+    assert launched(tmp_path, "--bucket", f"{run.dir}-jobs") in (2, 130)
+    assert job_names() == [] and Bucket(f"{run.dir}-jobs").entries() == {}
+
+
+def test_a_launch_that_was_killed_before_its_job_was_written(spec, tpu, capsys):
+    lost = replace(spec, name="lost", url=f"{spec.url}-lost")
+    save_spec(lost)
+    assert main(["jobs", "follow", "lost"]) == 2
+    assert "its launch was interrupted before the job was written" in capsys.readouterr().err
+    assert main(["jobs", "forget", "lost"]) == 0
+    assert job_names() == [] and not any(call[0] == "POST" for call in tpu.calls)
+
+
+def test_launch_ends_at_once_without_quota(run, tpu, tmp_path, monkeypatch, capsys):
+    tpu.quota = dict.fromkeys(tpu.quota, False)
+    monkeypatch.setattr(remote, "stage", lambda root: f"{root}/c")
+    assert launched(tmp_path) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "Quota limit 'TPUV4CoresPerProject' is 0" in err
+    assert "lmwright jobs start j" in err
