@@ -227,7 +227,7 @@ class FakeTpu:
             self.nodes.setdefault((zone, id), {})[name] = node
         if self.home is not None and not self.no_hosts:
             self.running[zone, id] = [
-                Host(self, spec["node"]["metadata"], f"{name}-{w}", w, k, len(names))
+                Host(self, spec["node"]["metadata"], zone, f"{name}-{w}", w, k, len(names))
                 for k, name in enumerate(names)
                 for w in range(self.hosts)
             ]
@@ -264,7 +264,7 @@ def shown(resource):
 class Host:
     """A host: a metadata server, and the startup script in a session of its own."""
 
-    def __init__(self, service, metadata, name, worker, slice_index, num_slices):
+    def __init__(self, service, metadata, zone, name, worker, slice_index, num_slices):
         self.metadata, self.event, self.preempted = metadata, "NONE", "FALSE"
         env = f"WORKER_ID: '{worker}'\nNODE_ID: '{name}'\n"
         if num_slices > 1:
@@ -273,6 +273,8 @@ class Host:
         self.values = {
             "attributes/tpu-env": env,
             "network-interfaces/0/ip": "127.0.0.1",
+            "zone": f"projects/12/zones/{zone}",
+            "project-id": "p",
             "service-accounts/default/token": json.dumps({"access_token": TOKEN}),
         }
         self.asked = []
@@ -301,7 +303,8 @@ class Host:
             )
 
     def answer(self, _method, path, _body, headers):
-        key = path.removeprefix("/computeMetadata/v1/instance/")
+        key = path.removeprefix("/computeMetadata/v1/").removeprefix("instance/")
+        key = key.removeprefix("project/")
         self.asked.append(key)
         if headers.get("Metadata-Flavor") != "Google":
             return 403, ""

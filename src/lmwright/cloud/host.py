@@ -13,16 +13,26 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
+from lmwright.cloud.alone import Ended, leave, watch
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.place import Place, find_place
-from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
+from lmwright.cloud.spec import (
+    OVER,
+    RUN_FILE,
+    Limits,
+    Offer,
+    Spec,
+    parse_spec,
+    read_state,
+    save_spec,
+)
 from lmwright.cloud.steps import receive_steps
 from lmwright.cloud.vault import read_secrets
 from lmwright.errors import UserError
@@ -34,6 +44,7 @@ NOTICE_POLL_S = 5.0
 PUSH_S = 5.0
 PULLED = ("state.json", "events.log")
 EXIT_TERMINATED = 143
+SLICE_VARIABLE = "LMWRIGHT_ON"  # train.chips counts the devices
 
 
 class Carrier:
@@ -82,13 +93,32 @@ class Carrier:
 
 
 async def main() -> None:
-    """Serves the job that this host belongs to, until it is over."""
-    place = find_place()
-    bucket = Bucket(place.url)
-    spec, offer = _spec(bucket, place.incarnation)
+    """Serves the job that this host belongs to, until it is over; then its slice has to go."""
+    place, limits, at_once = find_place(), Limits(), False
+    try:
+        bucket = Bucket(place.url)
+        spec, offer = _spec(bucket, place.incarnation)
+        limits = spec.limits
+        await _serve(spec, offer, place, bucket)
+        reason = "the job is over"
+    except Ended as ended:
+        if place.in_pod:
+            raise SystemExit(f"lmwright: error: {ended}") from None
+        reason, at_once = f"{ended}", ended.at_once
+    except UserError as error:
+        raise SystemExit(f"lmwright: error: {error}") from None
+    if not place.in_pod:
+        try:
+            await leave(place, limits, reason, at_once=at_once)
+        except UserError as error:  # it may not delete slices
+            print(f"lmwright: error: {error}", flush=True)
+
+
+async def _serve(spec: Spec, offer: Offer, place: Place, bucket: Bucket) -> None:
+    """Runs the agent, and on host 0 the leader. Raises Ended where there is nothing to do."""
     host = place.slice_index * offer.hosts_per_slice + place.worker
-    variables = spec.variables | (dict(place.several) if offer.num_slices > 1 else {})
-    spec = replace(spec, hosts=offer.hosts, variables=variables)
+    several = dict(place.several) if offer.num_slices > 1 else {}
+    spec = replace(spec, hosts=offer.hosts, variables=_on_tpus(offer) | spec.variables | several)
     address = await _leader_address(bucket, place, host)
     spec = replace(spec, address=address)
     _keep(spec, bucket)
@@ -103,18 +133,44 @@ async def main() -> None:
         functools.partial(asyncio.to_thread, carrier.close) if host else None,
         leaves=place.in_pod,
     )
-    watch = asyncio.create_task(_watch_notices(agent))
-    if host == 0:
-        leader = Leader(spec)
-        server = await asyncio.start_server(leader.accept, address, spec.port)
-        async with server:
-            await asyncio.gather(leader.run(), _run(agent, carrier))
-    else:
+    beside = [_watch_notices(agent)]
+    beside += [] if place.in_pod else [watch(spec, place, host)]
+    try:
+        await _until_first(_lead(spec, agent, carrier, host), *beside)
+    finally:  # on host 0 last: its state tells that the job is over
+        await asyncio.to_thread(carrier.close)
+
+
+async def _lead(spec: Spec, agent: Agent, carrier: Carrier, host: int) -> None:
+    """Runs the agent until the job is over, and on host 0 the leader too."""
+    if host:
         await _run(agent, carrier)
-    watch.cancel()
-    await asyncio.to_thread(carrier.close)  # on host 0 last: its state tells that the job is over
-    if host == 0 and not place.in_pod:
-        await _delete_own_slice(spec, place.incarnation)
+        return
+    leader = Leader(spec)
+    server = await asyncio.start_server(leader.accept, spec.address, spec.port)
+    try:
+        await asyncio.gather(leader.run(), _run(agent, carrier))
+    finally:
+        server.close()  # and no waiting for agents that do not close their end
+
+
+async def _until_first(*jobs: Coroutine[Any, Any, None]) -> None:
+    """Runs all until one ends, whose exception is raised."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _on_tpus(offer: Offer) -> dict[str, str]:
+    """Variables by which a rank does without no TPU: JAX would train on the CPU, slowly and at the
+    full price. They are left out where the host's own environment names a platform."""
+    if os.environ.get("JAX_PLATFORMS"):
+        return {}
+    return {"JAX_PLATFORMS": "tpu,cpu", SLICE_VARIABLE: offer.name}
 
 
 async def _run(agent: Agent, carrier: Carrier) -> None:
@@ -126,15 +182,15 @@ async def _run(agent: Agent, carrier: Carrier) -> None:
         os._exit(EXIT_TERMINATED)
 
 
-def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Any]:
-    """The job, and the offer that this slice was asked for with."""
+def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Offer]:
+    """The job, and the offer that this slice was asked for with. Raises Ended where it is gone."""
     there, slices = bucket.read("job.json"), bucket.read("slices.json")
     if there is None or slices is None:
-        raise SystemExit(f"lmwright: error: {bucket.url} is no job any more")
+        raise Ended(f"{bucket.url} is no job any more")
     spec = parse_spec(there[0])
     made = {entry["id"]: entry["offer"] for entry in json.loads(slices[0])["made"]}
     if incarnation not in made:
-        raise SystemExit(f"lmwright: error: {bucket.url} does not know slice {incarnation}")
+        raise Ended(f"{bucket.url} does not know slice {incarnation}")
     return spec, spec.offers[made[incarnation]]
 
 
@@ -150,7 +206,7 @@ def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
         if host == 0:
             state = read_state(spec) | {"status": "failed", "error": str(error)}
             bucket.write("state.json", json.dumps(state))
-        raise SystemExit(f"lmwright: error: {error}") from None
+        raise Ended(f"{error}") from None
 
 
 async def _leader_address(bucket: Bucket, place: Place, host: int) -> str:
@@ -180,24 +236,15 @@ def _keep(spec: Spec, bucket: Bucket) -> None:
 
 
 async def _watch_notices(agent: Agent) -> None:
-    """Tells the leader of a preemption or maintenance, once."""
-    while (reason := await asyncio.to_thread(metadata.notice)) is None:
+    """Tells the leader of a preemption or maintenance for as long as it is announced: the leader
+    may not be there yet, and this host is not to train again before it is gone."""
+    told = ""
+    while True:
+        reason = await asyncio.to_thread(metadata.notice) or ""
+        if reason or told:
+            agent.notice(reason)
+        told = reason
         await asyncio.sleep(NOTICE_POLL_S)
-    agent.notice(reason)
-
-
-async def _delete_own_slice(spec: Spec, incarnation: str) -> None:
-    """Deletes this slice after its job, if it is still there after a while."""
-    if read_state(spec)["status"] not in OVER or spec.cloud is None:
-        return
-    await asyncio.sleep(spec.limits.alone_s)
-    from lmwright.cloud.tpu_api import Tpus
-
-    there = Bucket(spec.url).read("slices.json")
-    made = json.loads(there[0])["made"] if there else []
-    for entry in made:
-        if entry["id"] == incarnation:
-            Tpus(spec.cloud).delete(spec.offers[entry["offer"]].zone, incarnation)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import lmwright
@@ -48,7 +49,13 @@ def build_wheel(folder: Path) -> Path:
 
 
 def download_wheels(folder: Path, lock: Path = LOCK) -> None:
-    """Downloads every wheel of a lock for a host. Raises UserError with pip's last line."""
+    """Downloads every wheel of a lock for a host. Raises UserError with pip's last line, or where
+    there is no pip, as in an environment that uv has made."""
+    if find_spec("pip") is None:
+        raise UserError(
+            f"the packages for the slice are downloaded by pip, which {sys.prefix} lacks; run: "
+            f"{sys.executable} -m ensurepip, or: uv pip install pip"
+        )
     words = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     words += ["--python-version", PYTHON, "--implementation", "cp"]
     for platform in PLATFORMS:

@@ -13,6 +13,7 @@ from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
 from lmwright.storage.mirror import place_in
+from lmwright.train.chips import refuse_missing_chips
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome, train
 from lmwright.train.peers import expect_abort, leave
@@ -55,6 +56,7 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     beat("start")
     join(pod=pod)
+    refuse_missing_chips()
     beat("restore")
     try:
         outcome = train(run, began=began, stop=stop)
