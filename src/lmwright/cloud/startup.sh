@@ -8,7 +8,7 @@ metadata=http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v
 storage=${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}
 tpus=${CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU:-https://tpu.googleapis.com/}
 home=${LMWRIGHT_HOME:-/opt/lmwright}
-patience=${LMWRIGHT_PATIENCE_S:-7200}
+patience=${LMWRIGHT_PATIENCE_S:-7200} pause=${LMWRIGHT_PAUSE_S:-5}
 # a transfer that stands still is begun again
 steady=(--connect-timeout 10 --speed-limit 1000 --speed-time "${LMWRIGHT_STALL_S:-30}")
 well=$SECONDS  # when this host was in order last
@@ -31,7 +31,7 @@ fetch() {  # gs://bucket/object file
   local bucket=${1#gs://} code
   local name=${bucket#*/}
   bucket=${bucket%%/*}
-  until code=$(authorized -sf -w '%{http_code}' --retry 5 --retry-all-errors -o "$2.part" \
+  until code=$(authorized -sf -w '%{http_code}' --retry 2 --retry-all-errors -o "$2.part" \
     "$storage/storage/v1/b/$bucket/o/${name//\//%2F}?alt=media") && mv "$2.part" "$2"; do
     fails "cannot fetch $1 (HTTP $code); trying again"
   done
@@ -57,7 +57,7 @@ fails() {  # keeps the output in the bucket; gives the slice up after a long tim
       "${tpus}v2/projects/$project/locations/${zone##*/}/queuedResources/$slice?force=true"
     exit 1
   fi
-  sleep 5
+  sleep "$pause"
 }
 
 install() {
