@@ -94,7 +94,7 @@ def read_book(bucket: Bucket) -> dict[str, Any]:
 
 
 def label_of(spec: Spec) -> str:
-    """What a job's requests are known by. Other people may have jobs of the same name."""
+    """Label of a job's requests. Other people may have jobs of the same name."""
     if spec.cloud is not None and spec.cloud.gke is not None:
         return spec.name  # a cluster knows its jobs by their URLs
     return f"{spec.name}-{_digest(spec.url)[:8]}"

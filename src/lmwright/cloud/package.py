@@ -54,7 +54,7 @@ def download_wheels(folder: Path, lock: Path = LOCK) -> None:
     if find_spec("pip") is None:
         raise UserError(
             f"the packages for the slice are downloaded by pip, which {sys.prefix} lacks; run: "
-            f"{sys.executable} -m ensurepip, or: uv pip install pip"
+            f"{sys.executable} -m ensurepip"
         )
     words = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     words += ["--python-version", PYTHON, "--implementation", "cp"]
