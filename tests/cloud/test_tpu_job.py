@@ -246,3 +246,10 @@ def test_gcloud_is_answered_and_asks_the_same(tpu, tmp_path):
         assert node[name] == other[name]
     [listed] = Tpus(Cloud(project="p")).requests(ZONE)
     assert listed.id == "y"  # x is not of lmwright
+    reserved = ["--reserved" if word == "--spot" else word for word in made]
+    reserved[reserved.index("x")] = "z"
+    assert subprocess.run(reserved, env=variables, capture_output=True).returncode == 0
+    Tpus(Cloud(project="p", capacity="reserved")).create("w", "j", offer, {})
+    theirs, ours = tpu.bodies[-2:]
+    for name in ("spot", "guaranteed", "reservationName"):
+        assert ours.get(name) == theirs.get(name)
