@@ -91,7 +91,7 @@ def _refuse_idle_options(wanted: Wanted) -> None:
     idle = [name for name in (OF_SLICES if gke else OF_GKE) if name in wanted.given]
     idle += ["slice"] if wanted.slice and not gke else []
     if idle:
-        option = "--" + idle[0].replace("_", "-").removesuffix("s")
+        option = "--" + {"disks": "disk", "labels": "label"}.get(idle[0], idle[0]).replace("_", "-")
         where = "on gke: the cluster decides that" if gke else "only --on gke:CLUSTER knows it"
         raise UserError(f"{option}: has no effect here, {where}; leave it out")
 

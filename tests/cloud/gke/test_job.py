@@ -70,19 +70,23 @@ def left_behind(tmp_path, gke, *urls):
 
 
 @pytest.mark.slow  # two minutes
-@pytest.mark.parametrize("grace_s", [0.0, 30.0])
-def test_preempted_and_back_to_the_end(run, gke, pod_python, tmp_path, capsys, grace_s):
+@pytest.mark.parametrize("fault", ["preempted", "preempted with notice", "killed"])
+def test_a_fault_and_on_to_the_end(run, gke, pod_python, tmp_path, capsys, fault):
     gke.add_pool("a", **SPOT)
-    bucket, attempts = Bucket(run.dir), []
+    bucket, done = Bucket(run.dir), []
 
     def enemy():
-        """Takes the nodes away as soon as a checkpoint is there; others come a moment later."""
+        """Takes the nodes away as soon as a checkpoint is there, and others come a moment later; or
+        kills the container of the first host."""
         end = time.monotonic() + 240
         while time.monotonic() < end:
             with contextlib.suppress(Exception):
                 if gke.running() and any("commit_success" in n for n in bucket.entries()):
-                    gke.preempt("a", grace_s)
-                    attempts.append(True)
+                    done.append(fault)
+                    if fault == "killed":
+                        gke.running()[0].end(0.0)
+                        return
+                    gke.preempt("a", 30.0 if "notice" in fault else 0.0)
                     time.sleep(2)
                     gke.add_pool("b", **SPOT)
                     return
@@ -94,8 +98,8 @@ def test_preempted_and_back_to_the_end(run, gke, pod_python, tmp_path, capsys, g
     thread.join()
     out = capsys.readouterr().out
     assert code == 0, out + consoles(tmp_path)
-    assert attempts and gke.job_sets == {} and not gke.running() and len(gke.bodies) == 1
-    assert "slice 0 is REPAIRING" in out or "WAITING_FOR_RESOURCES" in out.partition("ACTIVE")[2]
+    assert done and gke.job_sets == {} and not gke.running() and len(gke.bodies) == 1
+    assert ("WAITING_FOR_RESOURCES" in out.partition("ACTIVE")[2]) == (fault != "killed")
     calm = f"{run.dir}-calm"  # by as many processes, so that sums have the same order
     words = [str(tmp_path / "run.toml"), f"dir={calm}", "--on", "local:2x1", "--name", "calm"]
     assert main(["launch", *words]) == 0
@@ -103,7 +107,7 @@ def test_preempted_and_back_to_the_end(run, gke, pod_python, tmp_path, capsys, g
     assert main(["jobs", "show", "j"]) == 0
     shown = capsys.readouterr().out
     assert "slices so far  1" in shown
-    assert ("told to end and saved" in shown) == bool(grace_s)
+    assert ("told to end and saved" in shown) == ("notice" in fault)
     assert main(["jobs", "logs", "j", "--host", "1"]) == 0
     shutil.rmtree(tmp_path / "state")
     job = f"gs://{run.dir.split('/')[2]}/lmwright/jobs/j"

@@ -1,5 +1,6 @@
 """What a launch on GKE asks for, shows and refuses, through the official client."""
 
+import ast
 import sys
 from dataclasses import replace
 
@@ -85,7 +86,7 @@ def test_a_dry_run_is_a_manifest_and_makes_nothing(run, gke, tmp_path, capsys):
     assert check_job_set(first) == check_job_set(second) == ""
     assert second["spec"]["replicatedJobs"][0]["replicas"] == 2
     command = first["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    compile(command["containers"][0]["command"][2], "entry", "exec")
+    ast.parse(command["containers"][0]["command"][2], feature_version=(3, 8))
     assert f"# would call POST /apis/{first['apiVersion']}/namespaces/default/jobsets" in said.out
     assert "FITS" in said.err
     assert gke.calls == []
@@ -101,6 +102,8 @@ def test_a_dry_run_is_a_manifest_and_makes_nothing(run, gke, tmp_path, capsys):
         (["--slice", "v2-8"], None, "GKE has no v2"),
         (["--slice", "2xv5e-8"], None, "joins only slices of several hosts"),
         (["--zone", "us-east5-a"], None, "--zone: has no effect here"),
+        (["--internal-ips"], None, "--internal-ips: has no effect here"),
+        (["--on", "v4-8", "--label", "a=b"], None, "--label: has no effect here, only --on gke:"),
         (["--guaranteed"], None, "GKE knows no such capacity"),
         (["--secret", "T=mine"], None, "T=...: write VARIABLE=SECRET/KEY"),
         (["--secret", f"T={SECRET}/k"], None, "not the secret itself"),
