@@ -176,7 +176,7 @@ class Slices:
 
     def _refused(self, entry: dict[str, Any], reason: str, state: dict[str, Any]) -> None:
         """A request was refused for want of quota or capacity. Raises UserError where all were,
-        and the job never had a slice."""
+        and the job never had a slice; a cluster's quota is used by other jobs, and waited for."""
         self._say(reason)
         self._refusals += 1
         entry["ended"] = time.time()
@@ -184,8 +184,8 @@ class Slices:
         self._facts |= {"current": None, "failures": self._facts["failures"] + 1}
         self._pause()
         self._book.write()
-        never = not any("active" in entry for entry in self._facts["made"])
-        if never and self._refusals >= len(self._spec.offers):
+        had = any("active" in entry for entry in self._facts["made"])
+        if not had and self._service.cloud.gke is None and self._refusals >= len(self._spec.offers):
             cure = "ask for quota there, or name other slices or zones; then: lmwright jobs start"
             self._give_up(state, reason)
             raise UserError(f"--on: {reason}; {cure} {self._spec.name}")
