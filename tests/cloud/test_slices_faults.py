@@ -1,6 +1,7 @@
 """Slices under services that fail: nothing paid for is forgotten, nothing is asked for twice."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -201,11 +202,20 @@ def test_after_a_bad_start_progress_counts(played, tpu):
 def test_a_quota_of_zero_is_told_at_once(spec, tpu, count):
     tpu.quota = dict.fromkeys(tpu.quota, False)
     played = Played(replace(spec, offers=(offer(), offer(THERE))[:count]))
-    with pytest.raises(UserError, match=r"--on: .*Quota limit .* is 0; ask for quota there"):
-        played.slices.run()
-    assert tpu.resources == {} and played.slices.state()["status"] == "failed"
+    state = played.slices.run()
+    assert state["status"] == "failed" and tpu.resources == {}
+    assert re.match(r"--on: .*Quota limit .* is 0; ask for quota there", state["error"])
     assert sum(call[0] == "POST" for call in tpu.calls) == count
     played.slices.close()
+
+
+def test_a_quota_of_zero_that_is_told_later_ends_the_job_too(played, tpu):
+    played.until(lambda: tpu.resources)
+    told = {"error": {"code": 8, "message": "Quota limit 'TPUV4' has been exceeded. Limit: 0"}}
+    tpu.resources[HERE, played.first]["state"] = {"state": "FAILED", "failedData": told}
+    state = played.slices.run()
+    assert "--on: v4-16 in us-central2-b: Quota limit 'TPUV4' has been exc" in state["error"]
+    assert tpu.resources == {} and len(tpu.asked) == 1
 
 
 def test_without_quota_after_a_slice_it_goes_on_asking(played, tpu):
@@ -228,10 +238,13 @@ def test_a_request_waits_as_long_as_the_user_wants(spec, tpu):
     played.slices.close()
 
 
-def test_a_reason_that_is_in_the_log_only_is_found(played, tpu):
+@pytest.mark.parametrize("name", ["host-1.log", "host-1/000001.log"])
+def test_a_reason_that_is_in_the_log_only_is_found(played, tpu, name):
     played.until(tpu.active)
     log = "--- attempt 1\nDevice or resource busy\n--- attempt 2\nF0101 TPU initialization failed\n"
-    played.bucket.write("logs/host-1.log", log)
+    if "/" in name:  # in pieces
+        played.bucket.write("logs/host-1/000000.log", "--- attempt 0\nchips are missing\n")
+    played.bucket.write(f"logs/{name}", log)
     played.state(status="failed", error="5 failures in a row, the last: rank 1 ended with signal 6")
     played.until(lambda: (HERE, played.second) in tpu.resources)
     assert any("a bad slice: F0101 TPU initialization failed" in line for line in played.told)

@@ -100,10 +100,12 @@ def follow(spec: Spec, patience: Patience | None = None) -> int:
     finally:
         slices.close()
     if state["status"] == "failed":
-        text = f"job {spec.name} failed: {visible(state['error'])}"
+        error = visible(state["error"])
+        text = f"job {spec.name} failed: {error}"
         tell.pass_on(text)
-        print(f"lmwright: error: {text}", file=sys.stderr)
-        return EXIT_JOB_FAILED
+        option = error.startswith("--")  # of the launch, which asks for what is not to be had
+        print(f"lmwright: error: {error if option else text}", file=sys.stderr)
+        return UserError.exit_code if option else EXIT_JOB_FAILED
     tell(f"job {spec.name}: {state['status']} at step {state['step']}; no slice is left")
     return 0
 

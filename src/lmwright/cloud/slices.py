@@ -20,7 +20,7 @@ from lmwright.cloud.book import Book, id_of, label_of, spent, usage, waiting_sin
 from lmwright.cloud.book import begin as begin
 from lmwright.cloud.service import Scarce, Service
 from lmwright.cloud.spec import OVER, Offer, Spec
-from lmwright.cloud.watch import Watch, bad_slice, last_words, passes
+from lmwright.cloud.watch import NO_QUOTA, Watch, bad_slice, last_words, passes
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claim
@@ -175,20 +175,23 @@ class Slices:
         self._book.write()
 
     def _refused(self, entry: dict[str, Any], reason: str, state: dict[str, Any]) -> None:
-        """A request was refused for want of quota or capacity. Raises UserError where all were,
-        and the job never had a slice; a cluster's quota is used by other jobs, and waited for."""
+        """A request was not made for want of quota or capacity."""
         self._say(reason)
-        self._refusals += 1
         entry["ended"] = time.time()
-        self._facts["offer"] = (self._facts["offer"] + 1) % len(self._spec.offers)
         self._facts |= {"current": None, "failures": self._facts["failures"] + 1}
         self._pause()
+        self._count_refusal(reason, state)
         self._book.write()
+
+    def _count_refusal(self, reason: str, state: dict[str, Any]) -> None:
+        """Turns to the next offer. Fails the job where all were refused and it never had a slice;
+        a cluster's quota is used by other jobs, and waited for."""
+        self._refusals += 1
+        self._facts["offer"] = (self._facts["offer"] + 1) % len(self._spec.offers)
         had = any("active" in entry for entry in self._facts["made"])
         if not had and self._service.cloud.gke is None and self._refusals >= len(self._spec.offers):
             cure = "ask for quota there, or name other slices or zones; then: lmwright jobs start"
-            self._give_up(state, reason)
-            raise UserError(f"--on: {reason}; {cure} {self._spec.name}")
+            self._give_up(state, f"--on: {reason}; {cure} {self._spec.name}")
 
     def _swept(self) -> bool:
         """Deletes requests of this job that an interrupted launch has left, in all zones; True
@@ -219,6 +222,9 @@ class Slices:
                 self._lost("it was deleted by somebody")
         elif request.state in GOING or entry.get("letting_go"):
             self._let_go(entry.get("letting_go") or "it is being taken away")
+        elif request.state == "FAILED" and NO_QUOTA.search(request.message):
+            self._count_refusal(f"{offer.name} in {offer.zone}: {request.message}", state)
+            self._lost(f"it is FAILED {request.message}")
         elif request.state in ("SUSPENDED", "FAILED"):
             self._lost(f"it is {request.state} {request.message}".rstrip())
         elif request.state == "HOPELESS":

@@ -8,6 +8,7 @@ logs, console  output of the ranks, and of hosts that cannot start
 import json
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from lmwright.cloud.service import Away
@@ -30,6 +31,7 @@ BAD_SLICE = (
     "unhealthy or missing",
 )
 CORRUPTED = re.compile(r"exit code 47\b")  # of a device that computes other bits than its peers
+NO_QUOTA = re.compile(r"\b[Qq]uota\b")
 OF_THE_USER = re.compile(r"exit code (2|44|46)\b")
 
 
@@ -92,13 +94,22 @@ def bad_slice(bucket: Bucket, state: dict[str, Any]) -> str:
         return error
     if OF_THE_USER.search(error):
         return ""
-    for name in sorted(bucket.entries("logs")):
-        there = bucket.read(name)
-        tail = there[0][-TAIL:].rpartition(ATTEMPT)[2] if there else b""
-        for line in tail.decode(errors="replace").splitlines():
+    for data in _ends_of_logs(bucket):
+        for line in data.rpartition(ATTEMPT)[2].decode(errors="replace").splitlines():
             if any(word in line for word in BAD_SLICE):
                 return line.strip()[:500]
     return ""
+
+
+def _ends_of_logs(bucket: Bucket) -> Iterator[bytes]:
+    """What the rank on each host wrote last. A log is an object, or a folder of pieces in order."""
+    pieces: dict[str, list[str]] = {}
+    for name in sorted(bucket.entries("logs")):
+        host = name.removeprefix("logs/").removesuffix(".log").partition("/")[0]
+        pieces.setdefault(host, []).append(name)
+    for names in pieces.values():
+        read = (bucket.read(name) for name in names[-2:])
+        yield b"".join(there[0] for there in read if there)[-TAIL:]
 
 
 def last_words(bucket: Bucket, id: str) -> str:

@@ -218,7 +218,8 @@ def _reason(error: Exception) -> str:
     if code == 403:
         return (
             f"this account may not ({first_line(error):.200}); grant it "
-            "roles/storage.objectAdmin on the bucket, and on a TPU slice the scope cloud-platform"
+            "roles/storage.objectAdmin and roles/storage.legacyBucketReader on the bucket, and on "
+            "a TPU slice the scope cloud-platform"
         )
     if code == 404:
         return (
