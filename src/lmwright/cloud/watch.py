@@ -102,7 +102,7 @@ def bad_slice(bucket: Bucket, state: dict[str, Any]) -> str:
 
 
 def _ends_of_logs(bucket: Bucket) -> Iterator[bytes]:
-    """What the rank on each host wrote last. A log is an object, or a folder of pieces in order."""
+    """End of the log of each host. A log is an object, or a folder of pieces in order."""
     pieces: dict[str, list[str]] = {}
     for name in sorted(bucket.entries("logs")):
         host = name.removeprefix("logs/").removesuffix(".log").partition("/")[0]
