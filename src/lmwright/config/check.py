@@ -37,7 +37,6 @@ def check_run(run: Run) -> None:
         _check_limits,
         _check_profile,
         _check_publish,
-        _check_spikes,
     ):
         try:
             check(run)
@@ -245,14 +244,6 @@ def _check_profile(run: Run) -> None:
         raise UserError(
             f"metrics.profile_steps: step {last} is behind the last of the run, {end}; give "
             f"earlier steps"
-        )
-
-
-def _check_spikes(run: Run) -> None:
-    if run.train.skip_spikes == "rollback" and len(getattr(run.lora, "adapters", ())) > 1:
-        raise UserError(
-            'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '
-            'its own; use "skip", or train one at a time'
         )
 
 

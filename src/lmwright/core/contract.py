@@ -184,6 +184,10 @@ class Objective(Protocol):
     def learns_from(self) -> str:
         """The kind of rows that a store must hold for it (`TokenStore.holds`)."""
 
+    @property
+    def draws_noise(self) -> bool:
+        """True if the loss of a training batch depends on its key."""
+
     def spec(self, model: Model) -> Tree:
         """The weights of the run as Params: the model's, or those of several models below names
         of their own."""
@@ -205,6 +209,11 @@ class OneModel:
     """An objective that trains the run's own model (see `Objective`)."""
 
     learns_from: ClassVar[str] = "texts"
+
+    @property
+    def draws_noise(self) -> bool:
+        """False: the loss does not depend on the key."""
+        return False
 
     def spec(self, model: Model) -> Tree:
         """The model's weights."""

@@ -75,6 +75,14 @@ class Place:
             f"with lmwright adapters merge"
         )
 
+    @property
+    def spec(self) -> Any:
+        """The weights that it holds for use elsewhere, as Params."""
+        if self.kind != RUN:
+            return self.model.spec()
+        objective, model = self.run.objective, self.model
+        return objective.exported(model, objective.spec(model))[1]
+
     @cached_property
     def tokenizer_dir(self) -> Path | None:
         """The folder of the tokenizer that lies beside the weights, if one does."""

@@ -30,6 +30,11 @@ class Sft(OneModel):
     neftune_alpha: NonNegative = 0.0
     """Noise on the embeddings while training (https://arxiv.org/abs/2310.05914); 5 is usual."""
 
+    @property
+    def draws_noise(self) -> bool:
+        """True with noise on the embeddings."""
+        return self.neftune_alpha > 0
+
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is for the noise."""
         noisy = w

@@ -23,7 +23,7 @@ from lmwright.core.sharding import (
 )
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.program.trainee import Training, num_steps, training_of
+from lmwright.program.trainee import Training, num_steps, spec_of, training_of
 
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
@@ -40,7 +40,7 @@ class Plan:
     @cached_property
     def spec(self) -> Tree:
         """All weights of the run as Params."""
-        return self.run.objective.spec(self.run.model)
+        return spec_of(self.run)
 
     @cached_property
     def works(self) -> Mapping[str, Work]:

@@ -40,6 +40,8 @@ class Trainee:
     dropout: float = 0.0
     patience: int | None = None
     """Evaluations without a better held-out loss until it stops."""
+    init_from: str | None = None
+    """Folder of the weights that it starts from; fresh ones if None."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class Training(Protocol):
     @property
     def trainees(self) -> tuple[Trainee, ...]:
         """In the order of the run."""
+
+    @property
+    def listed(self) -> str:
+        """Where the run file lists the trainees, each of which may be added or removed; empty if
+        there is no such list."""
 
     @property
     def freezes(self) -> bool:
@@ -123,6 +130,7 @@ class FullTraining:
 
     run: Run
     flops_per_weight: ClassVar[int] = 6
+    listed: ClassVar[str] = ""
     freezes: ClassVar[bool] = False
 
     @cached_property
@@ -132,7 +140,7 @@ class FullTraining:
         return (
             Trainee(
                 name=MODEL,
-                spec=run.objective.spec(run.model),
+                spec=spec_of(run),
                 optim=run.optim,
                 data=run.data.dir,
                 rows=run.train.global_batch_size,
@@ -184,6 +192,11 @@ class FullTraining:
     def merged(self, trainee: Trainee, frozen: Tree, weights: Tree) -> Tree:
         """The weights themselves."""
         return weights
+
+
+def spec_of(run: Run) -> Tree:
+    """All weights of a run as Params."""
+    return run.objective.spec(run.model)
 
 
 def num_steps(run: Run) -> int:

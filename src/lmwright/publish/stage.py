@@ -25,7 +25,7 @@ from lmwright.formats.load import load_model, run_tokenizer
 from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.tokenizer_files import write_tokenizer
-from lmwright.program.lora import DEFAULT
+from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
 from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
 
@@ -50,9 +50,9 @@ class Subject:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters of a run that are wanted; none if it trained all weights."""
-        lora = self.place.run.lora if self.kind == RUN else None
-        names = tuple(adapter.name for adapter in lora.adapters) or (DEFAULT,) if lora else ()
-        return tuple(name for name in names if self.adapter in (None, name))
+        training = training_of(self.place.run) if self.kind == RUN else None
+        trainees = training.trainees if training and training.freezes else ()
+        return tuple(t.name for t in trainees if self.adapter in (None, t.name))
 
 
 @dataclass(frozen=True)
