@@ -125,6 +125,9 @@ class Model(Protocol):
     def work(self, seq_len: int) -> Work:
         """The work of a token of a row of `seq_len`."""
 
+    def with_noise(self, w: Tree, noise: Array) -> Tree:
+        """The weights, with noise [B, T, D] on the embeddings of a batch."""
+
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
 

@@ -18,7 +18,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from lmwright.core.compute import MATMUL, MATMULS, WIDE_MATMUL
+from lmwright.core import cpu
+from lmwright.core.compute import MATMUL, WIDE_MATMUL
 from lmwright.core.leaves import (
     TYPED,
     Int4,
@@ -218,7 +219,7 @@ def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Arr
     """The product in `dtype` or, on CPUs, float32."""
     default = partial(_einsum, eqn, dtype=dtype)
     return lax.platform_dependent(
-        x, w, cpu=lambda *both: MATMULS["cpu"].einsum(eqn, *both).astype(dtype), default=default
+        x, w, cpu=lambda *both: cpu.einsum(eqn, *both).astype(dtype), default=default
     )
 
 
@@ -251,8 +252,8 @@ def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
-    on_cpu = partial(MATMULS["cpu"].weight_gradient, eqn)
-    return lax.platform_dependent(x, g, cpu=on_cpu, default=partial(_weight_gradient, eqn))
+    on_cpu, default = partial(cpu.weight_gradient, eqn), partial(_weight_gradient, eqn)
+    return lax.platform_dependent(x, g, cpu=on_cpu, default=default)
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
@@ -355,10 +356,6 @@ def lookup(table: Weight | Noisy, ids: Array, dtype: jnp.dtype) -> Array:
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of all leaves, abstract or real, as devices hold them."""
-    return sum(leaf.size * itemsize_bits(leaf.dtype) // 8 for leaf in jax.tree.leaves(tree))
-
-
-def itemsize_bits(dtype: jnp.dtype) -> int:
-    """Bits of one element on a device, where int4 is packed."""
-    return 4 if dtype == jnp.int4 else dtype.itemsize * 8
+    """Bytes of all leaves, abstract or real, as devices hold them: int4 is packed."""
+    leaves = jax.tree.leaves(tree)
+    return sum(a.size // 2 if a.dtype == jnp.int4 else a.size * a.dtype.itemsize for a in leaves)

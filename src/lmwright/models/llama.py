@@ -8,7 +8,7 @@ Biases as in Qwen 2, per-head q and k norms as in Qwen 3, windows as in Mistral 
 other models. `PreNorm` is the block alone; `models.moe` puts experts in place of the mlp.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jax import Array
 
@@ -35,13 +35,11 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 
-@section
 class PreNorm(Decoder):
     """A decoder of pre-norm blocks. `ffn_spec` and `ffn` are the feed-forward of a layer: a plain
     mlp, or what a family puts in its place."""
 
-    qk_norm: ClassVar[Literal["none", "head", "all"]] = "none"
-    bias: ClassVar[Bias] = "none"
+    bias: Bias = "none"
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of a layer's feed-forward."""

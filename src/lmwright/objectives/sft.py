@@ -14,7 +14,6 @@ from lmwright.config.run import Fraction, NonNegative, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, OneModel
 from lmwright.core.param import Tree
-from lmwright.core.weight import Noisy
 from lmwright.objectives.clm import next_token_loss
 
 
@@ -40,7 +39,7 @@ class Sft(OneModel):
         noisy = w
         if self.neftune_alpha:
             noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
-            noisy = {**w, "embed": Noisy(w["embed"], noise.astype(compute.dtype))}
+            noisy = model.with_noise(w, noise.astype(compute.dtype))
         options = {"z_loss": self.z_loss, "smoothing": self.label_smoothing}
         return next_token_loss(model, noisy, w, batch, compute, **options)
 

@@ -39,7 +39,7 @@ from lmwright.program.step import IN_A_ROW, Lanes, make_step
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
 from lmwright.train.corruption import Checks
-from lmwright.train.display import Display
+from lmwright.train.display import Display, headline
 from lmwright.train.evaluated import write_down
 from lmwright.train.feed import Feed
 from lmwright.train.finite import refuse_state
@@ -189,7 +189,7 @@ class Session:
         """Steps until the end or until asked to stop."""
         run = self.plan.run
         self._held_out = {name: HeldOut(self.plan, s) for name, s in self.stores.items()}
-        self.display.note(self.plan.summary)
+        self.display.note(headline(self.plan))
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")

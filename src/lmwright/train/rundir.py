@@ -32,7 +32,7 @@ from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
 from lmwright.program.plan import Plan
-from lmwright.program.trainee import spec_of, training_of
+from lmwright.program.trainee import num_steps, spec_of, training_of
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.claim import Claim
 from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
@@ -166,8 +166,26 @@ def _describe(run: Run, plan: Plan, folder: Path) -> None:
     write_whole(folder / "run.toml", text)
     if MARK in text:  # a URL may hold more than was known to be a credential
         (folder / "run.toml").chmod(0o600)
-    write_whole(folder / "plan.json", plan.to_json())
+    write_whole(folder / "plan.json", _plan_json(plan))
     write_env(folder)
+
+
+def _plan_json(plan: Plan) -> str:
+    """Everything that was derived from the run."""
+    device = plan.devices[0]
+    facts = {
+        "mesh": dict(plan.mesh.shape),
+        "devices": {
+            "count": plan.mesh.size, "kind": device.device_kind, "platform": device.platform,
+        },
+        "compute": plan.compute.__dict__,
+        "seq_len": plan.seq_len,
+        "num_params": plan.num_params,
+        "tokens_per_step": plan.tokens_per_step,
+        "flops_per_step": plan.flops_per_step,
+        "tokens": plan.tokens_per_step * num_steps(plan.run),
+    }  # fmt: skip
+    return json.dumps(facts, indent=1)
 
 
 def _note_move(run: Run, folder: Path) -> None:
