@@ -95,7 +95,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
 
 @click.group(cls=InOrder)
 def jobs() -> None:
-    """Look after launched jobs."""
+    """Manage launched jobs."""
 
 
 @jobs.command("list")
@@ -113,7 +113,7 @@ def jobs_list() -> Any:
 @jobs.command("show")
 @click.argument("name")
 def jobs_show(name: str) -> Any:
-    """Show how the job NAME stands and what happened to it.
+    """Show status and events of the job NAME.
 
     \b
     Example:  lmwright jobs show wiki
@@ -221,7 +221,7 @@ def cloud() -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def cloud_init(project: str, zone: str, bucket: str, yes: bool, dry_run: bool) -> Any:
-    """Make what launching on slices needs.
+    """Create the Google Cloud resources for TPU slices.
 
     APIs are enabled, a bucket and a service account made, and settings written.
 

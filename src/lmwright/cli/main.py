@@ -147,15 +147,15 @@ def usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", "")
     if "." in option:
-        return f"{option} is no option; fields of the run are set without dashes, as in a.b=c"
+        return f"{option} is not an option; fields of the run are set without dashes, as in a.b=c"
     return f"{message} (see {context.command_path} --help)" if context else message
 
 
 def set_environment() -> None:
     """Sets what must be there before jax is imported."""
     for name, value in ENVIRONMENT.items():
-        if name == COMPILED and name not in os.environ and (found := make_private(Path(value))):
-            print(f"lmwright: compiled programs are not cached: {found}", file=sys.stderr)
+        if name == COMPILED and name not in os.environ and (problem := make_private(Path(value))):
+            print(f"lmwright: compiled programs are not cached: {problem}", file=sys.stderr)
             continue  # JAX would run what it finds there
         os.environ.setdefault(name, value)
     if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):

@@ -50,9 +50,9 @@ def init_command(
 ) -> int:
     """Shows what launching needs, makes it once `agree()` says so, and writes the settings."""
     if not ZONE.fullmatch(zone):
-        raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central2-b")
+        raise UserError(f"--zone: {zone!r} is not a zone; write it as in us-central2-b")
     if not is_bucket(bucket) or bucket.count("/") != 2:
-        raise UserError(f"--bucket: {bucket!r} is no bucket; write gs://NAME")
+        raise UserError(f"--bucket: {bucket!r} is not a bucket; write gs://NAME")
     setup, path = Setup(project, zone, bucket), settings_path()
     print("\n".join(" ".join(command) for command in setup.commands()))
     print(f"and write {path}")

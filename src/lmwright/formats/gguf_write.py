@@ -260,7 +260,7 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
     for name in ours.keys() | theirs.keys():
         if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(
-                f"model.{name}: {ours.get(name)!r} cannot be said in a GGUF file of this "
+                f"model.{name}: {ours.get(name)!r} cannot be expressed in a GGUF file of this "
                 f"architecture; export to a Hugging Face folder instead"
             )
 

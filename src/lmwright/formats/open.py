@@ -136,7 +136,7 @@ def _open_path(path: Path) -> Place:
 
 
 def _nothing_at(path: Path) -> UserError:
-    """Why a place is none that is read, and what to do."""
+    """The error for a path with nothing that lmwright reads."""
     if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
         return UserError(
             f"{path}: is pickled, so opening it would run code, and is never read here; get the "

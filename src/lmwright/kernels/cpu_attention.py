@@ -119,8 +119,8 @@ def _outputs(scoring: Scoring, q: Array, k: Array, v: Array, segment_ids: Array)
     return _join(out, kv_heads, q), log_sums
 
 
-def _bwd(scoring: Scoring, kept: tuple[Array, ...], g_out: Array):
-    return *over_rows(partial(_gradients, scoring))(*kept, g_out), None
+def _bwd(scoring: Scoring, residuals: tuple[Array, ...], g_out: Array):
+    return *over_rows(partial(_gradients, scoring))(*residuals, g_out), None
 
 
 def _gradients(scoring: Scoring, q, k, v, segment_ids, out, log_sums, g_out):

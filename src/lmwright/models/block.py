@@ -115,7 +115,7 @@ def qk_normed(model: BlockFields, w: Tree, q: Array, k: Array) -> tuple[Array, A
 
 
 def output(w: Tree, h: Array) -> Array:
-    """[B, T, D] of what attention found, h [B, T, N, H]."""
+    """Output projection of attention: [B, T, D] of h [B, T, N, H]."""
     return with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o")
 
 

@@ -115,7 +115,7 @@ class Decoder(BlockFields):
 
     @property
     def mixtures(self) -> dict[str, Any]:
-        """Experts of the layers, by the beginning of the names of their sums."""
+        """Experts of the layers, by prefix of their statistics."""
         return {"reasoning": self.reasoning.experts} if self.reasoning else {}
 
     def active_share(self, path: str, param: Param) -> float:

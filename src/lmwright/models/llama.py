@@ -16,7 +16,7 @@ from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import kept
+from lmwright.core.weight import name_result
 from lmwright.errors import UserError
 from lmwright.models.block import (
     Bias,
@@ -68,7 +68,7 @@ class PreNorm(Decoder):
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and feed-forward."""
         q, k, v = self.normed(w, *project(w, rms_norm(x, w["attention_norm"], self.norm_eps)))
-        q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
+        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
         x = constrain(x + output(w, h), "batch stream embed")
         y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend.real)

@@ -73,7 +73,7 @@ class MoeDecoder(Constants):
 
     @property
     def mixtures(self) -> dict[str, Experts]:
-        """Experts of the layers, by the beginning of the names of their sums."""
+        """Experts of the layers, by prefix of their statistics."""
         return {"router": self.experts, **super().mixtures}
 
     def ffn_spec(self, kind: str) -> Tree:
@@ -92,7 +92,7 @@ class MoeDecoder(Constants):
 @section
 class Mixtral(MoeDecoder):
     """Mixtral (https://arxiv.org/abs/2401.04088): experts in every layer, the best two by softmax,
-    shares normalized over them; attention as in Mistral."""
+    routing weights normalized over them; attention as in Mistral."""
 
     kind: Literal["mixtral"] = "mixtral"
     rope_theta: Positive = 1_000_000.0
@@ -116,8 +116,8 @@ class Qwen3Moe(MoeDecoder):
 
 @section
 class Olmoe(MoeDecoder):
-    """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, shares as the
-    softmax leaves them; norms of q and k over all heads together."""
+    """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, routing weights
+    as the softmax leaves them; norms of q and k over all heads together."""
 
     qk_norm = "all"
     kind: Literal["olmoe"] = "olmoe"

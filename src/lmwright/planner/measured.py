@@ -300,7 +300,7 @@ class Comparison:
         return lines
 
 
-def _row(name: str, got: float | None, said: float | None, text) -> str:
-    ratio = f"{got / said:6.2f}" if got and said else ""
-    shown = ["-" if value is None else text(value) for value in (got, said)]
+def _row(name: str, got: float | None, predicted: float | None, text) -> str:
+    ratio = f"{got / predicted:6.2f}" if got and predicted else ""
+    shown = ["-" if value is None else text(value) for value in (got, predicted)]
     return f"{name:<22} {shown[0]:>12} {shown[1]:>12} {ratio}".rstrip()

@@ -122,8 +122,8 @@ def fresh_frozen(plan: Plan) -> Frozen:
 
 
 def init_state(plan: Plan, frozen: Frozen | None = None) -> Tree:
-    """A fresh state made by chance, created in place on the plan's devices, around what is
-    frozen (made by chance, too, if unset)."""
+    """A fresh state, created in place on the plan's devices, around frozen weights (randomly
+    initialized if unset)."""
     frozen = fresh_frozen(plan) if frozen is None else frozen
     with jax.set_mesh(plan.mesh):
         make = jax.jit(lambda w: fresh_state(plan, w), out_shardings=saved_shardings(plan))

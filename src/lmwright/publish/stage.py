@@ -137,7 +137,7 @@ def _refuse_options(subject: Subject) -> None:
         cure = "lmwright export merges an adapter into its base; publish that folder"
         if subject.kind in (GGUF, GGUF_FOLDER):
             cure = "leave it out, or publish the model that they were made of"
-        raise UserError(f"--gguf: {subject.place.path} is no model to make it of; {cure}")
+        raise UserError(f"--gguf: {subject.place.path} is not a model to convert; {cure}")
 
 
 def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:

@@ -1,4 +1,4 @@
-"""The training loop: reads a batch, runs the step, and sees to everything around it.
+"""The training loop: reads a batch, runs the step, logs, evaluates and saves.
 
     feed.batch(k) --> step --> metrics --> every so often: log, evaluate, save
 
@@ -78,10 +78,10 @@ def train(
     stop: StopRequest | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Outcome:
-    """Trains until the run is done, told to stop or out of time; goes on from the newest intact
-    checkpoint. `began` is when the session's machine time began (`time.monotonic`), now if unset.
-    `stop` handles signals where the caller has begun to. Raises UserError for anything a user can
-    cure."""
+    """Trains until the run is done, is asked to stop or runs out of time, starting from the newest
+    intact checkpoint. `began` is the start of the session's machine time (`time.monotonic`), now if
+    unset. `stop` is the signal handler if the caller has installed one. Raises UserError for
+    anything that a user can fix."""
     began = time.monotonic() if began is None else began
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest()) if stop is None else stop

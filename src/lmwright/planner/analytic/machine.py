@@ -1,6 +1,6 @@
 """Machine: equal devices and what joins them, as the analytic model sees them.
 
-    v4-32, tpu:v4-32, 2xv5e-256     TPU slices, see plan.topology
+    v4-32, tpu:v4-32, 2xv5e-256     TPU slices, see hardware.slices
     gpu:h200x8, gpu:h100x64         GPUs, eight to a node
     cpu:8                           eight cores of one host: one JAX device
     cpu                             the cores of this host
