@@ -323,7 +323,7 @@ def test_nothing_is_overwritten_or_left(good, tmp_path):
         export_command(good, good)
     with pytest.raises(UserError, match="one file"):
         export_command(good, tmp_path / "x.gguf", max_shard_bytes=1000)
-    with pytest.raises(UserError, match="too large for fp16"):
+    with pytest.raises(UserError, match="too large for float16"):
         w = weights_of(BASE)
         w["layers"]["up"][1, 2, 3] = 1e30
         write(BASE, w, tmp_path / "x.gguf", "fp16")

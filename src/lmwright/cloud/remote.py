@@ -12,10 +12,10 @@ from typing import Any
 
 from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
-from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
+from lmwright.cloud.spec import OVER, START, Spec, parse_spec, refuse_host, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import kept_steps, send_steps
-from lmwright.cloud.target import settings_path, settings_with
+from lmwright.cloud.target import NO_GCLOUD, settings_path, settings_with
 from lmwright.cloud.tpu_api import Scarce, Tpus, queued_resource
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -164,8 +164,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
         raise UserError(f"job {spec.name} has no slice now")
     entry = book["made"][book["current"]]
     offer = spec.offers[entry["offer"]]
-    if not 0 <= host < offer.hosts:
-        raise UserError(f"--host: {host} is none of 0 to {offer.hosts - 1}")
+    refuse_host(host, offer.hosts)
     number, worker = divmod(host, offer.hosts_per_slice)
     node = entry["id"] if offer.num_slices == 1 else f"{entry['id']}-{number}"
     command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]
@@ -174,7 +173,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
     try:
         return subprocess.run(command).returncode
     except FileNotFoundError:
-        raise UserError("gcloud is not installed, by which hosts are reached") from None
+        raise UserError(NO_GCLOUD) from None
 
 
 def adopt(url: str) -> Spec:

@@ -190,6 +190,12 @@ def dump_spec(spec: Spec) -> str:
     return json.dumps(asdict(spec), indent=1)
 
 
+def refuse_host(host: int, hosts: int) -> None:
+    """Raises UserError for the number of a host that a job of so many does not have."""
+    if not 0 <= host < hosts:
+        raise UserError(f"--host: {host} is none of 0 to {hosts - 1}")
+
+
 def write_state(spec: Spec, state: dict[str, Any]) -> None:
     """Replaces state.json."""
     write_whole(spec.folder / "state.json", json.dumps(state, indent=1), mode=0o600)

@@ -24,6 +24,7 @@ from lmwright.storage.bucket import is_bucket
 PROJECT_VARIABLES = ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")
 CAPACITIES = ("spot", "on-demand", "reserved", "guaranteed")
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+NO_GCLOUD = "gcloud is not installed; install the Google Cloud CLI and log in with it"
 JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 
 
@@ -122,11 +123,16 @@ def offers_of(target: str, settings: Settings) -> tuple[Offer, ...]:
     if not zones:
         raise UserError("--zone: missing; name where the slice is to be, as in us-central2-b")
     for zone in zones:
-        if not ZONE.fullmatch(zone):
-            raise UserError(f"--zone: {zone!r} is not a zone; write it as in us-central2-b")
+        refuse_zone(zone)
     slices = [parse_slice(name) for name in target.split(",")]
     spot = settings.capacity == "spot"
     return tuple(_offer(where, zone, spot) for where in slices for zone in zones)
+
+
+def refuse_zone(zone: str) -> None:
+    """Raises UserError for what cannot be the name of a zone."""
+    if not ZONE.fullmatch(zone):
+        raise UserError(f"--zone: {zone!r} is not a zone; write it as in us-central2-b")
 
 
 def _offer(where: Slice, zone: str, spot: bool) -> Offer:

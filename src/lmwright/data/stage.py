@@ -38,6 +38,7 @@ from lmwright.data.manifest import (
 from lmwright.data.progress import Progress
 from lmwright.errors import UserError
 from lmwright.guard.files import remove_leftovers, sync, write_whole
+from lmwright.hardware.devices import cores_here
 
 Work = Callable[[Any, Path], dict[str, Any]]
 Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
@@ -168,7 +169,7 @@ def _clear(folder: Path) -> None:
 def _run_parts(
     folder: Path, todo: dict[int, Any], work: Work, workers: int | None, progress: Progress
 ) -> None:
-    workers = min(workers or _cores(), len(todo))
+    workers = min(workers or cores_here(), len(todo))
     if workers <= 1:
         for index, part in todo.items():
             progress.advance(_run_part(folder, index, part, work))
@@ -300,10 +301,6 @@ def _has_size(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 
 
 class BlockFields:
-    """What blocks read of a decoder. The last two are fields of some families alone;
+    """Fields of a decoder that its blocks read. The last two are fields of some families alone;
     `mlp_dim` is missing where no layer has a plain mlp."""
 
     vocab_size: int

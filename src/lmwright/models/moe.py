@@ -36,7 +36,7 @@ DenseDim = Annotated[PositiveInt, Field(description="Width of the plain mlp of `
 
 
 class Constants(PreNorm):
-    """What only some families have as fields."""
+    """Values of fields that only some families have."""
 
     dense_layers: tuple[int, ...] = ()
     window: int | None = None
@@ -104,7 +104,7 @@ class Qwen3Moe(MoeDecoder):
     """Qwen 3 with experts (https://arxiv.org/abs/2505.09388): norms of q and k in each head, some
     layers plain."""
 
-    qk_norm = "head"
+    qk_norm: ClassVar = "head"  # type: ignore[misc]
     kind: Literal["qwen3-moe"] = "qwen3-moe"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()
@@ -119,7 +119,7 @@ class Olmoe(MoeDecoder):
     """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, routing weights
     as the softmax leaves them; norms of q and k over all heads together."""
 
-    qk_norm = "all"
+    qk_norm: ClassVar = "all"  # type: ignore[misc]
     kind: Literal["olmoe"] = "olmoe"
     bias: AttentionBias = "none"
     qkv_limit: Positive | None = None
@@ -139,7 +139,7 @@ class Dots1(MoeDecoder):
     (https://arxiv.org/abs/2412.19437) but for its attention. Sigmoid routing from the best groups,
     balanced by a bias; shared experts for every token; the first layers plain."""
 
-    qk_norm = "head"
+    qk_norm: ClassVar = "head"  # type: ignore[misc]
     kind: Literal["dots1"] = "dots1"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()

@@ -5,7 +5,7 @@ and norms of q and k over all heads together.
         +-------------------------^ +-----------------^
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jax import Array
 
@@ -34,7 +34,7 @@ from lmwright.nn.rope import apply_rope
 class Olmo2(Decoder):
     """A decoder of the OLMo 2 family; its fields are the model."""
 
-    qk_norm = "all"
+    qk_norm: ClassVar = "all"  # type: ignore[misc]
     kind: Literal["olmo2"] = "olmo2"
     mlp_dim: PositiveInt
     rope_theta: Positive = 500_000.0

@@ -8,7 +8,7 @@ A rate is in units of weight per step. The string under a field is its help text
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,19 +26,19 @@ UnitFraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class WarmUp:
-    """What all schedules begin with."""
+    """The linear rise from zero that all schedules begin with."""
 
     warmup_steps: int
-    least_fall: int = 0  # steps of decay at the end of the run
+    least_fall: ClassVar[int] = 0  # steps of decay at the end of the run
 
     def refuse(self, num_steps: int) -> None:
         """Raises UserError where the schedule does not fit into the steps of a run."""
         fall_steps = self.decay_steps if isinstance(self, Wsd) else self.least_fall
         if self.warmup_steps + fall_steps > num_steps:
-            fall = f" and {fall_steps} of decay" if fall_steps else ""
             raise UserError(
-                f"optim.schedule.warmup_steps: {self.warmup_steps} steps{fall} do not fit into "
-                f"train.steps = {num_steps}; shorten them or train longer"
+                f"optim.schedule.warmup_steps: {self.warmup_steps} steps do not fit into "
+                f"train.steps = {num_steps}, of which the decay takes {fall_steps}; shorten them or train "
+                "longer"
             )
 
 
@@ -55,7 +55,7 @@ class Constant(WarmUp):
 class Linear(WarmUp):
     """Warm-up, then a linear decay to the floor at the last step."""
 
-    least_fall = 1
+    least_fall: ClassVar[int] = 1
     kind: Literal["linear"] = "linear"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
@@ -67,7 +67,7 @@ class Linear(WarmUp):
 class Cosine(WarmUp):
     """Warm-up, then half a cosine down to the floor at the last step."""
 
-    least_fall = 1
+    least_fall: ClassVar[int] = 1
     kind: Literal["cosine"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""

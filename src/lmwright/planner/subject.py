@@ -38,11 +38,7 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
     lies_there = path.is_file() and path.suffix != ".gguf"
     if lies_there or is_run(name):
         return load_noted(name, overrides)
-    try:
-        model = find_model(name)
-    except UserError as error:
-        text = str(error).replace("neither a preset nor", "neither a run file, a preset nor")
-        raise UserError(text) from error
+    model = find_model(name)
     machine = None if on.strip().lower() == "any" else parse_machine(on)
     given = {keys for keys, _ in map(parse_override, overrides)}
     return _Alone(name, model, tuple(overrides), given).on(machine)

@@ -22,7 +22,7 @@ from lmwright.formats.convert import export_loaded
 from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.formats.load import load_model, run_tokenizer
-from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, open_place
+from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.tokenizer_files import write_tokenizer
 from lmwright.program.trainee import training_of
@@ -69,9 +69,8 @@ def open_source(name: str | Path) -> tuple[Place, str]:
     if is_hub_name(name):
         raise UserError(f"{name}: is on the hub already; give a run directory or a local folder")
     path = Path(os.path.expanduser(name))
-    if path.is_dir() and not any((path / file).exists() for file in ("run.toml", "config.json")):
-        if next(path.rglob("*.gguf"), None) is not None:
-            return Place(GGUF, path), GGUF_FOLDER
+    if gguf_folder(path):
+        return Place(GGUF, path), GGUF_FOLDER
     place = open_place(name)
     return place, place.kind
 

@@ -25,7 +25,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud.spec import OVER, RUN_FILE, START, Spec, dump_spec, read_state, write_state
+from lmwright.cloud.spec import (
+    OVER,
+    RUN_FILE,
+    START,
+    Spec,
+    dump_spec,
+    read_state,
+    refuse_host,
+    write_state,
+)
 from lmwright.cloud.ssh.far import FACTS
 from lmwright.cloud.ssh.hosts import Host
 from lmwright.cloud.ssh.line import Access, Line, Unreachable, all_of, every
@@ -295,8 +304,7 @@ def shell(spec: Spec, host: int, words: Sequence[str]) -> int:
     """Opens a shell on a host by the user's ssh, or runs a command there; returns its exit
     code."""
     fleet = fleet_of(spec)
-    if not 0 <= host < len(fleet.lines):
-        raise UserError(f"--host: {host} is none of 0 to {len(fleet.lines) - 1}")
+    refuse_host(host, len(fleet.lines))
     line = fleet.lines[host]
     command = [*line.access.words(), "--", line.host.name, *([shlex.join(words)] if words else [])]
     try:
