@@ -15,8 +15,9 @@ from lmwright.optim import KINDS
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.program.plan import resolve
-from lmwright.program.state import eval_weights, init_state
+from lmwright.program.state import init_state
 from lmwright.program.step import make_step
+from lmwright.train.evaluated import eval_weights
 
 LARGE = Llama(
     vocab_size=64, embed_dim=32, mlp_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,

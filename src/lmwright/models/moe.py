@@ -5,7 +5,7 @@ queries and keys, in what is plain among their layers, and in defaults.
         +-------------------------^ +-------------------------------------^
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array

@@ -35,10 +35,10 @@ class WarmUp:
         """Raises UserError where the schedule does not fit into the steps of a run."""
         fall_steps = self.decay_steps if isinstance(self, Wsd) else self.least_fall
         if self.warmup_steps + fall_steps > num_steps:
+            decay = f" before {fall_steps} of decay" if fall_steps else ""
             raise UserError(
                 f"optim.schedule.warmup_steps: {self.warmup_steps} steps do not fit into "
-                f"train.steps = {num_steps}, of which the decay takes {fall_steps}; shorten them or train "
-                "longer"
+                f"train.steps = {num_steps}{decay}; shorten them or train longer"
             )
 
 

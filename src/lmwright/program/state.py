@@ -136,14 +136,6 @@ def averaged_weights(part: Tree) -> Tree:
     return part.get("ema", part["weights"])
 
 
-def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
-    """The model with one trainee, as evaluation and generation read it; traceable."""
-    training = plan.training
-    trainee = next(candidate for candidate in training.trainees if candidate.name == name)
-    parts = training.parts(trainee, averaged_weights(state["trained"][name]))
-    return training.bind(state["frozen"], parts)
-
-
 def own_step(part: Tree) -> jax.Array:
     """Steps that a trainee has done: its updates and the steps that were skipped."""
     return part["optimizer"]["count"] + part["skipped"]["total"]

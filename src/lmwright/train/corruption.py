@@ -25,7 +25,7 @@ from lmwright.core.sharding import AXES, batch_sharding, batch_ways
 from lmwright.errors import UserError
 from lmwright.objectives.clm import next_tokens
 from lmwright.program.plan import Plan
-from lmwright.program.state import eval_weights
+from lmwright.train.evaluated import eval_weights
 from lmwright.train.hooks import Hook, Running
 from lmwright.train.signals import EXIT_CORRUPTED
 

@@ -34,13 +34,13 @@ from lmwright.planner.compiler.compile import refuse_option
 from lmwright.program.executable import load_or_compile, takes
 from lmwright.program.length import with_steps
 from lmwright.program.plan import Plan, resolve, step_options
-from lmwright.program.state import abstract_batch, abstract_state, counts_of, eval_weights, saved
+from lmwright.program.state import abstract_batch, abstract_state, counts_of, saved
 from lmwright.program.step import IN_A_ROW, Lanes, make_step
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
 from lmwright.train.corruption import Checks
 from lmwright.train.display import Display, headline
-from lmwright.train.evaluated import write_down
+from lmwright.train.evaluated import eval_weights, write_down
 from lmwright.train.feed import Feed
 from lmwright.train.finite import refuse_state
 from lmwright.train.hooks import HOOKS, Hook, Values
@@ -316,6 +316,8 @@ class Session:
         measured["tokens_seen"] = float(rows * self.plan.seq_len)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
+        for hook in self.hooks:
+            hook.after_log(self, step, measured)
 
     def _trained(self) -> list[Trainee]:
         """The trainees of the last step; all of them before there is one."""
