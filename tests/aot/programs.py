@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     ),
     "llama-70b 2xv5e-256": (
         "llama-70b", "2xv5e-256", 1024,
-        ("mesh.data=2", "train.num_microbatches=2", "data.pack.seq_len=4096"),
+        ("mesh.data=2", "train.num_microbatches=2", "data.pack.seq_len=2048"),
     ),
     "600b v5p-1024": ("600b", "v5p-1024", 512, ("mesh.expert=2", "mesh.tensor=8")),
 }  # fmt: skip
