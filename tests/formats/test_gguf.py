@@ -167,7 +167,7 @@ def test_llama3_rope_is_found_again():
         said = {"rope_theta": 500000.0, "head_dim": 64}
         llama3_rope(said, ours, "file")
         assert said["rope_scaling"] == rope
-    with pytest.raises(UserError, match="no llama3 rope scaling"):
+    with pytest.raises(UserError, match="not a llama3 rope scaling"):
         llama3_rope(said, ours * 1.01, "file")
 
 

@@ -9,15 +9,7 @@ from typing import Any
 
 from lmwright.cloud import local, remote
 from lmwright.cloud.kaggle import job as kaggle
-from lmwright.cloud.spec import (
-    OVER,
-    Spec,
-    job_names,
-    load_spec,
-    read_state,
-    refuse_host,
-    write_state,
-)
+from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
 from lmwright.cloud.ssh import job as by_ssh
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
@@ -145,7 +137,7 @@ def logs_command(name: str, host: int, follow_it: bool) -> None:
     if spec.url:
         remote.logs(spec, host, follow_it=follow_it)
         return
-    refuse_host(host, spec.hosts)
+    spec.refuse_host(host)
     tail = _Tail(spec.folder / "logs" / f"host-{host}.log")
     while True:
         for line in tail.lines():

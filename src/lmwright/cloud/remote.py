@@ -12,7 +12,7 @@ from typing import Any
 
 from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
-from lmwright.cloud.spec import OVER, START, Spec, parse_spec, refuse_host, save_spec
+from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import kept_steps, send_steps
 from lmwright.cloud.target import NO_GCLOUD, settings_path, settings_with
@@ -164,7 +164,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
         raise UserError(f"job {spec.name} has no slice now")
     entry = book["made"][book["current"]]
     offer = spec.offers[entry["offer"]]
-    refuse_host(host, offer.hosts)
+    spec.refuse_host(host, offer.hosts)
     number, worker = divmod(host, offer.hosts_per_slice)
     node = entry["id"] if offer.num_slices == 1 else f"{entry['id']}-{number}"
     command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]

@@ -131,6 +131,12 @@ class Spec:
     def folder(self) -> Path:
         return jobs_folder() / self.name
 
+    def refuse_host(self, host: int, hosts: int | None = None) -> None:
+        """Raises UserError for a host that the job, or its slice of `hosts`, does not have."""
+        hosts = self.hosts if hosts is None else hosts
+        if not 0 <= host < hosts:
+            raise UserError(f"--host: {host} is none of 0 to {hosts - 1}")
+
 
 def jobs_folder() -> Path:
     """Folder of all jobs that were launched from this machine."""
@@ -188,12 +194,6 @@ def job_names() -> list[str]:
 def dump_spec(spec: Spec) -> str:
     """job.json."""
     return json.dumps(asdict(spec), indent=1)
-
-
-def refuse_host(host: int, hosts: int) -> None:
-    """Raises UserError for the number of a host that a job of so many does not have."""
-    if not 0 <= host < hosts:
-        raise UserError(f"--host: {host} is none of 0 to {hosts - 1}")
 
 
 def write_state(spec: Spec, state: dict[str, Any]) -> None:

@@ -137,30 +137,27 @@ class Common:
     ] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adam(Common):
+    """Fields that both forms of Adam have."""
+
+    beta1: Annotated[Fraction, Field(description="Decay of the mean of gradients.")] = 0.9
+    beta2: Annotated[Fraction, Field(description="Decay of the mean of squared gradients.")] = 0.95
+    eps: Annotated[Positive, Field(description="Added to the root of the second moment.")] = 1e-8
+
+
 @section
-class AdamW(Common):
+class AdamW(Adam):
     """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101)."""
 
     kind: Literal["adamw"] = "adamw"
-    beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Fraction = 0.95
-    """Decay of the mean of squared gradients."""
-    eps: Positive = 1e-8
-    """Added to the root of the second moment."""
 
 
 @section
-class Adam8bit(Common):
+class Adam8bit(Adam):
     """AdamW whose moments are 8-bit codes by blocks (https://arxiv.org/abs/2110.02861)."""
 
     kind: Literal["adam8bit"] = "adam8bit"
-    beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Fraction = 0.95
-    """Decay of the mean of squared gradients."""
-    eps: Positive = 1e-8
-    """Added to the root of the second moment."""
 
 
 @section

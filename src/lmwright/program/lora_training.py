@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from lmwright.config.run import Run
 from lmwright.core.param import Param, Tree, init_weights, nest, walk
 from lmwright.core.sharding import lenient_shardings, weight_shardings
 from lmwright.errors import UserError
@@ -31,17 +30,16 @@ from lmwright.program.lora import (
     storages,
     stored,
 )
-from lmwright.program.trainee import Held, spec_of
+from lmwright.program.trainee import Held, Training, spec_of
 
 SMALL = {"int8": jnp.int8, "int4": jnp.int4}
 Parts = Mapping[str, Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
-class LoraTraining:
+class LoraTraining(Training[ResolvedAdapter]):
     """Adapters beside a frozen base."""
 
-    run: Run
     flops_per_weight: ClassVar[int] = 4  # the adapters' own are a few percent
     freezes: ClassVar[bool] = True
 

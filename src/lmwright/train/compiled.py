@@ -1,17 +1,11 @@
-"""The compiled step of a session: for the trainees that still train, with the rows it reads.
-
-    feed.batch(k) --> device batch --> step --> state, values
-
-The host stays one step ahead of the devices, no more.
-"""
+"""The compiled step of a session: for the trainees that still train, with the rows it reads."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import jax
-import numpy as np
 
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
@@ -33,28 +27,20 @@ from lmwright.train.throughput import StepTimer, peak_flops
 class CompiledStep:
     """A step for some trainees."""
 
-    names: tuple[str, ...]
-    """Of the trainees."""
     plan: Plan
+    names: tuple[str, ...]  # of the trainees
     host: HostRows
     feed: Feed
     program: Callable[[Tree, Batch], tuple[Tree, Values]]
-    ready: Ready
-    """Where the program came from."""
+    ready: Ready  # where the program came from
     timer: StepTimer
-    running: jax.Array | None = None
-    """Loss of the last step, which may not be there yet."""
+    running: jax.Array | None = None  # of the last step, which may not be done
 
     @classmethod
     def of(
-        cls,
-        plan: Plan,
-        state: Tree,
-        active: tuple[Trainee, ...],
-        stores: Mapping[str, TokenStore],
-        counts: Mapping[str, int],
-        at: int,
-    ) -> "CompiledStep":
+        cls, plan: Plan, state: Tree, active: tuple[Trainee, ...],
+        stores: Mapping[str, TokenStore], counts: Mapping[str, int], at: int,
+    ) -> "CompiledStep":  # fmt: skip
         """Compiles the step for `active` trainees, whose rows after step `at` are read meanwhile.
         Raises UserError for compiler options that do not exist."""
         lanes = Lanes.of(plan, active)
@@ -65,9 +51,10 @@ class CompiledStep:
         try:
             lowered = step.lower(abstract_state(plan), abstract_batch(plan, num_rows))
             ready = load_or_compile(lowered, plan.devices, step_options(plan), plan.run)
-        except jax.errors.JaxRuntimeError as error:
+        except BaseException as error:
             feed.close()
-            refuse_option(str(error))
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                refuse_option(str(error))
             raise
         share = sum(trainee.rows for trainee in active) / plan.run.train.global_batch_size
         tokens, flops = round(share * plan.tokens_per_step), share * plan.flops_per_step
@@ -75,26 +62,19 @@ class CompiledStep:
         program = ready.compiled if takes(ready.compiled, state) else step
         timer = StepTimer(tokens, flops, peak_flops(plan.devices))
         names = tuple(trainee.name for trainee in active)
-        return cls(names, plan, host, feed, program, ready, timer)
+        return cls(plan, names, host, feed, program, ready, timer)
 
     def __call__(self, state: Tree, k: int) -> tuple[Batch, Tree, Values]:
         """Batch `k`, and the state and the values of the step that reads it."""
         began = time.monotonic()
         with self.timer.waiting():
             rows = self.feed.batch(k)
-        batch = to_device(self.plan, self.host, rows)
+        place = partial(self.host.place, self.plan)  # each host gives its own rows
+        batch = Batch(**{name: place(rows[name]) for name in Batch.__dataclass_fields__})
         state, values = self.program(state, batch)
         beat("step", host_ms=round(1000 * (time.monotonic() - began)))
         if self.running is not None:
-            self.running.block_until_ready()
+            self.running.block_until_ready()  # the host stays one step ahead, no more
             self.timer.step()
         self.running = values["loss"]
         return batch, state, values
-
-
-def to_device(plan: Plan, host: HostRows, rows: dict[str, np.ndarray]) -> Batch:
-    """Host rows [b, T] as a global batch [A, B, T]; each host gives its own rows."""
-    fields: dict[str, Any] = {
-        name: host.place(plan, rows[name]) for name in Batch.__dataclass_fields__
-    }
-    return Batch(**fields)

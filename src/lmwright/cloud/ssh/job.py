@@ -25,16 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud.spec import (
-    OVER,
-    RUN_FILE,
-    START,
-    Spec,
-    dump_spec,
-    read_state,
-    refuse_host,
-    write_state,
-)
+from lmwright.cloud.spec import OVER, RUN_FILE, START, Spec, dump_spec, read_state, write_state
 from lmwright.cloud.ssh.far import FACTS
 from lmwright.cloud.ssh.hosts import Host
 from lmwright.cloud.ssh.line import Access, Line, Unreachable, all_of, every
@@ -304,7 +295,7 @@ def shell(spec: Spec, host: int, words: Sequence[str]) -> int:
     """Opens a shell on a host by the user's ssh, or runs a command there; returns its exit
     code."""
     fleet = fleet_of(spec)
-    refuse_host(host, len(fleet.lines))
+    spec.refuse_host(host, len(fleet.lines))
     line = fleet.lines[host]
     command = [*line.access.words(), "--", line.host.name, *([shlex.join(words)] if words else [])]
     try:
