@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Run, Train
-from lmwright.core.contract import Loss, OneModel
+from lmwright.core.contract import Loss, Objective
 from lmwright.core.param import count_params
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
@@ -27,7 +27,7 @@ SMALL = replace(LARGE, embed_dim=16, mlp_dim=24, num_layers=2, head="tied")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair(OneModel):
+class Pair(Objective):
     """The run's model and another, side by side on the same rows."""
 
     other: Llama

@@ -16,14 +16,14 @@ from jax import Array, lax
 
 from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, OneModel
+from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import predict_answers, reference_of
 
 
 @section
-class Kto(OneModel):
+class Kto(Objective):
     """Kahneman-Tversky optimization; needs adapters, whose base is the reference."""
 
     kind: Literal["kto"] = "kto"

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, OneModel
+from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
@@ -58,7 +58,7 @@ def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Answers:
 
 
 @section
-class Dpo(OneModel):
+class Dpo(Objective):
     """Direct preference optimization; needs adapters, whose base is the reference."""
 
     kind: Literal["dpo"] = "dpo"
@@ -103,7 +103,7 @@ class Dpo(OneModel):
 
 
 @section
-class Orpo(OneModel):
+class Orpo(Objective):
     """Odds-ratio preference optimization: fine-tuning on what was chosen, and away from the
     other, at once."""
 

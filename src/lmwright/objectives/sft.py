@@ -12,13 +12,13 @@ from jax import Array
 
 from lmwright.config.run import Fraction, NonNegative, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, OneModel
+from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.objectives.clm import next_token_loss
 
 
 @section
-class Sft(OneModel):
+class Sft(Objective):
     """Next-token prediction of completions."""
 
     kind: Literal["sft"] = "sft"
