@@ -32,43 +32,52 @@ class WithCommand(click.Command):
 )
 @click.option("--do", "verb", type=click.Choice(VERBS_OF_JOBS), help="Default: train.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
-@click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
+@click.option("--detach", is_flag=True, help="Return at once; see `lmwright jobs follow`.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option(
     "--hang-after",
     type=click.FloatRange(min=1),
-    help="Least seconds without a step after which all ranks start again. Default: 60.",
+    help="Restart all ranks after this many seconds without a step, at least. Default: 60.",
 )
 @click.option(
     "--failures",
     type=click.IntRange(min=1),
-    help="Failures without a new checkpoint after which the job is given up. Default: 5.",
+    help="Give up after this many failures without a new checkpoint. Default: 5.",
 )
 @click.option("--bucket", help="Folder for jobs; default: gs://BUCKET/lmwright beside the run.")
 @click.option("--project", help="Google Cloud project.")
-@click.option("--zone", help="As in us-central2-b; or several with commas, tried in turn.")
-@click.option("--spot", "capacity", flag_value="spot", help="Cheap, and taken away at any time.")
-@click.option("--on-demand", "capacity", flag_value="on-demand", help="The default.")
+@click.option("--zone", help="Zone, as in us-central2-b; or several with commas, tried in turn.")
+@click.option(
+    "--spot",
+    "capacity",
+    flag_value="spot",
+    help="Spot capacity: cheaper, can be preempted.",
+)
+@click.option(
+    "--on-demand", "capacity", flag_value="on-demand", help="On-demand capacity, the default."
+)
 @click.option("--guaranteed", "capacity", flag_value="guaranteed", help="Guaranteed capacity.")
 @click.option("--reservation", help="Name of a reservation.")
-@click.option("--service-account", help="E-mail of the account of the hosts.")
+@click.option("--service-account", help="E-mail address of the hosts' service account.")
 @click.option("--network", help="Network of the hosts.")
 @click.option("--subnetwork", help="Subnetwork of the hosts.")
-@click.option("--internal-ips", is_flag=True, default=None, help="Hosts without the internet.")
+@click.option(
+    "--internal-ips", is_flag=True, default=None, help="Give hosts internal addresses only."
+)
 @click.option("--disk", "disks", multiple=True, help="Disk that every host mounts read-only.")
-@click.option("--secret", "secrets", multiple=True, help="VARIABLE=NAME, of Secret Manager.")
-@click.option("--valid-hours", type=float, help="Hours that a request may wait in the queue.")
-@click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
-@click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
-@click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
-@click.option("--remote-python", help="Python that has lmwright on the hosts of ssh:.")
+@click.option("--secret", "secrets", multiple=True, help="Secret Manager's, as VARIABLE=NAME.")
+@click.option("--valid-hours", type=float, help="Longest wait in the queue, in hours.")
+@click.option("--max-hours", type=float, help="End the job after this many hours on slices.")
+@click.option("--max-chip-hours", type=float, help="End the job after this many chip-hours.")
+@click.option("--max-cost", type=float, help="End the job at this list price, in USD.")
+@click.option("--remote-python", help="Python with lmwright installed, on the hosts of ssh:.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
 def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
-    """Train on several hosts and come back after faults.
+    """Train on several hosts and recover from faults.
 
-    When a rank dies or hangs, all are ended and started again from the newest checkpoint. A slice
-    that is taken away is asked for again. Ctrl-C leaves the job running. With --do, another verb
-    runs on a target of one host, and gets the words after `--`. Without, COMMAND runs on all hosts.
+    When a rank dies or hangs, all ranks restart from the newest checkpoint. A slice that was
+    preempted is requested again. Ctrl-C leaves the job running. --do runs another verb on a target
+    of one host, with the words after `--`. Without it, COMMAND runs on all hosts.
 
     \b
     Example:  lmwright launch run.toml --on local:2x4
@@ -126,7 +135,7 @@ def jobs_show(name: str) -> Any:
 @jobs.command("logs")
 @click.argument("name")
 @click.option("--host", type=int, default=0, help="Number of the host. Default: 0.")
-@click.option("-f", "--follow", "follow_it", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", "follow_it", is_flag=True, help="Keep printing until the job ends.")
 def jobs_logs(name: str, host: int, follow_it: bool) -> Any:
     """Print the output of the job NAME on one host, all attempts.
 
@@ -157,7 +166,7 @@ def jobs_follow(name: str) -> Any:
 def jobs_start(name: str, detach: bool) -> Any:
     """Start the job NAME again.
 
-    It failed or was stopped; it goes on from its newest checkpoint.
+    A job that failed or was stopped continues from its newest checkpoint.
 
     \b
     Example:  lmwright jobs start wiki
@@ -170,7 +179,7 @@ def jobs_start(name: str, detach: bool) -> Any:
 @jobs.command("stop")
 @click.argument("name")
 def jobs_stop(name: str) -> Any:
-    """Let the job NAME save, and end it.
+    """Stop the job NAME after it has saved.
 
     \b
     Example:  lmwright jobs stop wiki
@@ -197,9 +206,9 @@ def jobs_ssh(name: str, command: Sequence[str], host: int) -> Any:
 
 @jobs.command("forget")
 @click.argument("name")
-@click.option("--kill", is_flag=True, help="End it first, without saving.")
+@click.option("--kill", is_flag=True, help="Kill it first, without saving.")
 def jobs_forget(name: str, kill: bool) -> Any:
-    """Remove what is kept of the job NAME; its run directory stays.
+    """Delete the record of the job NAME; its run directory stays.
 
     \b
     Example:  lmwright jobs forget wiki
@@ -216,14 +225,14 @@ def cloud() -> None:
 
 @cloud.command("init")
 @click.option("--project", required=True, help="Google Cloud project.")
-@click.option("--zone", required=True, help="Where slices are to be, as in us-central2-b.")
+@click.option("--zone", required=True, help="Zone of the slices, as in us-central2-b.")
 @click.option("--bucket", required=True, help="Bucket for runs and jobs, as gs://NAME.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def cloud_init(project: str, zone: str, bucket: str, yes: bool, dry_run: bool) -> Any:
     """Create the Google Cloud resources for TPU slices.
 
-    APIs are enabled, a bucket and a service account made, and settings written.
+    Enables APIs, creates a bucket and a service account, and writes the settings.
 
     \b
     Example:  lmwright cloud init --project my-project --zone us-central2-b --bucket gs://my-runs

@@ -71,7 +71,7 @@ def lmwright() -> None:
 @lmwright.command()
 @click.argument("folder", default="quickstart")
 def quickstart(folder: str) -> Any:
-    """Do everything once, on Python's own sources.
+    """Run the whole pipeline once, on Python's own source code.
 
     Text, tokenizer, training, evaluation, a sample, a report and a Hugging Face folder, in
     a few minutes, all below FOLDER. Run again, it goes on where it stopped.
