@@ -47,15 +47,8 @@ class WithCommand(click.Command):
 @click.option("--bucket", help="Folder for jobs; default: gs://BUCKET/lmwright beside the run.")
 @click.option("--project", help="Google Cloud project.")
 @click.option("--zone", help="Zone, as in us-central2-b; or several with commas, tried in turn.")
-@click.option(
-    "--spot",
-    "capacity",
-    flag_value="spot",
-    help="Spot capacity: cheaper, can be preempted.",
-)
-@click.option(
-    "--on-demand", "capacity", flag_value="on-demand", help="On-demand capacity, the default."
-)
+@click.option("--spot", "capacity", flag_value="spot", help="Cheaper; can be preempted.")
+@click.option("--on-demand", "capacity", flag_value="on-demand", help="The default.")
 @click.option("--guaranteed", "capacity", flag_value="guaranteed", help="Guaranteed capacity.")
 @click.option("--reservation", help="Name of a reservation.")
 @click.option("--service-account", help="E-mail address of the hosts' service account.")

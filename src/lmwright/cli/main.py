@@ -74,7 +74,7 @@ def quickstart(folder: str) -> Any:
     """Run the whole pipeline once, on Python's own source code.
 
     Text, tokenizer, training, evaluation, a sample, a report and a Hugging Face folder, in
-    a few minutes, all below FOLDER. Run again, it goes on where it stopped.
+    a few minutes, all below FOLDER. A second run continues where it stopped.
 
     \b
     Example:  lmwright quickstart

@@ -74,11 +74,7 @@ def evaluate(
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Prompt; may be repeated.")
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(min=1),
-    help="Most new tokens; default: 128.",
-)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
