@@ -286,9 +286,9 @@ class Comparison:
 
     def _part_lines(self) -> list[str]:
         if self.by_part is None:
-            kept = newest_profile(self.record.dir)
+            profile = newest_profile(self.record.dir)
             other = "its profile is of a machine that this host cannot compile for"
-            return [other] if kept is not None else []
+            return [other] if profile is not None else []
         whole = sum(self.by_part.values())
         what = "" if self.predicted.by == "compiler" else " (predicted: products alone)"
         lines = ["", f"by part, of the instructions in its profile{what}:"]
