@@ -116,6 +116,15 @@ class Machine:
                     there.append(process)
         return there
 
+    def running(self, word: str = "") -> dict[psutil.Process, list[str]]:
+        """Everything that runs on this machine with its command line, which holds `word`."""
+        running = {}
+        for process in self.processes():
+            with suppress(psutil.Error):  # it may just have ended
+                if not word or word in process.cmdline():
+                    running[process] = process.cmdline()
+        return running
+
     def jobs(self) -> list[str]:
         """Folders of jobs."""
         return sorted(path.name for path in self.state.glob("lmwright/jobs/*"))

@@ -28,8 +28,10 @@ class WithCommand(click.Command):
 @click.argument("run", metavar="RUN", required=False)
 @OVERRIDES
 @click.option(
-    "--on", help="Slices to try, as in v4-32,v5e-64; or kaggle; or ssh:hosts.txt; or local:4x2."
+    "--on",
+    help="Slices to try, as in v4-32,v5e-64; or kaggle, ssh:hosts.txt, gke:CLUSTER, local:4x2.",
 )
+@click.option("--slice", help="Slices of gke:CLUSTER to try, as in 7x-16 or 2xv5p-32.")
 @click.option("--do", "verb", type=click.Choice(VERBS_OF_JOBS), help="Default: train.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; see `lmwright jobs follow`.")
@@ -58,11 +60,21 @@ class WithCommand(click.Command):
     "--internal-ips", is_flag=True, default=None, help="Give hosts internal addresses only."
 )
 @click.option("--disk", "disks", multiple=True, help="Disk that every host mounts read-only.")
-@click.option("--secret", "secrets", multiple=True, help="Secret Manager's, as VARIABLE=NAME.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    help="VARIABLE=NAME, of Secret Manager; on gke: VARIABLE=SECRET/KEY.",
+)
 @click.option("--valid-hours", type=float, help="Longest wait in the queue, in hours.")
 @click.option("--max-hours", type=float, help="End the job after this many hours on slices.")
 @click.option("--max-chip-hours", type=float, help="End the job after this many chip-hours.")
 @click.option("--max-cost", type=float, help="End the job at this list price, in USD.")
+@click.option("--namespace", help="Namespace of the pods of gke:. Default: default.")
+@click.option("--image", help="Image of the containers of gke:. Default: python:3.12-slim.")
+@click.option("--pod-account", help="Kubernetes service account of the pods of gke:.")
+@click.option("--queue", help="Local queue of Kueue, for gke:.")
+@click.option("--label", "labels", multiple=True, help="KEY=VALUE, for the pods of gke:.")
 @click.option("--remote-python", help="Python with lmwright installed, on the hosts of ssh:.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
 def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
@@ -75,6 +87,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
     \b
     Example:  lmwright launch run.toml --on local:2x4
               lmwright launch run.toml --on v4-32 --zone us-central2-b --spot --dry-run
+              lmwright launch run.toml --on gke:my-cluster --slice 7x-16
               lmwright launch run.toml --on kaggle
               lmwright launch run.toml --on v5e-8 --do eval -- --max-rows 1000
     """
@@ -88,7 +101,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
         raise click.UsageError("Missing argument 'RUN'.", click.get_current_context())
 
     named = {name: options.pop(name, None) for name in Settings.__dataclass_fields__}
-    wanted = Wanted(**given(**options), work=work)
+    wanted = Wanted(**given(**options), work=work, given=tuple(given(**named)))
     if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
         wanted = replace(wanted, settings=settings_with(**given(**named)))
     loaded = load(run, overrides) if run else None
