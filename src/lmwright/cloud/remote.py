@@ -18,6 +18,7 @@ from lmwright.cloud.slices import GOING, Patience, Slices, service_of
 from lmwright.cloud.spec import OVER, START, Spec, load_spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
+from lmwright.cloud.target import NO_GCLOUD
 from lmwright.cloud.tell import Teller, last_words
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -119,8 +120,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
         raise UserError(f"job {spec.name} has no slice now")
     entry = book["made"][book["current"]]
     offer = spec.offers[entry["offer"]]
-    if not 0 <= host < offer.hosts:
-        raise UserError(f"--host: {host} is none of 0 to {offer.hosts - 1}")
+    spec.refuse_host(host, offer.hosts)
     if spec.cloud.gke is not None:
         from lmwright.cloud.gke.describe import shell
 
@@ -133,7 +133,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
     try:
         return subprocess.run(command).returncode
     except FileNotFoundError:
-        raise UserError("gcloud is not installed, by which hosts are reached") from None
+        raise UserError(NO_GCLOUD) from None
 
 
 def adopt(url: str) -> Spec:

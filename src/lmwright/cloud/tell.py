@@ -47,7 +47,7 @@ class Teller:
 
 
 def notify(command: str, line: str) -> None:
-    """Gives a line to the user's command. That it fails is told, and changes nothing."""
+    """Passes a line to the user's command; its failure is reported and has no other effect."""
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command], input=line + "\n", text=True, timeout=NOTIFY_S,
