@@ -172,7 +172,7 @@ def test_a_secret_that_is_not_there_fails_the_job(
     monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
     tpu.hosts = 1
     words = ["--on", "v4-8", "--zone", ZONE, "--project", "p", "--name", "j", "--bucket", url]
-    assert main(["launch", *words, "--secret", "HF_TOKEN=mine", "--", "true"]) == 1
+    assert main(["launch", *words, "--secret", "HF_TOKEN=mine", "--", "true"]) == 2
     assert "mine of project p: Not Found; make it: gcloud secrets" in capsys.readouterr().err
     assert tpu.resources == {} and not tpu.running
 
