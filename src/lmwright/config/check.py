@@ -29,6 +29,7 @@ def check_run(run: Run) -> None:
         _check_schedule,
         lambda run: run.mesh.rest_axis(),
         _check_row,
+        check_memory,
         _check_checkpoint,
         _check_tokenizer,
         _check_sources,
@@ -78,6 +79,42 @@ def _check_row(run: Run) -> None:
             f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {context}; shorten the "
             f"rows or raise model.seq_len"
         )
+
+
+def check_memory(run: Run) -> None:
+    """Raises UserError where choices of what the backward pass keeps contradict each other."""
+    train = run.train
+    if train.offload != "none" and train.remat == "none":
+        raise UserError(
+            f"train.offload: {train.offload!r} has no effect with train.remat = 'none', which "
+            "keeps everything on the device; use train.remat = 'block'"
+        )
+    if train.offload == "products" and train.remat != "block":
+        raise UserError(
+            f"train.remat: {train.remat!r} has no effect with train.offload = 'products', which "
+            "puts all matmuls on the host; use train.remat = 'block'"
+        )
+    if train.mlp_chunk_tokens is None:
+        return
+    if train.remat not in ("mlp", "block") or train.offload == "products":
+        keeps = (
+            ("offload", train.offload) if train.offload == "products" else ("remat", train.remat)
+        )
+        raise UserError(
+            f"train.mlp_chunk_tokens: has no effect with train.{keeps[0]} = {keeps[1]!r}, which "
+            "which keeps the mlp's activations of all tokens; use train.remat = 'mlp' or 'block'"
+        )
+    if seq_len_of(run) % train.mlp_chunk_tokens:
+        raise UserError(
+            f"train.mlp_chunk_tokens: {train.mlp_chunk_tokens} does not divide the rows of "
+            f"{seq_len_of(run)} tokens; use a divisor, such as "
+            f"{_divisor_below(seq_len_of(run), train.mlp_chunk_tokens)}"
+        )
+
+
+def _divisor_below(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`."""
+    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)
 
 
 def _check_schedule(run: Run) -> None:

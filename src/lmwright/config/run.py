@@ -256,8 +256,13 @@ class Train:
     remat: Literal["none", "dots", "gate", "mlp", "block"] = "none"
     """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
     these and all the mlp's wide matmuls, whole blocks."""
+    offload: Literal["none", "block_inputs", "attention", "products"] = "none"
+    """What the backward pass reads from the host's memory rather than computing it again: the
+    inputs of blocks, these and attention's queries, keys, values and outputs, or all matmuls."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
+    mlp_chunk_tokens: PositiveInt | None = None
+    """Tokens of each row that an mlp takes at a time; the whole row if unset."""
     context_attention: Literal["ring", "all_to_all"] = "ring"
     """Over `mesh.context`: keys and values go around, or heads are traded for tokens."""
     compiler_options: dict[str, str] = field(default_factory=dict)

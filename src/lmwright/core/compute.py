@@ -6,7 +6,7 @@ rest. The stack applies it, and the planner asks it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -21,8 +21,11 @@ MATMUL = "dot"
 WIDE_MATMUL = "dot to mlp"  # the largest of a block, and cheap to compute again
 GATE = "gate"  # as wide as they are
 ATTENTION = "attention"  # the output of a kernel and the log of its softmax sum
+HEADS = "heads"  # queries, keys and values as a kernel reads them
+BLOCK_INPUT = "block input"  # the residual stream
 
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
+OffloadName = Literal["none", "block_inputs", "attention", "products"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,15 @@ class Remat:
     """One policy: the names of the results that are kept."""
 
     kept: frozenset[str]
+    """On the device."""
     everything: bool = False
     """Keeps all results, named or not."""
+    offloaded: frozenset[str] = frozenset()
+    """In the memory of the host."""
 
     def keeps(self, name: str) -> bool:
         """True if the backward pass reads the result of this name rather than recomputing it."""
-        return self.everything or name in self.kept
+        return self.everything or name in self.kept | self.offloaded
 
     def apply(self, block: Callable[..., Any], *, prevent_cse: bool = False) -> Callable[..., Any]:
         """`block` whose backward pass recomputes what is not kept. Outside of a loop,
@@ -44,35 +50,63 @@ class Remat:
             return block
         policies = jax.checkpoint_policies
         policy = policies.nothing_saveable
-        if self.kept:
+        if self.offloaded:
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=sorted(self.kept),
+                names_which_can_be_offloaded=sorted(self.offloaded),
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+        elif self.kept:
             policy = policies.save_only_these_names(*sorted(self.kept))
         return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
 
 
 REMATS: dict[RematName, Remat] = {
     "none": Remat(frozenset(), everything=True),
-    "dots": Remat(frozenset({MATMUL, WIDE_MATMUL, GATE, ATTENTION})),
-    "gate": Remat(frozenset({MATMUL, WIDE_MATMUL, ATTENTION})),
-    "mlp": Remat(frozenset({MATMUL, ATTENTION})),
+    "dots": Remat(frozenset({MATMUL, WIDE_MATMUL, GATE, HEADS, ATTENTION})),
+    "gate": Remat(frozenset({MATMUL, WIDE_MATMUL, HEADS, ATTENTION})),
+    "mlp": Remat(frozenset({MATMUL, HEADS, ATTENTION})),
     "block": Remat(frozenset()),
 }
 """From what takes most memory to what takes least."""
+
+OFFLOADS: dict[OffloadName, frozenset[str]] = {
+    "none": frozenset(),
+    "block_inputs": frozenset({BLOCK_INPUT}),
+    "attention": frozenset({BLOCK_INPUT, HEADS, ATTENTION}),
+    "products": frozenset({BLOCK_INPUT, MATMUL, WIDE_MATMUL, GATE, HEADS, ATTENTION}),
+}
+
+
+def remat_of(remat: RematName, offload: OffloadName = "none") -> Remat:
+    """The policy that keeps what `remat` names on the device, but what `offload` names on the
+    host."""
+    policy, offloaded = REMATS[remat], OFFLOADS[offload]
+    return replace(policy, kept=policy.kept - offloaded, offloaded=offloaded)
 
 
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
-    recomputes, whether layers are unrolled, the set of kernels, tokens of a row whose logits
-    exist at once, how attention sees rows that are cut over devices, and the pieces in which
-    rows pass through the stages of a pipeline."""
+    recomputes or reads from the host, whether layers are unrolled, the set of kernels, tokens of a
+    row whose logits or wide activations exist at once, how attention sees rows that are cut over
+    devices, and the pieces in which rows pass through the stages of a pipeline."""
 
     precision: str = "fp32"
     remat: RematName = "none"
+    offload: OffloadName = "none"
     unroll: bool = False
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
+    mlp_chunk_tokens: int | None = None
     context_attention: ContextAttention = "ring"
     num_microbatches: int = 1
+
+    @property
+    def policy(self) -> Remat:
+        """The policy of rematerialization."""
+        return remat_of(self.remat, self.offload)
 
     @property
     def dtype(self) -> jnp.dtype:

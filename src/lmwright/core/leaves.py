@@ -13,7 +13,7 @@ a leaf may hold Params (its spec), abstract arrays or shardings.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
@@ -95,6 +95,31 @@ def is_typed(leaf: Any) -> bool:
 def has_adapters(w: Tree) -> bool:
     """True if any leaf is a base with an adapter."""
     return any(isinstance(leaf, Lora) for leaf in jax.tree.leaves(w, is_leaf=is_typed))
+
+
+def trained_leaves(w: Tree) -> list[bool]:
+    """For each array of `jax.tree.leaves(w)`, whether it may take a gradient: arrays do, and the
+    factors and magnitudes of adapters."""
+    marks: list[bool] = []
+    for leaf in jax.tree.leaves(w, is_leaf=is_typed):
+        frozen = jax.tree.map(lambda _: False, leaf)
+        if isinstance(leaf, Lora):
+            magnitude = None if leaf.magnitude is None else True
+            frozen = replace(frozen, a=True, b=True, magnitude=magnitude)
+        marks += jax.tree.leaves(frozen) if is_typed(leaf) else [True]
+    return marks
+
+
+def fold_keys(w: Tree, number: Array) -> Tree:
+    """`w` whose adapters drop other inputs for each `number`."""
+
+    def fold(leaf: Any) -> Any:
+        if not isinstance(leaf, Lora) or leaf.key is None:
+            return leaf
+        key = jax.random.fold_in(jax.random.wrap_key_data(leaf.key), number)
+        return replace(leaf, key=jax.random.key_data(key))
+
+    return jax.tree.map(fold, w, is_leaf=is_typed)
 
 
 def without_adapters(w: Tree) -> Tree:

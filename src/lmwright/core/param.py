@@ -88,6 +88,12 @@ class Param:
         rest = self.arrow.rpartition("]")[2].lstrip()
         return replace(self, arrow=f"[{batch}] {rest}", shape=(count, *self.shape))
 
+    def unstacked(self) -> "Param":
+        """Param of one of the weights that are stacked along its first axis."""
+        batch = " ".join(self.batch[1:])
+        rest = self.arrow.rpartition("]")[2].lstrip()
+        return replace(self, arrow=f"[{batch}] {rest}" if batch else rest, shape=self.shape[1:])
+
     def make(self, key: Array, dtype: jnp.dtype = jnp.float32) -> Array:
         """A fresh array of `shape`."""
         if self.fill is not None:

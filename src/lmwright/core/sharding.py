@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -151,6 +152,32 @@ def constrain(x: Array, axes: str) -> Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, partition(tuple(axes.split()), ACTIVATIONS))
+
+
+def gathered(w: Array, axes: str) -> Array:
+    """A weight as matmuls read it: whole along the mesh axes over which tokens are cut."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return w
+    tokens = {name for axis in ("batch", "seq") for name in axes_of(ACTIVATIONS[axis])}
+    cuts = [axes_of(entry) for entry in partition(tuple(axes.split()), WEIGHTS)]
+    whole = [tuple(name for name in cut if name not in tokens) or None for cut in cuts]
+    return jax.lax.with_sharding_constraint(w, PartitionSpec(*whole))
+
+
+def token_chunks(a: Array, chunk: int) -> Array:
+    """[B, T, ...] to [T/C, B, C, ...]; where rows are cut over devices, a chunk has an equal
+    part of each device's tokens."""
+    (b, t), ways = a.shape[:2], context_ways()
+    pieces = a.reshape(b, ways, t // chunk, chunk // ways, *a.shape[2:])
+    return jnp.moveaxis(pieces, 2, 0).reshape(t // chunk, b, chunk, *a.shape[2:])
+
+
+def join_chunks(a: Array) -> Array:
+    """Inverse of `token_chunks`: [T/C, B, C, ...] to [B, T, ...]."""
+    (num, b, chunk), ways = a.shape[:3], context_ways()
+    pieces = a.reshape(num, b, ways, chunk // ways, *a.shape[3:])
+    return jnp.moveaxis(pieces, 0, 2).reshape(b, num * chunk, *a.shape[3:])
 
 
 def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:

@@ -23,8 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import REMATS, RematName
+from lmwright.core.compute import BLOCK_INPUT, REMATS, Remat
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
 
@@ -41,7 +42,7 @@ def run_stack(
     layers: Tree,
     x: Array,
     *side: Any,
-    remat: RematName = "none",
+    remat: Remat = REMATS["none"],
     unroll: bool = False,
     num_microbatches: int = 1,
 ) -> tuple[Array, Aux]:
@@ -52,18 +53,26 @@ def run_stack(
     below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
     stages, rows go in `num_microbatches` pieces."""
     layers = layers if len(blocks) > 1 else {"0": layers}
+    blocks = [_named(block) for block in blocks] if remat.offloaded else blocks
     if unroll and num_stages() == 1:
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
-    block = _chained([REMATS[remat].apply(block) for block in blocks])
+    block = _chained([remat.apply(block) for block in blocks])
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
     return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
 
 
-def _unrolled(
-    block: Block, layers: Tree, x: Array, *side: Any, remat: RematName
-) -> tuple[Array, Aux]:
+def _named(block: Block) -> Block:
+    """`block` whose input has a name."""
+
+    def named(w: Tree, x: Array, *side: Any) -> tuple[Array, Aux]:
+        return block(w, checkpoint_name(x, BLOCK_INPUT), *side)
+
+    return named
+
+
+def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
     """Stack of layers without a loop, for platforms where fresh memory costs more than elementwise
     arithmetic. Results other than those of matmuls, and the slices of the weights, are recomputed
     in the backward pass rather than kept."""
@@ -75,7 +84,7 @@ def _unrolled(
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
-    policy = REMATS["dots" if remat == "none" else remat]
+    policy = REMATS["dots"] if remat.everything else remat
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
         again = policy.apply(partial(one, index), prevent_cse=True)
         x, *tied = joint_gradients(x, *slots)

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.compute import Compute
+from lmwright.core.compute import HEADS, Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
 from lmwright.core.stack import Aux, Span, added, run_stack, run_stack_cached
+from lmwright.core.weight import name_result
 from lmwright.kernels import select
 from lmwright.nn.attention import Scoring, cached_attention
 
@@ -34,6 +35,8 @@ class Attend:
     run: Callable[..., Array]
     real: Array
     """bool [B, T]: False at padding."""
+    mlp_chunk_tokens: int | None = None
+    """Tokens of a row that an mlp takes at a time; all if unset."""
 
     def __call__(self, *args: Any, **masks: Any) -> Array:
         return self.run(*args, **masks)
@@ -68,20 +71,21 @@ def run_layers(
 ) -> tuple[Array, Aux]:
     """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
     arrays [B, ...] that every layer sees, such as rotations."""
-    kernel = select.causal_attention(compute)
+    kernel, chunk = select.causal_attention(compute), compute.mlp_chunk_tokens
 
     def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
         def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+            q, k, v = (name_result(a, HEADS) for a in (q, k, v))
             return kernel(q, k, v, ids, scoring)
 
-        return _applied(layer, kind, w, x, tables, Attend(attend, ids > 0))
+        return _applied(layer, kind, w, x, tables, Attend(attend, ids > 0, chunk))
 
     total: Aux = {}
     for span in spans:
         x, aux = run_stack(
             [partial(block, kind) for kind in span.kinds],
             w[span.name], x, tables, batch.segment_ids,
-            remat=compute.remat, unroll=compute.unroll, num_microbatches=compute.num_microbatches,
+            remat=compute.policy, unroll=compute.unroll, num_microbatches=compute.num_microbatches,
         )  # fmt: skip
         total = added(total, aux)
     return x, total

@@ -45,9 +45,9 @@ class PreNorm(Decoder):
         """Weights of a layer's feed-forward."""
         return mlp_spec(self, self.bias)
 
-    def ffn(self, kind: str, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
-        """[B, T, D] of h [B, T, D], and sums over tokens, those where `real` [B, T] is True."""
-        return feed_forward(self.mlp, w, h), {}
+    def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D], and sums over real tokens."""
+        return feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens), {}
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
@@ -71,7 +71,7 @@ class PreNorm(Decoder):
         q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
         x = constrain(x + output(w, h), "batch stream embed")
-        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend.real)
+        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
         return constrain(x + y, "batch stream embed"), aux
 
 

@@ -17,6 +17,7 @@ from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.block import into_stream
 from lmwright.models.experts import Experts
+from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
 from lmwright.nn.mlp import GatedMlp
 
@@ -82,11 +83,11 @@ class MoeDecoder(Constants):
             return super().ffn_spec(kind)
         return self.experts.spec(self.mlp, self.embed_dim, into_stream(self))
 
-    def ffn(self, kind: str, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
+    def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and what the router did."""
         if kind == DENSE:
-            return super().ffn(kind, w, h, real)
-        return self.experts.run(self.mlp, w, h, real)
+            return super().ffn(kind, w, h, attend)
+        return self.experts.run(self.mlp, w, h, attend.real)
 
 
 @section

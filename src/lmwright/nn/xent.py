@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.param import Tree
-from lmwright.core.sharding import constrain, context_ways
+from lmwright.core.sharding import constrain, context_ways, join_chunks, token_chunks
 
 LogitsFn = Callable[[Tree, Array], Array]
 Extra = tuple[float, float, int]  # z_loss, smoothing, axis of the vocabulary
@@ -116,21 +116,6 @@ def _padded(a: Array, ways: int, size: int) -> Array:
     return pieces.reshape(a.shape[0], ways * size, *a.shape[2:])
 
 
-def _split(a: Array, chunk: int) -> Array:
-    """[B, T, ...] to [T/C, B, C, ...]; where rows are cut over devices, a chunk has an equal
-    part of each device's tokens."""
-    (b, t), ways = a.shape[:2], context_ways()
-    pieces = a.reshape(b, ways, t // chunk, chunk // ways, *a.shape[2:])
-    return jnp.moveaxis(pieces, 2, 0).reshape(t // chunk, b, chunk, *a.shape[2:])
-
-
-def _join(a: Array) -> Array:
-    """The inverse of `_split`."""
-    (num, b, chunk), ways = a.shape[:3], context_ways()
-    pieces = a.reshape(num, b, ways, chunk // ways, *a.shape[3:])
-    return jnp.moveaxis(pieces, 0, 2).reshape(b, num * chunk, *a.shape[3:])
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _xent(
     logits_fn: LogitsFn,
@@ -146,7 +131,7 @@ def _xent(
         wide = jnp.moveaxis(logits_fn(w, xc).astype(jnp.float32), -1, extra[-1])
         return jax.tree.map(jnp.add, sums, _sums(wide, tc, wc, *extra)[0]), None
 
-    pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
+    pieces = tuple(token_chunks(a, chunk) for a in (x, targets, weights))
     return jax.lax.scan(body, Xent(*[jnp.zeros((), jnp.float32)] * 4), pieces)[0]
 
 
@@ -175,9 +160,9 @@ def _xent_fwd(
         return (jax.tree.map(jnp.add, sums, new), jax.tree.map(jnp.add, dw, dwc)), dxc
 
     zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), jax.tree.map(jnp.zeros_like, w))
-    pieces = tuple(_split(a, chunk) for a in (x, targets, weights))
+    pieces = tuple(token_chunks(a, chunk) for a in (x, targets, weights))
     (sums, dw), dx = jax.lax.scan(body, zeros, pieces)
-    return sums, (dw, _join(dx), targets, weights)
+    return sums, (dw, join_chunks(dx), targets, weights)
 
 
 def _xent_bwd(logits_fn, chunk, extra, residuals, cotangent: Xent):

@@ -14,6 +14,8 @@ so the first update of a warm-up has rate zero and the floor is reached at step 
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,7 +28,7 @@ from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import Constant, Cosine, InverseSqrt, Linear, Optim, Wsd
-from lmwright.optim.rule import Rule, Slot
+from lmwright.optim.rule import Rule, Slot, Slots
 
 if TYPE_CHECKING:
     import optax
@@ -51,7 +53,8 @@ def build_optimizer(
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
     `optax.apply_updates`, and the new state. The schedule is at `schedule_step`, the number of
-    updates if unset. Raises UserError from the schedule.
+    updates if unset. Moments on the host stay as they are where `sound` is False; others are
+    the caller's to keep. Raises UserError from the schedule.
     """
     import optax  # 0.2 s, which a plan on paper need not wait for
 
@@ -72,6 +75,7 @@ def build_optimizer(
         weights: Tree | None = None,
         *,
         schedule_step: Array | None = None,
+        sound: Array | bool = True,
     ) -> Any:
         if weights is None:
             raise ValueError("update needs the weights: decay and step sizes depend on them")
@@ -86,7 +90,10 @@ def build_optimizer(
             if param.balance_rate is not None:
                 updates[path] = -param.balance_rate * jnp.sign(g)
                 continue
-            step, new = rule.direction(optim, param, g, w[path], slots[path], t)
+            direction = partial(rule.direction, optim)
+            if is_on_host(optim, param):
+                direction = through_host(direction, sound)
+            step, new = direction(param, g, w[path], slots[path], t)
             if param.is_matrix and optim.weight_decay:
                 step = step + optim.weight_decay * w[path]
             updates[path] = -(rate * shares[path] if path in shares else rate) * step
@@ -94,6 +101,37 @@ def build_optimizer(
         return nest(updates.items()), _state(count + 1, leaves)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def is_on_host(optim: Optim, param: Param) -> bool:
+    """True if the moments of a weight are in the host's memory: those of matrices, by
+    `optim.offload`."""
+    return optim.offload == "moments" and param.is_matrix
+
+
+def through_host(direction: Callable[..., Any], sound: Array | bool) -> Callable[..., Any]:
+    """`direction(param, g, w, slots, t)` for slots that are on the host: they are fetched and
+    sent back, layer by layer where a weight is a stack of layers. The direction takes the
+    place of the gradient. Where `sound` is False the slots stay as they are."""
+    device, host = jax.memory.Space.Device, jax.memory.Space.Host
+
+    def through(param: Param, g: Array, w: Array, slots: Slots, t: Array) -> Any:
+        if param.batch[:1] == ("layers",):
+            return stacked(param.unstacked(), g, w, slots, t)
+        near = jax.device_put(dict(slots), device)
+        step, new = direction(param, g, w, near, t)
+        return step, jax.device_put(jax.tree.map(partial(jnp.where, sound), new, near), host)
+
+    def stacked(layer: Param, g: Array, w: Array, slots: Slots, t: Array) -> Any:
+        def body(i: Array, carry: Any) -> Any:
+            pick = partial(jax.lax.dynamic_index_in_dim, index=i, keepdims=False)
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+            g, slots = carry
+            return jax.tree.map(put, carry, through(layer, *jax.tree.map(pick, (g, w, slots)), t))
+
+        return jax.lax.fori_loop(0, g.shape[0], body, (g, dict(slots)))
+
+    return through
 
 
 def gradient_norm(grads: Tree, spec: Tree) -> Array:
@@ -128,6 +166,11 @@ def state_spec(optim: Optim, spec: Tree) -> Tree:
     return jax.tree.map(lambda s: s.param, state_slots(optim, spec), is_leaf=_is_slot)
 
 
+def on_host(optim: Optim, spec: Tree) -> Tree:
+    """Marks of the arrays of the state that are on the host, in the state's own structure."""
+    return jax.tree.map(lambda s: s.on_host, state_slots(optim, spec), is_leaf=_is_slot)
+
+
 def clip(grads: Tree, norm: Array, clip_norm: float | None) -> Tree:
     """Gradients scaled so that their global norm, `norm` now, is at most `clip_norm`."""
     if clip_norm is None:
@@ -145,7 +188,7 @@ def state_slots(optim: Optim, spec: Tree) -> Tree:
     """Structure of the state with a Slot in place of each array."""
     rule = RULES[optim.kind]
     leaves = [
-        (name, path, slot)
+        (name, path, replace(slot, on_host=is_on_host(optim, param)))
         for path, param in walk(spec)
         if param.balance_rate is None
         for name, slot in rule.slots(optim, param).items()

@@ -131,6 +131,10 @@ class Common:
         Positive | None,
         Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),
     ] = 1.0
+    offload: Annotated[
+        Literal["none", "moments"],
+        Field(description="Where the moments of matrices are: on the devices, or on the host."),
+    ] = "none"
     groups: Annotated[
         tuple[Group, ...],
         Field(description="Weights with rates of their own; of several that fit the last counts."),

@@ -27,6 +27,7 @@ class Slot:
 
     param: Param
     dtype: str = "float32"
+    on_host: bool = False
 
 
 class Rule(Protocol):

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from lmwright.config.run import Run, seq_len_of
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Work
-from lmwright.core.param import Tree, count_params
+from lmwright.core.param import Tree, count_params, walk
 from lmwright.core.sharding import (
     ACTIVATIONS,
     batch_ways,
@@ -102,6 +102,8 @@ def refuse_impossible(plan: Plan) -> None:
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
     _ = plan.shardings  # heads, layers and every other dimension of a weight
+    if train.mlp_chunk_tokens is not None:
+        refuse_chunks(plan)
     if mesh.shape["context"] > 1 and any(w.attention is None for w in plan.works.values()):
         raise UserError(
             f"mesh.context: a {model.kind} model cannot cut its rows over devices; use mesh.fsdp"
@@ -118,15 +120,32 @@ def refuse_impossible(plan: Plan) -> None:
             refuse_uneven(mesh, ("context", "tensor"), heads, traded)
 
 
+def refuse_chunks(plan: Plan) -> None:
+    """Raises UserError where `train.mlp_chunk_tokens` has no effect, or does not divide over the
+    mesh."""
+    chunk = plan.run.train.mlp_chunk_tokens
+    assert chunk is not None
+    params = [param for _, param in walk(plan.spec)]
+    if not any(p.outputs[-1:] == ("mlp",) and "experts" not in p.batch for p in params):
+        raise UserError(
+            f"train.mlp_chunk_tokens: has no effect on a {plan.run.model.kind} model, which has no "
+            "mlp that every token meets; leave it out"
+        )
+    tokens = f"{chunk} tokens of a chunk (train.mlp_chunk_tokens)"
+    refuse_uneven(plan.mesh, ACTIVATIONS["seq"], chunk, tokens)
+
+
 def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:
     """How the run's model is evaluated on a platform."""
     kernels = select.kernels_for(platform, num_devices, device_kind)
     return Compute(
         precision=run.train.precision,
         remat=run.train.remat,
+        offload=run.train.offload,
         unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
         kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,
+        mlp_chunk_tokens=run.train.mlp_chunk_tokens,
         context_attention=run.train.context_attention,
         num_microbatches=run.train.num_microbatches,
     )

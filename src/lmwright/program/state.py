@@ -22,10 +22,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, lenient_shardings
-from lmwright.optim.build import build_optimizer, state_spec
+from lmwright.optim.build import build_optimizer, on_host, state_spec
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Frozen, Trainee
 
+HOST = "pinned_host"  # JAX's name of the host's memory that devices read
 RECENT = 128  # updates that a spike is measured by
 
 
@@ -98,6 +99,10 @@ def part_shardings(plan: Plan, trainee: Trainee) -> Tree:
     """Shardings of a trainee's part of the state."""
     weights = plan.training.shardings(trainee, plan.mesh)
     optimizer = lenient_shardings(state_spec(trainee.optim, trainee.spec), plan.mesh)
+    optimizer = jax.tree.map(
+        lambda sharding, far: sharding.with_memory_kind(HOST) if far else sharding,
+        optimizer, on_host(trainee.optim, trainee.spec),
+    )  # fmt: skip
     whole = NamedSharding(plan.mesh, PartitionSpec())
     skipped = {"total": whole, "in_a_row": whole}
     part = {"weights": weights, "optimizer": optimizer, "skipped": skipped}

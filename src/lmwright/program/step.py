@@ -30,7 +30,7 @@ from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.optim.build import clip, gradient_norm, make_schedule
+from lmwright.optim.build import clip, gradient_norm, make_schedule, on_host
 from lmwright.program.plan import Plan, step_options
 from lmwright.program.state import RECENT, abstract_state, optimizer_of, own_step
 from lmwright.program.trainee import Trainee
@@ -141,24 +141,30 @@ def _updated(
     norm = gradient_norm(grads, trainee.spec) * share
     grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)
     grads = clip(grads, norm, optim.clip_norm)
+    mean, skipped = loss.total / weight, part["skipped"]
+    sound = jnp.isfinite(mean) & jnp.isfinite(norm)
+    measured = {"loss": mean, "grad_norm": norm}
+    if "recent" in part:
+        sound &= ~spike(part["recent"], measured)
     updates, optimizer = optimizer_of(trainee).update(
-        grads, part["optimizer"], weights, schedule_step=step
+        grads, part["optimizer"], weights, schedule_step=step, sound=sound
     )
+    optimizer = jax.tree.map(  # those on the host have chosen already
+        lambda far, fresh, old: fresh if far else jnp.where(sound, fresh, old),
+        on_host(optim, trainee.spec), optimizer, part["optimizer"],
+    )  # fmt: skip
     updates = plan.training.scale_updates(updates)
-    new = {"weights": optax.apply_updates(weights, updates), "optimizer": optimizer}
+    new = {"weights": optax.apply_updates(weights, updates)}
     decay = plan.run.train.ema_decay
     if decay is not None:
         new["ema"] = jax.tree.map(
             lambda old, fresh: decay * old + (1 - decay) * fresh, part["ema"], new["weights"]
         )
-    mean, skipped = loss.total / weight, part["skipped"]
-    sound = jnp.isfinite(mean) & jnp.isfinite(norm)
     if "recent" in part:
-        measured = {"loss": mean, "grad_norm": norm}
-        sound &= ~spike(part["recent"], measured)
         place = part["optimizer"]["count"] % RECENT
         new["recent"] = {k: part["recent"][k].at[place].set(v) for k, v in measured.items()}
     new = jax.tree.map(partial(jnp.where, sound), new, {name: part[name] for name in new})
+    new["optimizer"] = optimizer
     new["skipped"] = {
         "total": skipped["total"] + jnp.where(sound, 0, 1),
         "in_a_row": jnp.where(sound, 0, skipped["in_a_row"] + 1),

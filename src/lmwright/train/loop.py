@@ -41,6 +41,7 @@ from lmwright.train.display import Display, headline
 from lmwright.train.evaluated import eval_weights, write_down
 from lmwright.train.finite import refuse_state
 from lmwright.train.hooks import HOOKS, Hook, Values
+from lmwright.train.host_memory import refuse_small_host
 from lmwright.train.memory import keeping
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
@@ -83,6 +84,7 @@ def train(
         stop = stack.enter_context(StopRequest()) if stop is None else stop
         run = with_steps(run)
         plan = resolve(run, devices)
+        refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1
         stores = open_stores(plan)  # before the claim: a refusal leaves no folder behind
         trainees = plan.training.trainees

@@ -45,8 +45,8 @@ from lmwright.train.publishing import check_publishing
 # long, where and how it is watched.
 FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits", "publish")
 FREE_TRAIN = (
-    "steps", "epochs", "remat", "context_attention", "init_from", "publish_every_steps",
-    "max_skipped_steps", "skip_spikes", "check_every_steps",
+    "steps", "epochs", "remat", "offload", "mlp_chunk_tokens", "context_attention", "init_from",
+    "publish_every_steps", "max_skipped_steps", "skip_spikes", "check_every_steps",
 )  # fmt: skip
 FREE_DATA = ("dir", "workers", "cache_gib")
 FREE_TRAINEE = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint

@@ -1,0 +1,159 @@
+"""What lies on the host, and mlps by chunks: memory changes, numbers do not."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+from lmwright.config.check import check_run
+from lmwright.config.run import Mesh
+from lmwright.errors import UserError
+from lmwright.optim import KINDS
+from lmwright.program.plan import Plan, resolve
+from lmwright.program.state import init_state
+from lmwright.program.step import make_step
+from lmwright.train.host_memory import refuse_small_host
+from tests.train.test_step import assert_close, assert_close_to_largest, make_batch, make_run, once
+
+
+@once
+def states(run, devices=1, steps=2):
+    """The state and the metrics after some steps."""
+    plan = resolve(run, jax.devices()[:devices])
+    state, batch = init_state(plan), make_batch(run)
+    step = make_step(plan)
+    for _ in range(steps):
+        state, metrics = step(state, batch)
+    kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)}
+    return jax.tree.map(np.asarray, (state, metrics)), kinds
+
+
+def equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize(
+    "offload, remat", [("block_inputs", "block"), ("attention", "mlp"), ("products", "block")]
+)
+def test_the_host_changes_no_bit(offload, remat):
+    run = make_run(remat=remat, num_microbatches=2)
+    equal(states(run)[0], states(make_run(remat=remat, num_microbatches=2, offload=offload))[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"context": 4}])
+@pytest.mark.parametrize("offload", ["block_inputs", "attention", "products"])
+def test_the_host_changes_no_bit_on_a_mesh(offload, axes):
+    mesh, devices = Mesh(**{"fsdp": 1} | axes), int(np.prod(list(axes.values())))
+    run = replace(make_run(remat="block"), mesh=mesh)
+    ours = replace(make_run(remat="block", offload=offload), mesh=mesh)
+    equal(states(ours, devices)[0], states(run, devices)[0])
+
+
+@pytest.mark.parametrize("mlp, devices", [("swiglu", 1), ("relu2", 1), ("swiglu", 8)])
+def test_chunks_of_an_mlp_add_up(mlp, devices):
+    """Gradients, as the first moments of the first step have them."""
+    runs = [
+        make_run({"mlp": mlp, "bias": "all"}, remat="block", mlp_chunk_tokens=chunk)
+        for chunk in (None, 8)
+    ]
+    (whole, metrics), (cut, cut_metrics) = (states(run, devices, steps=1)[0] for run in runs)
+    np.testing.assert_allclose(cut_metrics["loss"], metrics["loss"], rtol=1e-6)
+    moments = (state["trained"]["model"]["optimizer"]["mu"] for state in (cut, whole))
+    assert_close_to_largest(*moments, share=2e-6)
+
+
+def optimizers(kind):
+    """The run with the optimizer on the devices, and with its moments on the host."""
+    return [
+        replace(make_run(), optim=KINDS[kind](learning_rate=1e-2, offload=offload))
+        for offload in ("none", "moments")
+    ]
+
+
+def test_moments_on_the_host_change_no_bit():
+    (near, _), (far, kinds) = map(states, optimizers("adamw"))
+    equal(far, near)
+    assert "pinned_host" in kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_moments_of_every_optimizer_on_a_mesh(kind):
+    """A layer by itself may be rounded otherwise than in the stack."""
+    (near, _), (far, _) = (states(run, 8) for run in optimizers(kind))
+    assert_close(far[0]["trained"]["model"]["weights"], near[0]["trained"]["model"]["weights"])
+
+
+def test_a_step_that_is_skipped_leaves_moments_on_the_host():
+    run = replace(make_run(), optim=KINDS["adamw"](learning_rate=1e-2, offload="moments"))
+    plan = resolve(run, jax.devices()[:1])
+    step, batch = make_step(plan), make_batch(run)
+    state, _ = step(init_state(plan), batch)
+    before = jax.tree.map(np.asarray, state["trained"]["model"])
+    spoiled = replace(batch, loss_weight=batch.loss_weight * np.nan)
+    state, metrics = step(state, spoiled)
+    assert metrics["skipped"] == 1
+    after = jax.tree.map(np.asarray, state["trained"]["model"])
+    equal(*({name: part[name] for name in ("weights", "optimizer")} for part in (after, before)))
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"offload": "attention"}, "train.offload: 'attention' has no effect with train.remat"),
+        ({"offload": "products", "remat": "mlp"}, "train.remat: 'mlp' has no effect"),
+        ({"mlp_chunk_tokens": 8}, "train.mlp_chunk_tokens: has no effect with train.remat"),
+        ({"mlp_chunk_tokens": 7, "remat": "block"}, "does not divide the rows of 24 tokens"),
+        (
+            {"mlp_chunk_tokens": 8, "remat": "block", "offload": "products"},
+            "has no effect with train.offload = 'products'",
+        ),
+    ],
+)
+def test_settings_without_effect(changes, told):
+    with pytest.raises(UserError, match="train") as error:
+        check_run(make_run(**changes))
+    assert told in str(error.value)
+
+
+def test_chunks_divide_over_the_mesh():
+    run = replace(make_run(remat="block", mlp_chunk_tokens=6), mesh=Mesh(fsdp=1, context=4))
+    with pytest.raises(UserError, match="mlp_chunk_tokens"):
+        resolve(run, jax.devices()[:4])
+
+
+class Devices:
+    """A plan's devices with a host of their own."""
+
+    platform, device_kind, process_index = "tpu", "TPU v5e", 0
+
+    def __init__(self, *kinds):
+        self.kinds = kinds
+
+    def addressable_memories(self):
+        return [SimpleNamespace(kind=kind) for kind in self.kinds]
+
+
+@pytest.mark.parametrize(
+    "kinds, free, told",
+    [
+        (("device",), 2**40, "cannot read the memory of their host; use train.offload=none"),
+        (("device", "pinned_host"), 1000, "devices put 0.0 GiB into the memory of this host"),
+        (("device", "pinned_host"), 2**40, None),
+    ],
+)
+def test_a_host_without_the_memory_is_refused_before_it_is_pinned(monkeypatch, kinds, free, told):
+    plan = resolve(make_run(remat="block", offload="block_inputs"), jax.devices()[:1])
+    monkeypatch.setattr(Plan, "devices", [Devices(*kinds)])
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    if told is None:
+        refuse_small_host(plan)
+        return
+    with pytest.raises(UserError) as error:
+        refuse_small_host(plan)
+    assert told in str(error.value)
