@@ -70,7 +70,7 @@ def test_the_last_sentence_is_what_bounds_the_run_and_what_quick_gains(plan, tmp
 
 
 def test_a_price_is_that_of_every_machine(plan, capsys, monkeypatch):
-    monkeypatch.setattr(compare, "COMMON", ("v4-32", "v6e-8", "gpu:b200x8", "v5e-4"))
+    monkeypatch.setattr(compare, "COMMON", ("v4-32", "v6e-8", "gpu:b200x8", "v5e-1"))
     assert plan("--on", "any", "--price", "1.5", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["machines"]
     fits = [row["takes"] for row in rows if row["fits"]]

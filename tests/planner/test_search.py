@@ -118,14 +118,14 @@ def test_a_batch_that_no_mesh_divides(tmp_path):
 
 
 def test_any_compares_machines_cheapest_first(tmp_path):
-    names = ("v4-32", "v5e-4", "v6e-8", "gpu:b200x8", "v5e-16")
+    names = ("v4-32", "v5e-1", "v6e-8", "gpu:b200x8", "v5e-16")
     run = run_of(tmp_path)
     found = compare(run, names=names)
-    assert [c.name for c in found if not c.fits] == ["v5e-4"]
+    assert [c.name for c in found if not c.fits] == ["v5e-1"]
     usd = [c.cost.usd for c in found if c.fits]
     assert usd[:-1] == sorted(usd[:-1]) and usd[-1] is None  # no price for the last
     text = "\n".join(compare_lines(run, found))
-    assert "does not fit a device: v5e-4 (by " in text and "no price" in text
+    assert "does not fit a device: v5e-1 (by " in text and "no price" in text
     timed = compare_lines(run, compare(run, names=names, hours=0.001))
     assert "in 0.001 h" in timed[2] and " 0% " in timed[3]
     dear = compare(run_of(tmp_path, "plan.prices.v6e=100"), names=names)

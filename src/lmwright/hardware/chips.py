@@ -56,6 +56,9 @@ class Rates:
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     """One way over one link between chips."""
+    host_bytes_per_s: float = 16e9
+    """One way over the PCIe bus of a device, as "How to Scale Your Model" gives it
+    (https://jax-ml.github.io/scaling-book/tpus)."""
     cycles_share: float
     """The compiler's cycles over those that published runs took, of all that the core does."""
     clock_known: bool = True
@@ -152,6 +155,9 @@ class Chip:
     rates: Rates
     network_bytes_per_s: float
     """Of a chip, between slices."""
+    host_gib: float
+    """Memory of the host for each chip, by the machine types of
+    https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
     price: Price
     calibrated: bool = False
     """Whether a published run fitted its constants."""
@@ -177,6 +183,7 @@ _EVERY = (
         peak=Peak(bf16_flops=46e12 / 2, hbm_bytes=8 * GIB),
         rates=Rates(clock_hz=0.7e9, hbm_bytes_per_s=350e9, link_bytes_per_s=62e9,
               cycles_share=0.895, matmul_efficiency=0.8),
+        host_gib=83.5,
         network_bytes_per_s=3.1e9, price=Price(on_demand=1.50), cloud=CloudNames("v2", "V2"),
     ),
     Chip(
@@ -185,6 +192,7 @@ _EVERY = (
         peak=Peak(bf16_flops=123e12 / 2, hbm_bytes=16 * GIB, usable_bytes=16_621_523_435),
         rates=Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
               cycles_share=0.895, matmul_efficiency=0.8),
+        host_gib=85,
         network_bytes_per_s=3.1e9, price=Price(on_demand=2.00), cloud=CloudNames("v3", "V3"),
         kubernetes="tpu-v3-slice",
     ),
@@ -195,6 +203,7 @@ _EVERY = (
         peak=Peak(bf16_flops=275e12, hbm_bytes=32 * GIB, usable_bytes=33_017_561_088),
         rates=Rates(clock_hz=1.05e9, hbm_bytes_per_s=1228e9, link_bytes_per_s=45e9,
               cycles_share=0.895, cores=2, matmul_efficiency=0.765),
+        host_gib=101.75,
         network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
         cloud=CloudNames("v4", "V4"),
         kubernetes="tpu-v4-podslice",
@@ -213,6 +222,7 @@ _EVERY = (
         peak=Peak(bf16_flops=197e12, hbm_bytes=16 * GIB, usable_bytes=16_911_433_728),
         rates=Rates(clock_hz=1.5e9, hbm_bytes_per_s=819e9, link_bytes_per_s=45e9,
               cycles_share=1.162, matmul_efficiency=0.833),
+        host_gib=48,
         network_bytes_per_s=3.1e9, price=Price(on_demand=1.20), calibrated=True,
         cloud=CloudNames("v5litepod", "V5LITE_POD", "v2-alpha-tpuv5-lite", alone=(1, 4, 8)),
         kubernetes="tpu-v5-lite-podslice",
@@ -230,6 +240,7 @@ _EVERY = (
         peak=Peak(bf16_flops=459e12, hbm_bytes=95 * GIB, usable_bytes=102_800_042_229),
         rates=Rates(clock_hz=1.75e9, hbm_bytes_per_s=2765e9, link_bytes_per_s=90e9,
               cycles_share=1.254, cores=2, matmul_efficiency=0.929),
+        host_gib=112,
         network_bytes_per_s=6.25e9, price=Price(on_demand=4.20, spot=0.93), calibrated=True,
         cloud=CloudNames("v5p", "V5P", "v2-alpha-tpuv5"),
         kubernetes="tpu-v5p-slice",
@@ -246,7 +257,9 @@ _EVERY = (
         devices_per_chip=1, layouts=SQUARES, pod_chips=256, pod_side=16,
         peak=Peak(bf16_flops=918e12, hbm_bytes=32 * GIB, usable_bytes=33_554_432_000),
         rates=Rates(clock_hz=1.75e9, hbm_bytes_per_s=1640e9, link_bytes_per_s=90e9,
-              cycles_share=1.203, clock_known=False, matmul_efficiency=0.685),
+              host_bytes_per_s=32e9, cycles_share=1.203, clock_known=False,
+              matmul_efficiency=0.685),
+        host_gib=180,
         network_bytes_per_s=12.5e9, price=Price(on_demand=2.70, spot=0.57), calibrated=True,
         cloud=CloudNames("v6e", "V6E", "v2-alpha-tpuv6e", alone=(1, 4, 8)),
         kubernetes="tpu-v6e-slice",
@@ -264,6 +277,7 @@ _EVERY = (
         peak=Peak(bf16_flops=2307e12 / 2, hbm_bytes=96 * GIB, usable_bytes=101_737_037_824),
         rates=Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
               cycles_share=1.254, matmul_efficiency=0.8),
+        host_gib=240,
         network_bytes_per_s=12.5e9, price=Price(on_demand=12.00),
         kubernetes="tpu7x",
         row_attention={

@@ -18,7 +18,13 @@ from lmwright.planner.compiler.hlo import Program, parse
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
-from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
+from lmwright.planner.units import (
+    duration,
+    host_lines,
+    memory_size,
+    mesh_text,
+    short_duration,
+)
 
 if TYPE_CHECKING:
     from lmwright.planner.advice import Advice
@@ -40,6 +46,11 @@ class Report:
         """HBM of one device that a program may use."""
         peak = self.where.family.peak
         return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
+
+    @property
+    def host_memory_bytes(self) -> float:
+        """Memory of the host for each device."""
+        return self.where.family.host_gib * GIB / self.where.family.devices_per_chip
 
     @cached_property
     def parts(self) -> dict[str, int]:
@@ -132,7 +143,8 @@ class Report:
             f"  {memory_size(size, c.peak_bytes, 8)}  {name}" for name, size in self.parts.items()
         ]
         per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
-        lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler", ""]
+        lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler"]
+        lines += [*host_lines(c.host_bytes, self.host_memory_bytes), ""]
         lines += buffer_lines(self.buffers)
         lines += self._time() if self.estimate else []
         lines += [*cost.lines(), ""] if cost else []
@@ -159,7 +171,7 @@ class Report:
         for kind, seconds in sorted(took.by_kind.items(), key=lambda item: -item[1]):
             lines.append(f"  {duration(seconds, took.step_s, 8)}  {kind}")
         hidden = duration(took.hidden_s, took.step_s, 8)
-        lines.append(f"  {hidden}  collectives hidden behind arithmetic, not added")
+        lines.append(f"  {hidden}  transfers hidden behind arithmetic, not added")
         return [*lines, *part_lines(took)]
 
     def _verdict(self) -> str:

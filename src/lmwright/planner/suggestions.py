@@ -16,6 +16,7 @@ from lmwright.planner.analytic.candidates import (
     Candidate,
     candidates,
     meshes_of,
+    rank,
     with_kind,
 )
 from lmwright.planner.analytic.machine import Machine, parse_machine
@@ -46,7 +47,8 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
     fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
     ways = [c for c in every if c.overrides not in single]
     best = ways[0] if ways else None
-    if best is not None and best.quick.fits:
+    faster = all(best is not None and rank(best) < rank(other) for other in single.values())
+    if best is not None and best.quick.fits and faster:
         lines.append("  the fastest configuration that fits this machine:")
         lines.append("  " + _line(best))
         return Suggestions(lines, fastest or best)

@@ -31,3 +31,24 @@ def mesh_text(sizes: dict[str, int]) -> str:
     """The axes that have several devices."""
     text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
     return text or "of one device"
+
+
+HOST_SHARE = 0.8
+"""Of the host's memory that may be pinned for devices: the rest is for Python, data and saves."""
+
+
+def fits_host(host_bytes: float, memory_bytes: float | None) -> bool:
+    """True if what a device keeps on its host fits into its part of the host's memory."""
+    return memory_bytes is None or host_bytes <= HOST_SHARE * memory_bytes
+
+
+def host_lines(host_bytes: float, memory_bytes: float | None) -> list[str]:
+    """The line of a report about the host's memory; none where nothing is put there."""
+    if not host_bytes:
+        return []
+    line = f"  {memory_size(host_bytes, width=8)}  of the host's memory for each device"
+    if memory_bytes is None:
+        return [line]
+    line += f", which has {memory_size(memory_bytes)}"
+    over = "" if fits_host(host_bytes, memory_bytes) else f": more than {HOST_SHARE:.0%} of it"
+    return [line + over]

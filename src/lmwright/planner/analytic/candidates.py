@@ -3,17 +3,20 @@
     Run --mesh x remat x microbatches x optimizer--> [Candidate] --best first--> search, suggestions
 
 The global batch, and with it what is learned, stays; an optimizer with smaller state is offered
-beside the run's own and marked, since it trains differently.
+beside the run's own and marked, since it trains differently. For a run that does not fit, the
+host's memory and mlps by chunks are tried too, which train identically.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
+from lmwright.config.check import check_memory
 from lmwright.config.fields import default_of
-from lmwright.config.run import Mesh, Run, seq_len_of
-from lmwright.core.compute import REMATS
+from lmwright.config.run import Mesh, Run, Train, seq_len_of
+from lmwright.core.compute import OFFLOADS, REMATS
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.planner.advice import TIE_SHARE
@@ -22,6 +25,7 @@ from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import mesh_text
 
+CHUNK_TOKENS = 4096  # of a row, of an mlp's chunk
 SMALLER_STATE = {"adamw": ("adam8bit",)}
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save
 LEAST_CONTEXT_TOKENS = 2048  # of a row on one device
@@ -50,7 +54,7 @@ class Candidate:
 
     @property
     def changes_training(self) -> bool:
-        return self.run.optim != self.given.optim
+        return replace(self.run.optim, offload=self.given.optim.offload) != self.given.optim
 
     @property
     def label(self) -> str:
@@ -58,7 +62,11 @@ class Candidate:
         train = self.run.train
         pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
         star = f", {self.run.optim.kind}*" if self.changes_training else ""
-        return f"{mesh_text(dict(self.quick.plan.mesh.shape))}, remat {train.remat}{pieces}{star}"
+        host = "" if train.offload == "none" else f", {train.offload} on the host"
+        host += "" if self.run.optim.offload == "none" else ", moments on the host"
+        chunk = f", mlp by {train.mlp_chunk_tokens:,} tokens" if train.mlp_chunk_tokens else ""
+        mesh = mesh_text(dict(self.quick.plan.mesh.shape))
+        return f"{mesh}, remat {train.remat}{host}{chunk}{pieces}{star}"
 
 
 def candidates(
@@ -80,6 +88,24 @@ def candidates(
         ways = candidates(run, machine, meshes=whole, remats=remats, optimizers=optimizers)
         if ways or len(whole) == len(meshes):
             return ways  # meshes that cut torus axes share links: only where there is no other
+    meshes = list(meshes)
+    ways = _ways(run, machine, meshes, [(t, o) for t in keeps_of(run, remats) for o in optims])
+    if not _fits(run, machine):
+        ways += _ways(run, machine, meshes, [pair for o in optims for pair in on_host(run, o)])
+    return sorted(ways, key=rank)
+
+
+def _fits(run: Run, machine: Machine) -> bool:
+    try:
+        return Quick.of(run, machine).fits
+    except UserError:
+        return False
+
+
+def _ways(
+    run: Run, machine: Machine, meshes: Iterable[Mesh], choices: Iterable[tuple[Train, Any]]
+) -> list[Candidate]:
+    """The best number of microbatches for each mesh and each choice of (train, optim)."""
     best: dict[Any, Candidate] = {}
     for mesh in meshes:
         for pieces in microbatches_of(run):
@@ -88,16 +114,40 @@ def candidates(
                 plan = on_paper(shape, machine)
             except UserError:
                 continue
-            for remat in remats:
-                for optim in optims:
-                    train = replace(shape.train, remat=remat)
-                    new = replace(shape, train=train, optim=optim)
-                    quick = Quick(new, machine, replace(plan, run=new))
-                    candidate = Candidate(new, run, quick)
-                    key = (mesh, remat, optim.kind)
-                    if key not in best or rank(candidate) < rank(best[key]):
-                        best[key] = candidate
-    return sorted(best.values(), key=rank)
+            for number, (train, optim) in enumerate(choices):
+                train = replace(train, num_microbatches=pieces)
+                new = replace(shape, train=train, optim=optim)
+                candidate = Candidate(new, run, Quick(new, machine, replace(plan, run=new)))
+                key = (mesh, number)
+                if key not in best or rank(candidate) < rank(best[key]):
+                    best[key] = candidate
+    return list(best.values())
+
+
+def keeps_of(run: Run, remats: Iterable[str]) -> Iterator[Train]:
+    """The run's `train` with each remat that goes with the rest of it."""
+    for remat in remats:
+        train = replace(run.train, remat=remat)
+        try:
+            check_memory(replace(run, train=train))
+        except UserError:
+            continue
+        yield train
+
+
+def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
+    """(train, optim) that put something on the host or cut mlps into chunks; those that are legal
+    and not as the run is. Numbers stay the same."""
+    chunks = [None, CHUNK_TOKENS] if seq_len_of(run) > CHUNK_TOKENS else [None]
+    for offload, chunk, moments in product(OFFLOADS, chunks, ("none", "moments")):
+        train = replace(run.train, remat="block", offload=offload, mlp_chunk_tokens=chunk)
+        new = replace(run, train=train, optim=replace(optim, offload=moments))
+        try:
+            check_memory(new)
+        except UserError:
+            continue
+        if new != run:
+            yield new.train, new.optim
 
 
 def rank(candidate: Candidate) -> tuple:
@@ -147,6 +197,8 @@ def optimizer_overrides(old: Any, new: Any) -> list[str]:
     """Words that turn one optimizer section into another: naming a kind empties it."""
     if new == old:
         return []
+    if replace(new, offload=old.offload) == old:
+        return [f"optim.offload={new.offload}"]
     words = [f"optim.kind={new.kind}", *_said("optim", new)]
     if new.schedule != default_of(type(new).__dataclass_fields__["schedule"]):
         kind = f"optim.schedule.kind={new.schedule.kind}"

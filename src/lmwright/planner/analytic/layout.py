@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from lmwright.config.run import Run, seq_len_of
-from lmwright.core.compute import GATE, MATMUL, REMATS, WIDE_MATMUL, Remat
+from lmwright.core.compute import GATE, HEADS, MATMUL, WIDE_MATMUL, Remat, remat_of
 from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, walk
 from lmwright.core.ragged import LANES
@@ -74,7 +74,7 @@ class Weight:
         """The name by which `core.compute` knows its product."""
         if self.is_wide:
             return GATE if self.path.endswith("gate") else WIDE_MATMUL
-        return MATMUL
+        return HEADS if self.param.outputs[-1:] == ("head_dim",) else MATMUL
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,8 @@ class Stock:
 
     work: Work
     weights: tuple[Weight, ...]
-    optimizer: tuple[tuple[tuple[str, ...], tuple[int, ...], int], ...]
-    """(axes, shape, bytes of an element) of each array."""
+    optimizer: tuple[tuple[tuple[str, ...], tuple[int, ...], int, bool], ...]
+    """(axes, shape, bytes of an element, whether it is on the host) of each array."""
 
     @cached_property
     def model_weights(self) -> tuple[Weight, ...]:
@@ -118,12 +118,12 @@ def _stocks(key: _Key) -> tuple[Stock, ...]:
     for trainee in training.trainees:
         for name, slot in walk(state_slots(trainee.optim, trainee.spec)):
             path = name.partition(".")[2]  # of the weight; empty for the count of steps
-            slots.append((path, slot.param, np.dtype(slot.dtype).itemsize))
+            slots.append((path, slot.param, np.dtype(slot.dtype).itemsize, slot.on_host))
     stocks = []
     for name, work in run.objective.works(run.model, seq_len_of(run)).items():
         inside = f"{name}." if name else ""
         mine = [weight for weight in held if weight.path.startswith(inside)]
-        arrays = [(p.axes, p.shape, size) for path, p, size in slots if path.startswith(inside)]
+        arrays = [(p.axes, p.shape, *rest) for path, p, *rest in slots if path.startswith(inside)]
         weights = tuple(_weight(work, held, held.path.removeprefix(inside)) for held in mine)
         stocks.append(Stock(work, weights, tuple(arrays)))
     return tuple(stocks)
@@ -189,9 +189,13 @@ def held_weights(sizes: Sizes, stock: Stock) -> dict[str, float]:
 
 
 @lru_cache(4096)
-def held_optimizer_bytes(sizes: Sizes, stock: Stock) -> float:
-    """Bytes of the optimizer's state on one device."""
-    return sum(held_elements(sizes, axes, shape) * size for axes, shape, size in stock.optimizer)
+def held_optimizer_bytes(sizes: Sizes, stock: Stock, on_host: bool = False) -> float:
+    """Bytes of the optimizer's state on one device, or of its part on the host."""
+    return sum(
+        held_elements(sizes, axes, shape) * size
+        for axes, shape, size, far in stock.optimizer
+        if far == on_host
+    )
 
 
 @lru_cache(65536)
@@ -259,7 +263,7 @@ class Layout:
 
     @property
     def remat(self) -> Remat:
-        return REMATS[self.run.train.remat]
+        return remat_of(self.run.train.remat, self.run.train.offload)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -285,6 +289,11 @@ class Layout:
     def optimizer_bytes(self) -> float:
         """Bytes of the optimizer state on one device."""
         return held_optimizer_bytes(self._sizes, self.stock)
+
+    @property
+    def host_optimizer_bytes(self) -> float:
+        """Bytes of one device's optimizer state on the host."""
+        return held_optimizer_bytes(self._sizes, self.stock, on_host=True)
 
     @cached_property
     def rows(self) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 
 from lmwright.errors import UserError
+from lmwright.hardware.chips import GIB
 from lmwright.hardware.devices import (
     CORE,
     GPU_ATTENTION_EFFICIENCY,
@@ -55,6 +56,10 @@ class Machine:
     link_bytes_per_s: float
     """Over one link; a GPU's links count as one."""
     network_bytes_per_s: float
+    host_bytes_per_s: float = 16e9
+    """Between a device and the memory of its host."""
+    host_memory_bytes: float | None = None
+    """Memory of the host for each device; None where that is not known."""
     usable_bytes: int | None = None
     """Memory of a device that a program may use; None where it is the host's."""
     shape: tuple[int, ...] = ()
@@ -167,6 +172,8 @@ def machine_of(where: Slice) -> Machine:
         attention_efficiency=rates.attention_efficiency,
         link_bytes_per_s=rates.link_bytes_per_s,
         network_bytes_per_s=chip.network_bytes_per_s / per_chip,
+        host_bytes_per_s=rates.host_bytes_per_s,
+        host_memory_bytes=chip.host_gib * GIB / per_chip,
         shape=tuple(n for n in (*where.shape, per_chip) if n > 1),
         where=where,
     )

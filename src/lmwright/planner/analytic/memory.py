@@ -3,7 +3,8 @@
     state          weights, optimizer, moving average: exact, from the shardings
     cast           the weights in the precision of the products, where that is another
     gradients      of the weights; with several microbatches also their sum
-    saved          what the backward pass keeps of the forward pass, layer by layer
+    saved          what the backward pass keeps of the forward pass, layer by layer; what
+                   `train.offload` puts on the host is counted apart
     temporaries    of the fuller of two moments: a chunk of logits with its gradient, when the
                    head's is the only gradient yet, or one layer's backward pass
 
@@ -14,7 +15,7 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from lmwright.core.compute import ATTENTION
+from lmwright.core.compute import ATTENTION, BLOCK_INPUT
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
@@ -24,6 +25,7 @@ GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' pr
 WIDE_ALIVE = 4  # arrays of an mlp's width in a layer's backward pass
 STREAM_ALIVE = 12  # and of the residual stream's
 WHOLE_ALIVE = 5  # and of the stream put together, where tensor parallelism cuts its rows
+HOST_ALIVE = 1  # a layer's results on their way to or from the host, beside those in use
 SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
 
 
@@ -37,6 +39,8 @@ class Memory:
     gradients: float
     saved: float
     temporaries: float
+    host: float = 0.0
+    """In the memory of the host, which is not part of the peak."""
 
     @property
     def state(self) -> float:
@@ -81,31 +85,54 @@ def _memory(layout: Layout) -> Memory:
         cast=held["cast"] * size if size != WEIGHT_BYTES else 0.0,
         gradients=sums + gradients,
         saved=saved_bytes(layout),
+        host=saved_bytes(layout, on_host=True) + layout.host_optimizer_bytes,
         temporaries=temporaries,
     )
 
 
-def saved_bytes(layout: Layout) -> float:
-    """Bytes saved for the backward pass, by `train.remat`; with pipeline stages, those of all
-    microbatches in flight."""
+@dataclass(frozen=True)
+class Saved:
+    """A result of the forward pass that the backward pass reads: what one layer keeps of it."""
+
+    name: str
+    bytes: float
+    on_host: bool = False
+
+
+def saved_results(layout: Layout) -> list[Saved]:
+    """Results of one microbatch that a mean layer keeps for the backward pass, by `train.remat`
+    and `train.offload`."""
+    remat, stream = layout.remat, layout.stream_bytes()
     inside = [w for w in layout.stock.model_weights if w.stacked and w.param.is_matrix]
-    saved = layout.attention_bytes if keeps_attention(layout) else 0.0
-    if layout.remat.everything:
+    attention = Saved("attention", layout.attention_bytes, ATTENTION in remat.offloaded)
+    if remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
-        saved += layout.stream_bytes() * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
-        outputs = (w for w in inside if w.param.outputs != ("embed",))
-        saved += sum(layout.output_bytes(w) * layout.share(w) for w in outputs)
-        saved += layout.attention_bytes  # once more, turned around for the next product
-        saved += max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
-        saved += score_bytes(layout)
+        around = stream * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
+        outputs = [w for w in inside if w.param.outputs != ("embed",)]
         mixing = layout.work.mixing_kept / layout.work.num_layers
-        saved += layout.tokens * mixing * layout.activation_bytes
-    else:
-        saved += layout.stream_bytes()
-        # the block's last product is added to the stream, and not needed again
-        named = (w for w in inside if "mlp" not in w.param.inputs)
-        named = (w for w in named if layout.remat.keeps(w.product_name))
-        saved += sum(layout.output_bytes(w) * layout.share(w) for w in named)
+        return [
+            attention,
+            Saved("residual stream and norms", around),
+            *(Saved(w.path, layout.output_bytes(w) * layout.share(w)) for w in outputs),
+            Saved("attention, turned around for the next product", layout.attention_bytes),
+            Saved("mlp", max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)),
+            Saved("scores", score_bytes(layout)),
+            Saved("mixing", layout.tokens * mixing * layout.activation_bytes),
+        ]
+    # the block's last product is added to the stream, and not needed again
+    named = [w for w in inside if "mlp" not in w.param.inputs and remat.keeps(w.product_name)]
+    products = [
+        Saved(w.path, layout.output_bytes(w) * layout.share(w), w.product_name in remat.offloaded)
+        for w in named
+    ]
+    inputs = Saved("block input", stream, BLOCK_INPUT in remat.offloaded)
+    return [inputs, *([attention] if keeps_attention(layout) else []), *products]
+
+
+def saved_bytes(layout: Layout, *, on_host: bool = False) -> float:
+    """Bytes saved for the backward pass on the device, or on the host; with pipeline stages,
+    those of all microbatches in flight."""
+    saved = sum(result.bytes for result in saved_results(layout) if result.on_host == on_host)
     under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
     return layout.layers * saved * under_way
 
@@ -165,10 +192,12 @@ def layer_bytes(layout: Layout) -> float:
         gathered += alive * w.param.size / num_layers / layout.product_ways(w)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
+    wide *= min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
     return (
         gathered * layout.activation_bytes
         + WIDE_ALIVE * wide
         + STREAM_ALIVE * layout.stream_bytes()
         + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
         + SCORES_ALIVE * score_bytes(layout)
+        + HOST_ALIVE * sum(result.bytes for result in saved_results(layout) if result.on_host)
     )

@@ -18,7 +18,14 @@ from lmwright.planner.analytic.memory import Memory, memory
 from lmwright.planner.analytic.step_time import Timing, error_share, timing
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
-from lmwright.planner.units import duration, memory_size, mesh_text, short_duration
+from lmwright.planner.units import (
+    duration,
+    fits_host,
+    host_lines,
+    memory_size,
+    mesh_text,
+    short_duration,
+)
 from lmwright.program.plan import Plan
 
 if TYPE_CHECKING:
@@ -75,7 +82,8 @@ class Quick:
 
     @property
     def fits(self) -> bool:
-        return self.over_bytes <= 0
+        """True if the device, and the host where something is put there, have the memory."""
+        return self.over_bytes <= 0 and fits_host(self.memory.host, self.machine.host_memory_bytes)
 
     @property
     def is_close(self) -> bool:
@@ -147,6 +155,7 @@ class Quick:
         parts = self.memory.parts()
         peak = self.memory.peak
         lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
+        lines += host_lines(self.memory.host, self.machine.host_memory_bytes)
         if not self.fits:
             return [*lines, "", *self.would_take(cost), "", *self._unknown()]
         lines += ["", f"predicted: {self._speed()}"]
@@ -154,7 +163,7 @@ class Quick:
         lines += [f"  {duration(seconds, self.step_s, 8)}  {kind}" for kind, seconds in kinds]
         if self.timing.hidden_s:
             hidden = duration(self.timing.hidden_s, self.step_s, 8)
-            lines.append(f"  {hidden}  collectives hidden, not added")
+            lines.append(f"  {hidden}  transfers hidden, not added")
         shares = ", ".join(
             f"{name} {duration(seconds, self.step_s)}"
             for name, seconds in self.timing.by_part.most_common()
@@ -176,6 +185,8 @@ class Quick:
         close = "; that close, only the compiler can tell" if self.is_close else ""
         if self.fits:
             return f"FITS: {text}{close}"
+        if self.over_bytes <= 0:
+            return f"DOES NOT FIT THE HOST: {text} on a device"
         return f"DOES NOT FIT: {text}: {self.over_bytes / GIB:.2f} GiB too much{close}"
 
     def _speed(self) -> str:

@@ -26,7 +26,12 @@ from lmwright.kernels.tpu_attention import block_sizes, fits
 from lmwright.kernels.tpu_row_attention import block_of
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
-from lmwright.planner.analytic.memory import is_recomputed, keeps_attention, score_bytes
+from lmwright.planner.analytic.memory import (
+    is_recomputed,
+    keeps_attention,
+    saved_bytes,
+    score_bytes,
+)
 from lmwright.planner.compiler.kernel_cost import (
     row_attention_cycles,
     row_attention_s,
@@ -52,6 +57,7 @@ GATHERS = 2  # of each weight in a microbatch: for the forward pass and for the 
 GATHER_BYTES, REDUCE_BYTES = 2, 4  # of an element: weights travel as bfloat16
 GATHERS_EXPOSED = 0.35
 REDUCTIONS_EXPOSED = 0.9  # of gradients; partial sums of activations are waited for
+HOST_EXPOSED = 0.6  # of activations; as the compiler schedules examples/gemma2-9b-32k.toml
 NETWORK_EXPOSED = 0.5  # of what crosses slices or nodes
 
 
@@ -101,6 +107,7 @@ def _timing(layout: Layout, machine: Machine) -> Timing:
     took.by_part["attention"] += attention
     took.by_kind["mixing"] = pieces * mixing_s(layout, machine)
     took.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
+    _host_transfers(took, layout, machine)
     _collectives(took, layout, machine)
     if layout.stages > 1:
         busy = sum(took.by_kind[kind] for kind in ("matmul", "attention", "mixing", "vector"))
@@ -108,6 +115,17 @@ def _timing(layout: Layout, machine: Machine) -> Timing:
     took.by_part = +took.by_part
     took.by_kind = +took.by_kind
     return took
+
+
+def _host_transfers(took: Timing, layout: Layout, machine: Machine) -> None:
+    """To the host and back: activations in part behind arithmetic, moments in a loop of their
+    own."""
+    kept = saved_bytes(layout, on_host=True) / machine.host_bytes_per_s
+    if layout.stages == 1:
+        kept *= layout.run.train.num_microbatches
+    moments = layout.host_optimizer_bytes / machine.host_bytes_per_s
+    took.by_kind["exposed host transfers"] = 2 * (HOST_EXPOSED * kept + moments)
+    took.hidden_s += 2 * (1 - HOST_EXPOSED) * kept
 
 
 def mixing_s(layout: Layout, machine: Machine) -> float:
@@ -266,7 +284,7 @@ def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
     exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums
     timing.by_kind["exposed collectives"] = exposed
     timing.by_kind["network"] = NETWORK_EXPOSED * crossing
-    timing.hidden_s = gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
+    timing.hidden_s += gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
 
 
 def is_scattered(layout: Layout, machine: Machine) -> bool:

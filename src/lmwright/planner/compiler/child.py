@@ -20,13 +20,16 @@ from lmwright.hardware.slices import parse_slice, topology_request
 from lmwright.planner.compiler.compile import memory_of_error
 from lmwright.program import cache, executable
 from lmwright.program.plan import resolve
+from lmwright.program.state import HOST
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes that one device holds of a tree of abstract arrays with shardings."""
+    """Bytes that one device holds of a tree of abstract arrays with shardings, without what is on
+    the host."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
+        if leaf.sharding.memory_kind != HOST
     )
 
 
@@ -112,6 +115,7 @@ def ask_compiler(
         "temp_bytes": memory.temp_size_in_bytes,
         "live_bytes": memory.peak_memory_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
+        "host_bytes": memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
     }
     return facts, compiled.as_text(), compiled
 

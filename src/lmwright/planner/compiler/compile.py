@@ -63,6 +63,8 @@ class Compiled:
     """As the compiler reports temporaries, which can be more than is alive at once; None where
     it does not fit."""
     argument_bytes: int | None = None
+    host_bytes: int = 0
+    """In the memory of the host."""
     limit_bytes: int | None = None
     """What the compiler may use; it says so only where a program does not fit."""
     error: str | None = None
@@ -179,6 +181,8 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     if "error" not in answer:
         # arguments and temporaries added up can exceed the memory of a chip that they fit
         peak = answer["live_bytes"] + answer["code_bytes"]
+        if answer.get("host_bytes"):  # of which the live bytes hold a part
+            peak = answer["argument_bytes"] + answer["temp_bytes"] + answer["code_bytes"]
         return Compiled(**known, fits=True, peak_bytes=peak, hlo=hlo)
     if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
         raise _no_memory(answer["slice"])

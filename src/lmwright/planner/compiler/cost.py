@@ -10,6 +10,7 @@ as they turn. Costs of one instruction:
     attention kernel    blocks x cycles of a block, see `compiler.kernel_cost`
     collective          bytes a device receives / (links x bandwidth), see `compiler.links`
     between slices      bytes that a chip sends or receives / its share of the host's network
+    to or from the host bytes / PCIe bandwidth, each way by itself
     what has no cycles  bytes / HBM bandwidth; fills of memory too
 
 A collective that the program does not split into `-start` and `-done` runs where the schedule
@@ -30,9 +31,15 @@ from dataclasses import dataclass, field, replace
 
 from lmwright.hardware.chips import Rates
 from lmwright.hardware.slices import Slice
-from lmwright.planner.compiler.hlo import Computation, Instruction, Program, arrays, memory_bytes
+from lmwright.planner.compiler.hlo import (
+    Computation,
+    Instruction,
+    Program,
+    arrays,
+    memory_bytes,
+)
 from lmwright.planner.compiler.kernel_cost import attention_s, ragged_flops
-from lmwright.planner.compiler.links import transfer_s
+from lmwright.planner.compiler.links import host_bytes, transfer_s
 from lmwright.planner.compiler.parts import OTHER, part_of, read_frames
 
 MATMULS = {"convolution", "dot"}
@@ -44,6 +51,7 @@ IN_PLACE = {"dynamic-update-slice", "scatter"}
 _ALIASED = re.compile(r"\}: \((\d+), \{")  # operands that are results too
 SCALAR_BYTES = 4096  # below, an instruction is bookkeeping
 EXPOSED = "exposed collectives"
+HOST = "exposed host transfers"
 IN_ONE_PIECE = 0.5
 """Exposed share of a collective that is not split, of what the schedule could hide."""
 
@@ -54,11 +62,14 @@ class Estimate:
 
     step_s: float = 0.0
     by_kind: dict[str, float] = field(default_factory=dict)
-    """matmul, attention, vector, memory, exposed collectives; they add up to `step_s`."""
+    """matmul, attention, vector, memory, exposed collectives and host transfers; they add up to
+    `step_s`."""
     by_part: dict[str, dict[str, float]] = field(default_factory=dict)
     """Part of the model to kind to seconds; they add up to `step_s` as well."""
     hidden_s: float = 0.0
-    """Collectives behind arithmetic."""
+    """Collectives and transfers to and from the host behind arithmetic."""
+    host_bytes: float = 0.0
+    """To and from the memory of the host."""
     collectives: dict[str, int] = field(default_factory=dict)
     """How often each kind runs in a step."""
     matmul_flops: float = 0.0
@@ -80,6 +91,7 @@ class Estimate:
             by_kind=longer(self.by_kind),
             by_part={part: longer(kinds) for part, kinds in self.by_part.items()},
             hidden_s=factor * self.hidden_s,
+            host_bytes=factor * self.host_bytes,
         )
 
     def spend(self, part: str, kind: str, seconds: float) -> None:
@@ -98,6 +110,7 @@ class Estimate:
             for kind, seconds in kinds.items():
                 self.spend(part, kind, times * seconds)
         self.hidden_s += times * other.hidden_s
+        self.host_bytes += times * other.host_bytes
         self.matmul_flops += times * other.matmul_flops
         self.unknown_loops += other.unknown_loops
         for kind, count in other.collectives.items():
@@ -111,6 +124,7 @@ class _Transfer:
     part: str
     cost_s: float
     end_s: float
+    kind: str = EXPOSED
 
 
 @dataclass
@@ -140,12 +154,13 @@ class _Clocks:
         return None
 
     def begin(
-        self, part: str, cost_s: float, way: str = "links", ready_s: float | None = None
-    ) -> _Transfer:
+        self, part: str, cost_s: float, way: str = "links", ready_s: float | None = None,
+        kind: str = EXPOSED,
+    ) -> _Transfer:  # fmt: skip
         """Puts a transfer on its way, after those before it; now unless `ready_s` is earlier."""
         ready_s = self.estimate.step_s if ready_s is None else ready_s
         self.free_s[way] = max(self.free_s.get(way, 0.0), ready_s) + cost_s
-        return _Transfer(part, cost_s, self.free_s[way])
+        return _Transfer(part, cost_s, self.free_s[way], kind)
 
     def earliest(self, step: Instruction) -> float:
         """When all operands of an instruction can be there."""
@@ -174,7 +189,7 @@ class _Clocks:
         be hidden that is not."""
         wait = min(transfer.cost_s, max(0.0, transfer.end_s - self.estimate.step_s))
         wait += exposed * (transfer.cost_s - wait)
-        self.estimate.spend(transfer.part, EXPOSED, wait)
+        self.estimate.spend(transfer.part, transfer.kind, wait)
         self.estimate.hidden_s += transfer.cost_s - wait
 
 
@@ -207,6 +222,11 @@ class _Walk:
                 took.count(step.opcode, 1)
             elif (moved := self.collective(step, computation)) is not None:
                 self._move(clocks, step, computation, *moved)
+            elif (host := host_bytes(step, computation)) is not None:
+                way, nbytes = host
+                cost = nbytes / self.rates.host_bytes_per_s
+                clocks.under_way[step.name] = clocks.begin(self.part(step), cost, way, kind=HOST)
+                took.host_bytes += nbytes
             elif step.opcode.endswith("-done"):
                 if transfer := clocks.source(step, computation):
                     clocks.wait(transfer)

@@ -148,6 +148,13 @@ def memory_bytes(shape: str) -> int:
     return sum(math.prod(dims) * bits // 8 for text in far for bits, dims in arrays(text))
 
 
+def placed_arrays(shape: str) -> list[tuple[str, int]]:
+    """(text with layout, bytes) of the arrays of a shape that have dimensions."""
+    texts = [text for text in _PLACED.findall(shape) if "[]" not in text]
+    sizes = [math.prod(dims) * bits // 8 for text in texts for bits, dims in arrays(text)]
+    return list(zip(texts, sizes, strict=True))
+
+
 def parse(text: str) -> Program:
     """The program of a module's text. Raises ValueError where there is no entry."""
     computations, entry = {}, None

@@ -16,7 +16,7 @@ import re
 from functools import cache
 
 from lmwright.hardware.slices import Slice
-from lmwright.planner.compiler.hlo import Computation, Instruction
+from lmwright.planner.compiler.hlo import Computation, Instruction, placed_arrays
 
 # what the compiler says of a collective that goes around one ring through all its devices
 _RING = re.compile(r'"emitter":"1D|"strategy":"(?:StrategyRing|UniDirection1DRing)')
@@ -89,3 +89,22 @@ def group_size(step: Instruction, devices: int) -> int:
     if match := re.match(r"\{\{([\d,]+)\}", text):
         return len(match[1].split(","))
     return devices
+
+
+HOST_MEMORY = "S(5)"  # in a layout
+
+
+def host_bytes(step: Instruction, holder: Computation) -> tuple[str, int] | None:
+    """(way, bytes) of an instruction that starts a transfer to or from the host's memory."""
+    if not step.opcode.endswith("-start") or HOST_MEMORY not in step.shape:
+        return None
+    kind = step.opcode.removesuffix("-start")
+    if kind == "dynamic-update-slice":
+        piece = holder.by_name.get(step.operands[1])
+        return "to host", piece.nbytes if piece else 0
+    if kind not in ("dynamic-slice", "copy"):
+        return None
+    parts = placed_arrays(step.shape)
+    if kind == "copy":  # (result, operand, context)
+        return ("to host" if HOST_MEMORY in parts[0][0] else "from host"), parts[0][1]
+    return "from host", next(size for text, size in parts if HOST_MEMORY not in text)
