@@ -184,15 +184,20 @@ def jobs_stop(name: str) -> Any:
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--host", type=int, default=0, help="Number of the host. Default: 0.")
-def jobs_ssh(name: str, command: Sequence[str], host: int) -> Any:
+@click.option("--tunnel", metavar="PORT", help="Lead this port here to that port of the host.")
+def jobs_ssh(name: str, command: Sequence[str], host: int, tunnel: str | None) -> Any:
     """Open a shell on a host of the job NAME, or run COMMAND there.
+
+    With --tunnel, a program here such as a browser reaches a notebook that runs on the host.
+    PORT:OTHER leads to another port there.
 
     \b
     Example:  lmwright jobs ssh wiki --host 2
+              lmwright jobs ssh wiki --tunnel 8888
     """
     from lmwright.cloud.jobs import ssh_command
 
-    return ssh_command(name, host, command)
+    return ssh_command(name, host, command, tunnel)
 
 
 @jobs.command("forget")

@@ -11,6 +11,7 @@ from lmwright.cloud import local, remote
 from lmwright.cloud.kaggle import job as kaggle
 from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
 from lmwright.cloud.ssh import job as by_ssh
+from lmwright.cloud.tunnel import parse_tunnel
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
@@ -161,14 +162,16 @@ def follow_command(name: str) -> int:
     return follow(spec)
 
 
-def ssh_command(name: str, host: int, words: Sequence[str]) -> int:
-    """Opens a shell on a host of a job on slices, or runs a command there."""
+def ssh_command(name: str, host: int, words: Sequence[str], tunnel: str | None = None) -> int:
+    """Opens a shell on a host of a job on other machines, or runs a command there, or opens a
+    tunnel to it."""
+    leads = parse_tunnel(tunnel) if tunnel else None
     spec = remote.adopt(name) if is_bucket(name) else load_spec(name)
     if by_ssh.is_ssh(spec):
-        return by_ssh.shell(spec, host, words)
+        return by_ssh.shell(spec, host, words, leads)
     if not spec.url:
         raise UserError(f"job {name} runs on this machine; there is no other to reach")
-    return remote.ssh(spec, host, words)
+    return remote.ssh(spec, host, words, leads)
 
 
 def start_command(name: str, *, detach: bool = False) -> int:

@@ -17,6 +17,7 @@ from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import kept_steps, send_steps
 from lmwright.cloud.target import settings_path, settings_with
 from lmwright.cloud.tpu_api import Scarce, Tpus, queued_resource
+from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
@@ -155,8 +156,9 @@ def notify(command: str, line: str) -> None:
         print(f"notify: the command of {settings_path()} failed ({reason})", flush=True)
 
 
-def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
-    """Opens a shell on a host by gcloud, or runs a command there; returns its exit code."""
+def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = None) -> int:
+    """Opens a shell on a host by gcloud, or runs a command there, or opens a tunnel; returns its
+    exit code."""
     assert spec.cloud is not None
     there = Bucket(spec.url).read(MADE)
     book = json.loads(there[0]) if there else {"current": None}
@@ -171,8 +173,9 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
     command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]
     command += [f"--zone={offer.zone}", f"--project={spec.cloud.project}"]
     command += ["--command", shlex.join(words)] if words else []
+    command += ["--", *tunnel.words(), *([] if words else ["-N"])] if tunnel else []
     try:
-        return subprocess.run(command).returncode
+        return run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
         raise UserError("gcloud is not installed, by which hosts are reached") from None
 
