@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_DELETE = reply
+    do_GET = do_POST = do_DELETE = do_PATCH = reply
 
 
 def refused(code, status, message):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmwright.cloud import local, remote
+from lmwright.cloud.disk_names import refuse_other_zones
 from lmwright.cloud.jobs import begin
 from lmwright.cloud.spec import RUN_FILE, Limits, Spec, job_names, save_spec
 from lmwright.cloud.target import (
@@ -83,6 +84,7 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
     """Plans the run for every slice that is asked for, and launches it."""
     offers, work = offers_of(wanted.on, wanted.settings), wanted.work
     cloud = cloud_of(wanted.settings)
+    refuse_other_zones(cloud, offers)
     for offer in offers:
         refuse_several_hosts(work, offer.hosts, offer.name)
     if run is not None:
@@ -125,7 +127,7 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
     if wanted.work.verb == "prepare":
         refuse_local_sources(run)
         return
-    refuse_local_places(run)
+    refuse_local_places(run, wanted.settings.disks)
     for name in sorted(names) if wanted.work.trains else ():
         if plan_command(run, Plan(on=name, quick=True)):
             raise UserError(f"--on: the run does not fit {name}; the plan above says what would")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lmwright.cloud.disk_check import check_disks
 from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
@@ -63,7 +64,7 @@ def check(spec: Spec) -> list[str]:
             )
     notes.append(f"the quota of project {spec.cloud.project} for these chips is not told by the "
                  "service; a request beyond it is refused")  # fmt: skip
-    return notes + warn_of_roles(spec.cloud)
+    return notes + check_disks(spec) + warn_of_roles(spec.cloud)
 
 
 def describe(spec: Spec, code: str, run: Run | None) -> list[str]:

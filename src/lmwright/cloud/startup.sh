@@ -39,4 +39,6 @@ if [ ! -e "$here/ready" ]; then
 fi
 export XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache
 cd "$home"
+# --- what the machine is for
+"$here/venv/bin/python" -m lmwright.cloud.disks
 until "$here/venv/bin/python" -m lmwright.cloud.host; do sleep 2; done
