@@ -20,6 +20,7 @@ from typing import Any
 from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
 from lmwright.cloud.leader import Leader
+from lmwright.cloud.ledger import slice_variable
 from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
 from lmwright.cloud.steps import receive_steps
 from lmwright.cloud.vault import read_secrets
@@ -99,6 +100,7 @@ async def main() -> None:
     with contextlib.suppress(OSError, UserError):  # it is compiled instead
         await asyncio.to_thread(receive_steps, bucket)
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
+    spec = replace(spec, variables=spec.variables | slice_variable(spec, incarnation))
     carrier = Carrier(spec, host, tuple(secrets.values()))
     agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
     watch = asyncio.create_task(_watch_notices(agent))

@@ -24,7 +24,7 @@ from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
-from lmwright.report.goodput import goodput, parse_sessions
+from lmwright.report.goodput import goodput, ledger, parse_sessions
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claimed
 from lmwright.storage.mirror import fetched
@@ -236,7 +236,10 @@ def show_goodput(spec: Spec) -> None:
     with contextlib.suppress(OSError, UserError):
         sessions = parse_sessions(fetched(f"{spec.dir}/sessions.json").read_bytes())
         if measured := goodput(sessions):
-            print(f"  goodput        {measured.text()}")
+            rows = ledger(measured)
+            print(f"  goodput        {rows.pop('goodput')} of {rows.pop('in all')} with machines")
+            for name, text in rows.items():
+                print(f"    {name:<12} {text}")
 
 
 def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
