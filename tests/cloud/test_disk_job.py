@@ -61,7 +61,7 @@ def test_a_run_reads_a_disk_and_reports_its_cost(
     assert launched(tmp_path, "--disk", "wiki", "--spot") == 0, consoles(tmp_path)
     assert sorted((p, p.stat().st_mtime_ns) for p in compute.folder("wiki").rglob("*")) == before
     [disk] = tpu.bodies[0]["tpu"]["nodeSpec"][0]["node"]["dataDisks"]
-    assert disk == {"sourceDisk": f"projects/p/zones/{ZONE}/disks/wiki", "mode": "READ_ONLY"}
+    assert disk == {"sourceDisk": f"projects/p/zones/{ZONE}/disks/wiki", "mode": 2}  # READ_ONLY
     assert any(line.startswith("mount -o ro,noload") for line in compute.tools())
     assert not [name for name in Bucket(run.dir).entries() if "cache" in name]
     [session] = json.loads(Bucket(run.dir).read("sessions.json")[0])

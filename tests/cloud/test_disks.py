@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 
@@ -325,3 +328,40 @@ def test_ctrl_c_keeps_the_disk_and_ends_the_helper(compute, helper, data, url, m
     out = capsys.readouterr().out
     assert "disk wiki is half filled, and costs; push again to go on" in out
     assert compute.instances == {} and (ZONE, "wiki") in compute.disks
+
+
+REAL = """
+import errno, sys
+from pathlib import Path
+from lmwright.cloud import disks, filler
+from lmwright.data.rows.store import verify_store
+from lmwright.storage.bucket import Bucket
+
+filler.fill(sys.argv[1], "wiki", filler.Report(Bucket(sys.argv[2]), "wiki.json", {}))
+for _ in range(2):
+    target = disks.mount_disk("wiki", 1)
+print(len(verify_store(target)), Path("/proc/mounts").read_text().count(f" {target} ext4 ro,"))
+try:
+    (target / "x").touch()
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+
+
+@pytest.mark.slow  # a file system
+def test_with_a_real_file_system(data, url, tmp_path):
+    """The real mkfs.ext4, blkid and mount, on a file, where this machine lets us."""
+    (tmp_path / "dev/by-id").mkdir(parents=True)
+    disk = tmp_path / "dev/by-id/google-wiki"
+    with open(disk, "wb") as file:
+        file.truncate(64 << 20)
+    probe = f"mkfs.ext4 -q {tmp_path}/p 8M && mkdir {tmp_path}/m && mount {tmp_path}/p {tmp_path}/m"
+    alone = ["unshare", "--mount"]  # mounts end with their process
+    if shutil.which("unshare") is None or subprocess.run([*alone, "sh", "-c", probe]).returncode:
+        pytest.skip("this machine lets us mount nothing")
+    places = {"LMWRIGHT_DISKS": f"{tmp_path}/mnt", "LMWRIGHT_DEVICES": f"{tmp_path}/dev"}
+    words = [*alone, sys.executable, "-c", REAL, data, f"{url}/l"]
+    done = subprocess.run(words, env=os.environ | places, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["5 1", "EROFS"], done.stderr
+    label = subprocess.run(["blkid", "-o", "value", "-s", "LABEL", disk], capture_output=True)
+    assert label.stdout == b"wiki\n"

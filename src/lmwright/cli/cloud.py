@@ -140,14 +140,25 @@ def jobs_logs(name: str, host: int, follow_it: bool) -> Any:
 
 @jobs.command("follow")
 @click.argument("name")
-def jobs_follow(name: str) -> Any:
+@click.option("--on-vm", is_flag=True, help="Let a small VM of Google Cloud supervise it instead.")
+@click.option("--zone", default="", help="Of that VM. Default: the zone of the slice.")
+@click.option("--machine-type", default="", help="Of that VM. Default: e2-micro.")
+@click.option("--dry-run", is_flag=True, help="Print the requests for that VM.")
+def jobs_follow(name: str, on_vm: bool, zone: str, machine_type: str, dry_run: bool) -> Any:
     """Supervise the job NAME from here, and print what happens.
+
+    With --on-vm, a VM does it that deletes itself when the job is over.
 
     \b
     Example:  lmwright jobs follow wiki
+              lmwright jobs follow wiki --on-vm
     """
-    from lmwright.cloud.jobs import follow_command
+    from lmwright.cloud.jobs import follow_command, keep_command
 
+    if on_vm:
+        return keep_command(name, zone, machine_type, dry_run=dry_run)
+    if zone or machine_type or dry_run:
+        raise click.UsageError("--zone, --machine-type and --dry-run are for --on-vm.")
     return follow_command(name)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud import local, remote
+from lmwright.cloud import keeper, local, remote
 from lmwright.cloud.kaggle import job as kaggle
 from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
 from lmwright.cloud.ssh import job as by_ssh
@@ -160,6 +160,13 @@ def follow_command(name: str) -> int:
         show_command(name)
         return 0
     return follow(spec)
+
+
+def keep_command(name: str, zone: str, machine: str, *, dry_run: bool) -> int:
+    """Lets a small VM supervise a job on slices."""
+    spec = find(name)
+    state = remote.state_of(spec) if spec.url else read_state(spec)
+    return keeper.keep(spec, state, zone, machine, dry_run=dry_run)
 
 
 def ssh_command(name: str, host: int, words: Sequence[str], tunnel: str | None = None) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lmwright.cloud import keeper
 from lmwright.cloud.disk_check import check_disks
 from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
@@ -214,6 +215,8 @@ def show(spec: Spec) -> None:
         entry = book["made"][book["current"]]
         offer = spec.offers[entry["offer"]]
         print(f"  slice          {entry['id']}: {offer.name} in {offer.zone}")
+    for line in keeper.lines(spec):
+        print(f"  {line}")
     print(f"  slices so far  {len(book['made'])}, {used['hours']:.2f} h, "
           f"{used['chip_hours']:.1f} chip-hours, {used['cost']:.2f} USD by the list")  # fmt: skip
     print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
@@ -285,6 +288,7 @@ def restart(spec: Spec) -> None:
 def end(spec: Spec) -> None:
     """Deletes every slice of a job at once, without saving."""
     assert spec.cloud is not None
+    keeper.remove(spec)  # before it asks for another slice
     tpus = Tpus(spec.cloud)
     for zone in {offer.zone for offer in spec.offers}:
         with contextlib.suppress(Scarce):
@@ -294,7 +298,8 @@ def end(spec: Spec) -> None:
 
 
 def forget(spec: Spec) -> None:
-    """Removes a job's folder in the bucket."""
+    """Removes a job's folder in the bucket, and its supervisor's VM."""
+    keeper.remove(spec)
     bucket = Bucket(spec.url)
     for name in bucket.entries():
         bucket.remove(name)
