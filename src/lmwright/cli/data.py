@@ -34,7 +34,7 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Show prepared data, verify it, and copy it to a bucket or a disk."""
+    """Show, verify and copy prepared data."""
 
 
 @data.command("verify")

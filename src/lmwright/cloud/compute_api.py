@@ -66,7 +66,7 @@ class Compute:
         self._change("DELETE", zone, self.path(zone, kind, name), f"{kind[:-1]} {name}", gone=True)
 
     def console(self, zone: str, name: str) -> str:
-        """What a VM has printed while it started; empty where that is not known."""
+        """Output of a VM since it started; empty where that is not known."""
         try:
             answer = self._call("GET", self.path(zone, "instances", f"{name}/serialPort"))
         except UserError:

@@ -125,7 +125,7 @@ def push_disk_command(
 
 
 def plan_filling(source: str, target: str, settings: Settings, type: str) -> Filling:
-    """What is to be done. Raises UserError where it cannot be, before anything is asked for."""
+    """The disk of a push. Raises UserError where it cannot be made, before anything is asked."""
     name = target.removeprefix(PREFIX)
     if not NAME.fullmatch(name):
         raise UserError(
@@ -195,7 +195,7 @@ def is_filled(disk: dict[str, Any], filling: Filling) -> bool:
 
 
 def leftovers(compute: Compute, filling: Filling) -> list[str]:
-    """What interrupted pushes have left in the zone, apart from this disk's."""
+    """Leftovers of interrupted pushes in the zone, apart from this disk's."""
     place = {"zone": filling.zone, "project": compute.project}
     lines = []
     for item in compute.named(filling.zone, "instances", ROLE):
@@ -299,7 +299,7 @@ def _follow(
 
 
 def _report(filling: Filling, disk_id: str) -> dict[str, Any]:
-    """What the helper of this very disk has told; empty before its first word."""
+    """The report of the helper of this very disk; empty before its first word."""
     folder, _, name = filling.report.rpartition("/")
     there = Bucket(folder).read(name)
     facts = json.loads(there[0]) if there else {}

@@ -31,7 +31,7 @@ NOT_FORMATTED = 2  # exit code of blkid
 
 @dataclass
 class Report:
-    """What the client is told, as an object of a bucket."""
+    """Progress and result of a filling, as an object of a bucket that the client reads."""
 
     bucket: Bucket
     name: str

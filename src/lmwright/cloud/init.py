@@ -13,6 +13,7 @@ from lmwright.storage.bucket import is_bucket
 
 ACCOUNT = "lmwright"
 APIS = ("tpu.googleapis.com", "storage.googleapis.com", "iam.googleapis.com")
+APIS += ("compute.googleapis.com",)
 PRESENT = ("already exists", "already own it", "HTTPError 409")
 
 
@@ -42,6 +43,10 @@ class Setup:
             ["gcloud", "storage", "buckets", "add-iam-policy-binding", self.bucket, member,
              "--role=roles/storage.objectAdmin"],
             [*grant, "--role=roles/tpu.admin", "--condition=None"],
+            # A VM that supervises asks for slices with its own account, and deletes itself.
+            [*grant, "--role=roles/compute.instanceAdmin.v1", "--condition=None"],
+            ["gcloud", "iam", "service-accounts", "add-iam-policy-binding", self.account, project,
+             member, "--role=roles/iam.serviceAccountUser"],
         ]  # fmt: skip
 
 

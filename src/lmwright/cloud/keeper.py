@@ -96,7 +96,7 @@ def vm_of(spec: Spec, zone: str, machine: str) -> Vm:
 
 
 def lines(spec: Spec) -> list[str]:
-    """What `jobs show` tells of the VM; nothing where there is none."""
+    """Lines of `jobs show` about the VM; none where there is none."""
     there = _record(spec)
     if there is None or spec.cloud is None:
         return []

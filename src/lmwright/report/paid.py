@@ -1,4 +1,4 @@
-"""What a run on slices has waited for and paid, by the facts that its sessions carry.
+"""Queue, chip-hours and cost of a run on slices, by the facts that its sessions carry.
 
     slices.json --host--> $LMWRIGHT_SLICE --session--> sessions.json: "slice" --> chip-hours, USD
 
@@ -67,7 +67,7 @@ def _numbers(value: Any, names: Sequence[str]) -> dict[str, float] | None:
 
 
 def paid(sessions: Sequence[dict[str, Any]]) -> Paid | None:
-    """What the slices of some sessions have cost; None where no session ran on one."""
+    """Sums over the slices of some sessions; None where no session ran on one."""
     last: dict[str, tuple[dict[str, Any], float]] = {}
     training = 0.0
     for entry in sessions:
