@@ -63,7 +63,7 @@ def data_verify(folder: str) -> Any:
 @click.option("--disk-type", help="Default: pd-balanced. A v6e takes hyperdisk-ml.")
 @click.option("--dry-run", is_flag=True, default=None, help="Print the requests for the disk.")
 def data_push(folder: str, target: str, **options: Any) -> Any:
-    """Copy prepared data to a bucket or a new disk, and verify that it arrived.
+    """Copy prepared data to a bucket or a new disk, verified.
 
     TARGET is gs://BUCKET/FOLDER; what is there already is not sent again. Or it is disk:NAME: a
     disk is made, filled from a bucket by a helper VM and verified; FOLDER may be in that bucket.
