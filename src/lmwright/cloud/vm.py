@@ -63,14 +63,6 @@ def body(vm: Vm) -> dict[str, Any]:
     zone = f"projects/{vm.cloud.project}/zones/{vm.zone}"
     facts = {"lmwright-code": vm.code, "lmwright-self": vm.path, **vm.metadata}
     facts["startup-script"] = script(vm.task)
-    network: dict[str, Any] = {"network": f"global/networks/{vm.cloud.network or 'default'}"}
-    if "/" in vm.cloud.network:
-        network["network"] = vm.cloud.network
-    if subnetwork := vm.cloud.subnetwork:
-        region = f"regions/{vm.zone.rpartition('-')[0]}/subnetworks"
-        network["subnetwork"] = subnetwork if "/" in subnetwork else f"{region}/{subnetwork}"
-    if vm.cloud.external_ips:
-        network["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
     boot = {
         "boot": True,
         "autoDelete": True,
@@ -95,11 +87,26 @@ def body(vm: Vm) -> dict[str, Any]:
         "machineType": f"{zone}/machineTypes/{vm.machine_type}",
         "labels": {ROLE: vm.role},
         "disks": [boot, *data],
-        "networkInterfaces": [network],
+        "networkInterfaces": [_network(vm)],
         "serviceAccounts": [{"email": account, "scopes": [SCOPE]}],
         "scheduling": limit,
         "metadata": {"items": [{"key": key, "value": text} for key, text in facts.items()]},
     }
+
+
+def _network(vm: Vm) -> dict[str, Any]:
+    network, subnetwork = vm.cloud.network, vm.cloud.subnetwork
+    root = f"projects/{vm.cloud.project}"
+    interface: dict[str, Any] = {}
+    if network or not subnetwork:
+        name = network or "default"
+        interface["network"] = name if "/" in name else f"{root}/global/networks/{name}"
+    if subnetwork:
+        region = f"{root}/regions/{vm.zone.rpartition('-')[0]}/subnetworks"
+        interface["subnetwork"] = subnetwork if "/" in subnetwork else f"{region}/{subnetwork}"
+    if vm.cloud.external_ips:
+        interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "external-nat"}]
+    return interface
 
 
 def make(compute: Compute, vm: Vm) -> None:
