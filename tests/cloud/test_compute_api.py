@@ -19,7 +19,8 @@ ACCOUNT = "me@p.iam.gserviceaccount.com"
 DONE = {"name": "op", "status": "DONE", "kind": "compute#operation"}
 MADE = vm.Vm(
     name="x", zone=ZONE, cloud=Cloud(project="p", service_account=ACCOUNT), role="fill",
-    task="true", machine_type="e2-micro", code="gs://b/code", disks=("wiki",), boot_gib=20, most_s=3600,
+    task="true", machine_type="e2-micro", code="gs://b/code", disks=("wiki",),
+    boot_gib=20, most_s=3600,
 )  # fmt: skip
 
 
