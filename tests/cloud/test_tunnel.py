@@ -17,6 +17,8 @@ from lmwright.cli.main import main
 from lmwright.cloud.local import free_port
 from lmwright.cloud.tunnel import Tunnel, parse_tunnel
 from lmwright.errors import UserError
+from lmwright.storage.bucket import Bucket
+from tests.cloud.fake_tpu import Server
 from tests.cloud.test_ssh import network, ranks  # noqa: F401
 
 
@@ -98,10 +100,12 @@ def gcloud(tmp_path, monkeypatch):
     return lambda: [json.loads(line) for line in said.read_text().splitlines()]
 
 
-def test_words_for_a_host_of_a_slice(url, tmp_path, monkeypatch, gcloud, capsys):
-    from lmwright.cloud.slices import MADE, begin
+@pytest.fixture
+def spec(url, tmp_path, monkeypatch):
+    """A job on two slices of two hosts, without a slice yet."""
+    pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
+    from lmwright.cloud.slices import begin
     from lmwright.cloud.spec import Cloud, Offer, Spec
-    from lmwright.storage.bucket import Bucket
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     spec = Spec(
@@ -111,12 +115,21 @@ def test_words_for_a_host_of_a_slice(url, tmp_path, monkeypatch, gcloud, capsys)
                       num_slices=2, hosts_per_slice=2, num_chips=16),),
     )  # fmt: skip
     begin(spec, "", "")
+    return spec
+
+
+def give_slices(spec):
+    """The job's request is served."""
+    book = json.loads(Bucket(spec.url).read("slices.json")[0])
+    book |= {"made": [{"id": "j-1", "offer": 0, "asked": 0}], "current": 0}
+    Bucket(spec.url).write("slices.json", json.dumps(book))
+
+
+def test_words_for_a_host_of_a_slice(spec, tmp_path, monkeypatch, gcloud, capsys):
     job = ["jobs", "ssh", spec.url]
     assert main(job) == 2
     assert "job j has no slice now" in capsys.readouterr().err
-    book = json.loads(Bucket(spec.url).read(MADE)[0])
-    book |= {"made": [{"id": "j-1", "offer": 0, "asked": 0}], "current": 0}
-    Bucket(spec.url).write(MADE, json.dumps(book))
+    give_slices(spec)
     assert main([*job, "--host", "3"]) == 3  # the exit code of gcloud
     assert main([*job, "--host", "1", "echo", "two  words"]) == 3
     assert main([*job, "--tunnel", "8888"]) == 3
@@ -137,3 +150,41 @@ def test_words_for_a_host_of_a_slice(url, tmp_path, monkeypatch, gcloud, capsys)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(job) == 2
     assert "gcloud is not installed" in capsys.readouterr().err
+
+
+def described(method, path, _body, _headers):
+    """Answers to gcloud about a slice of two hosts."""
+    keys = {"queryValue": {"items": []}}
+    if "getGuestAttributes" in path:
+        return 200, {"guestAttributes": [keys, keys]}
+    if "/nodes/" not in path:
+        return 200, {"name": "p", "commonInstanceMetadata": {"items": []}}
+    ends = [{"ipAddress": f"10.0.0.{k}", "accessConfig": {"externalIp": f"192.0.2.{k}"}}
+            for k in (1, 2)]  # fmt: skip
+    return 200, {"name": path, "state": "READY", "id": "7", "networkEndpoints": ends}
+
+
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
+@pytest.mark.slow  # gcloud takes seconds for each call
+def test_gcloud_makes_the_tunnel_of_these_words(spec, tmp_path, monkeypatch, capfd):
+    give_slices(spec)
+    real, shim = shutil.which("gcloud"), tmp_path / "bin" / "gcloud"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/bash\nexec {real} "${{@:1:4}}" --dry-run --quiet "${{@:5}}"\n')
+    shim.chmod(0o755)
+    service = Server(described)
+    for name in ("TPU", "COMPUTE"):
+        path = "compute/v1/" if name == "COMPUTE" else ""
+        where = f"http://{service.address}/{path}"
+        monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}", where)
+    monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{shim.parent}:{os.environ['PATH']}")
+    job = ["jobs", "ssh", spec.url, "--host", "1", "--tunnel", "9000:8888"]
+    assert main(job) == 0
+    forward = "@192.0.2.2 -o ExitOnForwardFailure=yes -L localhost:9000:localhost:8888"
+    assert f"{forward} -N" in capfd.readouterr().out
+    assert main([*job, "jupyter", "lab"]) == 0
+    assert f"{forward} -- jupyter lab" in capfd.readouterr().out
+    service.shutdown()
