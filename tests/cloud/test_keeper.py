@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
 from lmwright.cli.main import main
-from lmwright.cloud import remote, watch
+from lmwright.cloud import remote, standby
 from lmwright.cloud.keeper import RECORD, vm_of
 from lmwright.cloud.local import free_port
 from lmwright.cloud.slices import MADE, Slices, begin
@@ -99,13 +99,13 @@ def test_a_vm_waits_for_another_supervisor_and_takes_over(spec, monkeypatch, cap
             other.close()  # it is gone
         assert len(pauses) < 9
 
-    monkeypatch.setattr(watch.time, "sleep", pause)
+    monkeypatch.setattr(standby.time, "sleep", pause)
     monkeypatch.setattr(remote.Slices, "run", lambda self: finish(spec))
-    watch.watch(spec.url)
+    standby.watch(spec.url)
     assert len(pauses) == 2 and capsys.readouterr().out.count("waiting: ") == 2
     for name in Bucket(spec.url).entries():
         Bucket(spec.url).remove(name)
-    watch.watch(spec.url)  # a job that was forgotten
+    standby.watch(spec.url)  # a job that was forgotten
 
 
 def finish(spec):

@@ -1,6 +1,6 @@
 """Keeper: the supervisor of a job on a small VM that is always on.
 
-    lmwright jobs follow NAME --on-vm --> VM: python -m lmwright.cloud.watch --> jobs follow gs://...
+    lmwright jobs follow NAME --on-vm --> VM: python -m lmwright.cloud.standby --> jobs follow gs://...
 
 It has the Python, the packages and the account of the job's hosts, and deletes itself when the job
 is over. vm.json beside the job names it, and is written before it is made. The claim of supervisors
@@ -25,7 +25,7 @@ from lmwright.storage.bucket import Bucket
 RECORD = "vm.json"
 ROLE = "follow"
 MACHINE = "e2-micro"
-TASK = """until "$python" -m lmwright.cloud.watch; do sleep 20; done"""
+TASK = """until "$python" -m lmwright.cloud.standby; do sleep 20; done"""
 
 
 def keep(spec: Spec, state: dict[str, Any], zone: str, machine: str, *, dry_run: bool) -> int:

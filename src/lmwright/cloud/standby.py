@@ -1,4 +1,4 @@
-"""Watch: supervises the job that the metadata of a VM name, until it is over.
+"""Standby: supervises the job that the metadata of a VM name, until it is over.
 
 While another supervisor is alive it waits, and takes the job up when that one is gone. Whatever
 fails is told on the console, and tried again.
