@@ -119,13 +119,14 @@ class Machine:
                     there.append(process)
         return there
 
-    def words(self) -> list[str]:
-        """The command lines of all that runs here."""
-        words: list[str] = []
+    def running(self, word: str = "") -> dict[psutil.Process, list[str]]:
+        """Everything that runs on this machine with its command line, which holds `word`."""
+        running = {}
         for process in self.processes():
             with suppress(psutil.Error):  # it may just have ended
-                words += process.cmdline()
-        return words
+                if not word or word in process.cmdline():
+                    running[process] = process.cmdline()
+        return running
 
     def jobs(self) -> list[str]:
         """Folders of jobs."""

@@ -1,13 +1,13 @@
 """Slices are asked for, watched, deleted and asked for again, through Google's client."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
-from lmwright.cloud import slices as module
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import Cloud, Offer, Spec
 from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS, Tpus
@@ -224,6 +224,20 @@ def test_a_supervisor_killed_anywhere_leaves_no_orphan(spec, tpu, monkeypatch, m
     second.slices.close()
 
 
+def test_hosts_of_a_slice_that_is_repaired_may_be_silent(played, tpu, monkeypatch):
+    patience = replace(QUICK, first_word=0.2, silence=0.05, repair=5.0)
+    monkeypatch.setattr(played.slices, "_patience", patience)
+    played.until(tpu.active)
+    node = tpu.nodes["us-central2-b", "j-1"]["j-1"]
+    node["state"] = "REPAIRING"
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        played.slices.step()
+    assert list(tpu.resources) == [("us-central2-b", "j-1")]
+    node["state"] = "READY"
+    played.until(lambda: list(tpu.resources) == [("us-central2-b", "j-2")], speak=False)
+
+
 def test_one_supervisor_at_a_time(played, spec):
     with pytest.raises(UserError, match="is supervised by"):
         Slices(spec, print, QUICK)
@@ -244,7 +258,7 @@ def test_requests_say_what_was_asked_for(spec, tpu):
         service_account="a@b", disks=("projects/p/zones/z/disks/d",), valid_hours=2,
         external_ips=False,
     )  # fmt: skip
-    Tpus(cloud).create("x", "j", replace(offer(), num_slices=2), {"startup-script": "true"})
+    Tpus(cloud).create("x", "j", replace(offer(), num_slices=2), {})
     [body] = tpu.bodies
     node = body["tpu"]["nodeSpec"][0]
     assert node["multisliceParams"] == {"nodeCount": 2, "nodeIdPrefix": "x"}
@@ -256,4 +270,4 @@ def test_requests_say_what_was_asked_for(spec, tpu):
     assert not node["node"]["networkConfig"].get("enableExternalIps")
     assert body["queueingPolicy"] == {"validUntilDuration": "7200s"}
     assert body["reservationName"].endswith("/r") and "guaranteed" in body
-    assert module._startup().startswith("#!/bin/bash")
+    assert node["node"]["metadata"]["startup-script"].startswith("#!/bin/bash")

@@ -53,8 +53,7 @@ def ranks(deeds, *options, name="j"):
 
 def agent(network, host):
     """The living agent on a host."""
-    ours = [p for p in network.machines[host].processes() if "lmwright.cloud.agent" in p.cmdline()]
-    return ours[0]
+    return next(iter(network.machines[host].running("lmwright.cloud.agent")))
 
 
 def attempts(name="j"):
@@ -117,7 +116,7 @@ def test_agents_outlive_the_laptop_and_are_replaced(network, capfd):
     assert agent(network, "b").pid == before
     token = load_spec("j").token
     for machine in network.machines.values():
-        words = machine.words()
+        words = [word for line in machine.running().values() for word in line]
         assert machine.commands and "lmwright.cloud.agent" in words
         assert token not in " ".join([*words, *machine.commands])
         assert (machine.state / "lmwright/jobs/j").stat().st_mode & 0o077 == 0

@@ -28,8 +28,10 @@ class WithCommand(click.Command):
 @click.argument("run", metavar="RUN", required=False)
 @OVERRIDES
 @click.option(
-    "--on", help="Slices to try, as in v4-32,v5e-64; or kaggle; or ssh:hosts.txt; or local:4x2."
+    "--on",
+    help="Slices to try, as in v4-32,v5e-64; or kaggle, ssh:hosts.txt, gke:CLUSTER, local:4x2.",
 )
+@click.option("--slice", help="Slices of gke:CLUSTER to try, as in 7x-16 or 2xv5p-32.")
 @click.option("--do", "verb", type=click.Choice(VERBS_OF_JOBS), help="Default: train.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
@@ -56,11 +58,21 @@ class WithCommand(click.Command):
 @click.option("--subnetwork", help="Subnetwork of the hosts.")
 @click.option("--internal-ips", is_flag=True, default=None, help="Hosts without the internet.")
 @click.option("--disk", "disks", multiple=True, help="Disk that every host mounts read-only.")
-@click.option("--secret", "secrets", multiple=True, help="VARIABLE=NAME, of Secret Manager.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    help="VARIABLE=NAME, of Secret Manager; on gke: VARIABLE=SECRET/KEY.",
+)
 @click.option("--valid-hours", type=float, help="Hours that a request may wait in the queue.")
 @click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
 @click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
 @click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
+@click.option("--namespace", help="Of the pods of gke:. Default: default.")
+@click.option("--image", help="Of the containers of gke:. Default: python:3.12-slim.")
+@click.option("--pod-account", help="Kubernetes service account of the pods of gke:.")
+@click.option("--queue", help="Local queue of Kueue, for gke:.")
+@click.option("--label", "labels", multiple=True, help="KEY=VALUE, for the pods of gke:.")
 @click.option("--remote-python", help="Python that has lmwright on the hosts of ssh:.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
 def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
@@ -73,6 +85,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
     \b
     Example:  lmwright launch run.toml --on local:2x4
               lmwright launch run.toml --on v4-32 --zone us-central2-b --spot --dry-run
+              lmwright launch run.toml --on gke:my-cluster --slice 7x-16
               lmwright launch run.toml --on kaggle
               lmwright launch run.toml --on v5e-8 --do eval -- --max-rows 1000
     """
@@ -86,7 +99,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
         raise click.UsageError("Missing argument 'RUN'.", click.get_current_context())
 
     named = {name: options.pop(name, None) for name in Settings.__dataclass_fields__}
-    wanted = Wanted(**given(**options), work=work)
+    wanted = Wanted(**given(**options), work=work, given=tuple(given(**named)))
     if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
         wanted = replace(wanted, settings=settings_with(**given(**named)))
     loaded = load(run, overrides) if run else None

@@ -29,9 +29,20 @@ DUMP_S = 1.0
 class Agent:
     """The agent of one host."""
 
-    def __init__(self, spec: Spec, host: int, leave: Callable[[], Awaitable[None]] | None = None):
-        """Agent of a host; before it leaves an ended job, `leave` is awaited."""
+    def __init__(
+        self,
+        spec: Spec,
+        host: int,
+        leave: Callable[[], Awaitable[None]] | None = None,
+        *,
+        leaves: bool = False,
+    ):
+        """Agent of a host; before it leaves an ended job, `leave` is awaited. With `leaves`, it
+        also goes once it is told to end by a signal and its rank has saved, as a pod should."""
         self._spec, self._host, self._leave = spec, host, leave
+        self._leaves, self._leaving = leaves, False
+        self.left = False
+        """True after it went before the end of the job."""
         self._rank: Rank | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = False
@@ -40,7 +51,7 @@ class Agent:
         """Follows the leader until the job is over."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.notice)
+            loop.add_signal_handler(number, self._told_to_end)
         while not self._over:
             try:
                 reader, self._writer = await asyncio.open_connection(
@@ -85,6 +96,18 @@ class Agent:
                 if self._writer is not None:
                     self._writer.close()  # the leader waits for it
 
+    def _told_to_end(self) -> None:
+        self.notice()
+        if self._leaves:
+            self._leaving = True
+            if self._rank is None:
+                self._go()
+
+    def _go(self) -> None:
+        self._over = self.left = True
+        if self._writer is not None:
+            self._writer.close()
+
     async def _start(self, rank: Rank) -> None:
         try:
             await rank.start()
@@ -109,6 +132,8 @@ class Agent:
         if self._rank is rank:
             self._rank = None
         self._send({"ended": facts})
+        if self._leaving:
+            self._go()
 
     async def _pulse(self) -> None:
         while True:

@@ -1,15 +1,19 @@
 """Command `lmwright launch`."""
 
+import contextlib
 import os
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from lmwright.cloud import local, remote
 from lmwright.cloud.disk_names import refuse_other_zones
+from lmwright.cloud.gke import target as gke_target
 from lmwright.cloud.jobs import begin
-from lmwright.cloud.spec import RUN_FILE, Limits, Spec, job_names, save_spec
+from lmwright.cloud.spec import RUN_FILE, Cloud, Limits, Offer, Spec, job_names, save_spec
 from lmwright.cloud.target import (
     JOB_NAME,
     Settings,
@@ -24,9 +28,9 @@ from lmwright.guard.redact import redact_text
 
 CODE = "code"
 LEADER_PORT = 8476  # on host 0 of a slice
-LATER = {
-    "gke:": "Kubernetes",
-}
+OF_SLICES = ("project", "zone", "network", "subnetwork", "internal_ips", "disks")
+OF_SLICES += ("service_account", "valid_hours")
+OF_GKE = ("namespace", "image", "pod_account", "queue", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,10 @@ class Wanted:
     failures: int | None = None
     settings: Settings = field(default_factory=Settings)
     """Of slices."""
+    given: tuple[str, ...] = ()
+    """Those that are options of this command, and not of the settings file."""
+    slice: str = ""
+    """Of a cluster, as in 7x-16."""
     work: Work = Work()
     notebook: str | None = None
     """File to write instead, for Kaggle's or Colab's editor."""
@@ -54,11 +62,9 @@ def launch_command(run: Run | None, source: str, overrides: Sequence[str], wante
         return _write_notebook(_needed(run, wanted), wanted, Path(wanted.notebook))
     if not wanted.on:
         raise UserError("--on: missing; name where to train, as in --on kaggle or --on local:2x4")
+    _refuse_idle_options(wanted)
     if wanted.on == "kaggle":
         return _launch_at_kaggle(_needed(run, wanted), wanted)
-    for prefix, what in LATER.items():
-        if wanted.on.startswith(prefix):
-            raise UserError(f"--on: {what} cannot be launched on yet; use a slice, or local:2x4")
     if wanted.on.startswith("ssh:"):
         return _launch_by_ssh(run, wanted)
     if not wanted.on.startswith("local:"):
@@ -80,10 +86,30 @@ def _needed(run: Run | None, wanted: Wanted) -> Run:
     return run
 
 
+def _refuse_idle_options(wanted: Wanted) -> None:
+    """Raises UserError for options that mean nothing on the target."""
+    gke = wanted.on.startswith(gke_target.PREFIX)
+    idle = [name for name in (OF_SLICES if gke else OF_GKE) if name in wanted.given]
+    idle += ["slice"] if wanted.slice and not gke else []
+    if idle:
+        option = "--" + {"disks": "disk", "labels": "label"}.get(idle[0], idle[0]).replace("_", "-")
+        where = "on gke: the cluster decides that" if gke else "only --on gke:CLUSTER knows it"
+        raise UserError(f"{option}: has no effect here, {where}; leave it out")
+
+
+def _asked(wanted: Wanted) -> tuple[tuple[Offer, ...], Cloud]:
+    """The slices that are asked for, and how they are made."""
+    settings = wanted.settings
+    if not wanted.on.startswith(gke_target.PREFIX):
+        return offers_of(wanted.on, settings), cloud_of(settings)
+    cloud = gke_target.cloud_of_gke(wanted.on, settings)
+    assert cloud.gke is not None
+    return gke_target.offers_of_gke(wanted.slice, settings, cloud.gke.context), cloud
+
+
 def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
     """Plans the run for every slice that is asked for, and launches it."""
-    offers, work = offers_of(wanted.on, wanted.settings), wanted.work
-    cloud = cloud_of(wanted.settings)
+    (offers, cloud), work = _asked(wanted), wanted.work
     refuse_other_zones(cloud, offers)
     for offer in offers:
         refuse_several_hosts(work, offer.hosts, offer.name)
@@ -98,6 +124,11 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
         raise UserError(
             f"--name: {wanted.name or name!r} cannot name a slice; use small letters, digits and "
             "'-', beginning with a letter, 42 at most"
+        )
+    if cloud.gke is not None and len(name) > gke_target.LONGEST_NAME:
+        raise UserError(
+            f"--name: {name} is too long for the names of pods; use at most "
+            f"{gke_target.LONGEST_NAME} letters"
         )
     run_dir = run.dir if run else ""
     spec = Spec(
@@ -129,8 +160,15 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
         return
     refuse_local_places(run, wanted.settings.disks)
     for name in sorted(names) if wanted.work.trains else ():
-        if plan_command(run, Plan(on=name, quick=True)):
+        if _apart_from_yaml(wanted, plan_command, run, Plan(on=name, quick=True)):
             raise UserError(f"--on: the run does not fit {name}; the plan above says what would")
+
+
+def _apart_from_yaml(wanted: Wanted, call: Callable[..., int], *words: Any) -> int:
+    """Calls; what it prints goes to stderr where stdout is to be a manifest."""
+    manifest = wanted.dry_run and wanted.on.startswith(gke_target.PREFIX)
+    with contextlib.redirect_stdout(sys.stderr) if manifest else contextlib.nullcontext():
+        return call(*words)
 
 
 def _launch_at_kaggle(run: Run, wanted: Wanted) -> int:

@@ -1,16 +1,17 @@
-"""Host: the agent of a host of a slice, whose job lies in a bucket.
+"""Host: the agent of a host of a slice or of a pod, whose job lies in a bucket.
 
-    metadata --job, worker--> agent --logs, stacks, state--> bucket
-                                 ^-- stop, leader's address ---'
+    place --job, worker--> agent --logs, stacks, state--> bucket
+                              ^-- stop, leader's address ---'
 
-Host 0 says in the bucket where its leader listens. A new slice has another incarnation, so that
-nobody talks to a leader that is gone.
+Host 0 of a slice says in the bucket where its leader listens. A new slice has another incarnation,
+so that nobody talks to a leader that is gone. The first pod of a JobSet has a name that stays.
 """
 
 import asyncio
 import contextlib
 import functools
 import json
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.ledger import slice_variable
+from lmwright.cloud.place import Place, find_place
 from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
 from lmwright.cloud.steps import receive_steps
 from lmwright.cloud.vault import read_secrets
@@ -32,7 +34,7 @@ POLL_S = 2.0
 NOTICE_POLL_S = 5.0
 PUSH_S = 5.0
 PULLED = ("state.json", "events.log")
-SEVERAL_SLICES = "MEGASCALE_"  # variables of the runtime by which slices find each other
+EXIT_TERMINATED = 143
 
 
 class Carrier:
@@ -81,40 +83,49 @@ class Carrier:
 
 
 async def main() -> None:
-    """Serves the job that the metadata name, until it is over."""
-    url, incarnation = metadata.attribute("lmwright-job"), metadata.attribute("lmwright-slice")
-    if not url or not incarnation:
-        raise SystemExit("lmwright: error: this host was not made by `lmwright launch`")
-    facts = metadata.tpu_env()
-    worker, slice_index = int(facts["WORKER_ID"]), int(facts.get("MEGASCALE_SLICE_ID", 0))
-    bucket = Bucket(url)
-    spec, offer = _spec(bucket, incarnation)
-    host = slice_index * offer.hosts_per_slice + worker
-    several = {name: value for name, value in facts.items() if name.startswith(SEVERAL_SLICES)}
-    variables = spec.variables | (several if offer.num_slices > 1 else {})
+    """Serves the job that this host belongs to, until it is over."""
+    place = find_place()
+    bucket = Bucket(place.url)
+    spec, offer = _spec(bucket, place.incarnation)
+    host = place.slice_index * offer.hosts_per_slice + place.worker
+    variables = spec.variables | (dict(place.several) if offer.num_slices > 1 else {})
     spec = replace(spec, hosts=offer.hosts, variables=variables)
-    address = await _leader_address(bucket, incarnation, host)
+    address = await _leader_address(bucket, place, host)
     spec = replace(spec, address=address)
     _keep(spec, bucket)
     secrets = _secrets(spec, bucket, host)
     with contextlib.suppress(OSError, UserError):  # it is compiled instead
         await asyncio.to_thread(receive_steps, bucket)
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
-    spec = replace(spec, variables=spec.variables | slice_variable(spec, incarnation))
+    spec = replace(spec, variables=spec.variables | slice_variable(spec, place.incarnation))
     carrier = Carrier(spec, host, tuple(secrets.values()))
-    agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
+    agent = Agent(
+        spec,
+        host,
+        functools.partial(asyncio.to_thread, carrier.close) if host else None,
+        leaves=place.in_pod,
+    )
     watch = asyncio.create_task(_watch_notices(agent))
     if host == 0:
         leader = Leader(spec)
         server = await asyncio.start_server(leader.accept, address, spec.port)
         async with server:
-            await asyncio.gather(leader.run(), agent.run())
+            await asyncio.gather(leader.run(), _run(agent, carrier))
     else:
-        await agent.run()
+        await _run(agent, carrier)
     watch.cancel()
     await asyncio.to_thread(carrier.close)  # on host 0 last: its state tells that the job is over
-    if host == 0:
-        await _delete_own_slice(spec, incarnation)
+    if host == 0 and not place.in_pod:
+        await _delete_own_slice(spec, place.incarnation)
+
+
+async def _run(agent: Agent, carrier: Carrier) -> None:
+    """Runs the agent. Where it leaves before the job is over, so does this process at once: its
+    exit code lets the cluster make the pod again."""
+    await agent.run()
+    if agent.left:
+        await asyncio.to_thread(carrier.close)
+        os._exit(EXIT_TERMINATED)
 
 
 def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Any]:
@@ -132,6 +143,9 @@ def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Any]:
 def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
     """Variables of the ranks that are secret. Where one cannot be read, the job fails."""
     assert spec.cloud is not None
+    if spec.cloud.gke is not None:  # the cluster has put them into the environment
+        names = (pair.partition("=")[0] for pair in spec.cloud.secrets)
+        return {name: os.environ[name] for name in names if name in os.environ}
     try:
         return read_secrets(spec.cloud.project, spec.cloud.secrets)
     except UserError as error:
@@ -141,16 +155,19 @@ def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
         raise SystemExit(f"lmwright: error: {error}") from None
 
 
-async def _leader_address(bucket: Bucket, incarnation: str, host: int) -> str:
+async def _leader_address(bucket: Bucket, place: Place, host: int) -> str:
     """Address of host 0, which that host tells all others."""
     if host == 0:
-        address = metadata.read("instance/network-interfaces/0/ip") or "127.0.0.1"
-        bucket.write(LEADER, json.dumps({"slice": incarnation, "address": address}))
-        return address
+        if not place.in_pod:
+            facts = {"slice": place.incarnation, "address": place.address}
+            bucket.write(LEADER, json.dumps(facts))
+        return place.address
+    if place.in_pod:
+        return place.leader
     while True:
         there = await asyncio.to_thread(bucket.read, LEADER)
         facts = json.loads(there[0]) if there else {}
-        if facts.get("slice") == incarnation:
+        if facts.get("slice") == place.incarnation:
             return facts["address"]
         await asyncio.sleep(POLL_S)
 

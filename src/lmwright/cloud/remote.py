@@ -13,12 +13,13 @@ from typing import Any
 from lmwright.cloud import keeper
 from lmwright.cloud.disk_check import check_disks
 from lmwright.cloud.roles import warn_of_roles
-from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
-from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
+from lmwright.cloud.service import Scarce
+from lmwright.cloud.slices import MADE, Patience, Slices, begin, service_of, usage
+from lmwright.cloud.spec import OVER, START, Cloud, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import kept_steps, send_steps
 from lmwright.cloud.target import settings_path, settings_with
-from lmwright.cloud.tpu_api import Scarce, Tpus, queued_resource
+from lmwright.cloud.tpu_api import Tpus, queued_resource
 from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -40,14 +41,22 @@ NEEDED += ("storage.objects.delete",)
 def check(spec: Spec) -> list[str]:
     """Asks the services whether the job can run there; returns notes. Raises UserError."""
     assert spec.cloud is not None
-    bucket, tpus, notes = Bucket(spec.url), Tpus(spec.cloud), []
-    missing = bucket.missing_permissions(NEEDED)
-    if missing:
+    bucket = Bucket(spec.url)
+    if missing := bucket.missing_permissions(NEEDED):
         raise UserError(
             f"{spec.url}: this account may not {', '.join(missing)}; give it the role "
             "roles/storage.objectAdmin on the bucket"
         )
     region = bucket.region().lower()
+    if spec.cloud.gke is not None:
+        from lmwright.cloud.gke.check import check_cluster
+
+        return check_cluster(spec, region)
+    return _check_zones(spec, spec.cloud, region)
+
+
+def _check_zones(spec: Spec, cloud: Cloud, region: str) -> list[str]:
+    tpus, notes = Tpus(cloud), []
     for offer in spec.offers:
         types = tpus.accelerator_types(offer.zone)
         if not offer.topology and offer.accelerator_type not in types:
@@ -63,18 +72,19 @@ def check(spec: Spec) -> list[str]:
                 f"the bucket is in {region} and {offer.name} in {offer.zone}: what is read and "
                 "saved crosses regions, which costs from 0.02 USD for each GB"
             )
-    notes.append(f"the quota of project {spec.cloud.project} for these chips is not told by the "
+    notes.append(f"the quota of project {cloud.project} for these chips is not told by the "
                  "service; a request beyond it is refused")  # fmt: skip
-    return notes + check_disks(spec) + warn_of_roles(spec.cloud)
+    return notes + check_disks(spec) + warn_of_roles(cloud)
 
 
 def describe(spec: Spec, code: str, run: Run | None) -> list[str]:
     """Every request and file that launching would make."""
     assert spec.cloud is not None
-    lines = [f"would write {spec.url}/job.json, run.toml and {MADE}"]
-    lines += [f"would put Python, all packages and this lmwright into {code}"]
-    steps = [path.name for path in (kept_steps(run.name) if run else ())]
-    lines += [f"would write {spec.url}/steps/{name}, compiled by plan" for name in steps]
+    if spec.cloud.gke is not None:
+        from lmwright.cloud.gke.describe import describe_calls
+
+        return [f"# {line}" for line in _files(spec, code, run)] + describe_calls(spec, code)
+    lines = _files(spec, code, run)
     for number, offer in enumerate(spec.offers, 1):
         parent = f"projects/{spec.cloud.project}/locations/{offer.zone}"
         metadata = {"lmwright-job": spec.url, "startup-script": "..."}
@@ -84,6 +94,14 @@ def describe(spec: Spec, code: str, run: Run | None) -> list[str]:
         lines.append(f"{word} POST {parent}/queuedResources?queuedResourceId={spec.name}-{number}")
         lines.append(f"  {redact_text(' '.join(shown.split()))}")
     return lines
+
+
+def _files(spec: Spec, code: str, run: Run | None) -> list[str]:
+    """Every file that launching would write."""
+    lines = [f"would write {spec.url}/job.json, run.toml and {MADE}"]
+    lines.append(f"would put Python, all packages and this lmwright into {code}")
+    steps = [path.name for path in (kept_steps(run.name) if run else ())]
+    return lines + [f"would write {spec.url}/steps/{name}, compiled by plan" for name in steps]
 
 
 def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
@@ -159,8 +177,8 @@ def notify(command: str, line: str) -> None:
 
 
 def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = None) -> int:
-    """Opens a shell on a host by gcloud, or runs a command there, or opens a tunnel; returns its
-    exit code."""
+    """Opens a shell on a host by gcloud or kubectl, or runs a command there, or opens a tunnel;
+    returns its exit code."""
     assert spec.cloud is not None
     there = Bucket(spec.url).read(MADE)
     book = json.loads(there[0]) if there else {"current": None}
@@ -170,6 +188,10 @@ def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = Non
     offer = spec.offers[entry["offer"]]
     if not 0 <= host < offer.hosts:
         raise UserError(f"--host: {host} is none of 0 to {offer.hosts - 1}")
+    if spec.cloud.gke is not None:
+        from lmwright.cloud.gke.describe import shell
+
+        return shell(spec, entry["id"], offer, host, words, tunnel)
     number, worker = divmod(host, offer.hosts_per_slice)
     node = entry["id"] if offer.num_slices == 1 else f"{entry['id']}-{number}"
     command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]
@@ -287,14 +309,13 @@ def restart(spec: Spec) -> None:
 
 def end(spec: Spec) -> None:
     """Deletes every slice of a job at once, without saving."""
-    assert spec.cloud is not None
     keeper.remove(spec)  # before it asks for another slice
-    tpus = Tpus(spec.cloud)
+    service = service_of(spec)
     for zone in {offer.zone for offer in spec.offers}:
         with contextlib.suppress(Scarce):
-            for request in tpus.requests(zone):
+            for request in service.requests(zone):
                 if request.job == spec.name:
-                    tpus.delete(zone, request.id)
+                    service.delete(zone, request.id)
 
 
 def forget(spec: Spec) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.cloud.service import Away, Scarce, Service
 from lmwright.cloud.spec import OVER, START, Offer, Spec, dump_spec
-from lmwright.cloud.tpu_api import Request, Scarce, Tpus
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claim
@@ -67,7 +67,7 @@ class Slices:
         """Raises UserError if another supervisor is alive."""
         assert spec.cloud is not None
         self._spec, self._tell, self._patience = spec, tell, patience or Patience()
-        self._tpus, self._bucket = Tpus(spec.cloud), Bucket(spec.url)
+        self._service, self._bucket = service_of(spec), Bucket(spec.url)
         self._claim = Claim(Bucket(f"{spec.url}/{SUPERVISOR}"), SUPERVISED)
         there = self._bucket.read(MADE)
         self._book: dict[str, Any] = json.loads(there[0]) if there else _EMPTY_BOOK | {"made": []}
@@ -96,7 +96,9 @@ class Slices:
             return self._step()
         except Scarce as error:
             self._fail(f"{error}")
-            return None
+        except Away as error:
+            self._show(f"{error}; trying again")
+        return None
 
     def _step(self) -> dict[str, Any] | None:
         state = self.state()
@@ -142,25 +144,25 @@ class Slices:
             "lmwright-job": self._spec.url,
             "lmwright-code": code,
             "lmwright-slice": id,
-            "startup-script": _startup(),
         }
-        self._tpus.create(id, self._spec.name, offer, metadata)
-        self._since = self._begin = time.monotonic()
+        self._since = self._begin = time.monotonic()  # before, since the answer may be lost
         self._seen = self._seen[0], self._since
+        self._service.create(id, self._spec.name, offer, metadata)
 
     def _remove_orphans(self, zone: str) -> None:
         """Deletes requests of this job that an interrupted launch has left."""
-        for request in self._tpus.requests(zone):
+        for request in self._service.requests(zone):
             if request.job == self._spec.name and request.state not in GOING:
                 self._say(f"deleting {request.id}, which an earlier launch has left")
-                self._tpus.delete(zone, request.id)
+                self._service.delete(zone, request.id)
 
     def _look_after(self, current: int, state: dict[str, Any]) -> None:
         entry = self._book["made"][current]
         offer = self._spec.offers[entry["offer"]]
-        request = self._tpus.request(offer.zone, entry["id"])
+        request = self._service.request(offer.zone, entry["id"])
         now = time.monotonic()
-        self._show(request, state)
+        doing = f", job {state['status']}" if request.state == "ACTIVE" else ""
+        self._show(f"{request.id}: {request.state}{doing}")
         if request.state == "GONE":
             if entry.get("letting_go"):
                 self._forget()
@@ -173,7 +175,9 @@ class Slices:
             self._let_go(entry.get("letting_go") or "it is being taken away")
         elif request.state in ("SUSPENDED", "FAILED"):
             self._lost(f"it is {request.state} {request.message}".rstrip())
-        elif request.state in WAITING:
+        elif request.state == "HOPELESS":
+            self._give_up(state, request.message)
+        elif request.state in WAITING and "active" not in entry:
             self._wait(now)
         else:
             self._serve(entry, offer, state, now)
@@ -193,9 +197,9 @@ class Slices:
             entry |= {"active": time.time(), "step": state["step"]}
             self._since, self._seen = now, (self._seen[0], now)
             self._write()
-        nodes = self._tpus.nodes(offer.zone, entry["id"], offer.num_slices)
+        nodes = self._service.nodes(offer.zone, entry["id"], offer.num_slices)
         bad = [n for n in nodes if n.state not in GOOD_NODES or n.health.startswith("UNHEALTHY")]
-        replaced = self._tpus.cloud.capacity != "spot"
+        replaced = self._service.cloud.capacity != "spot"
         if not bad and len(nodes) == offer.num_slices:
             self._begin = now
         else:
@@ -204,12 +208,17 @@ class Slices:
             if not (replaced or repairing) or now - self._begin > patience.repair:
                 self._lost(reason)
                 return
+            self._since, self._seen = now, (self._seen[0], now)  # its hosts may install again
         spoke = self._seen[1] > self._since
         if now - self._seen[1] > (patience.silence if spoke else patience.first_word):
             self._lost("nothing is heard of its hosts")
         if state["step"] > entry["step"] and self._book["failures"]:
             self._book["failures"] = 0
             self._write()
+
+    def _give_up(self, state: dict[str, Any], reason: str) -> None:
+        """Fails the job for a reason that another slice does not cure."""
+        self._bucket.write("state.json", json.dumps(state | {"status": "failed", "error": reason}))
 
     def _lost(self, reason: str) -> None:
         """Gives a slice up; another one is asked for."""
@@ -241,11 +250,11 @@ class Slices:
             entry["letting_go"] = reason
             self._say(f"{entry['id']}: {reason}; deleting it")
             self._write()
-        request = self._tpus.request(zone, entry["id"])
+        request = self._service.request(zone, entry["id"])
         if request.state == "GONE":
             self._forget()
         elif request.state != "DELETING":
-            self._tpus.delete(zone, entry["id"])
+            self._service.delete(zone, entry["id"])
 
     def _forget(self) -> None:
         self._book["made"][self._book["current"]]["ended"] = time.time()
@@ -282,7 +291,7 @@ class Slices:
 
     def _spent(self) -> str:
         """Which limit is reached; empty if none is."""
-        cloud = self._tpus.cloud
+        cloud = self._service.cloud
         used = usage(self._spec, self._book)
         for name, word in (("hours", "h"), ("chip_hours", "chip-hours"), ("cost", "USD")):
             limit = getattr(cloud, f"max_{name}")
@@ -297,10 +306,8 @@ class Slices:
         self._bucket.write("state.json", json.dumps(state))
         return state
 
-    def _show(self, request: Request, state: dict[str, Any]) -> None:
-        text = f"{request.id}: {request.state}"
-        if request.state == "ACTIVE":
-            text += f", job {state['status']}"
+    def _show(self, text: str) -> None:
+        """Says what has not been said last."""
         if text != self._shown:
             self._shown = text
             self._say(text)
@@ -350,7 +357,13 @@ def usage(spec: Spec, book: dict[str, Any]) -> dict[str, float]:
     return {"hours": hours, "chip_hours": chip_hours, "cost": cost}
 
 
-def _startup() -> str:
-    from lmwright.cloud.stage import STARTUP
+def service_of(spec: Spec) -> Service:
+    """The service that has the slices of a job."""
+    assert spec.cloud is not None
+    if spec.cloud.gke is not None:
+        from lmwright.cloud.gke.cluster import Cluster
 
-    return STARTUP.read_text()
+        return Cluster(spec.cloud, spec.url)
+    from lmwright.cloud.tpu_api import Tpus
+
+    return Tpus(spec.cloud)

@@ -75,10 +75,28 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gke:
+    """Where and how the pods of a job are made."""
+
+    context: str
+    """Of the kubeconfig, as in gke_PROJECT_ZONE_CLUSTER."""
+    namespace: str = "default"
+    image: str
+    """With a python3; all else is brought along."""
+    account: str = ""
+    """Kubernetes service account; empty for the namespace's default."""
+    queue: str = ""
+    """Local queue of Kueue."""
+    labels: tuple[str, ...] = ()
+    """As KEY=VALUE."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cloud:
     """How slices are made, and how much of them may be used."""
 
-    project: str
+    project: str = ""
+    """Empty on Kubernetes."""
     capacity: str = "on-demand"
     """Or spot, reserved, guaranteed."""
     reservation: str = ""
@@ -90,7 +108,7 @@ class Cloud:
     disks: tuple[str, ...] = ()
     """Read-only, as projects/P/zones/Z/disks/NAME."""
     secrets: tuple[str, ...] = ()
-    """As VARIABLE=NAME, of Secret Manager."""
+    """As VARIABLE=NAME of Secret Manager, on Kubernetes as VARIABLE=SECRET/KEY."""
     valid_hours: float = 0.0
     """That a request may wait; 0 for ever."""
     max_hours: float = 0.0
@@ -98,6 +116,8 @@ class Cloud:
     max_chip_hours: float = 0.0
     max_cost: float = 0.0
     """USD, by the list price."""
+    gke: Gke | None = None
+    """None for queued resources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +195,8 @@ def parse_spec(data: bytes) -> Spec:
     facts["command"] = tuple(facts["command"])
     if cloud := facts["cloud"]:
         lists = {name: tuple(cloud.get(name, ())) for name in ("disks", "secrets")}
-        facts["cloud"] = Cloud(**cloud | lists)
+        gke = cloud.get("gke") and Gke(**cloud["gke"] | {"labels": tuple(cloud["gke"]["labels"])})
+        facts["cloud"] = Cloud(**cloud | lists | {"gke": gke})
     facts["offers"] = tuple(Offer(**offer) for offer in facts["offers"])
     return Spec(**facts)
 

@@ -57,6 +57,16 @@ class Settings:
     """Command that reaches the hosts of `--on ssh:`, as in `ssh -F FILE`."""
     remote_python: str = "python3"
     """Command of their Python that has lmwright."""
+    namespace: str = "default"
+    """Of the pods of `--on gke:`."""
+    image: str = "python:3.12-slim"
+    """Of their containers; it needs a python3 and glibc, all else is brought along."""
+    pod_account: str = ""
+    """Their Kubernetes service account, which may write to the bucket by Workload Identity."""
+    queue: str = ""
+    """Local queue of Kueue."""
+    labels: tuple[str, ...] = ()
+    """As KEY=VALUE."""
 
 
 def settings_path() -> Path:
@@ -135,7 +145,8 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
     chip = where.family
     if chip.cloud is None:
         raise UserError(
-            f"--on: {where.name}: {chip.name} is on Kubernetes only, and not in the Cloud TPU API"
+            f"--on: {where.name}: {chip.name} is on Kubernetes only, and not in the Cloud TPU API; "
+            f"write --on gke:CLUSTER --slice {where.name}"
         )
     one = Slice(generation=where.generation, shape=where.shape)
     named = ":" not in one.name

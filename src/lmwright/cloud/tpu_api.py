@@ -13,12 +13,13 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lmwright.cloud.disk_names import source_of
+from lmwright.cloud.service import Node, Request, Scarce
 from lmwright.cloud.spec import Cloud, Offer
+from lmwright.cloud.stage import STARTUP
 from lmwright.errors import UserError, install
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
@@ -26,33 +27,6 @@ NO_CREDENTIALS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LABEL = "lmwright-job"
 TIMEOUT_S = 60.0
-
-
-class Scarce(Exception):
-    """There is no quota or no capacity in a zone; another may have some."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A queued resource as the service shows it."""
-
-    id: str
-    state: str
-    """GONE where there is none."""
-    message: str = ""
-    job: str = ""
-    """Of its label; empty for requests that lmwright has not made."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A slice that was made for a request."""
-
-    name: str
-    state: str
-    health: str
-    message: str
-    endpoints: tuple[str, ...]
 
 
 class Tpus:
@@ -65,6 +39,7 @@ class Tpus:
 
     def create(self, id: str, job: str, offer: Offer, metadata: dict[str, str]) -> None:
         """Asks for slices; done already if the request is there."""
+        metadata = {"startup-script": STARTUP.read_text()} | metadata
         from google.api_core.exceptions import AlreadyExists
         from google.cloud import tpu_v2
 

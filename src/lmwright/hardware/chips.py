@@ -157,6 +157,8 @@ class Chip:
     """Whether a published run fitted its constants."""
     cloud: CloudNames | None = None
     """None where only Kubernetes has it."""
+    kubernetes: str = ""
+    """Label `cloud.google.com/gke-tpu-accelerator` of its nodes; empty where GKE lacks it."""
     row_attention: Mapping[int, AttentionCycles] = field(default_factory=dict)
     """By head size; empty where the kernel does not run."""
     splash: Mapping[int, SplashCycles] = field(default_factory=dict)
@@ -184,6 +186,7 @@ _EVERY = (
         rates=Rates(clock_hz=0.94e9, hbm_bytes_per_s=450e9, link_bytes_per_s=82e9,
               cycles_share=0.895, matmul_efficiency=0.8),
         network_bytes_per_s=3.1e9, price=Price(on_demand=2.00), cloud=CloudNames("v3", "V3"),
+        kubernetes="tpu-v3-slice",
     ),
     Chip(
         name="v4", device_kinds=("TPU v4",), compiler_name="v4", chip_config="megacore",
@@ -194,6 +197,7 @@ _EVERY = (
               cycles_share=0.895, cores=2, matmul_efficiency=0.765),
         network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
         cloud=CloudNames("v4", "V4"),
+        kubernetes="tpu-v4-podslice",
         splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
         row_attention={
             64: AttentionCycles(6.34, 8.71, 3.39, 5.17),
@@ -211,6 +215,7 @@ _EVERY = (
               cycles_share=1.162, matmul_efficiency=0.833),
         network_bytes_per_s=3.1e9, price=Price(on_demand=1.20), calibrated=True,
         cloud=CloudNames("v5litepod", "V5LITE_POD", "v2-alpha-tpuv5-lite", alone=(1, 4, 8)),
+        kubernetes="tpu-v5-lite-podslice",
         splash={256: SplashCycles(fwd=13.43, bwd=21.70)},
         row_attention={
             64: AttentionCycles(4.20, 6.43, 2.17, 4.01),
@@ -227,6 +232,7 @@ _EVERY = (
               cycles_share=1.254, cores=2, matmul_efficiency=0.929),
         network_bytes_per_s=6.25e9, price=Price(on_demand=4.20, spot=0.93), calibrated=True,
         cloud=CloudNames("v5p", "V5P", "v2-alpha-tpuv5"),
+        kubernetes="tpu-v5p-slice",
         splash={128: SplashCycles(fwd=5.55, bwd=10.16)},
         row_attention={
             64: AttentionCycles(4.26, 6.45, 2.29, 4.09),
@@ -243,6 +249,7 @@ _EVERY = (
               cycles_share=1.203, clock_known=False, matmul_efficiency=0.685),
         network_bytes_per_s=12.5e9, price=Price(on_demand=2.70, spot=0.57), calibrated=True,
         cloud=CloudNames("v6e", "V6E", "v2-alpha-tpuv6e", alone=(1, 4, 8)),
+        kubernetes="tpu-v6e-slice",
         splash={128: SplashCycles(fwd=4.09, bwd=6.35)},
         row_attention={
             64: AttentionCycles(3.21, 4.22, 1.71, 2.70),
@@ -258,6 +265,7 @@ _EVERY = (
         rates=Rates(clock_hz=2.2e9, hbm_bytes_per_s=3690e9, link_bytes_per_s=90e9,
               cycles_share=1.254, matmul_efficiency=0.8),
         network_bytes_per_s=12.5e9, price=Price(on_demand=12.00),
+        kubernetes="tpu7x",
         row_attention={
             64: AttentionCycles(2.98, 4.14, 1.60, 2.51),
             96: AttentionCycles(3.10, 4.42, 1.77, 2.78),

@@ -1,0 +1,66 @@
+"""Service: what the supervisor of a job asks of those who have slices.
+
+    Slices --create, request, nodes, delete--> tpu_api.Tpus         queued resources
+                                           '-> gke.cluster.Cluster  JobSets
+
+States are those of queued resources. GONE is a request that is not there, and HOPELESS one whose
+hosts cannot start for a reason that another request does not cure.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from lmwright.cloud.spec import Cloud, Offer
+from lmwright.errors import UserError
+
+
+class Scarce(Exception):
+    """There is no quota or no capacity in a zone; another may have some."""
+
+
+class Away(UserError):
+    """The service is not reached, or cannot answer now."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for slices, as the service shows it."""
+
+    id: str
+    state: str
+    message: str = ""
+    job: str = ""
+    """Of its label; empty for requests that lmwright has not made."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A slice that was made for a request."""
+
+    name: str
+    state: str
+    health: str
+    message: str
+    endpoints: tuple[str, ...]
+
+
+class Service(Protocol):
+    """Every method raises UserError where the service refuses, Scarce where it has too little, and
+    Away where it does not answer."""
+
+    cloud: Cloud
+
+    def create(self, id: str, job: str, offer: Offer, metadata: dict[str, str]) -> None:
+        """Asks for slices; done already if the request is there."""
+
+    def request(self, zone: str, id: str) -> Request:
+        """How a request stands."""
+
+    def requests(self, zone: str) -> list[Request]:
+        """All requests in a zone that lmwright has made."""
+
+    def nodes(self, zone: str, id: str, num_slices: int) -> list[Node]:
+        """The slices of a request that are there."""
+
+    def delete(self, zone: str, id: str) -> None:
+        """Deletes a request and its slices."""
