@@ -81,6 +81,7 @@ class Filling:
     def vm(self, code: str, disk_id: str) -> Vm:
         """The helper."""
         facts = {"source": self.url, "disk": self.name, "disk-id": disk_id, "report": self.report}
+        facts["job"] = f"{self.root}/disks"  # a folder for its output, where it cannot install
         return Vm(
             name=machines.check_name(self.name, VM_PREFIX),
             zone=self.zone,

@@ -19,6 +19,7 @@ from lmwright.errors import UserError
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
 MARK = "# --- what the machine is for\n"
 ROLE = "lmwright-role"  # label of every VM that lmwright makes
+LIKE_A_HOST = {"tpu-env": "WORKER_ID: '0'\n"}
 ENDED = ("STOPPING", "STOPPED", "TERMINATED", "SUSPENDED")
 
 LEAVE = STARTUP.with_name("leave.sh")
@@ -61,7 +62,8 @@ def script(task: str) -> str:
 def body(vm: Vm) -> dict[str, Any]:
     """The VM as the service takes it."""
     zone = f"projects/{vm.cloud.project}/zones/{vm.zone}"
-    facts = {"lmwright-code": vm.code, "lmwright-self": vm.path, **vm.metadata}
+    facts = {"lmwright-code": vm.code, "lmwright-self": vm.path, **LIKE_A_HOST, **vm.metadata}
+    facts["lmwright-slice"] = vm.name  # the name of its output, where it cannot install
     facts["startup-script"] = script(vm.task)
     boot = {
         "boot": True,

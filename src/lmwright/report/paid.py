@@ -1,6 +1,6 @@
 """Queue, chip-hours and cost of a run on slices, by the facts that its sessions carry.
 
-    slices.json --host--> $LMWRIGHT_SLICE --session--> sessions.json: "slice" --> chip-hours, USD
+    slices.json --host--> $LMWRIGHT_SLICE_COST --session--> sessions.json: "slice" --> chip-hours, USD
 
 Each session knows its own slice and all that its job had before. So a slice on which nothing was
 trained counts too, and so does the time in which one was there and not training.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-VARIABLE = "LMWRIGHT_SLICE"
+VARIABLE = "LMWRIGHT_SLICE_COST"
 FACTS = "slice"
 """Key of a session; {"job", "chips", "price", "active", "queue_s", "earlier": [...]}, where an
 earlier slice has {"chips", "price", "paid_s", "queue_s"}."""
