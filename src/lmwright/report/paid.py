@@ -1,6 +1,6 @@
 """Queue, chip-hours and cost of a run on slices, by the facts that its sessions carry.
 
-    slices.json --host--> $LMWRIGHT_SLICE_COST --session--> sessions.json: "slice" --> chip-hours, USD
+    slices.json --host--> $LMWRIGHT_SLICE_COST --session--> sessions.json --> chip-hours, USD
 
 Each session knows its own slice and all that its job had before. So a slice on which nothing was
 trained counts too, and so does the time in which one was there and not training.
