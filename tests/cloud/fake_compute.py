@@ -146,13 +146,13 @@ class FakeCompute:
                 self.folder(source)
             )
         metadata = {item["key"]: item["value"] for item in words["metadata"]["items"]}
-        if (host := self.play(name, metadata)) is not None:
+        if (host := self.play(zone, name, metadata)) is not None:
             self.hosts[zone, name] = host
         return self._operation(name)
 
-    def boot(self, name, metadata):
+    def boot(self, zone, name, metadata):
         """A VM as a process."""
-        return Host(_In(self), metadata, f"{name}.{len(self.bodies)}", 0, 0, 1)
+        return Host(_In(self), metadata, zone, f"{name}.{len(self.bodies)}", 0, 0, 1)
 
     def _delete(self, zone, kind, name):
         if kind == "instances":

@@ -64,7 +64,7 @@ def helper(compute, monkeypatch):
     monkeypatch.setattr(filler.metadata, "attribute", facts.get)
     monkeypatch.setattr(fill, "stage", lambda root: f"{root}/abc")
 
-    def boot(_name, metadata):
+    def boot(_zone, _name, metadata):
         facts.update(metadata)
         threading.Thread(target=filler.main, daemon=True).start()
 
@@ -315,7 +315,7 @@ def test_a_disk_is_filled_once_and_goes_on_where_it_was(compute, helper, data, u
 
 
 def test_ctrl_c_keeps_the_disk_and_ends_the_helper(compute, helper, data, url, monkeypatch, capsys):
-    compute.play = lambda name, metadata: None  # it says nothing
+    compute.play = lambda *_: None  # it says nothing
     looks = iter([0.0, KeyboardInterrupt])
 
     def sleep(_):

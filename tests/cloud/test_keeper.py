@@ -50,7 +50,7 @@ def test_a_dry_run_makes_nothing(spec, compute, capsys):  # noqa: F811
 
 
 def test_it_is_made_once_named_and_deleted(spec, compute, capsys):  # noqa: F811
-    compute.play = lambda name, metadata: None
+    compute.play = lambda *_: None
     assert follow() == 0
     name = vm_of(spec, "", "").name
     [body] = compute.bodies
