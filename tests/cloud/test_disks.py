@@ -365,3 +365,20 @@ def test_with_a_real_file_system(data, url, tmp_path):
     assert done.stdout.splitlines() == ["5 1", "EROFS"], done.stderr
     label = subprocess.run(["blkid", "-o", "value", "-s", "LABEL", disk], capture_output=True)
     assert label.stdout == b"wiki\n"
+
+
+def test_a_client_without_a_network_leaves_the_work_to_the_helper(
+    compute, helper, data, url, monkeypatch, capsys
+):
+    def cut(_):
+        compute.failing = [503] * 99
+
+    clock = type("Clock", (), {"sleep": staticmethod(cut), "monotonic": time.monotonic})
+    compute.play = lambda *_: None
+    monkeypatch.setattr(fill, "time", clock)
+    assert push(data, url=url) == 2
+    told = capsys.readouterr()
+    assert "Compute Engine does not answer" in told.err
+    assert f"helper VM {VM} deletes itself at its end" in told.out
+    assert "disk wiki is half filled, and costs; push again to go on" in told.out
+    assert (ZONE, "wiki") in compute.disks and (ZONE, VM) in compute.instances

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmwright.cloud import vm as machines
-from lmwright.cloud.compute_api import Compute
+from lmwright.cloud.compute_api import Compute, Refused
 from lmwright.cloud.disk_check import FILLED, FILLING, STATE, STORE
 from lmwright.cloud.disk_names import NAME, mount_root
 from lmwright.cloud.spec import Cloud
@@ -40,7 +40,7 @@ SLOWEST_BYTES_PER_S = 20e6
 POLL_S = 5.0
 FIRST_WORD_S = 1200.0
 TASK = """for try in 1 2 3; do "$python" -m lmwright.cloud.filler && break; sleep 5; done"""
-LIST_VMS = "gcloud compute instances delete {name} --zone={zone} --project={project}"
+DROP_VM = "gcloud compute instances delete {name} --zone={zone} --project={project}"
 DROP_DISK = "gcloud compute disks delete {name} --zone={zone} --project={project}"
 
 
@@ -202,7 +202,7 @@ def leftovers(compute: Compute, filling: Filling) -> list[str]:
     for item in compute.named(filling.zone, "instances", ROLE):
         name = item["name"]
         if item["labels"][ROLE] == FILL_ROLE and name != f"{VM_PREFIX}{filling.name}":
-            drop = LIST_VMS.format(name=name, **place)
+            drop = DROP_VM.format(name=name, **place)
             lines.append(f"a helper VM of another push is there ({item['status']}): {drop}")
     for item in compute.named(filling.zone, "disks", STATE):
         if item["labels"][STATE] == FILLING and item["name"] != filling.name:
@@ -211,11 +211,17 @@ def leftovers(compute: Compute, filling: Filling) -> list[str]:
     return lines
 
 
+class Spoiled(UserError):
+    """A disk that will not be filled."""
+
+
 def fill(
     compute: Compute, filling: Filling, there: dict[str, Any] | None, tell: Callable[[str], None]
 ) -> None:
     """Makes and fills a disk, or goes on with one that is half filled."""
     zone, name = filling.zone, filling.name
+    tell("staging Python, packages and this lmwright in the bucket")
+    code = stage(f"{filling.root}/code")
     if there is not None:
         tell(f"disk {name}: going on with an interrupted push")
     else:
@@ -223,50 +229,48 @@ def fill(
         compute.make(zone, "disks", filling.disk())
         there = compute.get(zone, "disks", name)
         assert there is not None
-    keep = False
     try:
-        _run_vm(compute, filling, str(there.get("id", "")), tell)
-        keep = True
-    except KeyboardInterrupt:
-        keep = True
+        _run_vm(compute, filling, filling.vm(code, str(there.get("id", ""))), tell)
+    except Spoiled:
+        tell(f"deleting disk {name}, which is not filled")
+        compute.delete(zone, "disks", name)
+        raise
+    except BaseException:
         drop = DROP_DISK.format(name=name, zone=zone, project=compute.project)
         tell(f"disk {name} is half filled, and costs; push again to go on, or delete it: {drop}")
         raise
-    except Unheard:
-        keep = True
-        raise
-    finally:
-        if not keep:
-            tell(f"deleting disk {name}, which is not filled")
-            compute.delete(zone, "disks", name)
     _mark_filled(compute, filling)
     tell(f"disk {name}: {filling.stored.size_bytes:,} bytes copied and verified")
 
 
-class Unheard(UserError):
-    """The helper is gone, or silent; what it has copied so far is on the disk."""
-
-
-def _run_vm(compute: Compute, filling: Filling, disk_id: str, tell: Callable[[str], None]) -> None:
+def _run_vm(compute: Compute, filling: Filling, vm: Vm, tell: Callable[[str], None]) -> None:
     """Has the disk filled; the helper is gone afterwards."""
-    report = _report(filling, disk_id)
-    if report.get("state") == "verified":  # by a helper whose client was gone
+    disk_id = vm.metadata["lmwright-disk-id"]
+    if _report(filling, disk_id).get("state") == "verified":  # by a helper whose client was gone
+        compute.delete(vm.zone, "instances", vm.name)
         return
-    vm = filling.vm(f"{filling.root}/code", disk_id)
     try:
-        standing = machines.state(compute, filling.zone, vm.name)
+        standing = machines.state(compute, vm.zone, vm.name)
         if standing in machines.ENDED:
-            compute.delete(filling.zone, "instances", vm.name)
+            compute.delete(vm.zone, "instances", vm.name)
             standing = "GONE"
         if standing == "GONE":
-            tell("staging Python, packages and this lmwright in the bucket")
-            vm = filling.vm(stage(f"{filling.root}/code"), disk_id)
             _clear_report(filling)
             tell(f"starting helper VM {vm.name}")
-            machines.make(compute, vm)
+            _make(compute, vm)
         _follow(compute, filling, vm, disk_id, tell)
     finally:
-        compute.delete(filling.zone, "instances", vm.name)
+        try:
+            compute.delete(vm.zone, "instances", vm.name)
+        except UserError as error:
+            tell(f"helper VM {vm.name} deletes itself at its end, for here it cannot be: {error}")
+
+
+def _make(compute: Compute, vm: Vm) -> None:
+    try:
+        machines.make(compute, vm)
+    except Refused as error:
+        raise Spoiled(f"{error}") from None
 
 
 def _follow(
@@ -281,13 +285,15 @@ def _follow(
         if state == "verified":
             return
         if state == "failed":
-            raise UserError(f"disk {filling.name}: {report['error']}")
+            raise Spoiled(f"disk {filling.name}: {report['error']}")
         if standing in ("GONE", *machines.ENDED):
             last = machines.last_words(compute, filling.zone, vm.name)
-            raise Unheard(f"disk {filling.name}: its helper VM is {standing} ({last}); push again")
+            raise UserError(
+                f"disk {filling.name}: its helper VM is {standing} ({last}); push again"
+            )
         if not heard and time.monotonic() - began > FIRST_WORD_S:
             last = machines.last_words(compute, filling.zone, vm.name)
-            raise Unheard(
+            raise UserError(
                 f"disk {filling.name}: its helper VM tells nothing ({last}); does its account "
                 f"read {filling.url} and write to {filling.root}?"
             )
