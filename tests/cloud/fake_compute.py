@@ -152,7 +152,7 @@ class FakeCompute:
 
     def boot(self, zone, name, metadata):
         """A VM as a process."""
-        return Host(_In(self), metadata, zone, f"{name}.{len(self.bodies)}", 0, 0, 1)
+        return Host(_In(self), metadata, f"{name}.{len(self.bodies)}", 0, 0, 1)
 
     def _delete(self, zone, kind, name):
         if kind == "instances":

@@ -105,4 +105,7 @@ def _fail(bucket: Bucket, error: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as failure:
+        raise SystemExit(f"lmwright: error: {failure}") from None
