@@ -15,9 +15,9 @@ APART = {"name": "", "dir": "", "checkpoint": None, "metrics": None, "limits": N
 
 def share_steps():
     """Lets `train` take the step that it made before of the same plan."""
-    loop = sys.modules.get("lmwright.train.loop")
-    if loop is not None and not hasattr(loop.make_step, "steps"):
-        loop.make_step = remembering(loop.make_step)
+    compiled = sys.modules.get("lmwright.train.compiled")
+    if compiled is not None and not hasattr(compiled.make_step, "steps"):
+        compiled.make_step = remembering(compiled.make_step)
 
 
 def remembering(make_step):

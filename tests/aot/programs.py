@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "programs.json"
 
@@ -44,7 +46,8 @@ CASES: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
         "llama-13b", "v6e-64", 64, ("mesh.stage=2", "mesh.tensor=2", "train.num_microbatches=4"),
     ),
     "llama-70b 2xv5e-256": (
-        "llama-70b", "2xv5e-256", 1024, ("mesh.data=2", "train.num_microbatches=2"),
+        "llama-70b", "2xv5e-256", 1024,
+        ("mesh.data=2", "train.num_microbatches=2", "data.pack.seq_len=2048"),
     ),
     "600b v5p-1024": ("600b", "v5p-1024", 512, ("mesh.expert=2", "mesh.tensor=8")),
 }  # fmt: skip
@@ -105,11 +108,14 @@ def summary(hlo: str, peak_bytes: int, step_s: float | None) -> dict[str, Any]:
 
 
 def check(name: str, got: dict[str, Any]) -> None:
-    """The program is the golden one, where the compiler is the one that that is of."""
-    golden = json.loads(GOLDEN.read_text())
-    if golden["libtpu"] == importlib.metadata.version("libtpu"):
-        old = golden["programs"][name]
-        assert got == old, f"{name} compiles to another program: {difference(old, got)}"
+    """The program is the golden one. Skips the test where the compiler is another one than the
+    golden programs'."""
+    golden, libtpu = json.loads(GOLDEN.read_text()), importlib.metadata.version("libtpu")
+    if golden["libtpu"] != libtpu:
+        pytest.skip(f"golden programs are of libtpu {golden['libtpu']}, and {libtpu} is installed")
+    old = golden["programs"][name]
+    assert old["opcodes"], f"{name}: the golden program is empty"
+    assert got == old, f"{name} compiles to another program: {difference(old, got)}"
 
 
 def check_compiled(name: str, compiled: Any, where: Any) -> None:
@@ -149,6 +155,8 @@ def make(source: Path, names: Sequence[str]) -> None:
     """Writes the cases into the golden file, each when it is done."""
     for name in names:
         got = plan_apart(source, name)
+        if not got["opcodes"]:
+            raise RuntimeError(f"{name}: does not fit, so there is no program; change its settings")
         golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"programs": {}}
         libtpu = importlib.metadata.version("libtpu")
         programs = golden["programs"] if golden.get("libtpu") == libtpu else {}

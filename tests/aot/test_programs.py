@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from tests.aot import programs
 from tests.aot.programs import CASES, GOLDEN, ROOT, SHARED, check, difference, plan_apart, summary
 from tests.aot.slices import needs_libtpu
 
@@ -31,6 +32,17 @@ ENTRY %main {
   %p = (bf16[8,16]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/f32[4]{0}) parameter(0)
 }
 """
+
+
+def test_programs_of_another_compiler_are_not_taken_for_equal(monkeypatch):
+    monkeypatch.setattr(programs.importlib.metadata, "version", lambda _: "0.0.1")
+    with pytest.raises(pytest.skip.Exception, match=r"libtpu 0\.\S+, and 0.0.1 is installed"):
+        check(SHARED[0], {})
+
+
+def test_every_golden_program_has_instructions():
+    made = json.loads(GOLDEN.read_text())["programs"]
+    assert [name for name, program in made.items() if not program["opcodes"]] == []
 
 
 def test_names_and_the_order_of_arguments_do_not_count():

@@ -188,7 +188,7 @@ def test_what_is_refused(compute, data, url, small_run, tmp_path, capsys):
         ([f"{url}/none", "disk:wiki"], "holds no finished stage"),
         ([str(tmp_path), "disk:wiki"], "the helper VM reads from a bucket; push it there first"),
         ([data, f"{url}/x", "--dry-run"], "--dry-run is for a TARGET disk:NAME"),
-        ([data, "wiki"], "is no bucket; write gs://BUCKET/FOLDER, or disk:NAME"),
+        ([data, "wiki"], "is not a bucket; write gs://BUCKET/FOLDER, or disk:NAME"),
     ):
         words += PLACE if words[1].startswith("disk") else []
         assert main(["data", "push", *words]) == 2

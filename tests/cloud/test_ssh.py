@@ -246,7 +246,7 @@ def ssh_missing(network):
         (no_python, "b: there is no python3 there; install lmwright"),
         (no_lmwright, "b: python3 has no lmwright"),
         (name_taken, "b has a job 'j' already"),
-        (address_elsewhere, "address=203.0.113.7 is no address of a itself"),
+        (address_elsewhere, "address=203.0.113.7 is not an address of a itself"),
         (ssh_missing, "no-such-ssh: no such program"),
     ],
 )

@@ -249,7 +249,7 @@ def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys
     ("words", "told"),
     [
         (["--zone", "us-east5-a", "--on", "v4-32"], "us-east5-a has no v4-32; it has: v4-16"),
-        (["--zone", "nowhere"], "'nowhere' is no zone"),
+        (["--zone", "nowhere"], "'nowhere' is not a zone"),
         (["--on", "7x-16"], "on Kubernetes only"),
         (["--on", "v4-17"], "v4 has no slice of 17"),
         (["--name", "J_1"], "cannot name a slice"),

@@ -167,7 +167,7 @@ def test_llama3_rope_is_found_again():
         said = {"rope_theta": 500000.0, "head_dim": 64}
         llama3_rope(said, ours, "file")
         assert said["rope_scaling"] == rope
-    with pytest.raises(UserError, match="no llama3 rope scaling"):
+    with pytest.raises(UserError, match="not a llama3 rope scaling"):
         llama3_rope(said, ours * 1.01, "file")
 
 
@@ -323,7 +323,7 @@ def test_nothing_is_overwritten_or_left(good, tmp_path):
         export_command(good, good)
     with pytest.raises(UserError, match="one file"):
         export_command(good, tmp_path / "x.gguf", max_shard_bytes=1000)
-    with pytest.raises(UserError, match="too large for fp16"):
+    with pytest.raises(UserError, match="too large for float16"):
         w = weights_of(BASE)
         w["layers"]["up"][1, 2, 3] = 1e30
         write(BASE, w, tmp_path / "x.gguf", "fp16")

@@ -267,7 +267,7 @@ def test_neither_run_nor_model(tmp_path):
             with pytest.raises(UserError, match=says):
                 verb(name)
     for name, says in (
-        ("model.bin", "is pickled"), ("model.safetensors", "weights alone"), ("a.txt", "not a fol"),
+        ("model.bin", "pickled"), ("model.safetensors", "weights alone"), ("a.txt", "not a fol"),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(b"\x80\x04")
         for verb in (load_model, find_model, lambda path: import_command(path, tmp_path / "out")):

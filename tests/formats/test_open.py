@@ -81,7 +81,7 @@ def test_a_run_file_a_run_directory_and_a_preset(places):
     assert find_model(str(places / "run" / "run.toml")) == MODEL
     assert find_model(str(places / "run"), ["model.num_layers=3"]).num_layers == 3
     assert find_model("llama-1m", ["num_layers=3"]).num_layers == 3
-    with pytest.raises(UserError, match=r"neither a preset nor .*did you mean 'llama-1m'"):
+    with pytest.raises(UserError, match=r"neither a run file, .*did you mean 'llama-1m'"):
         find_model("lama-1m")
 
 

@@ -179,7 +179,7 @@ def test_a_function_over_rows_is_traced_once_for_all_lanes():
         return {"sum": x + y[:, :1]}
 
     x, y = jnp.arange(24.0).reshape(3, 2, 4), jnp.arange(8.0).reshape(2, 4)
-    lanes = jax.vmap(jax.vmap(cpu.over_rows(rows), in_axes=(0, None)), in_axes=(None, 0))
+    lanes = jax.vmap(jax.vmap(cpu_attention.over_rows(rows), in_axes=(0, None)), in_axes=(None, 0))
     got = lanes(x, jnp.stack([y, -y, 3 * y, y, y]))["sum"]
     assert seen[-1] == ((30, 4), (30, 4))
     want = x + jnp.asarray([1, -1, 3, 1, 1])[:, None, None, None] * y[:, :1]

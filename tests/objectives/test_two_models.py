@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Data, Run, Train
-from lmwright.core.contract import Loss, OneModel
+from lmwright.core.contract import Loss, Objective
 from lmwright.core.param import count_params
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
@@ -15,8 +15,9 @@ from lmwright.optim import KINDS
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.program.plan import resolve
-from lmwright.program.state import eval_weights, init_state
+from lmwright.program.state import init_state
 from lmwright.program.step import make_step
+from lmwright.train.evaluated import eval_weights
 
 LARGE = Llama(
     vocab_size=64, embed_dim=32, mlp_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -26,7 +27,7 @@ SMALL = replace(LARGE, embed_dim=16, mlp_dim=24, num_layers=2, head="tied")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair(OneModel):
+class Pair(Objective):
     """The run's model and another, side by side on the same rows."""
 
     other: Llama

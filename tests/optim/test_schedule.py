@@ -102,7 +102,7 @@ def test_constant_and_inverse_sqrt():
     [Cosine(warmup_steps=40), Linear(warmup_steps=41), Wsd(warmup_steps=30, decay_steps=11)],
 )
 def test_what_does_not_fit_is_an_error(schedule):
-    with pytest.raises(UserError, match=r"optim\.schedule\.warmup_steps.*train\.steps 40"):
+    with pytest.raises(UserError, match=r"optim\.schedule\.warmup_steps.*train\.steps = 40"):
         make_schedule(AdamW(learning_rate=1e-3, schedule=schedule), 40)
 
 

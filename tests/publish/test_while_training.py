@@ -86,8 +86,8 @@ def test_failures_are_told_once_and_tried_again(run, stand_in, tmp_path, capsys)
 
 def test_what_cannot_work_is_refused_before_training(run, hub, monkeypatch):
     for publish, part in (
-        (replace(run.publish, repo="tiny"), "is no name on the hub"),
-        (replace(run.publish, license="mti"), "publish.license: 'mti' is no license"),
+        (replace(run.publish, repo="tiny"), "is not a name on the hub"),
+        (replace(run.publish, license="mti"), "publish.license: 'mti' is not a license"),
     ):
         with pytest.raises(UserError, match=part):
             train(replace(run, publish=publish), jax.devices()[:1])

@@ -15,6 +15,9 @@ class Notes(Hook):
         assert set(session.state["trained"]) == {"model"}
         self.seen.append(("step", step))
 
+    def after_log(self, session, step, measured):
+        self.seen.append(("log", step, round(float(session.values["loss"]) - measured["loss"], 5)))
+
     def after_evaluate(self, session, step):
         self.seen.append(("evaluate", step, len(session.losses)))
 
@@ -31,6 +34,8 @@ def test_the_moments_of_a_run(small_run, tmp_path):
     expected = []
     for step in range(1, STEPS + 1):
         expected.append(("step", step))
+        if step % small_run.metrics.log_every_steps == 0 or step in (1, STEPS):
+            expected.append(("log", step, 0.0))
         if step % small_run.eval.every_steps == 0:
             expected.append(("evaluate", step, 1))
         if step % small_run.checkpoint.save_every_steps == 0:

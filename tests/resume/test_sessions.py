@@ -14,7 +14,7 @@ import pytest
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Limits
 from lmwright.formats.weights import load_run_weights
-from lmwright.train import loop
+from lmwright.train import compiled, loop
 from lmwright.train.budget import LEDGER, Budget, read_ledger
 from lmwright.train.command import describe_stop
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
@@ -34,9 +34,9 @@ class Ticking:
 
 def test_a_run_in_sessions_is_the_run_in_one(small_run, tmp_path, monkeypatch):
     one = jax.devices()[:1]
-    compile_step = loop.load_or_compile
+    compile_step = compiled.load_or_compile
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "load_or_compile", lambda *a: (time.sleep(5), compile_step(*a))[1])
+        patch.setattr(compiled, "load_or_compile", lambda *a: (time.sleep(5), compile_step(*a))[1])
         whole = loop.train(in_dir(small_run, tmp_path / "whole"), one)
     assert whole.exit_code == 0
     (entry,) = read_ledger(tmp_path / "whole" / LEDGER)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lmwright.checkpoint.memory import VARIABLE
-from lmwright.config.check import check_run
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import Constant
+from lmwright.program.lora import resolved
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.state import RECENT
 from lmwright.program.step import LEAST_SPREAD, SPIKE, spike
@@ -152,7 +152,7 @@ def test_several_adapters_do_not_roll_back(small_run, tmp_path):
     train = replace(small_run.train, skip_spikes="rollback")
     lora = LowRank(adapters=(Adapter(name="a"), Adapter(name="b")))
     with pytest.raises(UserError, match='skip_spikes: "rollback" goes back'):
-        check_run(replace(small_run, train=train, lora=lora))
+        resolved(replace(small_run, train=train, lora=lora))
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ class Checkpoints(SavedStates):
         self._set_aside(step, problem)
 
     def _fell_back(self, problems: dict[int, str], step: int) -> None:
-        """Was told when they were moved."""
+        """Already reported when moved."""
 
     def _none_left(self, problems: dict[int, str]) -> UserError | None:
         if not problems:

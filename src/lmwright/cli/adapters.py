@@ -66,7 +66,7 @@ def adapters_merge(base: str, adapter: str, out: str, overwrite: bool, **options
     "--density", type=click.FloatRange(0, 1), help="Fraction of values that ties and dare keep."
 )
 @click.option("--rank", type=click.IntRange(min=1), help="Rank of an svd result.")
-@click.option("--sign", type=click.Choice(["total", "frequency"]), help="How ties elects signs.")
+@click.option("--sign", type=click.Choice(["total", "frequency"]), help="How ties picks signs.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed for what dare drops.")
 def adapters_combine(out: str, folders: Sequence[str], **options: Any) -> None:
     """Combine several PEFT folders for the same base into one folder OUT.

@@ -34,29 +34,31 @@ class WithCommand(click.Command):
 @click.option("--slice", help="Slices of gke:CLUSTER to try, as in 7x-16 or 2xv5p-32.")
 @click.option("--do", "verb", type=click.Choice(VERBS_OF_JOBS), help="Default: train.")
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
-@click.option("--detach", is_flag=True, help="Return at once; `lmwright jobs follow` takes it up.")
+@click.option("--detach", is_flag=True, help="Return at once; see `lmwright jobs follow`.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option(
     "--hang-after",
     type=click.FloatRange(min=1),
-    help="Least seconds without a step after which all ranks start again. Default: 60.",
+    help="Restart all ranks after this many seconds without a step, at least. Default: 60.",
 )
 @click.option(
     "--failures",
     type=click.IntRange(min=1),
-    help="Failures without a new checkpoint after which the job is given up. Default: 5.",
+    help="Give up after this many failures without a new checkpoint. Default: 5.",
 )
 @click.option("--bucket", help="Folder for jobs; default: gs://BUCKET/lmwright beside the run.")
 @click.option("--project", help="Google Cloud project.")
-@click.option("--zone", help="As in us-central2-b; or several with commas, tried in turn.")
-@click.option("--spot", "capacity", flag_value="spot", help="Cheap, and taken away at any time.")
+@click.option("--zone", help="Zone, as in us-central2-b; or several with commas, tried in turn.")
+@click.option("--spot", "capacity", flag_value="spot", help="Cheaper; can be preempted.")
 @click.option("--on-demand", "capacity", flag_value="on-demand", help="The default.")
 @click.option("--guaranteed", "capacity", flag_value="guaranteed", help="Guaranteed capacity.")
 @click.option("--reservation", help="Name of a reservation.")
-@click.option("--service-account", help="E-mail of the account of the hosts.")
+@click.option("--service-account", help="E-mail address of the hosts' service account.")
 @click.option("--network", help="Network of the hosts.")
 @click.option("--subnetwork", help="Subnetwork of the hosts.")
-@click.option("--internal-ips", is_flag=True, default=None, help="Hosts without the internet.")
+@click.option(
+    "--internal-ips", is_flag=True, default=None, help="Give hosts internal addresses only."
+)
 @click.option("--disk", "disks", multiple=True, help="Disk that every host mounts read-only.")
 @click.option(
     "--secret",
@@ -64,23 +66,23 @@ class WithCommand(click.Command):
     multiple=True,
     help="VARIABLE=NAME, of Secret Manager; on gke: VARIABLE=SECRET/KEY.",
 )
-@click.option("--valid-hours", type=float, help="Hours that a request may wait in the queue.")
-@click.option("--max-hours", type=float, help="Hours with slices after which the job ends.")
-@click.option("--max-chip-hours", type=float, help="Chip-hours after which the job ends.")
-@click.option("--max-cost", type=float, help="USD by the list price after which the job ends.")
-@click.option("--namespace", help="Of the pods of gke:. Default: default.")
-@click.option("--image", help="Of the containers of gke:. Default: python:3.12-slim.")
+@click.option("--valid-hours", type=float, help="Longest wait in the queue, in hours.")
+@click.option("--max-hours", type=float, help="End the job after this many hours on slices.")
+@click.option("--max-chip-hours", type=float, help="End the job after this many chip-hours.")
+@click.option("--max-cost", type=float, help="End the job at this list price, in USD.")
+@click.option("--namespace", help="Namespace of the pods of gke:. Default: default.")
+@click.option("--image", help="Image of the containers of gke:. Default: python:3.12-slim.")
 @click.option("--pod-account", help="Kubernetes service account of the pods of gke:.")
 @click.option("--queue", help="Local queue of Kueue, for gke:.")
 @click.option("--label", "labels", multiple=True, help="KEY=VALUE, for the pods of gke:.")
-@click.option("--remote-python", help="Python that has lmwright on the hosts of ssh:.")
+@click.option("--remote-python", help="Python with lmwright installed, on the hosts of ssh:.")
 @click.option("--notebook", metavar="FILE", help="Write a notebook for Kaggle or Colab instead.")
 def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
-    """Train on several hosts and come back after faults.
+    """Train on several hosts and recover from faults.
 
-    When a rank dies or hangs, all are ended and started again from the newest checkpoint. A slice
-    that is taken away is asked for again. Ctrl-C leaves the job running. With --do, another verb
-    runs on a target of one host, and gets the words after `--`. Without, COMMAND runs on all hosts.
+    When a rank dies or hangs, all ranks restart from the newest checkpoint. A slice that was
+    preempted is requested again. Ctrl-C leaves the job running. --do runs another verb on a target
+    of one host, with the words after `--`. Without it, COMMAND runs on all hosts.
 
     \b
     Example:  lmwright launch run.toml --on local:2x4
@@ -108,7 +110,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
 
 @click.group(cls=InOrder)
 def jobs() -> None:
-    """Look after launched jobs."""
+    """Manage launched jobs."""
 
 
 @jobs.command("list")
@@ -126,7 +128,7 @@ def jobs_list() -> Any:
 @jobs.command("show")
 @click.argument("name")
 def jobs_show(name: str) -> Any:
-    """Show how the job NAME stands and what happened to it.
+    """Show status and events of the job NAME.
 
     \b
     Example:  lmwright jobs show wiki
@@ -139,7 +141,7 @@ def jobs_show(name: str) -> Any:
 @jobs.command("logs")
 @click.argument("name")
 @click.option("--host", type=int, default=0, help="Number of the host. Default: 0.")
-@click.option("-f", "--follow", "follow_it", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", "follow_it", is_flag=True, help="Keep printing until the job ends.")
 def jobs_logs(name: str, host: int, follow_it: bool) -> Any:
     """Print the output of the job NAME on one host, all attempts.
 
@@ -181,7 +183,7 @@ def jobs_follow(name: str, on_vm: bool, zone: str, machine_type: str, dry_run: b
 def jobs_start(name: str, detach: bool) -> Any:
     """Start the job NAME again.
 
-    It failed or was stopped; it goes on from its newest checkpoint.
+    A job that failed or was stopped continues from its newest checkpoint.
 
     \b
     Example:  lmwright jobs start wiki
@@ -194,7 +196,7 @@ def jobs_start(name: str, detach: bool) -> Any:
 @jobs.command("stop")
 @click.argument("name")
 def jobs_stop(name: str) -> Any:
-    """Let the job NAME save, and end it.
+    """Stop the job NAME after it has saved.
 
     \b
     Example:  lmwright jobs stop wiki
@@ -226,9 +228,9 @@ def jobs_ssh(name: str, command: Sequence[str], host: int, tunnel: str | None) -
 
 @jobs.command("forget")
 @click.argument("name")
-@click.option("--kill", is_flag=True, help="End it first, without saving.")
+@click.option("--kill", is_flag=True, help="Kill it first, without saving.")
 def jobs_forget(name: str, kill: bool) -> Any:
-    """Remove what is kept of the job NAME; its run directory stays.
+    """Delete the record of the job NAME; its run directory stays.
 
     \b
     Example:  lmwright jobs forget wiki
@@ -245,14 +247,14 @@ def cloud() -> None:
 
 @cloud.command("init")
 @click.option("--project", required=True, help="Google Cloud project.")
-@click.option("--zone", required=True, help="Where slices are to be, as in us-central2-b.")
+@click.option("--zone", required=True, help="Zone of the slices, as in us-central2-b.")
 @click.option("--bucket", required=True, help="Bucket for runs and jobs, as gs://NAME.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def cloud_init(project: str, zone: str, bucket: str, yes: bool, dry_run: bool) -> Any:
-    """Make what launching on slices needs.
+    """Create the Google Cloud resources for TPU slices.
 
-    APIs are enabled, a bucket and a service account made, and settings written.
+    Enables APIs, creates a bucket and a service account, and writes the settings.
 
     \b
     Example:  lmwright cloud init --project my-project --zone us-central2-b --bucket gs://my-runs

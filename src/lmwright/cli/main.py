@@ -71,10 +71,10 @@ def lmwright() -> None:
 @lmwright.command()
 @click.argument("folder", default="quickstart")
 def quickstart(folder: str) -> Any:
-    """Do everything once, on Python's own sources.
+    """Run the whole pipeline once, on Python's own source code.
 
     Text, tokenizer, training, evaluation, a sample, a report and a Hugging Face folder, in
-    a few minutes, all below FOLDER. Run again, it goes on where it stopped.
+    a few minutes, all below FOLDER. A second run continues where it stopped.
 
     \b
     Example:  lmwright quickstart
@@ -147,15 +147,15 @@ def usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", "")
     if "." in option:
-        return f"{option} is no option; fields of the run are set without dashes, as in a.b=c"
+        return f"{option} is not an option; fields of the run are set without dashes, as in a.b=c"
     return f"{message} (see {context.command_path} --help)" if context else message
 
 
 def set_environment() -> None:
     """Sets what must be there before jax is imported."""
     for name, value in ENVIRONMENT.items():
-        if name == COMPILED and name not in os.environ and (found := make_private(Path(value))):
-            print(f"lmwright: compiled programs are not cached: {found}", file=sys.stderr)
+        if name == COMPILED and name not in os.environ and (problem := make_private(Path(value))):
+            print(f"lmwright: compiled programs are not cached: {problem}", file=sys.stderr)
             continue  # JAX would run what it finds there
         os.environ.setdefault(name, value)
     if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):

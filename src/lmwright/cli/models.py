@@ -16,7 +16,7 @@ from lmwright.cli.shared import Dtype, computed, given
 @click.option(
     "--max-rows",
     type=click.IntRange(min=1),
-    help="Rows per held-out source at most, spread evenly over it; default: all.",
+    help="Rows to evaluate per held-out source, evenly spaced; default: all.",
 )
 @click.option("--text", metavar="FILE", help="Evaluate on this text file instead of held-out data.")
 @click.option(
@@ -74,9 +74,7 @@ def evaluate(
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Prompt; may be repeated.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), help="Tokens to add at most; default: 128."
-)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),

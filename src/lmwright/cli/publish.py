@@ -12,9 +12,9 @@ from lmwright.cli.shared import Dtype, given
 @click.argument("path", metavar="RUN|FOLDER")
 @click.argument("repo", required=False, metavar="[OWNER/NAME]")
 @click.option("--license", metavar="ID", help="License as the hub calls it, such as apache-2.0.")
-@click.option("--license-name", metavar="NAME", help="Its name, with --license other.")
-@click.option("--license-link", metavar="URL", help="Its text, with --license other.")
-@click.option("--public", is_flag=True, help="For everybody to see; default: private.")
+@click.option("--license-name", metavar="NAME", help="Name of the license, with --license other.")
+@click.option("--license-link", metavar="URL", help="Text of the license, with --license other.")
+@click.option("--public", is_flag=True, help="Make the repository public; default: private.")
 @click.option(
     "--gguf",
     type=Dtype(["bf16", "fp16", "fp32", "q8_0"]),
@@ -34,7 +34,11 @@ from lmwright.cli.shared import Dtype, given
     help="Dataset that it was trained on, on the hub; may be repeated.",
 )
 @click.option(
-    "--language", "languages", metavar="CODE", multiple=True, help="As en; may be repeated."
+    "--language",
+    "languages",
+    metavar="CODE",
+    multiple=True,
+    help="Language, such as en; repeatable.",
 )
 @click.option("--adapter", help="Only this adapter, if the run has several.")
 @click.option(
@@ -43,7 +47,7 @@ from lmwright.cli.shared import Dtype, given
     help="Data type of a run's weights; default: unchanged.",
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Publish over a newest commit that was made otherwise."
+    "--overwrite", is_flag=True, help="Publish even if the newest commit is not lmwright's."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
 def publish(

@@ -73,7 +73,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
 @click.command()
 @RUN
 @OVERRIDES
-@click.option("--pod", is_flag=True, help="This is one of several hosts; JAX finds the others.")
+@click.option("--pod", is_flag=True, help="Run as one of several hosts; JAX discovers the others.")
 def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     """Train a model, or resume an interrupted run.
 

@@ -28,7 +28,7 @@ def load(path: str, overrides: Sequence[str]) -> Any:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Only what was said: each default stays where the function has it."""
+    """The options that were given, so that defaults stay with the function."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmwright.cloud.target import ZONE, settings_path
+from lmwright.cloud.target import NO_GCLOUD, refuse_zone, settings_path
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import is_bucket
@@ -54,10 +54,9 @@ def init_command(
     project: str, zone: str, bucket: str, agree: Callable[[], bool], *, dry_run: bool = False
 ) -> int:
     """Shows what launching needs, makes it once `agree()` says so, and writes the settings."""
-    if not ZONE.fullmatch(zone):
-        raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central2-b")
+    refuse_zone(zone)
     if not is_bucket(bucket) or bucket.count("/") != 2:
-        raise UserError(f"--bucket: {bucket!r} is no bucket; write gs://NAME")
+        raise UserError(f"--bucket: {bucket!r} is not a bucket; write gs://NAME")
     setup, path = Setup(project, zone, bucket), settings_path()
     print("\n".join(" ".join(command) for command in setup.commands()))
     print(f"and write {path}")
@@ -66,7 +65,7 @@ def init_command(
     if dry_run or not agree():
         return 0
     if shutil.which("gcloud") is None:
-        raise UserError("gcloud is not installed; install the Google Cloud CLI and log in with it")
+        raise UserError(NO_GCLOUD)
     for command in setup.commands():
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode and not any(word in done.stderr for word in PRESENT):

@@ -138,8 +138,7 @@ def logs_command(name: str, host: int, follow_it: bool) -> None:
     if spec.url:
         remote.logs(spec, host, follow_it=follow_it)
         return
-    if not 0 <= host < spec.hosts:
-        raise UserError(f"--host: {host} is none of 0 to {spec.hosts - 1}")
+    spec.refuse_host(host)
     tail = _Tail(spec.folder / "logs" / f"host-{host}.log")
     while True:
         for line in tail.lines():

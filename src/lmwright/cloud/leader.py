@@ -266,8 +266,8 @@ def _describe(host: int, facts: dict[str, Any]) -> str:
     code = facts["code"]
     if code is None:
         return f"host {host} is lost: {facts['error']}"
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"rank {host} ended with {how}" + (f": {facts['error']}" if facts["error"] else "")
+    cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"rank {host} ended with {cause}" + (f": {facts['error']}" if facts["error"] else "")
 
 
 def _free_port(address: str) -> int:

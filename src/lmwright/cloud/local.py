@@ -42,8 +42,8 @@ def variables(devices: int) -> dict[str, str]:
     """Environment in which a rank sees that many CPU devices."""
     flags = os.environ.get("XLA_FLAGS", "")
     count = f"--xla_force_host_platform_device_count={devices}"
-    kept = [f for f in flags.split() if not f.startswith(count.partition("=")[0])]
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join([*kept, count])}
+    other_flags = [f for f in flags.split() if not f.startswith(count.partition("=")[0])]
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join([*other_flags, count])}
 
 
 def free_port() -> int:

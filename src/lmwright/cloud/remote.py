@@ -18,7 +18,7 @@ from lmwright.cloud.slices import MADE, Patience, Slices, begin, service_of, usa
 from lmwright.cloud.spec import OVER, START, Cloud, Spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import kept_steps, send_steps
-from lmwright.cloud.target import settings_path, settings_with
+from lmwright.cloud.target import NO_GCLOUD, settings_path, settings_with
 from lmwright.cloud.tpu_api import Tpus, queued_resource
 from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.config.load import dump_toml
@@ -163,7 +163,7 @@ def _tell(text: str) -> None:
 
 
 def notify(command: str, line: str) -> None:
-    """Gives a line to the user's command. That it fails is told, and changes nothing."""
+    """Passes a line to the user's command; its failure is reported and has no other effect."""
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command], input=line + "\n", text=True, timeout=NOTIFY_S,
@@ -186,8 +186,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = Non
         raise UserError(f"job {spec.name} has no slice now")
     entry = book["made"][book["current"]]
     offer = spec.offers[entry["offer"]]
-    if not 0 <= host < offer.hosts:
-        raise UserError(f"--host: {host} is none of 0 to {offer.hosts - 1}")
+    spec.refuse_host(host, offer.hosts)
     if spec.cloud.gke is not None:
         from lmwright.cloud.gke.describe import shell
 
@@ -201,7 +200,7 @@ def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = Non
     try:
         return run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
-        raise UserError("gcloud is not installed, by which hosts are reached") from None
+        raise UserError(NO_GCLOUD) from None
 
 
 def adopt(url: str) -> Spec:

@@ -151,6 +151,12 @@ class Spec:
     def folder(self) -> Path:
         return jobs_folder() / self.name
 
+    def refuse_host(self, host: int, hosts: int | None = None) -> None:
+        """Raises UserError for a host that the job, or its slice of `hosts`, does not have."""
+        hosts = self.hosts if hosts is None else hosts
+        if not 0 <= host < hosts:
+            raise UserError(f"--host: {host} is none of 0 to {hosts - 1}")
+
 
 def jobs_folder() -> Path:
     """Folder of all jobs that were launched from this machine."""

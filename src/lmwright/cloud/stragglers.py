@@ -37,13 +37,13 @@ class Stragglers:
         """(host, its median, median of the others) in ms of those that are slow, worst first."""
         full = {host: t for host, t in self.times_ms.items() if len(t) >= LEAST}
         medians = {host: statistics.median(times) for host, times in full.items()}
-        found = []
+        slow = []
         for host, own in medians.items():
             others = [value for other, value in medians.items() if other != host]
             usual = statistics.median(others) if others else own
             if own > max(FACTOR * usual, usual + LEAST_MS):
-                found.append((host, own, usual))
-        return sorted(found, key=lambda entry: -entry[1])[:SHOWN]
+                slow.append((host, own, usual))
+        return sorted(slow, key=lambda entry: -entry[1])[:SHOWN]
 
     def news(self) -> str | None:
         """A line once other hosts are slow than were told last."""

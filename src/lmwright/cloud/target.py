@@ -26,6 +26,7 @@ from lmwright.storage.bucket import is_bucket
 PROJECT_VARIABLES = ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")
 CAPACITIES = ("spot", "on-demand", "reserved", "guaranteed")
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+NO_GCLOUD = "gcloud is not installed; install the Google Cloud CLI and log in with it"
 JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 
 
@@ -80,22 +81,22 @@ def settings_with(**options: Any) -> Settings:
     unknown field or a wrong type."""
     path = settings_path()
     try:
-        kept = tomllib.loads(path.read_text())
+        written = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        kept = {}
+        written = {}
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     known = {entry.name: entry.type for entry in fields(Settings)}
-    for name, value in kept.items():
+    for name, value in written.items():
         if name not in known:
             raise UserError(f"{path}: {name}: no such setting; there are: {', '.join(known)}")
         default = getattr(Settings(), name)
         number = isinstance(default, float) and isinstance(value, int)
         if isinstance(default, tuple):
-            kept[name] = tuple(value) if isinstance(value, list) else (value,)
+            written[name] = tuple(value) if isinstance(value, list) else (value,)
         elif not number and not isinstance(value, type(default)):
             raise UserError(f"{path}: {name}: must be a {type(default).__name__}")
-    settings = Settings(**kept | {name: value for name, value in options.items() if value})
+    settings = Settings(**written | {name: value for name, value in options.items() if value})
     if settings.capacity not in CAPACITIES:
         raise UserError(f"{path}: capacity: must be one of {', '.join(CAPACITIES)}")
     return settings
@@ -134,11 +135,16 @@ def offers_of(target: str, settings: Settings) -> tuple[Offer, ...]:
     if not zones:
         raise UserError("--zone: missing; name where the slice is to be, as in us-central2-b")
     for zone in zones:
-        if not ZONE.fullmatch(zone):
-            raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central2-b")
+        refuse_zone(zone)
     slices = [parse_slice(name) for name in target.split(",")]
     spot = settings.capacity == "spot"
     return tuple(_offer(where, zone, spot) for where in slices for zone in zones)
+
+
+def refuse_zone(zone: str) -> None:
+    """Raises UserError for what cannot be the name of a zone."""
+    if not ZONE.fullmatch(zone):
+        raise UserError(f"--zone: {zone!r} is not a zone; write it as in us-central2-b")
 
 
 def _offer(where: Slice, zone: str, spot: bool) -> Offer:
@@ -148,9 +154,9 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
             f"--on: {where.name}: {chip.name} is on Kubernetes only, and not in the Cloud TPU API; "
             f"write --on gke:CLUSTER --slice {where.name}"
         )
-    one = Slice(generation=where.generation, shape=where.shape)
-    named = ":" not in one.name
-    size = one.name.rpartition("-")[2] if named else ""
+    single_slice = Slice(generation=where.generation, shape=where.shape)
+    named = ":" not in single_slice.name
+    size = single_slice.name.rpartition("-")[2] if named else ""
     price = (chip.price.spot if spot else None) or chip.price.on_demand
     return Offer(
         name=where.name,

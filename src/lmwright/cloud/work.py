@@ -63,8 +63,9 @@ def limits_by_size(limits: Limits, run: Run) -> Limits:
     """
     from lmwright.core.param import count_params
     from lmwright.planner.cost import checkpoint_bytes
+    from lmwright.program.trainee import spec_of
 
-    size = max(checkpoint_bytes(run), FP32_BYTES * count_params(run.model.spec()))
+    size = max(checkpoint_bytes(run), FP32_BYTES * count_params(spec_of(run)))
     reading = size / SLOW_BYTES_PER_S
     return replace(limits, restore_s=READY_S + reading, beside_s=limits.beside_s + reading)
 

@@ -26,7 +26,6 @@ def check_run(run: Run) -> None:
     for check in (
         _check_places,
         _check_length,
-        _check_batch,
         _check_schedule,
         lambda run: run.mesh.rest_axis(),
         _check_row,
@@ -37,7 +36,6 @@ def check_run(run: Run) -> None:
         _check_limits,
         _check_profile,
         _check_publish,
-        _check_spikes,
     ):
         try:
             check(run)
@@ -82,28 +80,10 @@ def _check_row(run: Run) -> None:
         )
 
 
-def _check_batch(run: Run) -> None:
-    size, pieces = run.train.global_batch_size, run.train.num_microbatches
-    if size % pieces:
-        raise UserError(
-            f"train.global_batch_size: {size} rows do not divide into train.num_microbatches = "
-            f"{pieces}; use a multiple of {pieces}"
-        )
-
-
 def _check_schedule(run: Run) -> None:
     schedule: Any = getattr(run.optim, "schedule", None)
-    if schedule is None or run.train.steps is None:
-        return
-    used = 0
-    for name in ("warmup_steps", "decay_steps"):
-        used += getattr(schedule, name, 0)
-        if used > run.train.steps:
-            beside = "" if name == "warmup_steps" else " after the warm-up"
-            raise UserError(
-                f"optim.schedule.{name}: {getattr(schedule, name)} steps{beside} do not fit into "
-                f"train.steps = {run.train.steps}; shorten them or train longer"
-            )
+    if schedule is not None and run.train.steps is not None:
+        schedule.refuse(run.train.steps)
 
 
 def _check_checkpoint(run: Run) -> None:
@@ -245,14 +225,6 @@ def _check_profile(run: Run) -> None:
         raise UserError(
             f"metrics.profile_steps: step {last} is behind the last of the run, {end}; give "
             f"earlier steps"
-        )
-
-
-def _check_spikes(run: Run) -> None:
-    if run.train.skip_spikes == "rollback" and len(getattr(run.lora, "adapters", ())) > 1:
-        raise UserError(
-            'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '
-            'its own; use "skip", or train one at a time'
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 class Registry(Mapping[str, Any]):
     """`kind` -> a module of the registry's own package, or a class in one, as in
-    `Registry(__name__, {"llama": "llama.Llama"})`; none is imported in vain."""
+    `Registry(__name__, {"llama": "llama.Llama"})`; each is imported on first use."""
 
     def __init__(self, package: str, members: Mapping[str, str]):
         self._package, self._members = package, dict(members)

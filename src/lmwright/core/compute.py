@@ -12,13 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lmwright.config.registry import Registry
-
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 ContextAttention = Literal["ring", "all_to_all"]
-
-# modules of platforms that want matmuls of their own, imported on first use
-MATMULS = Registry("lmwright.core", {"cpu": "cpu"})
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 

@@ -3,8 +3,7 @@
     model      its weights (`spec`), its predictions, and the work of a token (`work`)
     objective  the weights that a run has (`spec`), and the loss of a batch
 
-A model family or an objective is any class with these methods; `OneModel` has those that most
-objectives share.
+A model family is any class with these methods. An objective inherits what it does not change.
 """
 
 from collections.abc import Mapping
@@ -125,6 +124,9 @@ class Model(Protocol):
     def work(self, seq_len: int) -> Work:
         """The work of a token of a row of `seq_len`."""
 
+    def with_noise(self, w: Tree, noise: Array) -> Tree:
+        """The weights, with noise [B, T, D] on the embeddings of a batch."""
+
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
 
@@ -174,50 +176,37 @@ class Loss(NamedTuple):
 
 
 class Objective(Protocol):
-    """A loss to minimize, and the weights that a run has for it."""
+    """A loss to minimize, and the weights that a run has for it. All but `kind` and `loss` have
+    the form here of an objective that trains the run's own model."""
 
     @property
     def kind(self) -> str:
         """Its name in a run file."""
 
+    learns_from: ClassVar[str] = "texts"
+    """The kind of rows that a store must hold for it (`TokenStore.holds`)."""
+
     @property
-    def learns_from(self) -> str:
-        """The kind of rows that a store must hold for it (`TokenStore.holds`)."""
+    def draws_noise(self) -> bool:
+        """True if the loss of a training batch depends on its key."""
+        return False
 
     def spec(self, model: Model) -> Tree:
         """The weights of the run as Params: the model's, or those of several models below names
         of their own."""
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of each model in `spec`, by its name there; "" where the model is alone."""
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The model that evaluation, generation and export see, and its weights in `w`."""
-
-    def for_eval(self) -> "Objective":
-        """The objective as it is measured on held-out rows, without noise of training."""
-
-    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over a batch; `key` is for what is drawn at random."""
-
-
-class OneModel:
-    """An objective that trains the run's own model (see `Objective`)."""
-
-    learns_from: ClassVar[str] = "texts"
-
-    def spec(self, model: Model) -> Tree:
-        """The model's weights."""
         return model.spec()
 
     def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The model's work, under no name."""
+        """The work of each model in `spec`, by its name there; "" where the model is alone."""
         return {"": model.work(seq_len)}
 
     def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The model as it is."""
+        """The model that evaluation, generation and export see, and its weights in `w`."""
         return model, w
 
     def for_eval(self) -> Self:
-        """The objective itself."""
+        """The objective as it is measured on held-out rows, without noise of training."""
         return self
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+        """Sums over a batch; `key` is for what is drawn at random."""

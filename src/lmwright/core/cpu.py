@@ -8,11 +8,9 @@ fast bfloat16 product without AMX. All functions here work, slower, without the 
 """
 
 import functools
-from collections.abc import Callable
+import math
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -114,7 +112,7 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     if not fits or sorted(inner + outer) != sorted(w_letters):
         return jnp.einsum(f"{x_letters},{out}->{w_letters}", *operands(x, g),
                           preferred_element_type=jnp.float32)  # fmt: skip
-    num_rows = _product_of(rows, sizes)
+    num_rows = math.prod(sizes[a] for a in rows)
     x, g = operands(x, g)
     x = x.reshape(num_rows, -1)
     if [*outer, *inner] == list(w_letters) and len(outer) == 1 and g.shape[-1] >= WIDE * x.shape[1]:
@@ -135,29 +133,3 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
 def _transposed(a: Array) -> Array:
     """`a` the other way round beside `a` itself, whose other readers keep their order."""
     return lax.optimization_barrier(lax.optimization_barrier(a).T)
-
-
-def _product_of(letters: list[str], sizes: dict[str, int]) -> int:
-    total = 1
-    for letter in letters:
-        total *= sizes[letter]
-    return total
-
-
-def over_rows(rows_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`rows_fn`, whose arrays all begin with rows that never see each other, such that a `vmap`
-    around it takes the rows of all lanes at once: to the compiler it is one batch, of the same
-    loops and products. Not to be differentiated; it belongs inside rules that are."""
-    whole = jax.custom_batching.custom_vmap(rows_fn)
-
-    @whole.def_vmap
-    def lanes(num: int, mapped: list[bool], *arrays: Array) -> tuple[Any, Any]:
-        arrays = tuple(
-            a if is_mapped else jnp.broadcast_to(a, (num, *a.shape))
-            for a, is_mapped in zip(arrays, mapped, strict=True)
-        )
-        out = whole(*(a.reshape(-1, *a.shape[2:]) for a in arrays))
-        out = jax.tree.map(lambda a: a.reshape(num, -1, *a.shape[1:]), out)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return whole

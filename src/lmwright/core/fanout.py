@@ -21,8 +21,8 @@ from lmwright.core.weight import (
     Weight,
     as_array,
     dot,
-    kept,
     name_of,
+    name_result,
     narrow_products,
     product,
     untyped_dot,
@@ -46,7 +46,7 @@ def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> t
         return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
     x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
     outputs = _fan(tuple(eqns), x, tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights))
-    return tuple(kept(y, name) for y, name in zip(outputs, names, strict=True))
+    return tuple(name_result(y, name) for y, name in zip(outputs, names, strict=True))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -59,9 +59,11 @@ def _fan_fwd(eqns: tuple[str, ...], x: Array, weights: tuple[Array, ...]):
     return _fan(eqns, x, weights), (x, weights)
 
 
-def _fan_bwd(eqns: tuple[str, ...], kept: tuple[Array, tuple[Array, ...]], gs: tuple[Array, ...]):
+def _fan_bwd(
+    eqns: tuple[str, ...], residuals: tuple[Array, tuple[Array, ...]], gs: tuple[Array, ...]
+):
     # one gather with the forward pass, where that runs again
-    x, weights = _gathered(kept[0]), kept[1]
+    x, weights = _gathered(residuals[0]), residuals[1]
     gradients = tuple(
         weight_gradient(eqn, x, g).astype(w.dtype)
         for eqn, g, w in zip(eqns, gs, weights, strict=True)

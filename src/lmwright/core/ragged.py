@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.core.compute import MATMULS
+from lmwright.core import cpu
 
 TILE = 512  # rows of a TPU kernel's step
 WIDEST = 1024  # inputs or outputs of it
@@ -65,7 +65,6 @@ def _walk(
 
 
 def _by_blocks(x: Array, w: Array, sizes: Array) -> Array:
-    cpu = MATMULS["cpu"]
     x, w = cpu.operands(x, w)
     num, size = x.shape[0], _block_of(x.shape[0], w.shape[0])
     ends = jnp.cumsum(sizes)
@@ -87,7 +86,6 @@ def _by_blocks(x: Array, w: Array, sizes: Array) -> Array:
 
 
 def _gradient_by_blocks(x: Array, g: Array, sizes: Array) -> Array:
-    cpu = MATMULS["cpu"]
     x, g = cpu.operands(x, g)
     num, size = x.shape[0], _block_of(x.shape[0], sizes.shape[0])
     ends = jnp.cumsum(sizes)

@@ -1,9 +1,9 @@
 """dot: the one place where activations meet a weight.
 
 Sums run in float32 on a device whatever the operands are, and the result has the activations'
-dtype (or `out_dtype`); so have the parts of it that devices along `tensor` add up. How a platform
-likes its matmuls is decided here and nowhere else; the choice falls when a program is lowered,
-so that compiling for another machine is right.
+dtype (or `out_dtype`); so have the parts of it that devices along `tensor` add up. The form
+of a matmul that is fast on a platform is chosen here alone, when a program is lowered, so that
+compiling for another machine gives the program of that machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from lmwright.core.compute import MATMUL, MATMULS, WIDE_MATMUL
+from lmwright.core import cpu
+from lmwright.core.compute import MATMUL, WIDE_MATMUL
 from lmwright.core.leaves import (
     TYPED,
     Int4,
@@ -40,7 +41,7 @@ TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # whose links run one by themselves
 MOST_SCATTERED = 16  # devices; beyond, its way is too long
 
 
-def kept(x: Array, name: str = MATMUL) -> Array:
+def name_result(x: Array, name: str = MATMUL) -> Array:
     """`x`, named for rematerialization policies."""
     return checkpoint_name(x, name)
 
@@ -70,7 +71,7 @@ def dot(
         out = _frozen_dot(eqn, x.dtype.name, x, w)
     else:
         out = untyped_dot(eqn, out_dtype or x.dtype, x, w.astype(x.dtype))
-    return kept(out.astype(out_dtype or x.dtype), name)
+    return name_result(out.astype(out_dtype or x.dtype), name)
 
 
 def _heads_as_one(eqn: str) -> str | None:
@@ -104,11 +105,11 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     else:
         out = ragged_product(x, as_array(w, x.dtype), sizes)
     out = out.astype(x.dtype)
-    return kept(out, name or name_of(eqn))
+    return name_result(out, name or name_of(eqn))
 
 
 def as_array(w: Weight, dtype: jnp.dtype) -> Array:
-    """The weight as one array: a typed leaf is put together, an array stays as it is."""
+    """The weight as one array: typed leaves are dequantized or merged."""
     if isinstance(w, Lora):
         return merge(w)
     return dequantize(w, dtype) if isinstance(w, TYPED) else w
@@ -124,7 +125,7 @@ def narrow_products(x: Array, weights: Sequence[Weight]) -> list[Array | None]:
         return [None] * len(weights)
     whole = untyped_dot("btd,dr->btr", x.dtype, x, jnp.concatenate(factors, axis=1))
     ends = list(accumulate(a.shape[1] for a in factors))
-    parts = iter(jnp.split(kept(whole), ends[:-1], axis=2))
+    parts = iter(jnp.split(name_result(whole), ends[:-1], axis=2))
     return [next(parts) if fit else None for fit in fits]
 
 
@@ -148,7 +149,9 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     middle = f"{rows}{batch}r"
     a, b = (factor.astype(x.dtype) for _, factor in (first, second))
     if narrow is None:
-        narrow = kept(untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a))
+        narrow = name_result(
+            untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a)
+        )
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
     y = gradient_once(y)
     if w.magnitude is None:
@@ -218,7 +221,7 @@ def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Arr
     """The product in `dtype` or, on CPUs, float32."""
     default = partial(_einsum, eqn, dtype=dtype)
     return lax.platform_dependent(
-        x, w, cpu=lambda *both: MATMULS["cpu"].einsum(eqn, *both).astype(dtype), default=default
+        x, w, cpu=lambda *both: cpu.einsum(eqn, *both).astype(dtype), default=default
     )
 
 
@@ -233,9 +236,9 @@ def _dot_fwd(eqn: str, dtype: jnp.dtype, x: Array, w: Array) -> tuple[Array, tup
 
 
 def _dot_bwd(
-    eqn: str, dtype: jnp.dtype, kept: tuple[Array, Array], g: Array
+    eqn: str, dtype: jnp.dtype, residuals: tuple[Array, Array], g: Array
 ) -> tuple[Array, Array]:
-    x, w = kept
+    x, w = residuals
     g = g.astype(x.dtype)
     x_letters, w_letters, out = letters(eqn)
     dx = untyped_dot(f"{out},{w_letters}->{x_letters}", x.dtype, g, w)
@@ -251,8 +254,8 @@ def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
-    on_cpu = partial(MATMULS["cpu"].weight_gradient, eqn)
-    return lax.platform_dependent(x, g, cpu=on_cpu, default=partial(_weight_gradient, eqn))
+    on_cpu, default = partial(cpu.weight_gradient, eqn), partial(_weight_gradient, eqn)
+    return lax.platform_dependent(x, g, cpu=on_cpu, default=default)
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
@@ -355,10 +358,6 @@ def lookup(table: Weight | Noisy, ids: Array, dtype: jnp.dtype) -> Array:
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of all leaves, abstract or real, as devices hold them."""
-    return sum(leaf.size * itemsize_bits(leaf.dtype) // 8 for leaf in jax.tree.leaves(tree))
-
-
-def itemsize_bits(dtype: jnp.dtype) -> int:
-    """Bits of one element on a device, where int4 is packed."""
-    return 4 if dtype == jnp.int4 else dtype.itemsize * 8
+    """Bytes of all leaves, abstract or real, as devices hold them: int4 is packed."""
+    leaves = jax.tree.leaves(tree)
+    return sum(a.size // 2 if a.dtype == jnp.int4 else a.size * a.dtype.itemsize for a in leaves)

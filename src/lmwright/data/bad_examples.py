@@ -72,13 +72,13 @@ def gather_bad_examples(
         raise UserError(
             f"{sums['bad']} of {examples} examples cannot be used, more than "
             f"data.normalize.max_bad_fraction={limit:g} allows; they are listed in "
-            f"{folder / QUARANTINE}; the first: {first}. Correct the input or raise the fraction."
+            f"{folder / QUARANTINE}; the first: {first}; correct the input or raise the fraction"
         )
     if not sums["docs"] and sums["too_long"]:
         raise UserError(
             f"{folder.parent}: no example is left; {sums['too_long']} are longer than a row; "
-            f"{cure(histogram_of(counts))}, and data.chat.too_long cuts them."
+            f"{cure(histogram_of(counts))}, and data.chat.too_long cuts them"
         )
     if not sums["docs"]:
-        raise UserError(f"{folder.parent}: no example is left; the first: {first}.")
+        raise UserError(f"{folder.parent}: no example is left; the first: {first}")
     return {}

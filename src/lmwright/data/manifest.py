@@ -67,12 +67,12 @@ def parse_manifest(raw: bytes, folder: str) -> Manifest:
         if body["versions"]["format"] != FORMAT:
             raise UserError(
                 f"{folder}/{MANIFEST}: format {body['versions']['format']} is not the format "
-                f"{FORMAT} of this lmwright; remove the folder and prepare again."
+                f"{FORMAT} of this lmwright; remove the folder and prepare again"
             )
         return Manifest(**{n: body[n] for n in PARTS}, hash=digest(raw), folder=folder)
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise UserError(
-            f"{folder}/{MANIFEST} is damaged ({e}); remove the folder and prepare again."
+            f"{folder}/{MANIFEST} is damaged ({e}); remove the folder and prepare again"
         ) from None
 
 
@@ -101,7 +101,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         unfinished = (path.parent / "stage.json").exists()
         what = "was interrupted" if unfinished else "has not been made"
         raise UserError(
-            f"{path.parent}: this stage {what}; run `lmwright prepare` to make it."
+            f"{path.parent}: this stage {what}; run `lmwright prepare` to make it"
         ) from None
     return parse_manifest(raw, str(path.parent))
 
@@ -112,7 +112,7 @@ def check_size(path: str, wanted: int, have: int | None) -> None:
     if have == wanted:
         return
     state = "is missing" if have is None else f"has {have:,} bytes instead of {wanted:,}"
-    raise UserError(f"{path} {state}; run `lmwright prepare` again or copy the file again.")
+    raise UserError(f"{path} {state}; run `lmwright prepare` again or copy the file again")
 
 
 def altered_error(path: str, what: str) -> UserError:
@@ -120,7 +120,7 @@ def altered_error(path: str, what: str) -> UserError:
     detected."""
     return UserError(
         f"{path} was altered: {what}; delete this file and run `lmwright prepare` again, or copy "
-        "it again."
+        "it again"
     )
 
 

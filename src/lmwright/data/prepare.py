@@ -73,7 +73,7 @@ def prepare(
     """
     for stage in stages:
         if stage not in STAGES:
-            raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}.")
+            raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}")
     from lmwright.data.tokens.vocabulary import check_imported
 
     workers = workers or data.workers

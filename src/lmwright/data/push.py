@@ -38,12 +38,12 @@ def push_store(source: str | os.PathLike, url: str) -> list[Pushed]:
     as its manifest records, before it is sent, and where the bucket refuses."""
     folder = Path(source)
     if not is_bucket(url):
-        raise UserError(f"{url}: is no bucket; write gs://BUCKET/FOLDER, or disk:NAME")
+        raise UserError(f"{url}: is not a bucket; write gs://BUCKET/FOLDER, or disk:NAME")
     if is_bucket(source):
         raise UserError(f"{source}: is in a bucket already; give a folder of this machine")
     stages = [stage for stage in STAGES if (folder / stage / MANIFEST).exists()]
     if not stages:
-        raise UserError(f"{folder} holds no finished stage; run `lmwright prepare` to make them.")
+        raise UserError(f"{folder} holds no finished stage; run `lmwright prepare` to make them")
     bucket = Bucket(url)
     there = bucket.entries()
     return [_push_stage(folder, stage, bucket, there) for stage in stages]
@@ -89,7 +89,7 @@ def _checked_crc(path: Path, wanted: str) -> str:
             crc.update(piece)
             digest.update(piece)
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; run `lmwright prepare` again.") from None
+        raise UserError(f"{path} is missing; run `lmwright prepare` again") from None
     if digest.hexdigest() != wanted:
         raise altered_error(str(path), "its hash is not the manifest's")
     return base64.b64encode(crc.digest()).decode()

@@ -38,6 +38,7 @@ from lmwright.data.manifest import (
 from lmwright.data.progress import Progress
 from lmwright.errors import UserError
 from lmwright.guard.files import remove_leftovers, sync, write_whole
+from lmwright.hardware.devices import cores_here
 
 Work = Callable[[Any, Path], dict[str, Any]]
 Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
@@ -137,7 +138,7 @@ def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
     if present and not state.exists():
         raise UserError(
             f"{folder} holds files that are not a stage's ({present[0].name}); "
-            "remove them or choose another data.dir."
+            "remove them or choose another data.dir"
         )
     if _read_json(state) != wanted:
         _clear(folder)
@@ -168,7 +169,7 @@ def _clear(folder: Path) -> None:
 def _run_parts(
     folder: Path, todo: dict[int, Any], work: Work, workers: int | None, progress: Progress
 ) -> None:
-    workers = min(workers or _cores(), len(todo))
+    workers = min(workers or cores_here(), len(todo))
     if workers <= 1:
         for index, part in todo.items():
             progress.advance(_run_part(folder, index, part, work))
@@ -196,7 +197,7 @@ def _run_parts(
     except BrokenProcessPool:
         raise UserError(
             f"{folder}: a worker process died, most likely out of memory; run again with a "
-            "smaller data.workers (finished parts are kept)."
+            "smaller data.workers (finished parts are kept)"
         ) from None
     finally:
         lifeline.close()
@@ -302,10 +303,6 @@ def _has_size(path: Path, size: int) -> bool:
         return False
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Keeps a second process out of the stage; the lock ends with its holder."""
@@ -313,14 +310,14 @@ def _lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as e:
         raise UserError(
-            f"{folder} cannot be a folder: {e.filename} is a file; choose another data.dir."
+            f"{folder} cannot be a folder: {e.filename} is a file; choose another data.dir"
         ) from None
     with open(folder / ".lock", "a") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{folder}: another process is preparing this folder; wait for it or stop it."
+                f"{folder}: another process is preparing this folder; wait for it or stop it"
             ) from None
         yield
 
@@ -345,14 +342,14 @@ def _folder_errors(folder: Path) -> Iterator[None]:
         if e.errno in NO_SPACE:
             raise UserError(
                 f"{folder}: no space left on this disk ({e.strerror}); free some space and run "
-                "again (finished parts are kept), or choose another data.dir."
+                "again (finished parts are kept), or choose another data.dir"
             ) from None
         if e.errno not in NOT_ALLOWED:
             raise
         name = str(e.filename or folder)
         if not name.startswith(str(folder)) and not str(folder).startswith(name):
-            raise UserError(f"{name}: {e.strerror}; check its permissions.") from None
+            raise UserError(f"{name}: {e.strerror}; check its permissions") from None
         raise UserError(
             f"{folder}: cannot write here ({e.strerror}); "
-            "make it writable or choose another data.dir."
+            "make it writable or choose another data.dir"
         ) from None

@@ -118,7 +118,7 @@ def llama3_rope(config: dict[str, Any], factors: np.ndarray, where: str) -> None
                 config["rope_scaling"] = rope
                 config["rope_parameters"] = rope | {"rope_theta": config["rope_theta"]}
                 return
-    raise UserError(f"{where}: {ROPE_FACTORS} is no llama3 rope scaling that is known here")
+    raise UserError(f"{where}: {ROPE_FACTORS} is not a llama3 rope scaling known here")
 
 
 def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
-from lmwright.formats.hf_write import checked_tokenizer
+from lmwright.formats.hf_write import cast_tensor, checked_tokenizer, refuse_dtype
 from lmwright.formats.places import being_written, new_place
 from lmwright.formats.proof import Proof, Source, prove
 from lmwright.formats.tensor_hash import CONVERT, add_tensor
@@ -80,8 +80,7 @@ def write_gguf(
     tokenizer have no GGUF form; RuntimeError where the proof fails.
     """
     out = new_place(out)
-    if dtype not in TYPES:
-        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(TYPES)}")
+    refuse_dtype(dtype, TYPES)
     if out.is_dir() or (out.exists() and not overwrite):
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
     tokenizer = checked_tokenizer(model, tokenizer_dir)
@@ -212,11 +211,9 @@ def _laid_out(
     gguf = gguf_package()
     parts = []
     for slot in entry.parts:
-        array = np.asarray(tensors[slot.name]).astype(np.float32)
-        if not np.isfinite(array).all():
-            raise UserError(f"{slot.name}: holds values that are not finite; nothing is written")
-        if entry.kind == "F16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
-            raise UserError(f"dtype: {slot.name} has values too large for fp16; use bf16 or fp32")
+        array = cast_tensor(slot.name, tensors[slot.name], np.dtype(np.float32))
+        if entry.kind == "F16":
+            cast_tensor(slot.name, array, np.dtype(np.float16))  # refuses what is too large
         heads = rotated_heads(slot.name, config) if arch.rotated else None
         if heads is not None:
             array = pairs(array, heads, into=True)
@@ -260,7 +257,7 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
     for name in ours.keys() | theirs.keys():
         if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(
-                f"model.{name}: {ours.get(name)!r} cannot be said in a GGUF file of this "
+                f"model.{name}: {ours.get(name)!r} cannot be expressed in a GGUF file of this "
                 f"architecture; export to a Hugging Face folder instead"
             )
 

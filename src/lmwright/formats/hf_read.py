@@ -56,7 +56,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
         raise UserError(
-            f"{where}: num_hidden_layers = {layers} is no model's; take config.json from the "
+            f"{where}: num_hidden_layers = {layers} is not possible; take config.json from the "
             f"source again"
         )
     for name in BOOLEANS:

@@ -7,7 +7,7 @@ all in a hidden folder beside `out`, which is renamed when everything holds
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,7 @@ def write_hf(
     (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
     the format; RuntimeError where the proof fails.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    refuse_dtype(dtype, DTYPES)
     if max_shard_bytes < 1:
         raise UserError(f"max_shard_bytes: {max_shard_bytes} must be at least 1")
     facts = facts or Facts(name=Path(out).absolute().name)
@@ -144,21 +143,28 @@ def cast_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Tensors in the target dtype. Raises UserError where a value is not a finite number."""
     for slot in slots(model):
-        array = np.asarray(tensors[slot.name])
-        with np.errstate(over="ignore"):
-            cast = np.ascontiguousarray(array.astype(dtype, copy=False))
-        if not np.isfinite(cast).all():
-            if np.isfinite(array).all():
-                raise UserError(
-                    f"dtype: {slot.name} has values too large for {dtype}; use bf16 or fp32"
-                )
-            raise UserError(
-                f"{slot.name}: holds values that are not finite: the training diverged, or the "
-                f"source is damaged; take an earlier checkpoint, or download it again"
-            )
-        del array
-        yield slot.name, cast
-        del cast  # not beside the next one
+        yield slot.name, cast_tensor(slot.name, tensors[slot.name], dtype)
+
+
+def cast_tensor(name: str, tensor: Any, dtype: np.dtype) -> np.ndarray:
+    """A tensor in the target dtype. Raises UserError where a value is not a finite number."""
+    array = np.asarray(tensor)
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(array.astype(dtype, copy=False))
+    if np.isfinite(cast).all():
+        return cast
+    if np.isfinite(array).all():
+        raise UserError(f"dtype: {name} has values too large for {dtype}; use bf16 or fp32")
+    raise UserError(
+        f"{name}: holds values that are not finite: the training diverged, or the source is "
+        "damaged; take an earlier checkpoint, or download it again"
+    )
+
+
+def refuse_dtype(dtype: str, known: Iterable[str]) -> None:
+    """Raises UserError for a dtype that the format does not have."""
+    if dtype not in known:
+        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(known)}")
 
 
 def _write_weights(

@@ -26,7 +26,7 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
     if place.kind == RUN:
         return _load_run(place, adapter)
     if adapter is not None:
-        raise UserError(f"{path}: is no run directory, so it has no adapter {adapter!r}")
+        raise UserError(f"{path}: is not a run directory, so it has no adapter {adapter!r}")
     loaded = load_files(place)
     if not place.hub:
         return loaded

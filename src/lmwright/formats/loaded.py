@@ -46,8 +46,8 @@ class LoadedModel:
     """What transformers can load as this very model."""
     origin: Source | None = field(default=None, repr=False)
     """What the files say, where `model` was changed since."""
-    kept: Any = field(default=None, repr=False)
-    """What must live as long as this does, such as a temporary folder."""
+    temporary: TemporaryDirectory | None = field(default=None, repr=False)
+    """Folder that must live as long as this does."""
 
     def load(self, *, dtype: Any = None, shardings: Tree | None = None) -> Tree:
         """The weights, jax arrays: of a `dtype` or as they are stored, on the first device or
@@ -130,10 +130,10 @@ def _open_gguf(place: Place) -> LoadedModel:
     path = place.path
     file, model, tensors = open_gguf(path)
     check_tensors(slots(model), tensors, str(path))
-    tokenizer_dir, kept = place.tokenizer_dir, None  # what somebody put beside it has the say
+    tokenizer_dir, temporary = place.tokenizer_dir, None  # a folder beside the file goes first
     if tokenizer_dir is None and (tokenizer := tokenizer_of(file.meta, str(path))) is not None:
-        kept = TemporaryDirectory(prefix="lmwright-")
-        tokenizer_dir = Path(kept.name)
+        temporary = TemporaryDirectory(prefix="lmwright-")
+        tokenizer_dir = Path(temporary.name)
         save_tokenizer(tokenizer, tokenizer_dir)
     ends = (file.meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return LoadedModel(
@@ -144,7 +144,7 @@ def _open_gguf(place: Place) -> LoadedModel:
         path,
         end_ids=tuple(int(each) for each in ends if each is not None),
         reference=path,
-        kept=kept,
+        temporary=temporary,
     )
 
 

@@ -27,7 +27,7 @@ from lmwright.errors import UserError
 from lmwright.formats.hub import PREFIX, fetch, is_hub_name
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.places import usable
-from lmwright.formats.safetensors import PICKLES, refuse_pickles
+from lmwright.formats.safetensors import NO_PICKLES, PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.presets.dial import dial
 from lmwright.program import lora_section
@@ -75,6 +75,14 @@ class Place:
             f"with lmwright adapters merge"
         )
 
+    @property
+    def spec(self) -> Any:
+        """The weights that it holds for use elsewhere, as Params."""
+        if self.kind != RUN:
+            return self.model.spec()
+        objective, model = self.run.objective, self.model
+        return objective.exported(model, objective.spec(model))[1]
+
     @cached_property
     def tokenizer_dir(self) -> Path | None:
         """The folder of the tokenizer that lies beside the weights, if one does."""
@@ -97,6 +105,13 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
     if "://" in str(name):
         raise UserError(f"{name}: cannot load a model from this URL; write {PREFIX}owner/name")
     return _open_path(usable(os.path.expanduser(name)))
+
+
+def gguf_folder(path: Path) -> bool:
+    """True for a folder of GGUF files, which is no model by itself."""
+    if (path / "run.toml").exists() or (path / "config.json").exists():
+        return False
+    return path.is_dir() and next(path.rglob("*.gguf"), None) is not None
 
 
 def open_run(path: str | Path) -> Place:
@@ -128,12 +143,9 @@ def _open_path(path: Path) -> Place:
 
 
 def _nothing_at(path: Path) -> UserError:
-    """Why a place is none that is read, and what to do."""
+    """The error for a path with nothing that lmwright reads."""
     if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
-        return UserError(
-            f"{path}: is pickled, so opening it would run code, and is never read here; get the "
-            f"safetensors version, or convert it in a sandbox with transformers"
-        )
+        return UserError(f"{path}: holds pickled weights, {NO_PICKLES}")
     what = "is not there"
     if path.is_dir():
         refuse_pickles(path)
@@ -170,7 +182,7 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
     known = presets.of_section("model")
     if name not in known:
         cure = nearest(name, list(known), what="there are")
-        raise UserError(f"{name}: neither a preset nor a file or folder of a model; {cure}")
+        raise UserError(f"{name}: neither a run file, a preset nor a place of a model; {cure}")
     return with_overrides(known[name](), overrides, "a preset")
 
 

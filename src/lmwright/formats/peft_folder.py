@@ -69,7 +69,7 @@ class PeftFolder:
     """Weights of the base, [outputs, inputs], that PEFT loads in place of the base's own."""
     start: str | None = None
     """"pissa" or "olora" where the product that the factors began with is still to be taken
-    out of the base: `checkpoint.peft_start`."""
+    out of the base: `formats.peft_start`."""
 
 
 def read_folder(folder: str | Path) -> PeftFolder:

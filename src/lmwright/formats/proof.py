@@ -170,7 +170,7 @@ def _accounting(model: HfModel, source: Mapping[str, Any], xxh3: str) -> Account
     )
 
 
-NO_BASE = "it cannot read the base, which is no Hugging Face folder or GGUF file; export it first"
+NO_BASE = "it cannot read the base, not a Hugging Face folder or GGUF file; export it first"
 
 
 def prove(

@@ -23,6 +23,10 @@ from lmwright.errors import UserError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+NO_PICKLES = (
+    "which run code when opened and are never read here; get the safetensors version, or convert "
+    "them in a sandbox with transformers: save_pretrained(folder)"
+)
 
 DTYPES = {"fp32": np.dtype("f4"), "bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype("f2")}
 
@@ -140,11 +144,7 @@ def refuse_pickles(folder: Path) -> None:
     if (folder / INDEX).exists() or (folder / SINGLE).exists():
         return
     if pickles := [p.name for pattern in PICKLES for p in sorted(folder.glob(pattern))]:
-        raise UserError(
-            f"{folder}: holds only pickled weights ({some(pickles)}), which run code when opened "
-            f"and are never read here; get the safetensors version, or convert them in a "
-            f"sandbox with transformers: save_pretrained(folder)"
-        )
+        raise UserError(f"{folder}: holds only pickled weights ({some(pickles)}), {NO_PICKLES}")
 
 
 def plan_shards(sizes: Iterable[tuple[str, int]], max_shard_bytes: int) -> list[list[str]]:

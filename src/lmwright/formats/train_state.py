@@ -180,13 +180,14 @@ def init_state(plan: Plan, frozen: Frozen) -> Tree:
     them."""
     state = program_state.init_state(plan, frozen)
     for trainee in plan.training.trainees:
-        if getattr(trainee, "init_from", None) is None:
+        if trainee.init_from is None:
             continue
         try:
             weights = _read_adapter(plan.run.model, trainee, frozen)
         except UserError as error:
-            of = f".adapters[{trainee.name!r}]" if plan.run.lora.adapters else ""
-            raise UserError(f"lora{of}.init_from: {error}") from error
+            listed = plan.training.listed
+            section = f"{listed}[{trainee.name!r}]" if listed else "lora"
+            raise UserError(f"{section}.init_from: {error}") from error
         part = state["trained"][trainee.name]
         part["weights"] = jax.device_put(weights, part_shardings(plan, trainee)["weights"])
         if "ema" in part:

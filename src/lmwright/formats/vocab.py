@@ -70,13 +70,13 @@ class ResizedTensors(Tensors):
 def resized(array: np.ndarray, surgery: Surgery) -> np.ndarray:
     """[V, ...] with its rows added, cut and filled; dtype kept, means in float32."""
     out = np.empty((surgery.rows, *array.shape[1:]), array.dtype)
-    kept = min(len(array), surgery.rows)
-    out[:kept] = array[:kept]
+    num_kept = min(len(array), surgery.rows)
+    out[:num_kept] = array[:num_kept]
     for new, old in surgery.parts.items():
         out[new] = array[list(old)].astype(np.float32).mean(0)
     if surgery.filler_from < surgery.rows:
         # rows that had no token before stay what they were
-        first = max(surgery.filler_from, kept)
+        first = max(surgery.filler_from, num_kept)
         out[first:] = array[: surgery.old_tokens].astype(np.float32).mean(0)
     return out
 

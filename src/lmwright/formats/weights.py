@@ -30,7 +30,7 @@ from lmwright.storage.mirror import shown
 
 def refuse_unlike(place: Place, spec: Tree) -> None:
     """UserError unless the weights of a place have the names and shapes of `spec`."""
-    shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, place.model.spec()))
+    shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, place.spec))
     if difference := first_difference(*shapes):
         name, want, have = difference
         raise UserError(

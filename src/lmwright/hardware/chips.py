@@ -64,7 +64,7 @@ class Rates:
     """TensorCores of the device."""
     attention_cycles: float = 1.8e-3
     """Of one core, beyond the matrix units' own, for each score and product of the attention
-    kernel; see `plan.kernel_cost`."""
+    kernel; see `planner.compiler.kernel_cost`."""
 
     @property
     def kernel_share(self) -> float:

@@ -4,6 +4,7 @@ Rates are the vendors', one way, in bytes per second; GPU peaks are dense, witho
 GPUs' efficiencies are assumed, the core's rates come from one measured run.
 """
 
+import os
 from dataclasses import dataclass
 
 from lmwright.hardware.chips import CHIPS, GIB, Peak, Price
@@ -79,3 +80,8 @@ class Core:
 CORE = Core(flops=100e9, memory_bytes_per_s=8e9)
 """A core with AVX-512: so that 135M on two of them gives the 176 tokens a second of
 docs/internals/cpu-training.md. Machines differ by a factor of two and more."""
+
+
+def cores_here() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

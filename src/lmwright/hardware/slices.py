@@ -91,9 +91,9 @@ def parse_slice(text: str) -> Slice:
     return Slice(generation=generation, shape=family.layouts[chips], num_slices=slices)
 
 
-def _shape(text: str, said: str, family: Chip) -> tuple[int, ...]:
+def _shape(text: str, shape_text: str, family: Chip) -> tuple[int, ...]:
     try:
-        shape = tuple(int(side) for side in said.split("x"))
+        shape = tuple(int(side) for side in shape_text.split("x"))
     except ValueError:
         shape = ()
     sides = len(next(iter(family.layouts.values())))

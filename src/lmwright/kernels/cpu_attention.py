@@ -8,7 +8,9 @@ The backward pass keeps the log of the softmax sum and computes scores again, as
 FlashAttention (https://arxiv.org/abs/2205.14135). Arithmetic is float32.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from lmwright.core.compute import ATTENTION
-from lmwright.core.cpu import over_rows, product
+from lmwright.core.cpu import product
 from lmwright.nn.attention import MASKED, Scoring
 
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin
@@ -117,8 +119,8 @@ def _outputs(scoring: Scoring, q: Array, k: Array, v: Array, segment_ids: Array)
     return _join(out, kv_heads, q), log_sums
 
 
-def _bwd(scoring: Scoring, kept: tuple[Array, ...], g_out: Array):
-    return *over_rows(partial(_gradients, scoring))(*kept, g_out), None
+def _bwd(scoring: Scoring, residuals: tuple[Array, ...], g_out: Array):
+    return *over_rows(partial(_gradients, scoring))(*residuals, g_out), None
 
 
 def _gradients(scoring: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
@@ -153,3 +155,22 @@ def _gradients(scoring: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
 
 
 causal_attention.defvjp(_fwd, _bwd)
+
+
+def over_rows(rows_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`rows_fn`, whose arrays all begin with rows that never see each other, such that a `vmap`
+    around it takes the rows of all lanes at once: to the compiler it is one batch, of the same
+    loops and products. Not to be differentiated; it belongs inside rules that are."""
+    whole = jax.custom_batching.custom_vmap(rows_fn)
+
+    @whole.def_vmap
+    def lanes(num: int, mapped: list[bool], *arrays: Array) -> tuple[Any, Any]:
+        arrays = tuple(
+            a if is_mapped else jnp.broadcast_to(a, (num, *a.shape))
+            for a, is_mapped in zip(arrays, mapped, strict=True)
+        )
+        out = whole(*(a.reshape(-1, *a.shape[2:]) for a in arrays))
+        out = jax.tree.map(lambda a: a.reshape(num, -1, *a.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return whole

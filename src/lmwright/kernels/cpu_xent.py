@@ -42,8 +42,8 @@ def chunked_xent(
         x, *leaves = joint_gradients(x, *leaves)
         return logits_fn(jax.tree.unflatten(tree, leaves), x)
 
-    table = w.get("embed") if isinstance(w, dict) else None  # a tied head
+    tables = w.values() if isinstance(w, dict) else ()
     return xent.chunked_xent(
         logits, w, x, targets, weights, chunk=chunk, z_loss=z_loss, smoothing=smoothing,
-        vocab_first=isinstance(table, Array) and stands_left(table),
+        vocab_first=any(isinstance(table, Array) and stands_left(table) for table in tables),
     )  # fmt: skip

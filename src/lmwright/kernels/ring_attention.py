@@ -215,8 +215,8 @@ def _gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Ar
     return dq, dk, dv
 
 
-def _backward(ways: int, scoring: Scoring, kept: tuple[Array, ...], g: Array):
-    q, k, v, ids, out, log_sums = kept
+def _backward(ways: int, scoring: Scoring, residuals: tuple[Array, ...], g: Array):
+    q, k, v, ids, out, log_sums = residuals
     rank, size = lax.axis_index(AXIS), ids.shape[2]
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
     queries = (q, g.astype(q.dtype), inner, log_sums, ids, _starts(ways, rank, size))

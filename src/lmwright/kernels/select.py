@@ -7,7 +7,8 @@ from functools import partial
 from jax import Array
 
 from lmwright.config.registry import Registry
-from lmwright.core.compute import MATMULS, Compute, Kernels
+from lmwright.core import cpu
+from lmwright.core.compute import Compute, Kernels
 from lmwright.core.ragged import EARLY
 from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
@@ -51,7 +52,7 @@ def compiler_options(compute: Compute, device_kind: str = "") -> dict[str, str]:
         # other generations' compilers refuse it
         torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
         return TPU_OPTIONS | torus
-    return MATMULS["cpu"].compiler_options() if compute.kernels == "cpu" else {}
+    return cpu.compiler_options() if compute.kernels == "cpu" else {}
 
 
 def causal_attention(compute: Compute) -> Callable[..., Array]:

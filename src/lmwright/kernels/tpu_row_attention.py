@@ -201,7 +201,7 @@ class _Call(NamedTuple):
             return pl.BlockSpec(block, by_query if array.shape[1] == n else by_key)
 
         size = block_of(t)
-        sizes = {"block_q": size, "block_kv": size}  # what `plan.kernel_cost` reads
+        sizes = {"block_q": size, "block_kv": size}  # what `planner.compiler.kernel_cost` reads
         if self.scoring.window is not None:
             sizes["window"] = self.scoring.window
         ids_specs = [
@@ -241,8 +241,8 @@ def _forward(call: _Call, q: Array, k: Array, v: Array, ids: Array):
     return out, (q, k, v, ids, out, log_sums)
 
 
-def _backward(call: _Call, kept: tuple[Array, ...], g: Array):
-    q, k, v, ids, out, log_sums = kept
+def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
+    q, k, v, ids, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
     h, t = q.shape[2:]
     turned, sums = pltpu.VMEM((t, h), k.dtype), pltpu.VMEM((h, t), jnp.float32)

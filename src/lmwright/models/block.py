@@ -22,7 +22,26 @@ from lmwright.nn.norm import rms_norm
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 
 
-def attention_spec(model: Any, bias: Bias = "none") -> Tree:
+class BlockFields:
+    """Fields of a decoder that its blocks read. The last two are fields of some families alone;
+    `mlp_dim` is missing where no layer has a plain mlp."""
+
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    mlp: Mlp
+    norm_eps: float
+    embed_std: float
+    head: Literal["tied", "untied"]
+    qk_norm: Literal["none", "head", "all"] = "none"
+    logits_soft_cap: float | None = None
+
+
+def attention_spec(model: BlockFields, bias: Bias = "none") -> Tree:
     """q, k, v and o of a layer, by the model's fields."""
     d, n, k, h = model.embed_dim, model.num_heads, model.num_kv_heads, model.head_dim
     spec = {
@@ -39,7 +58,7 @@ def attention_spec(model: Any, bias: Bias = "none") -> Tree:
     return spec
 
 
-def qk_norm_spec(model: Any) -> Tree:
+def qk_norm_spec(model: BlockFields) -> Tree:
     """Norms of queries and keys of a layer: of each head, or of all heads together."""
     n, k, h = model.num_heads, model.num_kv_heads, model.head_dim
     if model.qk_norm == "all":
@@ -51,7 +70,7 @@ def qk_norm_spec(model: Any) -> Tree:
     return {name: Param("head_dim", (h,), fill=1.0) for name in names}
 
 
-def mlp_spec(model: Any, bias: Bias = "none") -> Tree:
+def mlp_spec(model: BlockFields, bias: Bias = "none") -> Tree:
     """gate (where the mlp has one), up and down of a layer, by the model's fields."""
     d, f = model.embed_dim, model.mlp_dim
     inputs = ("gate", "up") if model.mlp in GATED else ("up",)
@@ -63,13 +82,13 @@ def mlp_spec(model: Any, bias: Bias = "none") -> Tree:
     return spec
 
 
-def into_stream(model: Any) -> float:
+def into_stream(model: BlockFields) -> float:
     """Factor on the standard deviation of weights that write to the residual stream, which keeps
     its scale over all layers (GPT-2)."""
     return (2 * model.num_layers) ** -0.5
 
 
-def embedding_spec(model: Any) -> Tree:
+def embedding_spec(model: BlockFields) -> Tree:
     """The embedding table, and the head where it is not the table."""
     d, v = model.embed_dim, model.vocab_size
     spec = {"embed": Param("vocab -> embed", (v, d), std=model.embed_std)}
@@ -84,7 +103,7 @@ def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
     return constrain(q, "batch seq heads head_dim"), k, v
 
 
-def qk_normed(model: Any, w: Tree, q: Array, k: Array) -> tuple[Array, Array]:
+def qk_normed(model: BlockFields, w: Tree, q: Array, k: Array) -> tuple[Array, Array]:
     """Queries and keys after their norms, where the model has them."""
     if model.qk_norm == "none":
         return q, k
@@ -96,7 +115,7 @@ def qk_normed(model: Any, w: Tree, q: Array, k: Array) -> tuple[Array, Array]:
 
 
 def output(w: Tree, h: Array) -> Array:
-    """[B, T, D] of what attention found, h [B, T, N, H]."""
+    """Output projection of attention: [B, T, D] of h [B, T, N, H]."""
     return with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o")
 
 

@@ -101,7 +101,7 @@ def params_report(name: str, model: Any) -> str:
 
 def _shape(model: Any) -> str:
     wide = [f"mlp {model.mlp_dim}"] if hasattr(model, "mlp_dim") else []
-    if (experts := getattr(model, "experts", None)) is not None:
+    if experts := model.mixtures.get("router"):
         wide.append(f"{experts.experts_per_token} of {experts.num_experts} x {experts.mlp_dim}")
     return (
         f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, {', '.join(wide)} "

@@ -15,11 +15,11 @@ from lmwright.core.contract import Attention, Batch, Metrics, Work
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux, apart, spans
-from lmwright.core.weight import dot, lookup
+from lmwright.core.weight import Noisy, dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models import TableOf
-from lmwright.models.block import embedding_spec
+from lmwright.models.block import BlockFields, embedding_spec
 from lmwright.models.layers import (
     Attend,
     Spans,
@@ -49,7 +49,7 @@ Reach = Literal["local", "global"]
 
 
 @section
-class Decoder:
+class Decoder(BlockFields):
     """All of a causal decoder but `layer_spec`, `layer` and fields of the family's own. Help is in
     `Field`, since pydantic does not find docstrings of inherited fields."""
 
@@ -115,7 +115,7 @@ class Decoder:
 
     @property
     def mixtures(self) -> dict[str, Any]:
-        """Experts of the layers, by the beginning of the names of their sums."""
+        """Experts of the layers, by prefix of their statistics."""
         return {"reasoning": self.reasoning.experts} if self.reasoning else {}
 
     def active_share(self, path: str, param: Param) -> float:
@@ -171,6 +171,10 @@ class Decoder:
     def last_norm(self, w: Tree, x: Array) -> Array:
         """The residual stream as the head sees it."""
         return rms_norm(x, w["norm"], self.norm_eps)
+
+    def with_noise(self, w: Tree, noise: Array) -> Tree:
+        """The weights, with noise [B, T, D] on the embeddings of a batch."""
+        return {**w, "embed": Noisy(w["embed"], noise)}
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last norm, [B, T, D] in the compute dtype, and what the
@@ -228,7 +232,7 @@ def reaches(pattern: Sequence[Reach], num_layers: int) -> tuple[Reach, ...]:
     return tuple(pattern[i % len(pattern)] for i in range(num_layers))
 
 
-def check_decoder(model: Any) -> None:
+def check_decoder(model: Decoder) -> None:
     """Raises UserError where fields that `Decoder` reads do not go together."""
     if model.num_heads % model.num_kv_heads:
         raise UserError(
@@ -268,5 +272,5 @@ def _work(model: Decoder, seq_len: int) -> Work:
         vocab_size=model.vocab_size,
         active=active,
         attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
-        soft_capped=bool(getattr(model, "logits_soft_cap", None)),
+        soft_capped=model.logits_soft_cap is not None,
     )

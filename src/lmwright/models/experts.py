@@ -37,7 +37,7 @@ class Experts:
     score: Literal["softmax", "sigmoid"] = "softmax"
     """Function that turns router logits into routing weights."""
     shares: Literal["chosen", "all"] = "chosen"
-    """Whether a token's shares are normalized over the chosen experts or left as scored."""
+    """Whether routing weights are normalized over a token's chosen experts or left as scored."""
     scale: Positive = 1.0
     """Factor on the routing weights."""
     num_groups: PositiveInt = 1
@@ -53,8 +53,8 @@ class Experts:
     z_loss: NonNegative = 0.0
     """Weight of the squared log of the router's softmax sum, which keeps its logits small."""
     capacity_factor: Positive | None = None
-    """Places of an expert in a row, in even shares; what finds none is dropped. Unset, nothing
-    is dropped."""
+    """Capacity slots of an expert per row, as a multiple of an even split; tokens without a slot
+    are dropped. Unset, no token is."""
 
     def __post_init__(self) -> None:
         refuse_more(self.experts_per_token, self.num_experts, "experts")

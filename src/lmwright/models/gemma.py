@@ -19,7 +19,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import kept
+from lmwright.core.weight import name_result
 from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output, project
 from lmwright.models.decoder import AnyMlp, Decoder, Head, Reach
 from lmwright.models.layers import Attend
@@ -103,7 +103,7 @@ class Gemma(Decoder):
         q, k, v = project(w, self._norm(x, w["attention_norm"]))
         if self.qk_norm == "head":
             q, k = self._norm(q, w["q_norm"]), self._norm(k, w["k_norm"])
-        q, k = (kept(apply_rope(a, tables[kind])) for a in (q, k))
+        q, k = (name_result(apply_rope(a, tables[kind])) for a in (q, k))
         scale = (self.query_dim or self.head_dim) ** -0.5
         window, soft_cap = self.window_of(kind), self.attention_soft_cap
         h = attend(q, k, v, Scoring(scale, window, soft_cap))

@@ -8,7 +8,7 @@ Biases as in Qwen 2, per-head q and k norms as in Qwen 3, windows as in Mistral 
 other models. `PreNorm` is the block alone; `models.moe` puts experts in place of the mlp.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jax import Array
 
@@ -16,7 +16,7 @@ from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import kept
+from lmwright.core.weight import name_result
 from lmwright.errors import UserError
 from lmwright.models.block import (
     Bias,
@@ -35,13 +35,11 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 
-@section
 class PreNorm(Decoder):
     """A decoder of pre-norm blocks. `ffn_spec` and `ffn` are the feed-forward of a layer: a plain
     mlp, or what a family puts in its place."""
 
-    qk_norm: ClassVar[Literal["none", "head", "all"]] = "none"
-    bias: ClassVar[Bias] = "none"
+    bias: Bias = "none"
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of a layer's feed-forward."""
@@ -70,7 +68,7 @@ class PreNorm(Decoder):
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and feed-forward."""
         q, k, v = self.normed(w, *project(w, rms_norm(x, w["attention_norm"], self.norm_eps)))
-        q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
+        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
         x = constrain(x + output(w, h), "batch stream embed")
         y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend.real)

@@ -35,16 +35,21 @@ DenseLayers = Annotated[
 DenseDim = Annotated[PositiveInt, Field(description="Width of the plain mlp of `dense_layers`.")]
 
 
+class Constants(PreNorm):
+    """Values of fields that only some families have."""
+
+    dense_layers: tuple[int, ...] = ()
+    window: int | None = None
+
+
 @section
-class MoeDecoder(PreNorm):
+class MoeDecoder(Constants):
     """Fields of every decoder with experts, in all layers but `dense_layers`."""
 
     experts: Annotated[Experts, Field(description="Feed-forward of the layers.")]
     mlp: Annotated[
         GatedMlp, Field(description="Gated feed-forward of the experts, and of plain layers.")
     ] = "swiglu"
-    dense_layers: ClassVar[tuple[int, ...]] = ()
-    window: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +73,7 @@ class MoeDecoder(PreNorm):
 
     @property
     def mixtures(self) -> dict[str, Experts]:
-        """Experts of the layers, by the beginning of the names of their sums."""
+        """Experts of the layers, by prefix of their statistics."""
         return {"router": self.experts, **super().mixtures}
 
     def ffn_spec(self, kind: str) -> Tree:
@@ -87,7 +92,7 @@ class MoeDecoder(PreNorm):
 @section
 class Mixtral(MoeDecoder):
     """Mixtral (https://arxiv.org/abs/2401.04088): experts in every layer, the best two by softmax,
-    shares normalized over them; attention as in Mistral."""
+    routing weights normalized over them; attention as in Mistral."""
 
     kind: Literal["mixtral"] = "mixtral"
     rope_theta: Positive = 1_000_000.0
@@ -99,7 +104,7 @@ class Qwen3Moe(MoeDecoder):
     """Qwen 3 with experts (https://arxiv.org/abs/2505.09388): norms of q and k in each head, some
     layers plain."""
 
-    qk_norm: ClassVar = "head"
+    qk_norm: ClassVar = "head"  # type: ignore[misc]
     kind: Literal["qwen3-moe"] = "qwen3-moe"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()
@@ -111,10 +116,10 @@ class Qwen3Moe(MoeDecoder):
 
 @section
 class Olmoe(MoeDecoder):
-    """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, shares as the
-    softmax leaves them; norms of q and k over all heads together."""
+    """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, routing weights
+    as the softmax leaves them; norms of q and k over all heads together."""
 
-    qk_norm: ClassVar = "all"
+    qk_norm: ClassVar = "all"  # type: ignore[misc]
     kind: Literal["olmoe"] = "olmoe"
     bias: AttentionBias = "none"
     qkv_limit: Positive | None = None
@@ -134,7 +139,7 @@ class Dots1(MoeDecoder):
     (https://arxiv.org/abs/2412.19437) but for its attention. Sigmoid routing from the best groups,
     balanced by a bias; shared experts for every token; the first layers plain."""
 
-    qk_norm: ClassVar = "head"
+    qk_norm: ClassVar = "head"  # type: ignore[misc]
     kind: Literal["dots1"] = "dots1"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()

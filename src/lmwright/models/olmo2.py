@@ -13,7 +13,7 @@ from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import kept
+from lmwright.core.weight import name_result
 from lmwright.models.block import (
     attention_spec,
     feed_forward,
@@ -34,7 +34,7 @@ from lmwright.nn.rope import apply_rope
 class Olmo2(Decoder):
     """A decoder of the OLMo 2 family; its fields are the model."""
 
-    qk_norm: ClassVar = "all"
+    qk_norm: ClassVar = "all"  # type: ignore[misc]
     kind: Literal["olmo2"] = "olmo2"
     mlp_dim: PositiveInt
     rope_theta: Positive = 500_000.0
@@ -57,7 +57,7 @@ class Olmo2(Decoder):
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and mlp."""
         q, k, v = project(w, x)
-        q, k = (kept(apply_rope(a, tables)) for a in qk_normed(self, w, q, k))
+        q, k = (name_result(apply_rope(a, tables)) for a in qk_normed(self, w, q, k))
         h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
         h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
         x = constrain(x + h, "batch stream embed")

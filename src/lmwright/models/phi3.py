@@ -19,7 +19,7 @@ from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import dot, kept
+from lmwright.core.weight import dot, name_result
 from lmwright.models.block import attention_spec, mlp_spec, output
 from lmwright.models.decoder import Decoder, Reach
 from lmwright.models.layers import Attend
@@ -72,7 +72,7 @@ class Phi3(Decoder):
         cuts = [self.num_heads, self.num_heads + self.num_kv_heads]
         q, k, v = jnp.split(dot("btd,dnh->btnh", h, w["qkv"]), cuts, axis=2)
         q = constrain(q, "batch seq heads head_dim")
-        q, k = kept(apply_rope(q, tables)), kept(apply_rope(k, tables))
+        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
         x = constrain(x + output(w, h), "batch stream embed")
         h = dot("btd,dgf->btgf", rms_norm(x, w["mlp_norm"], self.norm_eps), w["gate_up"])

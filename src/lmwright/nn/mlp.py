@@ -39,11 +39,11 @@ def _gated_fwd(kind: Mlp, gate: Array, up: Array) -> tuple[Array, tuple[Array, A
     return gated(kind, gate, up), (gate, up)
 
 
-def _gated_bwd(kind: Mlp, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _gated_bwd(kind: Mlp, residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     # CPUs would store the pieces of the forward pass; TPUs run it in another loop, and read the
     # two from their stacks at once where no barrier stands between
-    kept = cpu_barrier(*kept)
-    return jax.vjp(lambda gate, up: activate(kind, gate) * up, *kept)[1](g)
+    residuals = cpu_barrier(*residuals)
+    return jax.vjp(lambda gate, up: activate(kind, gate) * up, *residuals)[1](g)
 
 
 gated.defvjp(_gated_fwd, _gated_bwd)

@@ -2,8 +2,8 @@
 
     x [B, T, D] --+--> rows, sorted by expert --> ragged MLP --> back in place --> sum by share
                   |    (no token is dropped)
-                  +--> C places for each expert of each row --> MLP of [E, B C, D] --> sum
-                       (`capacity_factor`; what finds no place is dropped and counted)
+                  +--> C slots for each expert of each row --> MLP of [E, B C, D] --> sum
+                       (`capacity_factor`; tokens without a slot are dropped and counted)
 
 Over the mesh axis `expert`, each device holds some experts: its rows go where their experts
 are and come back, both by all-to-all. Weights that are cut over fsdp and context are gathered
@@ -121,31 +121,31 @@ def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, mlp: Mlp) -> Array:
 def _by_capacity(
     x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch, ways: int
 ) -> tuple[Array, Array]:
-    """Each row of the batch (its piece on a device) gives each expert the same places; tokens
-    are placed in their order, so that none depends on later ones."""
+    """Each row of the batch (its piece on a device) gives each expert the same number of slots,
+    which tokens take in their order, so that none depends on later ones."""
     (b, t, k), num = experts.shape, dispatch.num_experts
-    places = min(t, math.ceil(dispatch.capacity_factor * t * k / num))
+    slots = min(t, math.ceil(dispatch.capacity_factor * t * k / num))
     wants = (experts[..., None] == jnp.arange(num)) & real[..., None, None]  # [b, t, k, E]
     queue = jnp.cumsum(wants.reshape(b, t * k, num), axis=1, dtype=jnp.int32) - 1
     queue = queue.reshape(wants.shape)
-    placed = wants & (queue < places)
-    at = jnp.sum(jnp.where(placed, jnp.arange(num) * places + queue, 0), axis=-1)  # [b, t, k]
+    placed = wants & (queue < slots)
+    at = jnp.sum(jnp.where(placed, jnp.arange(num) * slots + queue, 0), axis=-1)  # [b, t, k]
     inside = jnp.any(placed, axis=-1)
-    end = num * places
+    end = num * slots
     at = jnp.where(inside, at, end)
 
     def one(x: Array, at: Array) -> tuple[Array, Array]:
         token = jnp.broadcast_to(jnp.arange(t)[:, None], at.shape)
-        source = jnp.full(end + 1, t).at[at].set(token)[:end]  # of each place
+        source = jnp.full(end + 1, t).at[at].set(token)[:end]  # of each slot
         choice = jnp.full(end + 1, t * k).at[at].set(jnp.arange(t * k).reshape(t, k))[:end]
         return moved(x, source, at), choice
 
     rows, choice = jax.vmap(one)(x, at)
-    rows = rows.reshape(b, num, places, -1).swapaxes(0, 1)
+    rows = rows.reshape(b, num, slots, -1).swapaxes(0, 1)
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 0, 1, tiled=True)  # [E here, b of all, C, D]
     there = rows.shape
-    rows = _mlp_of_places(rows.reshape(there[0], -1, there[-1]), w, dispatch.mlp).reshape(there)
+    rows = _mlp_of_slots(rows.reshape(there[0], -1, there[-1]), w, dispatch.mlp).reshape(there)
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)
     rows = rows.swapaxes(0, 1).reshape(b, end, -1)
@@ -154,7 +154,7 @@ def _by_capacity(
     return y, jnp.sum(real[..., None] & ~inside, axis=-1, dtype=jnp.float32)
 
 
-def _mlp_of_places(rows: Array, w: Experts, mlp: Mlp) -> Array:
+def _mlp_of_slots(rows: Array, w: Experts, mlp: Mlp) -> Array:
     up = dot("ecd,edf->ecf", rows, w["up"])
     if mlp in GATED:
         h = gated(mlp, dot("ecd,edf->ecf", rows, w["gate"], name=GATE), up)

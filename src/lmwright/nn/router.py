@@ -66,8 +66,8 @@ def _best_groups(ranked: Array, routing: Routing) -> Array:
     grouped = ranked.reshape(*ranked.shape[:-1], routing.num_groups, -1)
     worth = jnp.sum(jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0], axis=-1)
     best = jax.lax.top_k(worth, routing.groups_per_token)[1]
-    kept = jnp.any(_is_chosen(best, routing.num_groups), axis=-2)
-    return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(ranked.shape)
+    in_best = jnp.any(_is_chosen(best, routing.num_groups), axis=-2)
+    return jnp.where(in_best[..., None], grouped, -jnp.inf).reshape(ranked.shape)
 
 
 def _is_chosen(ids: Array, count: int) -> Array:

@@ -180,8 +180,8 @@ def _xent_fwd(
     return sums, (dw, _join(dx), targets, weights)
 
 
-def _xent_bwd(logits_fn, chunk, extra, kept, cotangent: Xent):
-    dw, dx, targets, weights = kept
+def _xent_bwd(logits_fn, chunk, extra, residuals, cotangent: Xent):
+    dw, dx, targets, weights = residuals
     g = cotangent.total  # the other sums are metrics
     scale = lambda a: (a * g).astype(a.dtype)  # noqa: E731
     return (

@@ -15,7 +15,7 @@ from lmwright.nn.logps import token_logps
 from lmwright.objectives.clm import next_tokens
 
 
-class Said(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions of the next token at each position, float32 [B, T]: its log probability, whether
     it is learned, and whether it belongs to the same segment as the position."""
 
@@ -24,7 +24,7 @@ class Said(NamedTuple):
     inside: Array
 
 
-def said(model: Model, w: Tree, batch: Batch, compute: Compute) -> Said:
+def predict_answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Predictions:
     """Predictions of the next tokens of a batch under these weights."""
     x, _ = model.hidden(w, batch, compute)
     targets, learned = next_tokens(batch)
@@ -34,7 +34,7 @@ def said(model: Model, w: Tree, batch: Batch, compute: Compute) -> Said:
         model.logits, model.head_weights(w), x, targets, chunk=compute.loss_chunk_tokens
     )
     learned = (learned > 0) & inside
-    return Said(logps, learned.astype(jnp.float32), inside.astype(jnp.float32))
+    return Predictions(logps, learned.astype(jnp.float32), inside.astype(jnp.float32))
 
 
 def reference_of(w: Tree, kind: str) -> Tree:

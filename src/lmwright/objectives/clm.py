@@ -7,13 +7,13 @@ from jax import Array
 
 from lmwright.config.run import NonNegative, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Aux, Batch, Loss, Model, OneModel
+from lmwright.core.contract import Aux, Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.kernels import select
 
 
 @section
-class Clm(OneModel):
+class Clm(Objective):
     """Next-token prediction."""
 
     kind: Literal["clm"] = "clm"

@@ -16,14 +16,14 @@ from jax import Array, lax
 
 from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, OneModel
+from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import reference_of, said
+from lmwright.objectives.answers import predict_answers, reference_of
 
 
 @section
-class Kto(OneModel):
+class Kto(Objective):
     """Kahneman-Tversky optimization; needs adapters, whose base is the reference."""
 
     kind: Literal["kto"] = "kto"
@@ -88,7 +88,7 @@ class Kto(OneModel):
 
 def answer_logps(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array]:
     """Log probability of each segment's answer, and its tokens; both float32 [B, T + 1]."""
-    logps, learned, _ = said(model, w, batch, compute)
+    logps, learned, _ = predict_answers(model, w, batch, compute)
     ids = batch.segment_ids
     return segment_sums(logps * learned, ids), segment_sums(learned, ids)
 

@@ -17,11 +17,11 @@ from pydantic import Field
 
 from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, OneModel
+from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import reference_of, said
+from lmwright.objectives.answers import predict_answers, reference_of
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
 
 def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Answers:
     """The answers of a batch under these weights."""
-    logps, learned, whole = said(model, w, batch, compute)
+    logps, learned, whole = predict_answers(model, w, batch, compute)
     ids = batch.segment_ids
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
     pairs = ids.shape[1] // 2
@@ -58,7 +58,7 @@ def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Answers:
 
 
 @section
-class Dpo(OneModel):
+class Dpo(Objective):
     """Direct preference optimization; needs adapters, whose base is the reference."""
 
     kind: Literal["dpo"] = "dpo"
@@ -85,11 +85,11 @@ class Dpo(OneModel):
         reference = reference_of(w, self.kind)
         return self.of(answers(model, w, batch, compute), answers(model, reference, batch, compute))
 
-    def of(self, found: Answers, base: Answers) -> Loss:
+    def of(self, policy: Answers, base: Answers) -> Loss:
         """The loss of answers, given the reference's."""
         base = lax.stop_gradient(base)
-        chosen = self.beta * (found.chosen - base.chosen)
-        rejected = self.beta * (found.rejected - base.rejected)
+        chosen = self.beta * (policy.chosen - base.chosen)
+        rejected = self.beta * (policy.rejected - base.rejected)
         margin = chosen - rejected
         if self.loss_kind == "sigmoid":
             share = self.label_smoothing
@@ -97,13 +97,13 @@ class Dpo(OneModel):
         elif self.loss_kind == "hinge":
             each = jax.nn.relu(1 - margin)
         else:
-            means = chosen / _some(found.chosen_tokens) - rejected / _some(found.rejected_tokens)
+            means = chosen / _some(policy.chosen_tokens) - rejected / _some(policy.rejected_tokens)
             each = jnp.square((means - 0.5) / self.beta)
-        return _loss(each, found, chosen, rejected)
+        return _loss(each, policy, chosen, rejected)
 
 
 @section
-class Orpo(OneModel):
+class Orpo(Objective):
     """Odds-ratio preference optimization: fine-tuning on what was chosen, and away from the
     other, at once."""
 
@@ -118,14 +118,14 @@ class Orpo(OneModel):
         """Sums over the batch's pairs."""
         return self.of(answers(model, w, batch, compute))
 
-    def of(self, found: Answers) -> Loss:
+    def of(self, policy: Answers) -> Loss:
         """The loss of answers."""
-        chosen = found.chosen / _some(found.chosen_tokens)
-        rejected = found.rejected / _some(found.rejected_tokens)
+        chosen = policy.chosen / _some(policy.chosen_tokens)
+        rejected = policy.rejected / _some(policy.rejected_tokens)
         odds = chosen - rejected - _log_not(chosen) + _log_not(rejected)
-        ratio = jnp.where(found.there > 0, jax.nn.log_sigmoid(odds), 0.0)
-        nll = -found.chosen_whole / _some(found.chosen_whole_tokens)
-        return _loss(nll - self.beta * ratio, found, self.beta * chosen, self.beta * rejected)
+        ratio = jnp.where(policy.there > 0, jax.nn.log_sigmoid(odds), 0.0)
+        nll = -policy.chosen_whole / _some(policy.chosen_whole_tokens)
+        return _loss(nll - self.beta * ratio, policy, self.beta * chosen, self.beta * rejected)
 
 
 def _some(tokens: Array) -> Array:
@@ -137,15 +137,15 @@ def _log_not(logp: Array) -> Array:
     return jnp.log1p(-jnp.exp(jnp.minimum(logp, -1e-7)))
 
 
-def _loss(each: Array, found: Answers, chosen: Array, rejected: Array) -> Loss:
-    there = found.there
+def _loss(each: Array, policy: Answers, chosen: Array, rejected: Array) -> Loss:
+    there = policy.there
     count = jnp.sum(there)
     total = lambda a: (jnp.sum(lax.stop_gradient(a) * there), count)  # noqa: E731
     right = (chosen > rejected).astype(jnp.float32)
-    tokens = found.chosen_tokens * there
+    tokens = policy.chosen_tokens * there
     metrics = {
         # as other objectives' are, of the chosen answers' tokens
-        "nll": (jnp.sum(lax.stop_gradient(-found.chosen) * there), jnp.sum(tokens)),
+        "nll": (jnp.sum(lax.stop_gradient(-policy.chosen) * there), jnp.sum(tokens)),
         "accuracy": (jnp.sum(right * tokens), jnp.sum(tokens)),
         "reward_chosen": total(chosen),
         "reward_rejected": total(rejected),

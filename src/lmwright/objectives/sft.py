@@ -12,14 +12,13 @@ from jax import Array
 
 from lmwright.config.run import Fraction, NonNegative, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, OneModel
+from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
-from lmwright.core.weight import Noisy
 from lmwright.objectives.clm import next_token_loss
 
 
 @section
-class Sft(OneModel):
+class Sft(Objective):
     """Next-token prediction of completions."""
 
     kind: Literal["sft"] = "sft"
@@ -30,12 +29,17 @@ class Sft(OneModel):
     neftune_alpha: NonNegative = 0.0
     """Noise on the embeddings while training (https://arxiv.org/abs/2310.05914); 5 is usual."""
 
+    @property
+    def draws_noise(self) -> bool:
+        """True with noise on the embeddings."""
+        return self.neftune_alpha > 0
+
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is for the noise."""
         noisy = w
         if self.neftune_alpha:
             noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
-            noisy = {**w, "embed": Noisy(w["embed"], noise.astype(compute.dtype))}
+            noisy = model.with_noise(w, noise.astype(compute.dtype))
         options = {"z_loss": self.z_loss, "smoothing": self.label_smoothing}
         return next_token_loss(model, noisy, w, batch, compute, **options)
 

@@ -174,6 +174,7 @@ def make_schedule(optim: Optim, total_steps: int) -> Rate:
     Raises UserError where the steps of the schedule do not fit into `total_steps`.
     """
     kind = optim.schedule
+    kind.refuse(total_steps)
     warmup = kind.warmup_steps
     peak = optim.learning_rate
     tail = _tail(kind, total_steps)
@@ -201,14 +202,7 @@ def _tail(kind: Constant | Linear | Cosine | Wsd | InverseSqrt, total_steps: int
 
 def _fall(kind: Linear | Cosine | Wsd, shape: str, fall_steps: int, total_steps: int) -> Rate:
     """Decay from one to the floor over the last `fall_steps` of the run."""
-    start = total_steps - fall_steps
-    if fall_steps <= 0 or start < kind.warmup_steps:
-        rest = f" and decay_steps {kind.decay_steps}" if isinstance(kind, Wsd) else ""
-        raise UserError(
-            f"optim.schedule.warmup_steps: {kind.warmup_steps}{rest} do not fit into "
-            f"train.steps {total_steps}; lower them or train longer"
-        )
-    floor = kind.floor_fraction
+    start, floor = total_steps - fall_steps, kind.floor_fraction
 
     def tail(step: Array) -> Array:
         progress = jnp.clip((step - start) / fall_steps, 0, 1)

@@ -8,7 +8,7 @@ A rate is in units of weight per step. The string under a field is its help text
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,12 +20,30 @@ from lmwright.config.run import (
     PositiveInt,
     section,
 )
+from lmwright.errors import UserError
 
 UnitFraction = Annotated[float, Field(ge=0, le=1)]
 
 
+class WarmUp:
+    """The linear rise from zero that all schedules begin with."""
+
+    warmup_steps: int
+    least_fall: ClassVar[int] = 0  # steps of decay at the end of the run
+
+    def refuse(self, num_steps: int) -> None:
+        """Raises UserError where the schedule does not fit into the steps of a run."""
+        fall_steps = self.decay_steps if isinstance(self, Wsd) else self.least_fall
+        if self.warmup_steps + fall_steps > num_steps:
+            decay = f" before {fall_steps} of decay" if fall_steps else ""
+            raise UserError(
+                f"optim.schedule.warmup_steps: {self.warmup_steps} steps do not fit into "
+                f"train.steps = {num_steps}{decay}; shorten them or train longer"
+            )
+
+
 @section
-class Constant:
+class Constant(WarmUp):
     """Warm-up, then a constant rate to the end."""
 
     kind: Literal["constant"] = "constant"
@@ -34,9 +52,10 @@ class Constant:
 
 
 @section
-class Linear:
+class Linear(WarmUp):
     """Warm-up, then a linear decay to the floor at the last step."""
 
+    least_fall: ClassVar[int] = 1
     kind: Literal["linear"] = "linear"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
@@ -45,9 +64,10 @@ class Linear:
 
 
 @section
-class Cosine:
+class Cosine(WarmUp):
     """Warm-up, then half a cosine down to the floor at the last step."""
 
+    least_fall: ClassVar[int] = 1
     kind: Literal["cosine"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     """Steps of linear rise from zero."""
@@ -56,7 +76,7 @@ class Cosine:
 
 
 @section
-class Wsd:
+class Wsd(WarmUp):
     """Warm-up, stable, decay: the decay is the last `decay_steps` of the run."""
 
     kind: Literal["wsd"] = "wsd"
@@ -71,7 +91,7 @@ class Wsd:
 
 
 @section
-class InverseSqrt:
+class InverseSqrt(WarmUp):
     """Warm-up, then a rate that falls with the square root of the step, without an end."""
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
@@ -117,30 +137,27 @@ class Common:
     ] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adam(Common):
+    """Fields that both forms of Adam have."""
+
+    beta1: Annotated[Fraction, Field(description="Decay of the mean of gradients.")] = 0.9
+    beta2: Annotated[Fraction, Field(description="Decay of the mean of squared gradients.")] = 0.95
+    eps: Annotated[Positive, Field(description="Added to the root of the second moment.")] = 1e-8
+
+
 @section
-class AdamW(Common):
+class AdamW(Adam):
     """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101)."""
 
     kind: Literal["adamw"] = "adamw"
-    beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Fraction = 0.95
-    """Decay of the mean of squared gradients."""
-    eps: Positive = 1e-8
-    """Added to the root of the second moment."""
 
 
 @section
-class Adam8bit(Common):
+class Adam8bit(Adam):
     """AdamW whose moments are 8-bit codes by blocks (https://arxiv.org/abs/2110.02861)."""
 
     kind: Literal["adam8bit"] = "adam8bit"
-    beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Fraction = 0.95
-    """Decay of the mean of squared gradients."""
-    eps: Positive = 1e-8
-    """Added to the root of the second moment."""
 
 
 @section

@@ -1,4 +1,4 @@
-"""`lmwright plan`: what comes of a run on machines that are not here.
+"""`lmwright plan`: predicts memory, time and cost of a run on another machine.
 
 machine, run --> the compiler, or arithmetic --> Answer: lines, JSON, exit code
 """
@@ -209,7 +209,7 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
         later.append(Later(phase, rest.memory.peak, rest.step_s, rest.fits))
     step_s = mean_step_s(quick.step_s, later)
     cost = _takes(run, machine, step_s, quick.plan.tokens_per_step, wanted)
-    lines = [*quick.lines(cost), *(one.line() for one in later)]
+    lines = [*quick.lines(cost), *(phase.line() for phase in later)]
     if quick.fits:
         last = advise(quick, quick.timing.by_kind, quick.timing.by_part)
     else:
@@ -231,8 +231,8 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         mean_s = mean_step_s(took.step_s, later)
         cost = _takes(run, machine, mean_s, compiled.tokens_per_step, wanted)
         last = advise(quick, took.by_kind, took.parts)
-        lines = [*report.lines(cost), *(one.line() for one in later), "", last.text]
-        fits = compiled.fits and all(one.fits for one in later)
+        lines = [*report.lines(cost), *(phase.line() for phase in later), "", last.text]
+        fits = compiled.fits and all(phase.fits for phase in later)
         return Answer(lines, with_later(report.to_json(cost, last), later), fits)
     cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
     suggestions = suggest(run, machine, wanted.hours)

@@ -82,7 +82,7 @@ class RunCost:
         return asdict(self) | {"usd": self.usd}
 
     def lines(self) -> list[str]:
-        """As text, a line a thing."""
+        """Text lines for the report."""
         text = f"{self.steps:,} steps: {self.tokens:,} tokens, about {_hours(self.hours)}, "
         text += f"{figure(self.chip_hours)} {self.unit}-hours"
         lines = [text, self._cost(), self._checkpoints()]
@@ -188,9 +188,9 @@ def _session(
     )
 
 
-def _price(run: Run, kind: str, said: float | None) -> tuple[float | None, float | None, str]:
-    if said is not None:
-        return said, None, "--price"
+def _price(run: Run, kind: str, price: float | None) -> tuple[float | None, float | None, str]:
+    if price is not None:
+        return price, None, "--price"
     if kind in run.plan.prices:
         return run.plan.prices[kind], None, "plan.prices"
     listed = price_of(kind)

@@ -286,9 +286,9 @@ class Comparison:
 
     def _part_lines(self) -> list[str]:
         if self.by_part is None:
-            kept = newest_profile(self.record.dir)
+            profile = newest_profile(self.record.dir)
             other = "its profile is of a machine that this host cannot compile for"
-            return [other] if kept is not None else []
+            return [other] if profile is not None else []
         whole = sum(self.by_part.values())
         what = "" if self.predicted.by == "compiler" else " (predicted: products alone)"
         lines = ["", f"by part, of the instructions in its profile{what}:"]
@@ -300,7 +300,7 @@ class Comparison:
         return lines
 
 
-def _row(name: str, got: float | None, said: float | None, text) -> str:
-    ratio = f"{got / said:6.2f}" if got and said else ""
-    shown = ["-" if value is None else text(value) for value in (got, said)]
+def _row(name: str, got: float | None, predicted: float | None, text) -> str:
+    ratio = f"{got / predicted:6.2f}" if got and predicted else ""
+    shown = ["-" if value is None else text(value) for value in (got, predicted)]
     return f"{name:<22} {shown[0]:>12} {shown[1]:>12} {ratio}".rstrip()

@@ -48,7 +48,7 @@ class Later:
     fits: bool
 
     def line(self) -> str:
-        """It in a line of the report."""
+        """One line of the report."""
         speed = "does not fit" if self.step_s is None else f"{short_duration(self.step_s)} a step"
         return (
             f"from step {self.phase.start:,}, without {', '.join(self.phase.ended)}: "

@@ -83,7 +83,7 @@ class Report:
 
     @property
     def mfu(self) -> float | None:
-        """Forward and backward FLOPs, none twice, over what the peak does in that time."""
+        """MFU: model FLOPs without recomputation over peak FLOPs."""
         return self.least_step_s / self.estimate.step_s if self.estimate else None
 
     @property

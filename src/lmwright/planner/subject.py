@@ -21,6 +21,7 @@ from lmwright.errors import UserError
 from lmwright.formats.open import find_model, is_run, load_noted, load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.program.trainee import spec_of
 
 TOKENS_PER_PARAMETER = 20  # https://arxiv.org/abs/2203.15556
 LEAST_STEPS = 1000  # so that the recipe's warm-up is a part of them
@@ -37,11 +38,7 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
     lies_there = path.is_file() and path.suffix != ".gguf"
     if lies_there or is_run(name):
         return load_noted(name, overrides)
-    try:
-        model = find_model(name)
-    except UserError as error:
-        text = str(error).replace("neither a preset nor", "neither a run file, a preset nor")
-        raise UserError(text) from error
+    model = find_model(name)
     machine = None if on.strip().lower() == "any" else parse_machine(on)
     given = {keys for keys, _ in map(parse_override, overrides)}
     return _Alone(name, model, tuple(overrides), given).on(machine)
@@ -60,7 +57,7 @@ class _Alone:
         run = self._run(batch, LEAST_STEPS)
         if not self.given & {STEPS, EPOCHS}:
             tokens = run.train.global_batch_size * seq_len_of(run)
-            wanted = math.ceil(TOKENS_PER_PARAMETER * count_params(run.model.spec()) / tokens)
+            wanted = math.ceil(TOKENS_PER_PARAMETER * count_params(spec_of(run)) / tokens)
             run = self._run(batch, max(LEAST_STEPS, wanted))
         return run, [self._note(run, why)]
 
@@ -129,6 +126,6 @@ class _Alone:
         chosen += [why] if why else []
         if not self.given & {STEPS, EPOCHS}:
             tokens = run.train.steps * run.train.global_batch_size * seq_len_of(run)
-            share = tokens / count_params(run.model.spec())
+            share = tokens / count_params(spec_of(run))
             chosen.append(f"{run.train.steps:,} steps ({share:.3g} tokens a parameter)")
         return f"{self.name}: a model without a run file, so {', '.join(chosen)}; a.b=c changes any"

@@ -23,11 +23,11 @@ def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
 def of_section(section: str) -> dict[str, Callable[[], Any]]:
     """Every preset of a section by name, long or short; each returns the section's dataclass."""
     modules = [import_module(name) for name in SECTIONS[section]]
-    found: dict[str, Callable[[], Any]] = {}
+    presets: dict[str, Callable[[], Any]] = {}
     for module in modules:
         dashed = {name.replace(".", "-"): make for name, make in module.PRESETS.items()}
-        found |= dashed | module.PRESETS | getattr(module, "SHORT", {})
-    return found
+        presets |= dashed | module.PRESETS | getattr(module, "SHORT", {})
+    return presets
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[[], Any]]:

@@ -72,13 +72,13 @@ def _key(made: Made) -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> bool:

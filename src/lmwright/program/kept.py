@@ -130,8 +130,8 @@ def _settings(run: Run) -> dict[str, Any]:
     kept["data"] = {"pack": plain["data"]["pack"]}
     train = {k: v for k, v in kept["train"].items() if k != "init_from"}
     lora = {k: v for k, v in (kept.get("lora") or {}).items() if k != "adapters"}
-    found = leaves(kept | {"train": train, "lora": lora})
-    return json.loads(json.dumps({join_keys(keys): value for keys, value in found}))
+    settings = leaves(kept | {"train": train, "lora": lora})
+    return json.loads(json.dumps({join_keys(keys): value for keys, value in settings}))
 
 
 @cache

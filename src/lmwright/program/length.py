@@ -18,8 +18,8 @@ def with_steps(run: Run) -> Run:
         rows = TokenStore.open(run.data.dir).epoch_rows
     except UserError as error:
         raise UserError(
-            f"train.epochs: the steps of an epoch are counted in the prepared data, and {error} "
-            "Or set train.steps."
+            f"train.epochs: the steps of an epoch are counted in the prepared data, and {error}"
+            "; or set train.steps"
         ) from None
     steps = count_steps(run.train.epochs, rows, run.train.global_batch_size)
     run = replace(run, train=replace(run.train, steps=steps, epochs=None))

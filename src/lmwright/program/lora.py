@@ -30,11 +30,12 @@ from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.targets import by_target, choose
-from lmwright.program.trainee import Trainee, num_steps
+from lmwright.program.trainee import Trainee, num_steps, spec_of
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
 DEFAULT = "default"  # what PEFT calls a single adapter
-ROWS = "lora.adapters.rows"
+LISTED = "lora.adapters"
+ROWS = f"{LISTED}.rows"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,6 @@ class ResolvedAdapter(Trainee):
 
     modules: tuple[Module, ...]
     variant: str
-    init_from: str | None
 
     @cached_property
     def by_path(self) -> dict[str, Module]:
@@ -69,13 +69,18 @@ def section_of(run: Run) -> LowRank:
 
 
 def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
-    """The adapters of a run, in order. Raises UserError for targets, ranks or rows that do not
-    fit."""
+    """The adapters of a run, in order. Raises UserError for targets, ranks, rows or skipped
+    spikes that do not fit."""
     lora = section_of(run)
     listed = lora.adapters or (Adapter(name=DEFAULT, init_from=lora.init_from),)
     if lora.adapters and lora.init_from is not None:
         raise UserError(
             "lora.init_from: has no effect beside lora.adapters; set it for each adapter"
+        )
+    if len(listed) > 1 and run.train.skip_spikes == "rollback":
+        raise UserError(
+            'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '
+            'its own; use "skip", or train one at a time'
         )
     names = [adapter.name for adapter in listed]
     if len(set(names)) < len(names):
@@ -136,7 +141,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     lora = section_of(run)
-    targets = choose(run.model, lora.targets)
+    targets = choose(run.model, spec_of(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
     modules = []
@@ -210,7 +215,7 @@ def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
     small: Storage = "bf16" if kind in ("int8", "int4") else kind
     return [
         (path, param, kind if part_of(param) in NARROW else small)
-        for path, param in walk(run.model.spec())
+        for path, param in walk(spec_of(run))
     ]
 
 

@@ -16,7 +16,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 @section
 class Adapter:
-    """One of several adapters that train at once; what it does not say is the run's."""
+    """One of several adapters that train at once; fields that are unset are the run's."""
 
     name: Name
     data: str | None = None
@@ -30,11 +30,11 @@ class Adapter:
     schedule: Schedule | None = None
     """Rate over its own steps; that of `optim` if unset."""
     rank: PositiveInt | None = None
-    """In place of `lora.rank`."""
+    """Overrides `lora.rank`."""
     alpha: Positive | None = None
-    """In place of `lora.alpha`."""
+    """Overrides `lora.alpha`."""
     dropout: Fraction | None = None
-    """In place of `lora.dropout`."""
+    """Overrides `lora.dropout`."""
     patience: PositiveInt | None = None
     """It stops after so many evaluations without a lower held-out loss; never if unset."""
     init_from: str | None = None
@@ -43,22 +43,22 @@ class Adapter:
 
 @section
 class LowRank:
-    """LoRA (https://arxiv.org/abs/2106.09685): the model stays as it is, and every targeted
-    matrix gets a trained sum of low rank."""
+    """LoRA (https://arxiv.org/abs/2106.09685): the model is frozen, and a trained product of
+    low rank is added to every targeted matrix."""
 
     kind: Literal["lora"] = "lora"
     base: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
-    """How the frozen weights are kept; int8 and int4 (QLoRA) hold the matrices of the layers,
+    """How the frozen weights are stored; int8 and int4 (QLoRA) hold the matrices of the layers,
     the rest is bf16."""
     targets: tuple[str, ...] = ("all",)
     """`attention`, `mlp`, `experts`, `all` (every matrix of the layers), or names such as
     `q_proj` or `layers.q`."""
     rank: PositiveInt = 16
-    """Width of the sum."""
+    """Rank of the product."""
     alpha: Positive = 32.0
-    """The sum is scaled by alpha over rank."""
+    """The product is scaled by alpha / rank."""
     ranks: dict[str, PositiveInt] = field(default_factory=dict)
-    """Rank of some targets, as in `ranks.mlp = 8`; the last that fits counts."""
+    """Rank of some targets, as in `ranks.mlp = 8`; the last match wins."""
     alphas: dict[str, Positive] = field(default_factory=dict)
     """Alpha of some targets."""
     scaling: Literal["rank", "sqrt-rank"] = "rank"
@@ -67,9 +67,9 @@ class LowRank:
     variant: Literal["lora", "dora"] = "lora"
     """`dora` trains the norm of each output beside it (https://arxiv.org/abs/2402.09353)."""
     dropout: Fraction = 0.0
-    """Share of the sum's inputs that is dropped in training."""
+    """Dropout of the adapters' inputs in training."""
     b_rate_ratio: Positive = 1.0
-    """Rate of the second factor over that of the first (LoRA+,
+    """Learning rate of the second factor relative to the first (LoRA+,
     https://arxiv.org/abs/2402.12354)."""
     init_from: str | None = None
     """PEFT folder that the adapter starts from; a fresh one if unset."""
@@ -78,4 +78,4 @@ class LowRank:
 
 
 KINDS = {"lora": LowRank}
-"""The ways to train a little beside a frozen base."""
+"""Kinds of training beside a frozen base."""

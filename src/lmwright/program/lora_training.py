@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from lmwright.config.run import Run
 from lmwright.core.param import Param, Tree, init_weights, nest, walk
 from lmwright.core.sharding import lenient_shardings, weight_shardings
 from lmwright.errors import UserError
 from lmwright.program.lora import (
+    LISTED,
     ResolvedAdapter,
     base_spec,
     bind,
@@ -30,17 +30,16 @@ from lmwright.program.lora import (
     storages,
     stored,
 )
-from lmwright.program.trainee import Held
+from lmwright.program.trainee import Held, Training, spec_of
 
 SMALL = {"int8": jnp.int8, "int4": jnp.int4}
 Parts = Mapping[str, Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
-class LoraTraining:
+class LoraTraining(Training[ResolvedAdapter]):
     """Adapters beside a frozen base."""
 
-    run: Run
     flops_per_weight: ClassVar[int] = 4  # the adapters' own are a few percent
     freezes: ClassVar[bool] = True
 
@@ -48,6 +47,15 @@ class LoraTraining:
     def trainees(self) -> tuple[ResolvedAdapter, ...]:
         """The adapters of the run."""
         return resolved(self.run)
+
+    @property
+    def listed(self) -> str:
+        """The list of adapters, if the run has one."""
+        return LISTED if section_of(self.run).adapters else ""
+
+    @cached_property
+    def _spec(self) -> Tree:
+        return spec_of(self.run)
 
     @cached_property
     def _params(self) -> dict[str, Param]:
@@ -57,7 +65,7 @@ class LoraTraining:
         """The base as it is stored, and the factors of each adapter."""
         base, kinds = base_spec(self.run), storages(self.run)
         leaves, held = dict(walk(base)), []
-        for path, param in walk(self.run.model.spec()):
+        for path, param in walk(self._spec):
             parts = jax.tree.leaves(_stored_shape(leaves[path], kinds[path]))
             stored = sum(leaf.size * _bytes(leaf.dtype) for leaf in parts)
             held.append(Held(path, param, stored / param.size, trained=False))
@@ -72,8 +80,7 @@ class LoraTraining:
 
     def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
         """Raises UserError for what matrices of experts, and several adapters, cannot do yet."""
-        paths = walk(self.run.model.spec())
-        experts = any("experts" in param.axes for _, param in paths)
+        experts = any("experts" in param.axes for _, param in walk(self._spec))
         if experts and len(active) > 1:
             raise UserError(
                 "lora.adapters: several at once need a model without experts; train one at a time"
@@ -95,7 +102,7 @@ class LoraTraining:
 
     def abstract_frozen(self, mesh: Mesh) -> Tree:
         """The base: integers are sharded as their weights; a few scales may stay whole."""
-        weight_shardings(self.run.model.spec(), mesh)  # refuses what does not divide, by its name
+        weight_shardings(self._spec, mesh)  # refuses what does not divide, by its name
         kinds, spec = storages(self.run), base_spec(self.run)
         shapes = nest((path, _stored_shape(leaf, kinds[path])) for path, leaf in walk(spec))
         return jax.tree.map(
@@ -105,8 +112,8 @@ class LoraTraining:
         )
 
     def make_frozen(self, key: Array) -> Tree:
-        """A base by chance."""
-        return stored(self.run, init_weights(self.run.model.spec(), key))
+        """Randomly initialized base weights."""
+        return stored(self.run, init_weights(self._spec, key))
 
     def shardings(self, trainee: ResolvedAdapter, mesh: Mesh) -> Tree:
         """By the axes of each factor; a dimension that does not divide stays whole."""

@@ -1,6 +1,5 @@
 """Plan: what follows from a run on given devices. `plan` prints it, `train` executes it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from lmwright.core.sharding import (
 )
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.program.trainee import Training, num_steps, training_of
+from lmwright.program.trainee import Training, spec_of, training_of
 
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
@@ -40,7 +39,7 @@ class Plan:
     @cached_property
     def spec(self) -> Tree:
         """All weights of the run as Params."""
-        return self.run.objective.spec(self.run.model)
+        return spec_of(self.run)
 
     @cached_property
     def works(self) -> Mapping[str, Work]:
@@ -65,15 +64,6 @@ class Plan:
         return count_params(self.spec)
 
     @property
-    def summary(self) -> str:
-        """The model, the length of its training and the devices, in one line."""
-        run, kind = self.run, self.devices[0].device_kind
-        return (
-            f"{run.name}: {run.model.kind}, {self.num_params:,} parameters, {run.train.steps:,} "
-            f"steps of {self.tokens_per_step:,} tokens on {len(self.devices)} x {kind}"
-        )
-
-    @property
     def tokens_per_step(self) -> int:
         return self.run.train.global_batch_size * self.seq_len
 
@@ -83,26 +73,6 @@ class Plan:
         per_weight = self.training.flops_per_weight
         works = self.works.values()
         return float(self.tokens_per_step) * sum(w.flops_per_token(per_weight) for w in works)
-
-    def to_json(self) -> str:
-        """plan.json: everything that was derived."""
-        return json.dumps(
-            {
-                "mesh": dict(self.mesh.shape),
-                "devices": {
-                    "count": self.mesh.size,
-                    "kind": self.mesh.devices.flat[0].device_kind,
-                    "platform": self.mesh.devices.flat[0].platform,
-                },
-                "compute": self.compute.__dict__,
-                "seq_len": self.seq_len,
-                "num_params": self.num_params,
-                "tokens_per_step": self.tokens_per_step,
-                "flops_per_step": self.flops_per_step,
-                "tokens": self.tokens_per_step * num_steps(self.run),
-            },
-            indent=1,
-        )
 
 
 def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:

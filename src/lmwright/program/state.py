@@ -122,8 +122,8 @@ def fresh_frozen(plan: Plan) -> Frozen:
 
 
 def init_state(plan: Plan, frozen: Frozen | None = None) -> Tree:
-    """A fresh state made by chance, created in place on the plan's devices, around what is
-    frozen (made by chance, too, if unset)."""
+    """A fresh state, created in place on the plan's devices, around frozen weights (randomly
+    initialized if unset)."""
     frozen = fresh_frozen(plan) if frozen is None else frozen
     with jax.set_mesh(plan.mesh):
         make = jax.jit(lambda w: fresh_state(plan, w), out_shardings=saved_shardings(plan))
@@ -134,14 +134,6 @@ def averaged_weights(part: Tree) -> Tree:
     """A trainee's weights as evaluation, generation and export use them: the moving average
     where there is one."""
     return part.get("ema", part["weights"])
-
-
-def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
-    """The model with one trainee, as evaluation and generation read it; traceable."""
-    training = plan.training
-    trainee = next(candidate for candidate in training.trainees if candidate.name == name)
-    parts = training.parts(trainee, averaged_weights(state["trained"][name]))
-    return training.bind(state["frozen"], parts)
 
 
 def own_step(part: Tree) -> jax.Array:

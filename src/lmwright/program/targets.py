@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmwright.core.contract import HfModel
-from lmwright.core.param import Param, walk
+from lmwright.core.param import Param, Tree, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
@@ -31,10 +31,10 @@ class Target:
         return word in self.names or any(name.endswith(f".{word}") for name in self.names)
 
 
-def targets_of(model: HfModel) -> tuple[Target, ...]:
-    """Every matrix of a model that can take an adapter. An embedding that is the head as well
+def targets_of(model: HfModel, spec: Tree) -> tuple[Target, ...]:
+    """Every matrix of a run's `spec` that can take an adapter. An embedding that is also the head
     cannot: tools disagree about what its adapter would mean."""
-    matrices = [(path, param) for path, param in walk(model.spec()) if param.is_matrix]
+    matrices = [(path, param) for path, param in walk(spec) if param.is_matrix]
     has_head = any("vocab" in param.outputs for _, param in matrices)
     targets = []
     for path, param in matrices:
@@ -58,10 +58,12 @@ def _groups(param: Param) -> Iterable[str]:
         yield part
 
 
-def choose(model: HfModel, words: Iterable[str], where: str = "lora.targets") -> list[Target]:
+def choose(
+    model: HfModel, spec: Tree, words: Iterable[str], where: str = "lora.targets"
+) -> list[Target]:
     """The targets that any of the words means. Raises UserError, listing what there is, for a
     word that means none."""
-    known = targets_of(model)
+    known = targets_of(model, spec)
     chosen: dict[str, Target] = {}
     for word in words:
         answering = [target for target in known if target.answers(word)]

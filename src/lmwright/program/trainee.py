@@ -11,7 +11,7 @@ frozen base (`program.lora_training`). The step, the state and the loop know no 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
 from jax import Array
 from jax.sharding import Mesh
@@ -40,6 +40,8 @@ class Trainee:
     dropout: float = 0.0
     patience: int | None = None
     """Evaluations without a better held-out loss until it stops."""
+    init_from: str | None = None
+    """Folder of the weights that it starts from; fresh ones if None."""
 
 
 @dataclass(frozen=True)
@@ -69,61 +71,78 @@ class Held:
     """Path of the weight whose product this one's is added to: of an adapter's factor."""
 
 
-class Training(Protocol):
-    """Trainees, and how they join the frozen weights."""
+T = TypeVar("T", bound=Trainee)
 
-    flops_per_weight: int
+
+@dataclass(frozen=True)
+class Training(Generic[T]):
+    """Trainees, and how they join the frozen weights. These methods are those of a run without
+    frozen weights."""
+
+    run: Run
+    flops_per_weight: ClassVar[int] = 6
     """FLOPs that a token costs per matmul weight of the model, forward and backward."""
+    freezes: ClassVar[bool] = False
+    """True where there are frozen weights."""
 
     @property
-    def trainees(self) -> tuple[Trainee, ...]:
+    def trainees(self) -> tuple[T, ...]:
         """In the order of the run."""
+        raise NotImplementedError
 
     @property
-    def freezes(self) -> bool:
-        """True where there are frozen weights."""
+    def listed(self) -> str:
+        """Where the run file lists the trainees, each of which may be added or removed; empty if
+        there is no such list."""
+        return ""
 
     def held(self) -> list[Held]:
-        """Every weight, trained and frozen."""
+        """Every weight, trained and frozen, as devices hold it."""
+        return [Held(path, param) for path, param in walk(spec_of(self.run))]
 
-    def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
+    def refuse(self, mesh: Mesh, active: Sequence[T]) -> None:
         """Raises UserError where these trainees cannot train on the mesh."""
 
     def abstract_frozen(self, mesh: Mesh) -> Tree:
         """The frozen weights as ShapeDtypeStructs with shardings."""
+        return {}
 
     def make_frozen(self, key: Array) -> Tree:
         """Frozen weights from a key; traceable."""
+        return {}
 
-    def shardings(self, trainee: Trainee, mesh: Mesh) -> Tree:
-        """Shardings of a trainee's weights."""
+    def shardings(self, trainee: T, mesh: Mesh) -> Tree:
+        """Shardings of a trainee's weights. Raises UserError where one does not divide."""
+        return weight_shardings(trainee.spec, mesh)
 
-    def init(self, trainee: Trainee, frozen: Tree, key: Array) -> Tree:
+    def init(self, trainee: T, frozen: Tree, key: Array) -> Tree:
         """A trainee's fresh weights; traceable."""
+        return init_weights(trainee.spec, key)
 
-    def parts(self, trainee: Trainee, weights: Tree) -> Any:
+    def parts(self, trainee: T, weights: Tree) -> Any:
         """A trainee's weights as `bind` takes them; traceable."""
+        return weights
 
     def stack(self, parts: Sequence[Any], order: Sequence[int]) -> Any:
         """Parts of several trainees with a leading axis, one entry for each of `order`."""
+        raise NotImplementedError("a run that trains all weights has one trainee")
 
     def bind(self, frozen: Tree, parts: Any, key: Array | None = None, dropout: Any = None) -> Tree:
         """The model's weights as the objective sees them. With a key, `dropout` is applied."""
+        return parts
 
     def scale_updates(self, updates: Tree) -> Tree:
         """The optimizer's updates as they are applied."""
+        return updates
 
-    def merged(self, trainee: Trainee, frozen: Tree, weights: Tree) -> Tree:
+    def merged(self, trainee: T, frozen: Tree, weights: Tree) -> Tree:
         """float32 weights of the model with a trainee in it."""
+        return weights
 
 
 @dataclass(frozen=True)
-class FullTraining:
+class FullTraining(Training[Trainee]):
     """All weights of the model are trained."""
-
-    run: Run
-    flops_per_weight: ClassVar[int] = 6
-    freezes: ClassVar[bool] = False
 
     @cached_property
     def trainees(self) -> tuple[Trainee, ...]:
@@ -132,7 +151,7 @@ class FullTraining:
         return (
             Trainee(
                 name=MODEL,
-                spec=run.objective.spec(run.model),
+                spec=spec_of(run),
                 optim=run.optim,
                 data=run.data.dir,
                 rows=run.train.global_batch_size,
@@ -140,50 +159,10 @@ class FullTraining:
             ),
         )
 
-    def held(self) -> list[Held]:
-        """The weights, in float32."""
-        return [Held(path, param) for path, param in walk(self.trainees[0].spec)]
 
-    def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
-        """Any mesh will do."""
-
-    def abstract_frozen(self, mesh: Mesh) -> Tree:
-        """Nothing is frozen."""
-        return {}
-
-    def make_frozen(self, key: Array) -> Tree:
-        """Nothing is frozen."""
-        return {}
-
-    def shardings(self, trainee: Trainee, mesh: Mesh) -> Tree:
-        """By the axes of each weight. Raises UserError where one does not divide."""
-        return weight_shardings(trainee.spec, mesh)
-
-    def init(self, trainee: Trainee, frozen: Tree, key: Array) -> Tree:
-        """Randomly initialized model weights."""
-        return init_weights(trainee.spec, key)
-
-    def parts(self, trainee: Trainee, weights: Tree) -> Tree:
-        """The weights themselves."""
-        return weights
-
-    def stack(self, parts: Sequence[Tree], order: Sequence[int]) -> Tree:
-        """There is one trainee, so nothing is stacked."""
-        raise NotImplementedError("a run that trains all weights has one trainee")
-
-    def bind(
-        self, frozen: Tree, parts: Tree, key: Array | None = None, dropout: Any = None
-    ) -> Tree:
-        """The weights themselves."""
-        return parts
-
-    def scale_updates(self, updates: Tree) -> Tree:
-        """As they are."""
-        return updates
-
-    def merged(self, trainee: Trainee, frozen: Tree, weights: Tree) -> Tree:
-        """The weights themselves."""
-        return weights
+def spec_of(run: Run) -> Tree:
+    """All weights of a run as Params."""
+    return run.objective.spec(run.model)
 
 
 def num_steps(run: Run) -> int:

@@ -42,7 +42,7 @@ def check_name(repo: str) -> None:
     except HFValidationError as error:
         problem = problem or first_line(error)
     if problem:
-        raise UserError(f"{repo!r}: is no name on the hub ({problem:.200}); write owner/name")
+        raise UserError(f"{repo!r}: is not a name on the hub ({problem:.200}); write owner/name")
 
 
 def check_token() -> None:

@@ -68,7 +68,7 @@ def publish_command(
         raise UserError(f"{path}: publish it where? give owner/name, too")
     account.check_name(repo)
     if kind != RUN and (checkpoints or adapter):
-        raise UserError(f"{path}: is no run directory; leave out --checkpoints and --adapter")
+        raise UserError(f"{path}: is not a run directory; leave out --checkpoints and --adapter")
     subject = complete(Subject(place, kind, repo, listing, tuple(gguf), dtype, adapter))
     _check_dtype(subject)
     branches: dict[str, int | None] = {revision or account.MAIN: None}

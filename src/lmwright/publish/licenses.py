@@ -27,7 +27,7 @@ def check_license(identifier: str, name: str | None, place: str = "--license") -
     if identifier not in LICENSES:
         cure = nearest(identifier.lower(), LICENSES, what="the hub knows")
         raise UserError(
-            f"{place}: {identifier!r} is no license of the hub ({cure}); for any other, say "
+            f"{place}: {identifier!r} is not a license of the hub ({cure}); for any other, say "
             f"--license {OTHER} --license-name NAME"
         )
     if identifier == OTHER and not name:

@@ -22,10 +22,10 @@ from lmwright.formats.convert import export_loaded
 from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.formats.load import load_model, run_tokenizer
-from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, open_place
+from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.tokenizer_files import write_tokenizer
-from lmwright.program.lora import DEFAULT
+from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
 from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
 
@@ -50,9 +50,9 @@ class Subject:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters of a run that are wanted; none if it trained all weights."""
-        lora = self.place.run.lora if self.kind == RUN else None
-        names = tuple(adapter.name for adapter in lora.adapters) or (DEFAULT,) if lora else ()
-        return tuple(name for name in names if self.adapter in (None, name))
+        training = training_of(self.place.run) if self.kind == RUN else None
+        trainees = training.trainees if training and training.freezes else ()
+        return tuple(t.name for t in trainees if self.adapter in (None, t.name))
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,8 @@ def open_source(name: str | Path) -> tuple[Place, str]:
     if is_hub_name(name):
         raise UserError(f"{name}: is on the hub already; give a run directory or a local folder")
     path = Path(os.path.expanduser(name))
-    if path.is_dir() and not any((path / file).exists() for file in ("run.toml", "config.json")):
-        if next(path.rglob("*.gguf"), None) is not None:
-            return Place(GGUF, path), GGUF_FOLDER
+    if gguf_folder(path):
+        return Place(GGUF, path), GGUF_FOLDER
     place = open_place(name)
     return place, place.kind
 
@@ -137,7 +136,7 @@ def _refuse_options(subject: Subject) -> None:
         cure = "lmwright export merges an adapter into its base; publish that folder"
         if subject.kind in (GGUF, GGUF_FOLDER):
             cure = "leave it out, or publish the model that they were made of"
-        raise UserError(f"--gguf: {subject.place.path} is no model to make it of; {cure}")
+        raise UserError(f"--gguf: {subject.place.path} is not a model to convert; {cure}")
 
 
 def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:

@@ -6,7 +6,7 @@
                      "slice": {"chips": ..., "price": ..., ...}}, ...]
 
 Every session adds its entry and keeps it up to date, so that a killed one counts too. Before
-each step the loop asks whether there is time for it, see `plan.sessions`.
+each step the loop asks whether there is time for it, see `planner.sessions`.
 """
 
 import json

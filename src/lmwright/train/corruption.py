@@ -25,7 +25,7 @@ from lmwright.core.sharding import AXES, batch_sharding, batch_ways
 from lmwright.errors import UserError
 from lmwright.objectives.clm import next_tokens
 from lmwright.program.plan import Plan
-from lmwright.program.state import eval_weights
+from lmwright.train.evaluated import eval_weights
 from lmwright.train.hooks import Hook, Running
 from lmwright.train.signals import EXIT_CORRUPTED
 
@@ -64,9 +64,9 @@ class Checks(Hook):
         self._checked = step
         if self._sums is None:
             self._sums = replica_sums(self._plan.mesh, session.state)
-        if found := odd_replicas(session.state, np.asarray(self._sums(session.state))):
-            leaf, devices = found[0]
-            more = f" (and {len(found) - 1} more arrays)" if len(found) > 1 else ""
+        if odd := odd_replicas(session.state, np.asarray(self._sums(session.state))):
+            leaf, devices = odd[0]
+            more = f" (and {len(odd) - 1} more arrays)" if len(odd) > 1 else ""
             raise Corrupted(
                 f"train.check_every_steps: after step {step}, {leaf}{more} has other bits on "
                 f"{_names(devices)} than its replicas; {CURE}"
@@ -87,8 +87,8 @@ class Checks(Hook):
         prints = []
         for turn in range(min(shards, 3)):
             turned = self._turned(rows, turn * share)
-            found = np.asarray(self._prints(session.state, turned))
-            prints.append(np.roll(found, -turn * share))
+            losses = np.asarray(self._prints(session.state, turned))
+            prints.append(np.roll(losses, -turn * share))
         if groups := odd_shards(np.stack(prints), share):
             places = batch_sharding(plan.mesh).devices_indices_map(rows.tokens.shape)
             guilty = [d for d, index in places.items() if (index[0].start or 0) // share in groups]
@@ -124,21 +124,20 @@ def checksum(x: Array) -> Array:
 
 def odd_replicas(state: Tree, sums: np.ndarray) -> list[tuple[str, list[jax.Device]]]:
     """The leaves whose replicas differ, and the devices in the minority; all if there is none."""
-    found = []
+    odd = []
     for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
-        devices = list(leaf.sharding.mesh.devices.flat)
-        order = {device: place for place, device in enumerate(devices)}
+        order = {d: place for place, d in enumerate(leaf.sharding.mesh.devices.flat)}
         replicas: dict[str, list[jax.Device]] = defaultdict(list)
         for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
             replicas[str(index)].append(device)
-        odd = [
+        devices = [
             group[place]
             for group in replicas.values()
             for place in minority([int(sums[order[device], number]) for device in group])
         ]
-        if odd:
-            found.append((jax.tree_util.keystr(path, simple=True, separator="/"), odd))
-    return found
+        if devices:
+            odd.append((jax.tree_util.keystr(path, simple=True, separator="/"), devices))
+    return odd
 
 
 def minority(values: Sequence[int]) -> list[int]:

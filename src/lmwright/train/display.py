@@ -22,6 +22,7 @@ from rich.text import Text
 
 from lmwright.config.run import Run
 from lmwright.guard.terminal import visible
+from lmwright.program.plan import Plan
 from lmwright.report.summary import short
 
 REDRAW_S = 0.5
@@ -242,3 +243,12 @@ FORMATS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens_seen", "tokens", short),
 )
 """Metric, its label, and how a value is written, in the order they are shown."""
+
+
+def headline(plan: Plan) -> str:
+    """The model, the length of its training and the devices, in one line."""
+    run, kind = plan.run, plan.devices[0].device_kind
+    return (
+        f"{run.name}: {run.model.kind}, {plan.num_params:,} parameters, {run.train.steps:,} "
+        f"steps of {plan.tokens_per_step:,} tokens on {len(plan.devices)} x {kind}"
+    )

@@ -1,11 +1,23 @@
-"""Evaluated: an evaluation's losses and samples in metrics.jsonl and on the display."""
+"""Evaluated: the weights that are evaluated, and the results in metrics.jsonl and on the
+display."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from lmwright.core.param import Tree
 from lmwright.evals.loss import SourceLoss
+from lmwright.program.plan import Plan
+from lmwright.program.state import averaged_weights
 from lmwright.train.display import Display
 from lmwright.train.metrics import MetricsWriter
+
+
+def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
+    """The model with one trainee, as evaluation and generation read it; traceable."""
+    training = plan.training
+    trainee = next(candidate for candidate in training.trainees if candidate.name == name)
+    parts = training.parts(trainee, averaged_weights(state["trained"][name]))
+    return training.bind(state["frozen"], parts)
 
 
 def write_down(

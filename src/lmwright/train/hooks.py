@@ -49,6 +49,9 @@ class Hook:
     def after_step(self, session: Running, step: int) -> None:
         """A step was started; its values may not be there yet."""
 
+    def after_log(self, session: Running, step: int, measured: dict[str, float]) -> None:
+        """Metrics were written."""
+
     def after_evaluate(self, session: Running, step: int) -> None:
         """Held-out losses were taken."""
 

@@ -1,4 +1,4 @@
-"""The training loop: reads a batch, runs the step, and sees to everything around it.
+"""The training loop: reads a batch, runs the step, logs, evaluates and saves.
 
     feed.batch(k) --> step --> metrics --> every so often: log, evaluate, save
 
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
@@ -30,21 +29,18 @@ from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.formats.weights import load_frozen
 from lmwright.guard.heartbeat import beat
-from lmwright.planner.compiler.compile import refuse_option
-from lmwright.program.executable import load_or_compile, takes
 from lmwright.program.length import with_steps
-from lmwright.program.plan import Plan, resolve, step_options
-from lmwright.program.state import abstract_batch, abstract_state, counts_of, eval_weights, saved
-from lmwright.program.step import IN_A_ROW, Lanes, make_step
+from lmwright.program.plan import Plan, resolve
+from lmwright.program.state import counts_of, saved
+from lmwright.program.step import IN_A_ROW, Lanes
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.budget import Budget
+from lmwright.train.compiled import CompiledStep
 from lmwright.train.corruption import Checks
-from lmwright.train.display import Display
-from lmwright.train.evaluated import write_down
-from lmwright.train.feed import Feed
+from lmwright.train.display import Display, headline
+from lmwright.train.evaluated import eval_weights, write_down
 from lmwright.train.finite import refuse_state
 from lmwright.train.hooks import HOOKS, Hook, Values
-from lmwright.train.hosts import HostRows
 from lmwright.train.memory import keeping
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.profile import Profiler
@@ -55,7 +51,7 @@ from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopReque
 from lmwright.train.skips import Skips, skipped
 from lmwright.train.start import restore_or_init
 from lmwright.train.stores import open_stores
-from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
+from lmwright.train.throughput import StepTimer, memory_bytes
 from lmwright.train.watch import Watch
 
 ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total limit"}
@@ -78,10 +74,10 @@ def train(
     stop: StopRequest | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Outcome:
-    """Trains until the run is done, told to stop or out of time; goes on from the newest intact
-    checkpoint. `began` is when the session's machine time began (`time.monotonic`), now if unset.
-    `stop` handles signals where the caller has begun to. Raises UserError for anything a user can
-    cure."""
+    """Trains until the run is done, is asked to stop or runs out of time, starting from the newest
+    intact checkpoint. `began` is the start of the session's machine time (`time.monotonic`), now if
+    unset. `stop` is the signal handler if the caller has installed one. Raises UserError for
+    anything that a user can fix."""
     began = time.monotonic() if began is None else began
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest()) if stop is None else stop
@@ -130,11 +126,6 @@ def train(
         return session.run()
 
 
-def to_device(plan: Plan, host: HostRows, rows: dict[str, np.ndarray]) -> Batch:
-    """Host rows [b, T] as a global batch [A, B, T]; each host gives its own rows."""
-    return Batch(**{name: host.place(plan, rows[name]) for name in Batch.__dataclass_fields__})
-
-
 @dataclass
 class Session:
     """One process's stretch of a run, from `start` to the end or a request to stop."""
@@ -159,13 +150,19 @@ class Session:
     losses: list[SourceLoss] = field(default_factory=list)
     """Of the last evaluation."""
 
+    at: int = field(init=False)
+    """Steps that the run has done."""
+    batch: Batch = field(init=False)
+    """Of the last step."""
+    values: Values = field(init=False, default_factory=dict)
+    _compiled: CompiledStep | None = field(init=False, default=None)
+    _held_out: dict[str, HeldOut] = field(init=False, default_factory=dict)
+    _save_due: bool = field(init=False, default=False)
+    _eval_s: float = field(init=False, default=0.0)
+    _blocked_s: float = field(init=False, default=0.0)
+
     def __post_init__(self) -> None:
-        self.at = self.start  # steps that the run has done
-        self._save_due = False
-        self.values: Values = {}
-        self._feed: Feed | None = None
-        self._feeding: tuple[str, ...] = ()  # the trainees that the compiled step is for
-        self._eval_s = self._blocked_s = 0.0
+        self.at = self.start
 
     @property
     def active(self) -> tuple[Trainee, ...]:
@@ -182,14 +179,14 @@ class Session:
 
     def close(self) -> None:
         """Ends the threads that read rows."""
-        if self._feed is not None:
-            self._feed.close()
+        if self._compiled is not None:
+            self._compiled.feed.close()
 
     def run(self) -> Outcome:
         """Steps until the end or until asked to stop."""
         run = self.plan.run
         self._held_out = {name: HeldOut(self.plan, s) for name, s in self.stores.items()}
-        self.display.note(self.plan.summary)
+        self.display.note(headline(self.plan))
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
@@ -202,29 +199,29 @@ class Session:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
         done = self._passed_over(self.start)
-        with self.budget.apart("compile"):
-            self._compile()
+        self._compile()
         self.stop.starting = False
         while done < self.steps:
             done = self._passed_over(done)
             self.profiler.before(done + 1, self.state)
-            values = self._step(done)
+            compiled = self._ready_step()
+            values = self._step(compiled, done)
             done += 1
             beat("step", step=done)
             self.profiler.after(done, values)
             if done % run.metrics.log_every_steps == 0 or done in (1, self.steps):
-                self._log(done, values)
+                self._log(done, values, compiled.timer)
             # Before the save: a run killed between the two evaluates this step again.
             if self._evaluation_due(done):
                 began = time.monotonic()
                 self._evaluate(done)
                 self._eval_s = time.monotonic() - began
-            self.budget.stepped(done, self.timer.waited_s)
+            self.budget.stepped(done, compiled.timer.waited_s)
             if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
                 self.stop.exit_code = self.stop.exit_code or code
             stopping = self.stop.asked(done)
             if done >= self.steps:
-                self._feed.finish()
+                compiled.feed.finish()
             if _due(done, run.checkpoint.save_every_steps) or self.checkpoints.lost():
                 self._save_due = True  # if the step is skipped, after the next that is not
             if done >= self.steps or stopping or (self._save_due and not any(skipped(values))):
@@ -237,7 +234,8 @@ class Session:
         """The step to go on after, that or the last of those that are without effect."""
         while last := self.passed.last(done + 1):
             pass_over(self, last)
-            done, self._feeding = last, ()  # other rows follow
+            self.close()
+            done, self._compiled = last, None  # other rows follow
         return done
 
     def _note_unused(self) -> None:
@@ -255,71 +253,55 @@ class Session:
         """Seconds of the evaluation that follows a step, as long as the one before took."""
         return self._eval_s if self._evaluation_due(step) else 0.0
 
-    def _compile(self) -> None:
-        """Compiles the step for the trainees that still train, whose rows are read meanwhile."""
+    def _compile(self) -> CompiledStep:
+        """Compiles the step for the trainees that still train."""
         beat("compile")
-        began, plan, active = time.monotonic(), self.plan, self.active
-        lanes = Lanes.of(plan, active)
-        num_rows = len(lanes.trainees) * lanes.rows
-        self._host = HostRows.of(plan, num_rows)
         self.close()
-        self._feed = Feed(active, self.stores, self.counts, lanes, self._host, self.at)
-        self._feeding = tuple(trainee.name for trainee in active)
-        step = make_step(plan, active)
-        try:
-            lowered = step.lower(abstract_state(plan), abstract_batch(plan, num_rows))
-            ready = load_or_compile(lowered, plan.devices, step_options(plan), plan.run)
-            # the jitted function finds the program that was just compiled
-            self._compiled = ready.compiled if takes(ready.compiled, self.state) else step
-        except jax.errors.JaxRuntimeError as error:
-            refuse_option(str(error))
-            raise
-        seconds = time.monotonic() - began
+        began = time.monotonic()
+        with self.budget.apart("compile"):
+            compiled = CompiledStep.of(
+                self.plan, self.state, self.active, self.stores, self.counts, self.at
+            )
+        seconds, ready = time.monotonic() - began, compiled.ready
         why = {"reason": ready.reason} if ready.reason else {}
         event = {"seconds": seconds, "by_plan": ready.by_plan} | why
         self.metrics.event("compile", step=self.start, **event)
         verb = "loaded the step that plan compiled" if ready.by_plan else "compiled the train step"
         beside = f" ({ready.reason})" if ready.reason else ""
         self.display.note(f"{verb} in {seconds:.1f} s{beside}")
-        self._running: jax.Array | None = None
-        share = sum(trainee.rows for trainee in active) / plan.run.train.global_batch_size
-        tokens, flops = round(share * plan.tokens_per_step), share * plan.flops_per_step
-        self.timer = StepTimer(tokens, flops, peak_flops(plan.devices))
+        self._compiled = compiled
+        return compiled
 
-    def _step(self, k: int) -> dict[str, jax.Array]:
-        if self._feeding != tuple(trainee.name for trainee in self.active):
-            with self.budget.apart("compile"):
-                self._compile()
-        began = time.monotonic()
-        with self.timer.waiting():
-            rows = self._feed.batch(k)
-        self.batch = to_device(self.plan, self._host, rows)
-        self.state, values = self._compiled(self.state, self.batch)
-        beat("step", host_ms=round(1000 * (time.monotonic() - began)))
-        if self._running is not None:
-            self._running.block_until_ready()  # the host stays one step ahead, no more
-            self.timer.step()
-        self._running, self.values = values["loss"], values
-        for name in self._feeding:
+    def _ready_step(self) -> CompiledStep:
+        compiled = self._compiled
+        if compiled is None or compiled.names != tuple(trainee.name for trainee in self.active):
+            return self._compile()
+        return compiled
+
+    def _step(self, compiled: CompiledStep, k: int) -> Values:
+        self.batch, self.state, self.values = compiled(self.state, k)
+        for name in compiled.names:
             self.counts[name] += 1
         self.at = k + 1
         self.display.update(self.at)
         for hook in self.hooks:
             hook.after_step(self, self.at)
-        return values
+        return self.values
 
-    def _log(self, step: int, values: dict[str, jax.Array]) -> None:
+    def _log(self, step: int, values: Values, timer: StepTimer) -> None:
         measured = {name: float(v) for name, v in values.items() if not name.startswith(IN_A_ROW)}
-        measured |= self.timer.window()
+        measured |= timer.window()
         measured["peak_memory_bytes"] = float(memory_bytes(self.plan.devices))
         rows = sum(t.rows * self.counts[t.name] for t in self.plan.training.trainees)
         measured["tokens_seen"] = float(rows * self.plan.seq_len)
         self.metrics.log(step, **measured)
         self.display.update(step, **measured)
+        for hook in self.hooks:
+            hook.after_log(self, step, measured)
 
     def _trained(self) -> list[Trainee]:
         """The trainees of the last step; all of them before there is one."""
-        names = self._feeding or self.counts
+        names = self._compiled.names if self._compiled else self.counts
         return [trainee for trainee in self.plan.training.trainees if trainee.name in names]
 
     def _evaluate(self, step: int) -> None:
@@ -376,8 +358,8 @@ class Session:
 
     @contextmanager
     def _paused(self, part: str) -> Iterator[None]:
-        timer = getattr(self, "timer", None)
-        with self.budget.apart(part), timer.paused() if timer else nullcontext():
+        compiled = self._compiled
+        with self.budget.apart(part), compiled.timer.paused() if compiled else nullcontext():
             yield
 
     def _end(self, step: int, exit_code: int) -> Outcome:

@@ -39,8 +39,8 @@ class PassedSteps:
 
     def add(self, first: int, last: int) -> None:
         """Adds a range; those that it covers are dropped."""
-        kept = [pair for pair in self.ranges if not first <= pair[0] <= pair[1] <= last]
-        self.ranges = sorted([*kept, [first, last]])
+        others = [pair for pair in self.ranges if not first <= pair[0] <= pair[1] <= last]
+        self.ranges = sorted([*others, [first, last]])
 
     def write(self) -> None:
         """Writes the record, on process 0."""

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
 from lmwright.program.plan import Plan
+from lmwright.program.trainee import num_steps, spec_of, training_of
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.claim import Claim
 from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
@@ -48,7 +49,7 @@ FREE_TRAIN = (
     "max_skipped_steps", "skip_spikes", "check_every_steps",
 )  # fmt: skip
 FREE_DATA = ("dir", "workers", "cache_gib")
-FREE_ADAPTER = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
+FREE_TRAINEE = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
 
 MOST_SHOWN = 6  # fields in a message
 LONGEST_SHOWN = 60
@@ -165,8 +166,26 @@ def _describe(run: Run, plan: Plan, folder: Path) -> None:
     write_whole(folder / "run.toml", text)
     if MARK in text:  # a URL may hold more than was known to be a credential
         (folder / "run.toml").chmod(0o600)
-    write_whole(folder / "plan.json", plan.to_json())
+    write_whole(folder / "plan.json", _plan_json(plan))
     write_env(folder)
+
+
+def _plan_json(plan: Plan) -> str:
+    """Everything that was derived from the run."""
+    device = plan.devices[0]
+    facts = {
+        "mesh": dict(plan.mesh.shape),
+        "devices": {
+            "count": plan.mesh.size, "kind": device.device_kind, "platform": device.platform,
+        },
+        "compute": plan.compute.__dict__,
+        "seq_len": plan.seq_len,
+        "num_params": plan.num_params,
+        "tokens_per_step": plan.tokens_per_step,
+        "flops_per_step": plan.flops_per_step,
+        "tokens": plan.tokens_per_step * num_steps(plan.run),
+    }  # fmt: skip
+    return json.dumps(facts, indent=1)
 
 
 def _note_move(run: Run, folder: Path) -> None:
@@ -196,7 +215,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         return
     before = load_run(folder / "run.toml", [])
     then, now = identity(before), identity(run)
-    _in_both(then, now)
+    _keep_shared((before, run), (then, now))
     changed = sorted(differences(then, now))
     if changed:
         fields = [
@@ -232,11 +251,12 @@ def identity(run: Run) -> dict[str, Any]:
     if rows_are_alone(run):
         fields["train"].pop("num_microbatches")
     fields["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
-    if fields["lora"] and fields["lora"]["adapters"]:  # each is kept or dropped by itself
+    if listed := training_of(run).listed:  # each is kept or dropped by itself
         fields["train"].pop("global_batch_size")
-        fields["lora"]["adapters"] = {
-            adapter["name"]: {k: v for k, v in adapter.items() if k not in FREE_ADAPTER}
-            for adapter in fields["lora"]["adapters"]
+        section, _, name = listed.partition(".")
+        fields[section][name] = {
+            trainee["name"]: {k: v for k, v in trainee.items() if k not in FREE_TRAINEE}
+            for trainee in fields[section][name]
         }
     return fields
 
@@ -244,19 +264,20 @@ def identity(run: Run) -> dict[str, Any]:
 def rows_are_alone(run: Run) -> bool:
     """True if microbatches only order a sum: no noise is drawn for the rows of one, and no experts
     balance its tokens."""
-    noise = [asdict(run.objective).get("neftune_alpha")]
-    if run.lora is not None:
-        noise += [run.lora.dropout, *(adapter.dropout for adapter in run.lora.adapters)]
-    return not any(noise) and not any("experts" in p.batch for _, p in walk(run.model.spec()))
+    noisy = run.objective.draws_noise or any(t.dropout for t in training_of(run).trainees)
+    return not noisy and not any("experts" in p.batch for _, p in walk(spec_of(run)))
 
 
-def _in_both(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Keeps only the adapters that both runs have: others may be added or removed."""
-    each = [fields["lora"]["adapters"] if fields["lora"] else None for fields in (before, now)]
-    if all(isinstance(adapters, dict) for adapters in each):
-        for adapters, other in (each, each[::-1]):
-            for name in adapters.keys() - other.keys():
-                del adapters[name]
+def _keep_shared(runs: Sequence[Run], fields: Sequence[dict[str, Any]]) -> None:
+    """Keeps only the listed trainees that both runs have: others may be added or removed."""
+    listed = {training_of(run).listed for run in runs}
+    if len(listed) > 1 or listed == {""}:
+        return
+    section, _, name = listed.pop().partition(".")
+    before, now = (each[section][name] for each in fields)
+    for trainees, other in ((before, now), (now, before)):
+        for missing in trainees.keys() - other.keys():
+            del trainees[missing]
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> set[str]:

@@ -30,8 +30,8 @@ class StoppedBeforeFirstStep(SystemExit):
 class StopRequest:
     """Context manager; `asked(step)` tells whether to save and stop, the same on all hosts.
 
-    `starting` is to be set to False before the first step, and at once where other processes take
-    part, since they would wait for this one.
+    Set `starting` to False before the first step, or at once in a run of several processes, since
+    the others would wait for this one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Skipped steps: what the host does about them; whether a step is skipped is decided in it.
+"""Skipped steps, as the host handles them; the step itself decides whether it is skipped.
 
     step k:   dispatched --> step k - 1 is done --> was it skipped?
 

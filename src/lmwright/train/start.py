@@ -1,5 +1,5 @@
-"""The state that a session starts from: a saved one, or that before the first step, with weights
-from somewhere or from chance and a fresh optimizer."""
+"""The state that a session starts from: a saved one, or a fresh one with the weights of
+`train.init_from` or randomly initialized ones."""
 
 import json
 from collections.abc import Mapping

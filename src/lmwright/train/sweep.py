@@ -137,10 +137,11 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
 
 def _print_members(runs: list[Member]) -> None:
     from lmwright.core.param import count_params
+    from lmwright.program.trainee import spec_of
 
     width = max(len(member.label) for member in runs)
     for member in runs:
-        train, count = member.run.train, count_params(member.run.model.spec())
+        train, count = member.run.train, count_params(spec_of(member.run))
         print(f"{member.label:<{width}}  {count:>14,} parameters  {train.steps:>7,} steps")
 
 
@@ -183,6 +184,7 @@ class Children(StopRequest):
 
 def _compare(done: list[Member], out: str) -> None:
     from lmwright.core.param import count_params
+    from lmwright.program.trainee import spec_of
     from lmwright.report.html import report_command
     from lmwright.report.read import read_run
     from lmwright.report.summary import tail_mean
@@ -196,6 +198,6 @@ def _compare(done: list[Member], out: str) -> None:
         train = f"{tail_mean(record.train['loss']):.4f}" if "loss" in record.train else ""
         speed = record.train.get("tokens_per_s")
         speed = f"{sorted(speed.values)[len(speed.values) // 2]:,.0f}" if speed else ""
-        count = f"{count_params(member.run.model.spec()):,}"
+        count = f"{count_params(spec_of(member.run)):,}"
         print(LINE.format(member.label, count, train, held_out, speed, width=width))
     report_command([member.run.dir for member in done], out)

@@ -1,4 +1,4 @@
-"""Watch: when a trainee has learned what it can, by its held-out loss."""
+"""Watch: early stopping by held-out loss."""
 
 from dataclasses import dataclass
 

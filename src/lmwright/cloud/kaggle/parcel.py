@@ -192,8 +192,8 @@ def _archive(kind: str, place: Path, folder: str, below: tuple[str, ...] = ()) -
         files = [(place, place.name)]
     else:
         roots = [place / name for name in below] or [place]
-        found = (path for root in roots for path in root.rglob("*") if path.is_file())
-        files = sorted((path, path.relative_to(place).as_posix()) for path in found)
+        members = (path for root in roots for path in root.rglob("*") if path.is_file())
+        files = sorted((path, path.relative_to(place).as_posix()) for path in members)
     digest = xxhash.xxh3_128()
     for path, name in files:
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())

@@ -123,7 +123,7 @@ def leader_place(lines: Sequence[Line]) -> tuple[str, int]:
         if not given:
             raise
         raise UserError(
-            f"{error}: address={given} is no address of {first.host.name} itself; write one of "
+            f"{error}: address={given} is not an address of {first.host.name} itself; write one of "
             "those that `hostname -I` tells there"
         ) from None
     addresses, port = ear["addresses"], ear["port"]

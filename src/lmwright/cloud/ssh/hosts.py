@@ -40,7 +40,7 @@ def read_hosts(target: str) -> list[Host]:
             f"--on: {path}: {error.strerror}; write a file with one host a line"
         ) from None
     except UnicodeDecodeError:
-        raise UserError(f"--on: {path}: is no text; write a file with one host a line") from None
+        raise UserError(f"--on: {path}: is not text; write a file with one host a line") from None
     hosts: list[Host] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -65,7 +65,7 @@ def _host(words: list[str], where: str) -> Host:
     name, *rest = words
     if not HOST.fullmatch(name):
         raise UserError(
-            f"{where}: {name!r} is no host; write NAME, USER@NAME or an alias of ~/.ssh/config"
+            f"{where}: {name!r} is not a host; write NAME, USER@NAME or an alias of ~/.ssh/config"
         )
     if not rest:
         return Host(name=name)

@@ -295,8 +295,7 @@ def shell(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = N
     """Opens a shell on a host by the user's ssh, or runs a command there, or opens a tunnel;
     returns its exit code."""
     fleet = fleet_of(spec)
-    if not 0 <= host < len(fleet.lines):
-        raise UserError(f"--host: {host} is none of 0 to {len(fleet.lines) - 1}")
+    spec.refuse_host(host, len(fleet.lines))
     line = fleet.lines[host]
     options = [*tunnel.words(), *([] if words else ["-N"])] if tunnel else []
     command = [*line.access.words(), *options, "--", line.host.name]

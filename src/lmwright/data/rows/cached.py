@@ -108,13 +108,13 @@ class CachedPlace(RemotePlace):
 
     def _make_room(self, size: int) -> None:
         """Removes the copies that were made first; open maps of them stay valid."""
-        kept = sorted(
+        copies = sorted(
             (stat.st_mtime_ns, stat.st_size, path)
             for path in self.copies.iterdir()
             if not path.name.startswith(".") and (stat := path.stat())
         )
-        total = sum(size for _, size, _ in kept)
-        for _, freed, path in kept:
+        total = sum(size for _, size, _ in copies)
+        for _, freed, path in copies:
             if total + size <= self.limit:
                 return
             path.unlink(missing_ok=True)

@@ -59,21 +59,21 @@ class Order:
 
     def _check(self) -> None:
         if not self.epoch_rows:
-            raise UserError("data: no source has any rows for training; add text.")
+            raise UserError("data: no source has any rows for training; add text")
         weighted = [w for w in self.weights if w is not None]
         if weighted and self.kind == "sequential":
             raise UserError(
                 'data.shuffle.order = "none" reads source after source, so weights have no '
-                "effect; remove data.sources.weight or shuffle."
+                "effect; remove data.sources.weight or shuffle"
             )
         if len(weighted) == 1 and len(self.weights) > 1:
             raise UserError(
                 "data.sources: a weight is relative to the other weighted sources, and only "
-                "one source has one; give a weight to at least two."
+                "one source has one; give a weight to at least two"
             )
         for n, w in zip(self.rows_per_source, self.weights, strict=True):
             if w is not None and n == 0:
-                raise UserError("data.sources: a weighted source is empty; remove it.")
+                raise UserError("data.sources: a weighted source is empty; remove it")
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and row of each global row number start..stop-1, counted over all epochs.

@@ -104,7 +104,7 @@ def pack_tokens(
     }
     shards = plan_shards(tokenized, pack.method, seq_len, shard_tokens)
     if not shards:
-        raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text.")
+        raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text")
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
@@ -208,7 +208,7 @@ class _Stream:
             if not len(table) or table[-1, 0] != file.tokens:
                 raise UserError(
                     f"{file.path} and its .docs.npy do not match; remove the folder of the "
-                    "tokenize stage and prepare again."
+                    "tokenize stage and prepare again"
                 )
             # only documents that touch the shard
             lo = np.searchsorted(table[:, 0], shard.start - file.start, side="right")

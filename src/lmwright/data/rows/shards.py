@@ -61,7 +61,7 @@ class LocalPlace:
     def fetch(self, folder: str) -> str:
         """Local path of a small folder; a temporary copy if it lies elsewhere."""
         if not (self.folder / folder).is_dir():
-            raise UserError(f"{self.name(folder)} is missing; run `lmwright prepare` to make it.")
+            raise UserError(f"{self.name(folder)} is missing; run `lmwright prepare` to make it")
         return self.name(folder)
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -85,7 +85,7 @@ class UnmappedPlace(LocalPlace):
             for a, b in zip(first.tolist(), (last + 1).tolist(), strict=True):
                 f.seek(int(rows[a]) * width)
                 if f.readinto(raw[a * width : b * width]) != (b - a) * width:
-                    raise UserError(f"{self.name(file)} was truncated while it was read.")
+                    raise UserError(f"{self.name(file)} was truncated while it was read")
         return out
 
 
@@ -112,7 +112,7 @@ class RemotePlace:
         except FileNotFoundError:
             raise UserError(
                 f"{folder}: there is no {MANIFEST}; make the stage with `lmwright prepare` "
-                "and copy the whole folder."
+                "and copy the whole folder"
             ) from None
 
     def size(self, file: str) -> int | None:
@@ -131,7 +131,7 @@ class RemotePlace:
         try:
             self.fs.get(self._path(folder), f"{copy.name}/{folder}", recursive=True)
         except FileNotFoundError:
-            raise UserError(f"{self.name(folder)} is missing; copy the whole data.dir.") from None
+            raise UserError(f"{self.name(folder)} is missing; copy the whole data.dir") from None
         return f"{copy.name}/{folder}"
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -143,7 +143,7 @@ class RemotePlace:
         raw = b"".join(ranges)
         if len(raw) != len(rows) * width:
             raise UserError(
-                f"{self.name(file)} is shorter than its manifest records; copy it again."
+                f"{self.name(file)} is shorter than its manifest records; copy it again"
             )
         return np.frombuffer(raw, f"V{width}")
 
@@ -169,7 +169,7 @@ def open_place(path: str) -> Place:
     try:
         return RemotePlace(path)
     except (ImportError, ValueError) as e:
-        raise UserError(f"{path}: this kind of URL cannot be read ({e}).") from None
+        raise UserError(f"{path}: this kind of URL cannot be read ({e})") from None
 
 
 class Shards:
@@ -187,7 +187,7 @@ class Shards:
         sizes = [stage.files[file]["bytes"] for file in files]
         for file, size in zip(self.files, sizes, strict=True):
             if size % dtype.itemsize:
-                raise UserError(f"{place.name(file)} does not hold whole rows; prepare again.")
+                raise UserError(f"{place.name(file)} does not hold whole rows; prepare again")
         self.ends = np.cumsum([size // dtype.itemsize for size in sizes], dtype=np.int64)
         self.rows = int(self.ends[-1]) if len(self.ends) else 0
 

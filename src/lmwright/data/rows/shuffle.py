@@ -64,7 +64,7 @@ def shuffle_rows(
     for name in sorted(given.keys() - train.keys()):
         raise UserError(
             f"data.sources: {name!r} has a weight but no rows for training; "
-            f"the sources with rows are {', '.join(sorted(train)) or 'none'}."
+            f"the sources with rows are {', '.join(sorted(train)) or 'none'}"
         )
     facts = {
         "order": shuffle.order,

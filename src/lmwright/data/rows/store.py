@@ -82,7 +82,7 @@ class TokenStore:
         if made_from != packed.hash:
             raise UserError(
                 f"{place.name('shuffle')} was made from other packed rows than "
-                f"{place.name('pack')}; run `lmwright prepare` again or copy both folders."
+                f"{place.name('pack')}; run `lmwright prepare` again or copy both folders"
             )
         for manifest in (packed, shuffled):
             _check_agreement(place, manifest)
@@ -91,7 +91,7 @@ class TokenStore:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise UserError(
                 f"{text}: the manifests of pack and shuffle are damaged ({type(e).__name__}: {e}); "
-                "remove both folders and prepare again."
+                "remove both folders and prepare again"
             ) from None
 
     @functools.cached_property
@@ -118,7 +118,7 @@ class TokenStore:
         if global_batch_size > self.epoch_rows:
             raise UserError(
                 f"train.global_batch_size = {global_batch_size}, but {self.place.name('pack')} has "
-                f"only {self.epoch_rows} rows for training; use a smaller batch or more text."
+                f"only {self.epoch_rows} rows for training; use a smaller batch or more text"
             )
 
     def records(self, start: int, stop: int) -> np.ndarray:
@@ -198,7 +198,7 @@ def _check_agreement(place: Place, manifest: Manifest) -> None:
         if name in asked and asked[name] != value:
             raise UserError(
                 f"{place.name(manifest.stage)}/{MANIFEST} is damaged ({name} is both {value!r} and "
-                f"{asked[name]!r}); remove the folder and prepare again."
+                f"{asked[name]!r}); remove the folder and prepare again"
             )
 
 
@@ -226,7 +226,7 @@ def verify_store(path: str | os.PathLike) -> list[Verified]:
         size = sum(e["bytes"] for e in manifest.files.values())
         verified.append(Verified(stage, len(manifest.files), size))
     if not verified:
-        raise UserError(f"{path} holds no finished stage; run `lmwright prepare` to make them.")
+        raise UserError(f"{path} holds no finished stage; run `lmwright prepare` to make them")
     return verified
 
 

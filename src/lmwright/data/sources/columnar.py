@@ -112,7 +112,7 @@ def _slices(batches: Iterator[pa.RecordBatch], file: File) -> Iterator[pa.Record
         sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows))
         if batch.num_rows and sizes.max() > DOCUMENT_BYTES:
             raise UserError(
-                f"{file.path}: a row is longer than {DOCUMENT_BYTES >> 30} GiB; split it."
+                f"{file.path}: a row is longer than {DOCUMENT_BYTES >> 30} GiB; split it"
             )
         ends = np.cumsum(sizes)
         at = 0
@@ -164,7 +164,7 @@ def _temporary_space(file: File) -> Iterator[None]:
     except OSError as e:
         raise UserError(
             f"{tempfile.gettempdir()}: cannot hold {file.path} unpacked ({e.strerror or e}); set "
-            "TMPDIR to a folder with more space, or unpack the file yourself."
+            "TMPDIR to a folder with more space, or unpack the file yourself"
         ) from None
 
 
@@ -200,6 +200,6 @@ def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:
     if not any(is_text(kind) for is_text in TEXT_TYPES):
         raise UserError(
             f"{file.path}: column {source.text_column!r} is {kind}, not text; "
-            "change data.sources.text_column."
+            "change data.sources.text_column"
         )
     return names

@@ -108,6 +108,6 @@ def check_header(header: list[str], file: File, source: Source) -> list[str]:
             if column not in header:
                 raise UserError(
                     f"{file.path} has no column {column!r}, only {names_of(header)}; "
-                    f"change data.sources.{key}."
+                    f"change data.sources.{key}"
                 )
     return header

@@ -51,10 +51,10 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(url)
     except ImportError as e:
         raise UserError(
-            f"data.sources: {url} needs another package: {CURE.get(protocol, e)}."
+            f"data.sources: {url} needs another package: {CURE.get(protocol, e)}"
         ) from None
     except ValueError as e:
-        raise UserError(f"data.sources: {url}: {e}.") from None
+        raise UserError(f"data.sources: {url}: {e}") from None
 
 
 def open_binary(path: str) -> Any:

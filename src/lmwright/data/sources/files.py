@@ -68,12 +68,12 @@ def source_names(sources: Sequence[Source]) -> list[str]:
             shown = name if len(name) <= 40 else name[:40] + "..."
             raise UserError(
                 f"data.sources[{i}].name: {shown!r} cannot be a folder's name; use at most "
-                f"{NAME_BYTES} bytes of printable characters without slashes and a leading dot."
+                f"{NAME_BYTES} bytes of printable characters without slashes and a leading dot"
             )
         if name in names:
             raise UserError(
                 f"data.sources[{i}] is called {name!r} like data.sources[{names.index(name)}]; "
-                "rename one of them."
+                "rename one of them"
             )
         names.append(name)
     return names
@@ -92,11 +92,11 @@ def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list
     if was_redacted(path):
         raise UserError(
             f"data.sources: {path} lacks its credentials, which are never written to a run file; "
-            "give the whole URL again, or keep them in fsspec's configuration (docs/prepare.md)."
+            "give the whole URL again, or keep them in fsspec's configuration (docs/prepare.md)"
         )
     files = _remote(source) if "://" in path else _local(source, exclude)
     if not files:
-        raise UserError(f"data.sources: {path} matches no file; check the path.")
+        raise UserError(f"data.sources: {path} matches no file; check the path")
     return files
 
 
@@ -112,7 +112,7 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
     if not re.search(r"[*?\[]", source.path):
         hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)
         cure = f"; the Hugging Face data set of this name is hf://datasets/{source.path}"
-        raise UserError(f"data.sources: {source.path} does not exist{cure if hub else ''}.")
+        raise UserError(f"data.sources: {source.path} does not exist{cure if hub else ''}")
     fs = fsspec.filesystem("file")
     paths = sorted(p for p in fs.glob(str(root.absolute())) if os.path.isfile(p))
     if exclude:
@@ -147,7 +147,7 @@ def _remote(source: Source) -> list[File]:
         else:
             paths = sorted(p for p in fs.find(root) if "/." not in p.removeprefix(root))
     except Exception as e:  # each filesystem raises its own
-        raise UserError(f"data.sources: {source.path} cannot be listed: {first_line(e)}.") from None
+        raise UserError(f"data.sources: {source.path} cannot be listed: {first_line(e)}") from None
     single = paths == [root]
     base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
     files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
@@ -193,7 +193,7 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
     if source.format != "auto":
         raise UserError(
             f"data.sources: {source.path} holds no {source.format} file, only {shown}; "
-            "change data.sources.format."
+            "change data.sources.format"
         )
     known = ", ".join(e for es in ENDINGS.values() for e in es)
     lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
@@ -201,7 +201,7 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
     raise UserError(
         f"data.sources: {source.path} {'is' if single else 'holds only files'} of an unknown "
         f"format ({shown}); supported are {known}, each also .gz and .zst; set "
-        f"data.sources.format, such as 'txt' for plain text{hint}."
+        f"data.sources.format, such as 'txt' for plain text{hint}"
     )
 
 
@@ -214,7 +214,7 @@ def _one_split(source: Source, files: list[File]) -> list[File]:
     if not chosen:
         raise UserError(
             f"data.sources: {source.path} has the splits {', '.join(sorted(names))}, "
-            f"not {source.split!r}; change data.sources.split."
+            f"not {source.split!r}; change data.sources.split"
         )
     return chosen
 
@@ -235,7 +235,7 @@ def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
         stamp = next((str(info[k]) for k in STAMPS if info.get(k)), "")
         return info.get("size"), stamp
     except Exception as e:  # each filesystem raises its own
-        raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}.") from None
+        raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}") from None
 
 
 def _find_saved_to_disk(root: Path, source: Source) -> list[File]:
@@ -245,14 +245,14 @@ def _find_saved_to_disk(root: Path, source: Source) -> list[File]:
         if source.split not in splits:
             raise UserError(
                 f"data.sources: {root} has the splits {', '.join(splits)}, not "
-                f"{source.split!r}; change data.sources.split."
+                f"{source.split!r}; change data.sources.split"
             )
         root = root / source.split
     files = []
     for name in _find_named(root / "state.json", "_data_files", lambda entry: entry["filename"]):
         path = root / name
         if not path.is_file():
-            raise UserError(f"data.sources: {path} is missing; copy the whole folder again.")
+            raise UserError(f"data.sources: {path} is missing; copy the whole folder again")
         files.append(File(str(path), path.name, "arrow", None, *_stamp(str(path), None)))
     return files
 
@@ -267,7 +267,7 @@ def _find_named(path: Path, key: str, of: Callable[[Any], str]) -> list[str]:
         return names
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(
-            f"data.sources: {path} is damaged ({type(e).__name__}: {e}); copy the folder again."
+            f"data.sources: {path} is damaged ({type(e).__name__}: {e}); copy the folder again"
         ) from None
 
 
@@ -326,7 +326,7 @@ def _cut_parquet(file: File, part_bytes: int) -> Iterator[tuple[Slice, int]]:
         with open_binary(file.path) as f:
             metadata = pq.ParquetFile(f).metadata
     except (pa.ArrowException, OSError) as e:
-        raise UserError(f"{file.path} is not a complete parquet file: {first_line(e)}.") from None
+        raise UserError(f"{file.path} is not a complete parquet file: {first_line(e)}") from None
     for start, stop, first_row, size in cut_row_groups(metadata, part_bytes):
         yield Slice(file, start, stop, first_row), size
 

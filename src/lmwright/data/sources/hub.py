@@ -25,7 +25,7 @@ def find_shards(source: Source) -> list[File]:
         from huggingface_hub import HfApi
     except ImportError:
         raise UserError(
-            f"data.sources: {source.path} needs Hugging Face's libraries; {install('hf')}."
+            f"data.sources: {source.path} needs Hugging Face's libraries; {install('hf')}"
         ) from None
     try:
         sha = HfApi().dataset_info(repo, revision=revision or None).sha
@@ -38,7 +38,7 @@ def find_shards(source: Source) -> list[File]:
         if name not in columns:
             raise UserError(
                 f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
-                f"change data.sources.{next(iter(list_needed_columns(source)))}."
+                f"change data.sources.{next(iter(list_needed_columns(source)))}"
             )
     path = f"hf://datasets/{repo}@{sha}"
     return [

@@ -72,17 +72,17 @@ def _reading(file: File) -> Iterator[None]:
     except (UserError, MemoryError, GeneratorExit):
         raise
     except (FileNotFoundError, PermissionError) as e:
-        raise UserError(f"{file.path} cannot be read: {e.strerror or e}.") from None
+        raise UserError(f"{file.path} cannot be read: {e.strerror or e}") from None
     except (OSError, EOFError, pa.ArrowException) as e:
         kind = {"gzip": ".gz", "zstd": ".zst"}.get(file.compression or "", file.format)
         raise UserError(
             f"{file.path} is truncated or damaged ({first_line(e)}); replace this {kind} file or "
-            "remove it from data.sources."
+            "remove it from data.sources"
         ) from None
     except Exception as e:
         if "://" not in file.path:
             raise
-        raise UserError(f"{file.path} cannot be read: {first_line(e)}.") from None
+        raise UserError(f"{file.path} cannot be read: {first_line(e)}") from None
 
 
 def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:
@@ -96,7 +96,7 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
             raise UserError(
                 f"{file.path}: none of the first {LOOK_ROWS} rows has "
                 f"{names_of(content_columns(source))}; {row.reason}; change "
-                f"data.sources.{next(iter(list_needed_columns(source)))}."
+                f"data.sources.{next(iter(list_needed_columns(source)))}"
             )
     else:
         yield from ahead
@@ -160,10 +160,10 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
     except (ValueError, RecursionError) as e:
         raise UserError(
             f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
-            "data.sources.format = 'jsonl'."
+            "data.sources.format = 'jsonl'"
         ) from None
     if not isinstance(value, list):
-        raise UserError(f"{file.path} is not a JSON list; write its rows as a list or as .jsonl.")
+        raise UserError(f"{file.path} is not a JSON list; write its rows as a list or as .jsonl")
     for number, row in enumerate(value, 1):
         yield _whole_characters(from_mapping(row, number, file, source))
 
@@ -251,7 +251,7 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
                     "characters; is a quote never closed?"
                 ) from None
             if header is None:
-                raise UserError(f"{file.path}: its first line is not {file.format}: {e}.") from None
+                raise UserError(f"{file.path}: its first line is not {file.format}: {e}") from None
             yield Bad(number, f"invalid {file.format}: {e}")
             continue
         if not cells:

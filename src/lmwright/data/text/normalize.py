@@ -104,10 +104,10 @@ def normalize(
 def plan_parts(data: Data, part_bytes: int) -> list[Part]:
     """Parts of all sources in their order; depends on the sources and their files only."""
     if not data.sources:
-        raise UserError("data.sources is empty; name at least one file, folder or dataset.")
+        raise UserError("data.sources is empty; name at least one file, folder or dataset")
     if "://" in data.dir:
         raise UserError(
-            f"data.dir: {data.dir} is a URL; prepare in a local folder and copy it there."
+            f"data.dir: {data.dir} is a URL; prepare in a local folder and copy it there"
         )
     parts: list[Part] = []
     names = source_names(data.sources)
@@ -115,7 +115,7 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
         if source.use == "eval" and source.weight is not None:
             raise UserError(
                 f"data.sources: {name!r} has a weight but use = 'eval'; a weight is a share of "
-                "training, so drop one of them."
+                "training, so drop one of them"
             )
         files = find_files(source, data.dir)
         source = replace(source, weight=None, name=name)
@@ -186,7 +186,7 @@ def _finish(
         if not any(total(count["sources"], "docs") for count in counts):
             raise UserError(
                 f"data.sources hold no text ({sum(t['rows'] for t in tally.values())} rows, all "
-                "empty); add a source with text."
+                "empty); add a source with text"
             )
     except UserError as e:
         # the stage stays unfinished, yet the user gets to read what was wrong
@@ -207,7 +207,7 @@ def _check_columns(
             raise UserError(
                 f"data.sources: no row of {part.source.path} has "
                 f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "
-                f"{QUARANTINE}; the first: {reason}); change data.sources.{field}."
+                f"{QUARANTINE}; the first: {reason}); change data.sources.{field}"
             )
 
 
@@ -221,6 +221,6 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
     )
     raise UserError(
         f"{bad} of {rows} rows are bad, more than data.normalize.max_bad_fraction={limit:g} "
-        f"allows; they are listed in {quarantine}; the first: {shown}. "
-        "Correct the input or raise the fraction."
+        f"allows; they are listed in {quarantine}; the first: {shown}; "
+        "correct the input or raise the fraction"
     )

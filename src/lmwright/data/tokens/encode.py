@@ -58,7 +58,7 @@ def choose_route(tokenizer: TextTokenizer, route: str = "auto") -> str:
         if route != "auto":
             raise UserError(
                 f"data.tokenize.route={route!r} does not fit this tokenizer: {why_not}; "
-                "leave it at 'auto'."
+                "leave it at 'auto'"
             )
     return "tokenizers"
 

@@ -32,14 +32,14 @@ def convert(
         proto = sentencepiece_model_pb2.ModelProto.FromString(raw)
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
     except (DecodeError, RuntimeError) as e:
-        raise UserError(f"{name} is not a sentencepiece model, or is truncated: {e}.") from None
+        raise UserError(f"{name} is not a sentencepiece model, or is truncated: {e}") from None
     kind = proto.trainer_spec.model_type
     if kind not in (UNIGRAM, BPE):
-        raise UserError(f"{name}: only BPE and Unigram sentencepiece models are supported.")
+        raise UserError(f"{name}: only BPE and Unigram sentencepiece models are supported")
     if proto.normalizer_spec.HasField("escape_whitespaces") and not (
         proto.normalizer_spec.escape_whitespaces
     ):
-        raise UserError(f"{name}: models without escaped spaces are not supported.")
+        raise UserError(f"{name}: models without escaped spaces are not supported")
     if kind == BPE:
         model = _bpe(proto, longest_blanks)
     else:

@@ -169,12 +169,12 @@ def _facts(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
     if facts["eos_id"] is None:
         raise UserError(
             'The tokenizer does not define which token ends a document; add "eos_token" to the '
-            "tokenizer_config.json beside data.tokenizer.path."
+            "tokenizer_config.json beside data.tokenizer.path"
         )
     if settings.prepend == "bos" and facts["bos_id"] is None:
         raise UserError(
             "data.tokenize.prepend='bos': the tokenizer has no bos token; add \"bos_token\" to "
-            "the tokenizer_config.json beside data.tokenizer.path, or set it to 'none'."
+            "the tokenizer_config.json beside data.tokenizer.path, or set it to 'none'"
         )
     return facts | {
         "dtype": "uint16" if facts["vocab_size"] <= 1 << 16 else "uint32",
@@ -251,7 +251,7 @@ def _write_example(
 ) -> None:
     if chats is None:
         raise UserError(
-            "normalize holds conversations, and tokenize was asked for text; prepare again."
+            "normalize holds conversations, and tokenize was asked for text; prepare again"
         )
     try:
         example, size = chats.encode_sized(json.loads(row.text))

@@ -163,12 +163,12 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
     if not spec.special_tokens:
         raise UserError(
             "tokenizer.special_tokens is empty; name at least the token that ends a document, "
-            'such as "<|endoftext|>".'
+            'such as "<|endoftext|>"'
         )
     if ordinary < 256:
         raise UserError(
             f"tokenizer.vocab_size={size} is too small; 256 bytes and "
-            f"{len(spec.special_tokens)} special tokens need {256 + len(spec.special_tokens)}."
+            f"{len(spec.special_tokens)} special tokens need {256 + len(spec.special_tokens)}"
         )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": ordinary, "initial_alphabet": alphabet, "show_progress": False}
@@ -187,7 +187,7 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
         if backend.token_to_id(token) is not None:
             raise UserError(
                 f"tokenizer.special_tokens: {token!r} is also an ordinary token of this text; "
-                f"choose a string that does not occur in text, such as '<|{token.strip('<|>')}|>'."
+                f"choose a string that does not occur in text, such as '<|{token.strip('<|>')}|>'"
             )
     add_special(backend, spec.special_tokens)
     first = spec.special_tokens[0]
@@ -226,7 +226,7 @@ def _some_text(texts: Iterable[str]) -> Iterable[str]:
         empty = empty and not text
         yield text
     if empty:
-        raise UserError("The tokenizer cannot be trained: data.sources hold no training text.")
+        raise UserError("The tokenizer cannot be trained: data.sources hold no training text")
 
 
 def _canonical_unigram(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -283,7 +283,7 @@ def load_tokenizer(folder: str | os.PathLike) -> TextTokenizer:
     folder = Path(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"{folder} holds no tokenizer.json; name a tokenizer's folder or file.")
+        raise UserError(f"{folder} holds no tokenizer.json; name a tokenizer's folder or file")
     backend = read_backend(path)
     config = read_json(folder / "tokenizer_config.json")
     roles = read_json(folder / "special_tokens_map.json") | config
@@ -304,7 +304,7 @@ def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
         try:
             return jinja.read_text("utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{jinja} is not UTF-8; download it again.") from None
+            raise UserError(f"{jinja} is not UTF-8; download it again") from None
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [each for each in template if isinstance(each, dict)]
@@ -312,7 +312,7 @@ def chat_template_of(folder: Path, config: dict[str, Any]) -> str | None:
             (each.get("template") for each in named if each.get("name") == "default"), None
         )
     if not isinstance(template, str | None):
-        raise UserError(f"{folder}: chat_template is {template!r:.60}, not the text of a template.")
+        raise UserError(f"{folder}: chat_template is {template!r:.60}, not the text of a template")
     return template
 
 
@@ -321,9 +321,9 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return call_guarded(tokenizers.Tokenizer.from_str, path.read_text("utf-8"))
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8; it should be a tokenizer.json.") from None
+        raise UserError(f"{path} is not UTF-8; it should be a tokenizer.json") from None
     except Exception as e:  # the library raises bare Exception
-        raise UserError(f"{path} is not a readable tokenizer.json: {e}.") from None
+        raise UserError(f"{path} is not a readable tokenizer.json: {e}") from None
 
 
 def call_guarded(make: Callable[..., Any], *args: Any) -> Any:
@@ -357,7 +357,7 @@ def find_roles(
         token = config.get(f"{role}_token")
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(token, str):
-            raise UserError(f"the tokenizer's {role}_token is {token!r:.60}, not a token's text.")
+            raise UserError(f"the tokenizer's {role}_token is {token!r:.60}, not a token's text")
         for name in names if silent else [token] if token else []:
             if backend.token_to_id(name) is not None:
                 roles[role] = name
@@ -372,9 +372,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as e:
-        raise UserError(f"{path} is not valid JSON: {e}.") from None
+        raise UserError(f"{path} is not valid JSON: {e}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} should hold a JSON object.")
+        raise UserError(f"{path} should hold a JSON object")
     return value
 
 

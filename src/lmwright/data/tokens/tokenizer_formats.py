@@ -121,7 +121,7 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
     if path.is_dir():
         return _import_folder(path)
     if not path.is_file():
-        raise UserError(f"tokenizer.path: {path} does not exist; give {ACCEPTED}.")
+        raise UserError(f"tokenizer.path: {path} does not exist; give {ACCEPTED}")
     if path.suffix == ".tiktoken" or path.name.endswith(".tiktoken"):
         return import_tiktoken(path)
     if path.suffix == ".model":
@@ -135,7 +135,7 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
             return load_tokenizer(path.parent)
         backend = read_backend(path)
         return TextTokenizer(backend, **find_roles(backend))
-    raise UserError(f"tokenizer.path: {path} is not a known kind of tokenizer; give {ACCEPTED}.")
+    raise UserError(f"tokenizer.path: {path} is not a known kind of tokenizer; give {ACCEPTED}")
 
 
 def _import_folder(folder: Path) -> TextTokenizer:
@@ -154,7 +154,7 @@ def _import_folder(folder: Path) -> TextTokenizer:
             chat_template=chat_template_of(folder, config) or tokenizer.chat_template,
         )
     what = "several tokenizers" if paths else "no tokenizer"
-    raise UserError(f"tokenizer.path: {folder} holds {what}; give {ACCEPTED}.")
+    raise UserError(f"tokenizer.path: {folder} holds {what}; give {ACCEPTED}")
 
 
 def import_gpt2(folder: Path) -> TextTokenizer:
@@ -165,11 +165,11 @@ def import_gpt2(folder: Path) -> TextTokenizer:
     )
     if vocab is None or merges is None:
         missing = "vocab.json" if vocab is None else "merges.txt"
-        raise UserError(f"tokenizer.path: {folder} holds no {missing}; GPT-2 files come as a pair.")
+        raise UserError(f"tokenizer.path: {folder} holds no {missing}; GPT-2 files come as a pair")
     try:
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as e:  # the library raises bare Exception
-        raise UserError(f"{vocab} and {merges} do not belong together: {e}.") from None
+        raise UserError(f"{vocab} and {merges} do not belong together: {e}") from None
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     backend.decoder = decoders.ByteLevel()
@@ -190,7 +190,7 @@ def import_tiktoken(path: Path) -> TextTokenizer:
         raise UserError(
             f"{path} has {len(ranks)} ranks, not those of a known family; write {path.name}.json "
             'beside it: {"pattern": "...", "special_tokens": {"<|end|>": '
-            f'{max(ranks.values()) + 1}}}, "eos_token": "<|end|>"}}.'
+            f'{max(ranks.values()) + 1}}}, "eos_token": "<|end|>"}}'
         )
     vocab, merges = byte_vocab(ranks)
     # A piece that is a token as a whole is taken unmerged: so does tiktoken.
@@ -198,7 +198,7 @@ def import_tiktoken(path: Path) -> TextTokenizer:
     try:
         backend.pre_tokenizer = split_bytes(family.split)
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path.name}.json: pattern: {error}; correct it.") from None
+        raise UserError(f"{path.name}.json: pattern: {error}; correct it") from None
     if family.nfc:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
@@ -215,15 +215,15 @@ def _sidecar(path: Path, ranks: dict[bytes, int]) -> Family | None:
         return None
     special = body.get("special_tokens")
     if not isinstance(body.get("pattern"), str) or not isinstance(special, dict):
-        raise UserError(f'{beside} needs "pattern" (text) and "special_tokens" (token to id).')
+        raise UserError(f'{beside} needs "pattern" (text) and "special_tokens" (token to id)')
     taken = set(ranks.values())
     for token, i in special.items():
         if type(i) is not int or i in taken or not 0 <= i < len(ranks) + MOST_SPECIAL:
-            raise UserError(f"{beside}: special_tokens: {token!r} needs an id of its own, not {i}.")
+            raise UserError(f"{beside}: special_tokens: {token!r} needs an id of its own, not {i}")
         taken.add(i)
     for role in ("eos_token", "bos_token", "pad_token"):
         if body.get(role) is not None and body[role] not in list(special):
-            raise UserError(f"{beside}: {role} {body[role]!r} is not in special_tokens.")
+            raise UserError(f"{beside}: {role} {body[role]!r} is not in special_tokens")
     roles = {r: body.get(f"{r}_token") for r in ("eos", "bos", "pad")}
     return Family(body["pattern"], special, **roles, nfc=body.get("normalizer") == "nfc")
 
@@ -280,7 +280,7 @@ def _add_at(backend: tokenizers.Tokenizer, special: dict[str, int], path: Path) 
     add_special(backend, names.values())
     for i, token in by_id.items():
         if backend.token_to_id(token) != i:
-            raise UserError(f"{path}: special token {token!r} cannot have the id {i}.")
+            raise UserError(f"{path}: special token {token!r} cannot have the id {i}")
 
 
 def merges_of(model: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -303,5 +303,5 @@ def import_sentencepiece(path: Path) -> TextTokenizer:
     raise UserError(
         f"{path} cannot be converted to tokenizer.json with the same ids ({len(different)} of "
         f"{len(probe)} probe texts differ, such as {different[0][:40]!r}); use a tokenizer.json "
-        "of the same model."
+        "of the same model"
     )

@@ -110,7 +110,7 @@ def _hashes(path: Path) -> dict[str, str]:
     path = path.expanduser()
     beside = path if path.is_dir() else path.parent
     if not path.exists():
-        raise UserError(f"data.tokenizer.path: {path} does not exist.")
+        raise UserError(f"data.tokenizer.path: {path} does not exist")
     paths = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
     if path.is_file():
         sidecars = {path.name, f"{path.name}.json", "tokenizer_config.json", "merges.txt"}

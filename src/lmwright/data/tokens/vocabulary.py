@@ -41,7 +41,7 @@ def check_imported(data: Data, model_size: int | None) -> None:
     if not Path(path).expanduser().exists():
         raise UserError(
             f"data.tokenizer.path: {path} does not exist; for a tokenizer of the Hugging Face hub, "
-            f"fetch its files first (hf download {path} tokenizer.json --local-dir tokenizer)."
+            f"fetch its files first (hf download {path} tokenizer.json --local-dir tokenizer)"
         )
     made = Path(data.dir) / "tokenizer"
     if (made / MANIFEST).exists():

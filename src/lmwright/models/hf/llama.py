@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.table import ACT, HEAD, Json, Table, Words
+from lmwright.models.hf.table import ACT, HEAD, Derived, Json, Table, Words
 from lmwright.models.hf.window import TYPES, reach_of, window_fields
 
 PLAIN_ACT = {"relu2": "relu2", "relu": "relu"}
@@ -13,11 +13,70 @@ BIASES = {"none": (False, False), "attention": (True, False), "mlp": (False, Tru
 LAYER_TYPES = ("MinistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
+def _act(architecture: str) -> Words:
+    return PLAIN if architecture == "ArceeForCausalLM" else ACT
+
+
+def _read_act(config: Json, _: Json, where: str) -> Json:
+    return {"mlp": _act(config["architectures"][0]).read(config, where)}
+
+
+def _write_act(model: Any, architecture: str) -> Json:
+    act = _act(architecture)
+    return {act.theirs: act.write(model, LlamaHf.name)}
+
+
+def _read_window(config: Json, fields: Json, where: str) -> Json:
+    architecture, num_layers = config["architectures"][0], fields["num_layers"]
+    window = config.get("sliding_window", 4096)
+    if architecture == "MistralForCausalLM":
+        return window_fields(window, ["local"] * num_layers)
+    if architecture not in LAYER_TYPES:
+        return {"window": None}
+    if architecture != "MinistralForCausalLM" and not config.get("use_sliding_window", False):
+        return {"window": None}
+    types = config.get("layer_types")
+    if types is not None:
+        return window_fields(window, reach_of(types, num_layers, where))
+    first = 0 if architecture == "MinistralForCausalLM" else config.get("max_window_layers", 28)
+    return window_fields(window, ["local" if i >= first else "global" for i in range(num_layers)])
+
+
+def _write_window(model: Any, architecture: str) -> Json:
+    own: Json = {}
+    if architecture in ("MistralForCausalLM", *LAYER_TYPES):
+        own["sliding_window"] = model.window
+    if architecture in LAYER_TYPES:
+        own["use_sliding_window"] = model.window is not None
+        own["layer_types"] = [TYPES[kind] for kind in model.kinds]
+    return own
+
+
+def _read_bias(config: Json, *_: Any) -> Json:
+    architecture = config["architectures"][0]
+    if architecture == "Qwen2ForCausalLM":
+        return {"bias": "qkv"}
+    if architecture in ("MistralForCausalLM", "MinistralForCausalLM"):
+        return {"bias": "none"}  # they have none, whatever a config.json says
+    biases = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    return {"bias": next(ours for ours, theirs in BIASES.items() if theirs == biases)}
+
+
+def _write_bias(model: Any, _: str) -> Json:
+    attention, mlp = BIASES.get(model.bias, (False, False))
+    return {"attention_bias": attention, "mlp_bias": mlp}
+
+
 class LlamaHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "llama"
     words = (HEAD,)
+    derived = (
+        Derived(_read_window, _write_window),
+        Derived(_read_act, _write_act),
+        Derived(_read_bias, _write_bias),
+    )
     model_types: ClassVar = {
         "LlamaForCausalLM": "llama",
         "MistralForCausalLM": "mistral",
@@ -47,20 +106,6 @@ class LlamaHf(Table):
             f"change one to export"
         )
 
-    def own_config(self, model: Any, config: Json) -> Json:
-        """Activation, biases and windows."""
-        attention, mlp = BIASES.get(model.bias, (False, False))
-        architecture = config["architectures"][0]
-        act = _act(architecture)
-        own: Json = {act.theirs: act.write(model, self.name)}
-        own |= {"attention_bias": attention, "mlp_bias": mlp}
-        if architecture in ("MistralForCausalLM", *LAYER_TYPES):
-            own["sliding_window"] = model.window
-        if architecture in LAYER_TYPES:
-            own["use_sliding_window"] = model.window is not None
-            own["layer_types"] = [TYPES[kind] for kind in model.kinds]
-        return own
-
     def usual(self, config: Json, architecture: str) -> Json:
         """Values that transformers fills in where config.json is silent."""
         usual = super().usual(config, architecture)
@@ -69,39 +114,5 @@ class LlamaHf(Table):
         return usual | ({"head_dim": 128} if architecture == "Qwen3ForCausalLM" else {})
 
     def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Activation, biases, norms of queries and keys, and windows."""
-        architecture = config["architectures"][0]
-        return {
-            **_window(config, architecture, fields["num_layers"], where),
-            "mlp": _act(architecture).read(config, where),
-            "qk_norm": "head" if architecture == "Qwen3ForCausalLM" else "none",
-            "bias": _bias(config, architecture),
-        }
-
-
-def _act(architecture: str) -> Words:
-    return PLAIN if architecture == "ArceeForCausalLM" else ACT
-
-
-def _window(config: Json, architecture: str, num_layers: int, where: str) -> Json:
-    window = config.get("sliding_window", 4096)
-    if architecture == "MistralForCausalLM":
-        return window_fields(window, ["local"] * num_layers)
-    if architecture not in LAYER_TYPES:
-        return {"window": None}
-    if architecture != "MinistralForCausalLM" and not config.get("use_sliding_window", False):
-        return {"window": None}
-    types = config.get("layer_types")
-    if types is not None:
-        return window_fields(window, reach_of(types, num_layers, where))
-    first = 0 if architecture == "MinistralForCausalLM" else config.get("max_window_layers", 28)
-    return window_fields(window, ["local" if i >= first else "global" for i in range(num_layers)])
-
-
-def _bias(config: Json, architecture: str) -> str:
-    if architecture == "Qwen2ForCausalLM":
-        return "qkv"
-    if architecture in ("MistralForCausalLM", "MinistralForCausalLM"):
-        return "none"  # they have none, whatever a config.json says
-    biases = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
-    return next(ours for ours, theirs in BIASES.items() if theirs == biases)
+        """Norms of queries and keys, which Qwen 3 alone has."""
+        return {"qk_norm": "head" if config["architectures"][0] == "Qwen3ForCausalLM" else "none"}

@@ -13,6 +13,7 @@ from lmwright.models.hf.table import (
     HEAD,
     KEYS,
     WEIGHTS,
+    Derived,
     Json,
     Table,
     Words,
@@ -41,6 +42,39 @@ COMMON = {
 SHARES = Words("shares", "norm_topk_prob", {"chosen": True, "all": False})
 SOFTMAX = {"score": "softmax", "scale": 1.0, "num_groups": 1, "shared_dim": None,
            "bias_rate": None, "capacity_factor": None}  # fmt: skip
+
+
+def _read_listed(config: Json, fields: Json, where: str) -> Json:
+    step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    layers = range(fields["num_layers"])
+    return {"dense_layers": [i for i in layers if i in plain or (i + 1) % step]}
+
+
+def _read_first(config: Json, fields: Json, where: str) -> Json:
+    count = min(config.get("first_k_dense_replace", 0), fields["num_layers"])
+    return {"dense_layers": list(range(count))}
+
+
+def _write_first(model: Any, architecture: str) -> Json:
+    if model.dense_layers != tuple(range(len(model.dense_layers))):
+        raise UserError(
+            f"model.dense_layers: {architecture} has dense layers only at the beginning, "
+            f"not {list(model.dense_layers)}; change it to export"
+        )
+    return {"first_k_dense_replace": len(model.dense_layers)}
+
+
+LISTED_DENSE = Derived(
+    _read_listed,
+    lambda model, _: {"decoder_sparse_step": 1, "mlp_only_layers": list(model.dense_layers)},
+)
+FIRST_DENSE = Derived(_read_first, _write_first)
+USED_WINDOW = Derived(
+    lambda config, *_: {
+        "window": config["sliding_window"] if config.get("use_sliding_window") else None
+    },
+    lambda model, _: {"use_sliding_window": bool(model.window), "sliding_window": model.window},
+)
 
 
 class _MoeHf(Table):
@@ -121,29 +155,13 @@ class Qwen3MoeHf(_MoeHf):
 
     name = "Qwen 3 MoE"
     model_types: ClassVar = {"Qwen3MoeForCausalLM": "qwen3_moe"}
+    derived = (LISTED_DENSE, USED_WINDOW)
     expert_keys = COMMON | {"mlp_dim": "moe_intermediate_size"}
     defaults: ClassVar = {
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
         "intermediate_size": 6144, "router_aux_loss_coef": 0.001, "num_key_value_heads": 4,
         "sliding_window": 4096,
     }  # fmt: skip
-
-    def own_config(self, model: Any, config: Json) -> Json:
-        """The plain layers and the window."""
-        return {
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": list(model.dense_layers),
-            "use_sliding_window": model.window is not None,
-            "sliding_window": model.window,
-        }
-
-    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Experts, plain layers and the window."""
-        step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-        dense = [i for i in range(fields["num_layers"]) if i in plain or (i + 1) % step]
-        window = config["sliding_window"] if config.get("use_sliding_window") else None
-        own = {"dense_layers": dense, "window": window}
-        return own | super().own_fields(config, fields, where)
 
 
 class OlmoeHf(_MoeHf):
@@ -172,6 +190,7 @@ class Dots1Hf(_MoeHf):
 
     name = "dots.llm1"
     model_types: ClassVar = {"Dots1ForCausalLM": "dots1"}
+    derived = (FIRST_DENSE,)
     weights = (
         WEIGHTS
         | EXPERTS
@@ -196,15 +215,8 @@ class Dots1Hf(_MoeHf):
     }  # fmt: skip
 
     def own_config(self, model: Any, config: Json) -> Json:
-        """The plain layers and the shared experts. Raises UserError for plain layers that are not
-        the first ones, and shared experts that are no multiple of an expert."""
-        experts, first = model.experts, len(model.dense_layers)
-        architecture = self.architecture(model)
-        if model.dense_layers != tuple(range(first)):
-            raise UserError(
-                f"model.dense_layers: {architecture} has dense layers only at the beginning, "
-                f"not {list(model.dense_layers)}; change it to export"
-            )
+        """The shared experts. Raises UserError where they are no multiple of an expert."""
+        experts, architecture = model.experts, self.architecture(model)
         if experts.bias_rate is None or (experts.shared_dim or 1) % experts.mlp_dim:
             name = "bias_rate" if experts.bias_rate is None else "shared_dim"
             raise UserError(
@@ -213,13 +225,12 @@ class Dots1Hf(_MoeHf):
             )
         return {
             "n_shared_experts": experts.shared_dim // experts.mlp_dim,
-            "first_k_dense_replace": first,
             "sliding_window": None,
             "max_window_layers": model.num_layers,
         }
 
     def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Experts and plain layers. Raises UserError for windows."""
+        """Experts. Raises UserError for windows."""
         window, num_layers = config["sliding_window"], fields["num_layers"]
         first_local = num_layers if window is None else config.get("max_window_layers", 62)
         types = config.get("layer_types") or []
@@ -231,5 +242,4 @@ class Dots1Hf(_MoeHf):
         experts = super().own_fields(config, fields, where)["experts"]
         experts |= {"score": "sigmoid", "bias_rate": NEW_BIAS_RATE}
         experts["shared_dim"] = (config.get("n_shared_experts") or 0) * experts["mlp_dim"] or None
-        first = min(config.get("first_k_dense_replace", 0), num_layers)
-        return {"dense_layers": list(range(first)), "experts": experts}
+        return {"experts": experts}

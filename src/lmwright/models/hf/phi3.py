@@ -40,7 +40,7 @@ class Phi3Hf(Table):
             rope["rope_type"] = "longrope"
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind == "longrope":
-            # config.json's own, else the usual one: transformers never takes what `said` has
+            # config.json's, else the usual one: transformers ignores that in rope_parameters
             rope[ORIGINAL] = config.get(ORIGINAL) or 4096
         config = config | {"rope_scaling": None, "rope_parameters": rope}
         return rope_fields(config, where, partial=True)

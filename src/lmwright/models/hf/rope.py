@@ -60,17 +60,17 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any], where: str) -> dict[s
         raise UserError(f"{where}: rope scaling has {', '.join(unknown)}, which is not computed")
     if missing := [name for name in NEEDED[kind] if name not in rope]:
         raise UserError(f"{where}: rope scaling {kind!r} lacks {', '.join(missing)}; add them")
-    found: dict[str, Any] = {"kind": kind} | {name: rope[name] for name in SAME if name in rope}
+    fields: dict[str, Any] = {"kind": kind} | {name: rope[name] for name in SAME if name in rope}
     if kind == "linear":
-        return found
+        return fields
     context = config.get("max_position_embeddings") or 0
     original = context if kind == "dynamic" else config.get(ORIGINAL) or rope.get(ORIGINAL)
-    found["original_seq_len"] = original or context
+    fields["original_seq_len"] = original or context
     if kind in ("yarn", "longrope"):
-        found.setdefault("factor", max(1.0, context / max(1, found["original_seq_len"])))
+        fields.setdefault("factor", max(1.0, context / max(1, fields["original_seq_len"])))
     if kind == "yarn" and not rope.get("truncate", True):
-        found["borders"] = "exact"
-    return found
+        fields["borders"] = "exact"
+    return fields
 
 
 def rope_config(

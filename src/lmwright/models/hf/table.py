@@ -3,12 +3,13 @@
     keys      fields that have the same value there     num_layers  <-> num_hidden_layers
     optional  the same, where null means unset          qkv_limit   <-> clip_qkv
     words     fields whose values have other names      mlp swiglu  <-> hidden_act silu
+    derived   fields that follow from several keys      window      <-> use_sliding_window, ...
 
-A family adds what is no pair, in `own_config` and `own_fields`. A field that no architecture can
+A family adds the rest in `own_config` and `own_fields`. A field that no architecture can
 express is refused, never dropped. The layout of each weight follows from its arrow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -83,6 +84,16 @@ class Words:
         return self.values[value]
 
 
+@dataclass(frozen=True)
+class Derived:
+    """Fields that follow from keys of config.json by a rule, and the rule back."""
+
+    read: Callable[[Json, Json, str], Json]
+    """Fields, from a config.json that is filled in, the fields of other pairs, and where it is."""
+    write: Callable[[Any, str], Json]
+    """Keys, from a model and the architecture that is written."""
+
+
 GATED_ACT = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "reglu": "relu"}
 ACT = Words("mlp", "hidden_act", GATED_ACT, "silu", "silu")
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False})
@@ -100,6 +111,7 @@ class Table:
     keys: ClassVar[dict[str, str]] = KEYS
     optional: ClassVar[dict[str, str]] = {}
     words: ClassVar[tuple[Words, ...]] = (ACT, HEAD)
+    derived: ClassVar[tuple[Derived, ...]] = ()
     defaults: ClassVar[Json] = {}
     """Those of `usual` that do not depend on a config.json."""
 
@@ -119,6 +131,8 @@ class Table:
         same = self.keys | self.optional
         config = {theirs: getattr(model, ours) for ours, theirs in same.items()}
         config |= {pair.theirs: pair.write(model, self.name) for pair in self.words}
+        for rule in self.derived:
+            config |= rule.write(model, architecture)
         fraction = getattr(model, "rotary_fraction", None)
         config |= rope_config(model.rope_theta, model.rope_scaling, model.seq_len, fraction)
         config["architectures"] = [architecture]
@@ -139,6 +153,8 @@ class Table:
         fields = required(config, self.keys, where)
         fields |= {ours: config.get(theirs) for ours, theirs in self.optional.items()}
         fields |= {pair.ours: pair.read(config, where) for pair in self.words}
+        for rule in self.derived:
+            fields |= rule.read(config, fields, where)
         fields |= self.rope(config, architecture, where)
         return fields | self.own_fields(config, fields, where)
 

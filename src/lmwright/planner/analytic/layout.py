@@ -3,7 +3,7 @@
     Run, sizes of the axes --on_paper--> Plan (abstract mesh) --Layout--> elements, bytes, ways
 
 Everything is read off the arrows and the sharding tables, so that a new model, optimizer or
-table entry is reckoned with as it is.
+table entry needs no change here.
 """
 
 import math

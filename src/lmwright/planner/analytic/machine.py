@@ -1,6 +1,6 @@
 """Machine: equal devices and what joins them, as the analytic model sees them.
 
-    v4-32, tpu:v4-32, 2xv5e-256     TPU slices, see plan.topology
+    v4-32, tpu:v4-32, 2xv5e-256     TPU slices, see hardware.slices
     gpu:h200x8, gpu:h100x64         GPUs, eight to a node
     cpu:8                           eight cores of one host: one JAX device
     cpu                             the cores of this host
@@ -11,7 +11,6 @@ A kind is what is bought: a TPU generation, a GPU, `cpu`.
 
 import difflib
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from lmwright.hardware.devices import (
     GPU_MATMUL_EFFICIENCY,
     GPU_MEMORY_SHARE,
     GPUS,
+    cores_here,
 )
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.compiler.links import links_of
@@ -140,11 +140,6 @@ def parse_machine(text: str) -> Machine:
     if word in ("gpu", "cuda", "nvidia"):
         raise UserError(f"--on {text}: name the GPU and how many: {_gpus(8)}")
     return machine_of(parse_slice(text))
-
-
-def cores_here() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Memory: what one device holds during a step, reckoned without a compiler.
+"""Memory: what one device holds during a step, estimated without a compiler.
 
     state          weights, optimizer, moving average: exact, from the shardings
     cast           the weights in the precision of the products, where that is another
@@ -158,11 +158,11 @@ def layer_bytes(layout: Layout) -> float:
     """One layer's backward pass: its weights gathered, their gradient before it is cut,
     activations and theirs."""
     inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
-    one = layout.work.num_layers  # the mean of all layers
+    num_layers = layout.work.num_layers  # the mean of all layers
     gathered = 0.0
     for w in inside:
         alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
-        gathered += alive * w.param.size / one / layout.product_ways(w)
+        gathered += alive * w.param.size / num_layers / layout.product_ways(w)
     wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
     return (

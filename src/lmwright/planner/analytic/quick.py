@@ -1,6 +1,6 @@
-"""Quick: the analytic answer to `lmwright plan --quick`, in well under a second of reckoning.
+"""Quick: the analytic answer to `lmwright plan --quick`, in well under a second.
 
-    Run, Machine --plan.layout--> Layout --plan.memory, plan.analytic--> Quick --> text, JSON
+    Run, Machine --layout--> Layout --memory, step_time--> Quick --> text, JSON
 
 The verdict and the time come with the error that the model was seen to have.
 """
@@ -93,8 +93,7 @@ class Quick:
 
     @property
     def mfu(self) -> float | None:
-        """Forward and backward FLOPs, none twice, over what the peak does in that time; None
-        where no peak is known."""
+        """MFU: model FLOPs without recomputation over peak FLOPs; None if the peak is unknown."""
         if self.machine.platform == "cpu":
             return None
         peak = self.machine.flops * self.machine.num_devices
@@ -194,7 +193,7 @@ class Quick:
         if self.run.train.compiler_options:
             lines.append("train.compiler_options: what they change is not in this answer")
         if self.plan.compute.kernels == "reference":
-            lines.append("attention without a kernel: whole score matrices are reckoned with")
+            lines.append("attention without a kernel: the estimate includes whole score matrices")
         if self.machine.platform == "gpu":
             lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")
         if self.machine.platform == "cpu" and self.factor is None:

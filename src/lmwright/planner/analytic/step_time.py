@@ -1,4 +1,4 @@
-"""Analytic: how long a step takes, reckoned from the arrows, the mesh and the device's rates.
+"""Analytic: how long a step takes, estimated from the arrows, the mesh and the device's rates.
 
     matmul        FLOPs of the products, those computed again included, / (peak x efficiency)
     attention     causal FLOPs / (peak x efficiency), or the kernel's cycles where its schedule is
@@ -71,7 +71,7 @@ class Timing:
         return sum(self.by_kind.values())
 
     def times(self, factor: float) -> "Timing":
-        """All of it so many times as long."""
+        """The timing with every time multiplied by `factor`."""
         kinds, parts = (
             Counter({name: factor * seconds for name, seconds in counts.items()})
             for counts in (self.by_kind, self.by_part)
@@ -79,7 +79,7 @@ class Timing:
         return Timing(kinds, parts, factor * self.hidden_s)
 
     def plus(self, other: "Timing") -> "Timing":
-        """This time, and then another."""
+        """Sum of two timings."""
         kinds, parts = self.by_kind + other.by_kind, self.by_part + other.by_part
         return Timing(kinds, parts, self.hidden_s + other.hidden_s)
 
@@ -238,7 +238,7 @@ def _head_width(layout: Layout) -> float:
     return 0.0 if m is None else (m.num_heads + 2 * m.num_kv_heads) * layout.lanes(m.head_dim)
 
 
-def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
+def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
     """Adds what weights, gradients and activations cost on links and network."""
     gathers = reductions = crossing = 0.0
     pieces = layout.run.train.num_microbatches
@@ -264,9 +264,9 @@ def _collectives(found: Timing, layout: Layout, machine: Machine) -> None:
                 reductions += moved / rate(machine, near)
     sums = pieces * (activation_sums_s(layout, machine) + exchange_s(layout, machine))
     exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums
-    found.by_kind["exposed collectives"] = exposed
-    found.by_kind["network"] = NETWORK_EXPOSED * crossing
-    found.hidden_s = gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
+    timing.by_kind["exposed collectives"] = exposed
+    timing.by_kind["network"] = NETWORK_EXPOSED * crossing
+    timing.hidden_s = gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
 
 
 def is_scattered(layout: Layout, machine: Machine) -> bool:

@@ -40,7 +40,7 @@ def largest_buffers(program: Program, count: int = 8) -> list[Buffer]:
         for name in step.called
     }
     stacks = filled_by(program, frames)
-    found: dict[tuple[str, str], Buffer] = {}
+    buffers: dict[tuple[str, str], Buffer] = {}
     for computation in program.computations.values():
         if computation.name in fused:
             continue
@@ -53,8 +53,8 @@ def largest_buffers(program: Program, count: int = 8) -> list[Buffer]:
             for text in HBM_ARRAY.findall(step.shape):
                 if not ELSEWHERE.search(text):
                     shape = text.partition("{")[0]
-                    found.setdefault((shape, part), Buffer(shape, padded_bytes(text), part))
-    return sorted(found.values(), key=lambda b: -b.nbytes)[:count]
+                    buffers.setdefault((shape, part), Buffer(shape, padded_bytes(text), part))
+    return sorted(buffers.values(), key=lambda b: -b.nbytes)[:count]
 
 
 def filled_by(program: Program, frames: Frames) -> dict[str, str]:

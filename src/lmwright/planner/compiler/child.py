@@ -1,4 +1,4 @@
-"""The child process of `plan.compile`: one train step, one slice, one answer as JSON.
+"""The child process of `compiler.compile`: one train step, one slice, one answer as JSON.
 
 It is a process of its own because the TPU compiler can take gigabytes, hang or abort.
 """

@@ -69,7 +69,7 @@ class Compiled:
     from_cache: bool = False
     """Whether an earlier plan had asked the compiler for the same program."""
     step_kept: bool = False
-    """Whether `train` will find the compiled step (`plan.executable`)."""
+    """Whether `train` will find the compiled step (`program.executable`)."""
     hlo: str = field(default="", repr=False)
     """The optimized, scheduled program."""
 

@@ -7,7 +7,7 @@ as they turn. Costs of one instruction:
     product             the compiler's cycles / clock / share, never less than FLOPs / peak
     other fusion        the same cycles, never less than what it writes / HBM bandwidth
     products' kernel    FLOPs / peak / the share of it that a large model's products reach
-    attention kernel    blocks x cycles of a block, see `plan.kernel_cost`
+    attention kernel    blocks x cycles of a block, see `compiler.kernel_cost`
     collective          bytes a device receives / (links x bandwidth), see `compiler.links`
     between slices      bytes that a chip sends or receives / its share of the host's network
     what has no cycles  bytes / HBM bandwidth; fills of memory too
@@ -72,7 +72,7 @@ class Estimate:
         return {part: sum(kinds.values()) for part, kinds in self.by_part.items()}
 
     def times(self, factor: float) -> "Estimate":
-        """All of it so many times as long."""
+        """The estimate with every time multiplied by `factor`."""
         longer = lambda seconds: {name: factor * s for name, s in seconds.items()}  # noqa: E731
         return replace(
             self,
@@ -93,7 +93,7 @@ class Estimate:
         self.collectives[kind] = self.collectives.get(kind, 0) + times
 
     def add(self, other: "Estimate", times: int) -> None:
-        """Counts another estimate in, that many times."""
+        """Adds another estimate, `times` times."""
         for part, kinds in other.by_part.items():
             for kind, seconds in kinds.items():
                 self.spend(part, kind, times * seconds)
@@ -115,9 +115,9 @@ class _Transfer:
 
 @dataclass
 class _Clocks:
-    """Clocks of a walk through one computation; the clock of the core is `found.step_s`."""
+    """Clocks of a walk through one computation; the clock of the core is `estimate.step_s`."""
 
-    found: Estimate = field(default_factory=Estimate)
+    estimate: Estimate = field(default_factory=Estimate)
     free_s: dict[str, float] = field(default_factory=dict)
     """When the links, and the network in either direction, are idle again."""
     under_way: dict[str, _Transfer] = field(default_factory=dict)
@@ -132,18 +132,18 @@ class _Clocks:
     def source(self, step: Instruction, holder: Computation) -> _Transfer | None:
         """The transfer that an instruction takes over, seen through parts of tuples."""
         for name in step.operands:
-            one = holder.by_name.get(name)
-            while one is not None and one.opcode == "get-tuple-element":
-                one = holder.by_name.get(one.operands[0])
-            if one is not None and one.name in self.under_way:
-                return self.under_way[one.name]
+            operand = holder.by_name.get(name)
+            while operand is not None and operand.opcode == "get-tuple-element":
+                operand = holder.by_name.get(operand.operands[0])
+            if operand is not None and operand.name in self.under_way:
+                return self.under_way[operand.name]
         return None
 
     def begin(
         self, part: str, cost_s: float, way: str = "links", ready_s: float | None = None
     ) -> _Transfer:
         """Puts a transfer on its way, after those before it; now unless `ready_s` is earlier."""
-        ready_s = self.found.step_s if ready_s is None else ready_s
+        ready_s = self.estimate.step_s if ready_s is None else ready_s
         self.free_s[way] = max(self.free_s.get(way, 0.0), ready_s) + cost_s
         return _Transfer(part, cost_s, self.free_s[way])
 
@@ -172,10 +172,10 @@ class _Clocks:
     def wait(self, transfer: _Transfer, exposed: float = 0.0) -> None:
         """Moves the core's clock to the end of the transfer; `exposed` is the share of what could
         be hidden that is not."""
-        wait = min(transfer.cost_s, max(0.0, transfer.end_s - self.found.step_s))
+        wait = min(transfer.cost_s, max(0.0, transfer.end_s - self.estimate.step_s))
         wait += exposed * (transfer.cost_s - wait)
-        self.found.spend(transfer.part, EXPOSED, wait)
-        self.found.hidden_s += transfer.cost_s - wait
+        self.estimate.spend(transfer.part, EXPOSED, wait)
+        self.estimate.hidden_s += transfer.cost_s - wait
 
 
 class _Walk:
@@ -192,7 +192,7 @@ class _Walk:
     def run(self, computation: Computation) -> Estimate:
         """The estimate of one execution, starting with idle links."""
         clocks = _Clocks()
-        took = clocks.found
+        took = clocks.estimate
         for step in computation.instructions:
             if step.opcode in FREE:
                 clocks.hand_on(step)
@@ -231,7 +231,7 @@ class _Walk:
                 transfer = clocks.begin(self.part(step), cost, ready_s=clocks.earliest(step))
             else:
                 transfer = clocks.begin(self.part(step), cost)
-            clocks.found.count(kind, 1)
+            clocks.estimate.count(kind, 1)
         if computes:
             self._compute(clocks, step, holder)
         if carries or "start" in step.name:
@@ -242,17 +242,17 @@ class _Walk:
         else:
             clocks.wait(transfer)
 
-    def _inner(self, found: Estimate, step: Instruction, holder: Computation) -> None:
+    def _inner(self, total: Estimate, step: Instruction, holder: Computation) -> None:
         """A loop, as often as it turns, or the longest of some branches."""
         if step.opcode != "while":
             branches = [self.run(self.program.computations[c]) for c in step.called]
-            found.add(max(branches, key=lambda b: b.step_s), 1)
+            total.add(max(branches, key=lambda b: b.step_s), 1)
             return
         trips = self.program.trip_count(step, holder)
         if trips is None:
-            found.unknown_loops += 1
+            total.unknown_loops += 1
         body = self.program.computations[step.callee("body")]
-        found.add(self.run(body), 1 if trips is None else trips)
+        total.add(self.run(body), 1 if trips is None else trips)
 
     def collective(
         self, step: Instruction, holder: Computation
@@ -280,9 +280,9 @@ class _Walk:
         if part != OTHER or step.opcode != "fusion":
             return part
         inside = Counter(
-            part_of(one, self.frames)
+            part_of(inner, self.frames)
             for name in step.called
-            for one in self.program.computations[name].instructions
+            for inner in self.program.computations[name].instructions
         )
         del inside[OTHER]
         return inside.most_common(1)[0][0] if inside else OTHER
@@ -294,7 +294,7 @@ class _Walk:
             clocks.hand_on(step, seconds)
         else:
             clocks.settle_operands(step)
-        took = clocks.found
+        took = clocks.estimate
         took.matmul_flops += flops
         took.spend(self.part(step), kind, seconds)
         if kind not in ("vector", "memory"):

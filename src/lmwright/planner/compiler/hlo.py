@@ -169,12 +169,12 @@ def parse(text: str) -> Program:
 
 def _joined(text: str) -> Iterator[str]:
     """Lines; a kernel's metadata, which spans several, is put back on its own line."""
-    kept = ""
+    pending = ""
     for line in text.splitlines():
-        kept = f"{kept} {line}" if kept else line
-        if "}}" in kept.rpartition("kernel_metadata={")[2] or "kernel_metadata={" not in kept:
-            yield kept
-            kept = ""
+        pending = f"{pending} {line}" if pending else line
+        if "}}" in pending.rpartition("kernel_metadata={")[2] or "kernel_metadata={" not in pending:
+            yield pending
+            pending = ""
 
 
 def _instruction(line: str) -> Instruction | None:

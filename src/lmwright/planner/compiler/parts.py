@@ -39,7 +39,7 @@ FUNCTIONS = {
     "rope_tables": "attention",
 }
 LETTERS = {"v": "head and loss", "f": "mlp", "h": "attention"}
-"""Letter of an einsum (DESIGN's legend, in lower case) that only one part's products have."""
+"""Letter of an einsum (v vocab, f mlp, h head_dim) that only one part has in its products."""
 
 _EINSUM = re.compile(r"(?:^|/)([a-z]+(?:,[a-z]+)+->[a-z]*)(?:/|$)")
 _TABLE = re.compile(r"^(\d+) (.*)$")
