@@ -8,7 +8,6 @@ import pytest
 from tests.resume.conftest import small_run  # noqa: F401
 from tests.storage.fake_gcs import BUCKET, Faults, served
 
-
 running = []
 
 
