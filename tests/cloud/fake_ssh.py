@@ -54,6 +54,9 @@ class Machine:
             def connection_lost(self, exc):
                 machine._open.discard(self.conn)
 
+            def connection_requested(self, *_):
+                return True  # ports are forwarded, as sshd does
+
         self._server = await asyncssh.listen(
             "127.0.0.1",
             self.port,

@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_DELETE = reply
+    do_GET = do_POST = do_DELETE = do_PATCH = reply
 
 
 RESET = 0  # in place of an answer, the connection ends

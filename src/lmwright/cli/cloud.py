@@ -155,14 +155,25 @@ def jobs_logs(name: str, host: int, follow_it: bool) -> Any:
 
 @jobs.command("follow")
 @click.argument("name")
-def jobs_follow(name: str) -> Any:
+@click.option("--on-vm", is_flag=True, help="Let a small VM of Google Cloud supervise it instead.")
+@click.option("--zone", default="", help="Of that VM. Default: the zone of the slice.")
+@click.option("--machine-type", default="", help="Of that VM. Default: e2-micro.")
+@click.option("--dry-run", is_flag=True, help="Print the requests for that VM.")
+def jobs_follow(name: str, on_vm: bool, zone: str, machine_type: str, dry_run: bool) -> Any:
     """Supervise the job NAME from here, and print what happens.
+
+    With --on-vm, a VM does it that deletes itself when the job is over.
 
     \b
     Example:  lmwright jobs follow wiki
+              lmwright jobs follow wiki --on-vm
     """
-    from lmwright.cloud.jobs import follow_command
+    from lmwright.cloud.jobs import follow_command, keep_command
 
+    if on_vm:
+        return keep_command(name, zone, machine_type, dry_run=dry_run)
+    if zone or machine_type or dry_run:
+        raise click.UsageError("--zone, --machine-type and --dry-run are for --on-vm.")
     return follow_command(name)
 
 
@@ -199,15 +210,20 @@ def jobs_stop(name: str) -> Any:
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--host", type=int, default=0, help="Number of the host. Default: 0.")
-def jobs_ssh(name: str, command: Sequence[str], host: int) -> Any:
+@click.option("--tunnel", metavar="PORT", help="Lead this port here to that port of the host.")
+def jobs_ssh(name: str, command: Sequence[str], host: int, tunnel: str | None) -> Any:
     """Open a shell on a host of the job NAME, or run COMMAND there.
+
+    With --tunnel, a program here such as a browser reaches a notebook that runs on the host.
+    PORT:OTHER leads to another port there.
 
     \b
     Example:  lmwright jobs ssh wiki --host 2
+              lmwright jobs ssh wiki --tunnel 8888
     """
     from lmwright.cloud.jobs import ssh_command
 
-    return ssh_command(name, host, command)
+    return ssh_command(name, host, command, tunnel)
 
 
 @jobs.command("forget")

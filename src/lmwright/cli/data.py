@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from lmwright.cli.shared import OVERRIDES, RUN, InOrder, load
+from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
 
 
 @click.command()
@@ -34,7 +34,7 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Show prepared data, verify it, and copy it to a bucket."""
+    """Show, verify and copy prepared data."""
 
 
 @data.command("verify")
@@ -52,18 +52,40 @@ def data_verify(folder: str) -> Any:
 
 @data.command("push")
 @click.argument("folder")
-@click.argument("url")
-def data_push(folder: str, url: str) -> Any:
-    """Copy prepared data to a bucket and verify that it arrived.
+@click.argument("target")
+@click.option("--project", help="Google Cloud project of the disk.")
+@click.option("--zone", help="Zone of the disk, which is that of its slices.")
+@click.option("--bucket", help="Folder for lmwright, as gs://BUCKET/lmwright.")
+@click.option("--service-account", help="E-mail of the account of the helper VM.")
+@click.option("--network", help="Network of the helper VM.")
+@click.option("--subnetwork", help="Subnetwork of the helper VM.")
+@click.option("--internal-ips", is_flag=True, default=None, help="Helper VM without the internet.")
+@click.option("--disk-type", help="Default: pd-balanced. A v6e takes hyperdisk-ml.")
+@click.option("--dry-run", is_flag=True, default=None, help="Print the requests for the disk.")
+def data_push(folder: str, target: str, **options: Any) -> Any:
+    """Copy prepared data to a bucket or a new disk, verified.
 
-    FOLDER is copied to URL (gs://BUCKET/FOLDER). What is there already is not sent again.
+    TARGET is gs://BUCKET/FOLDER; what is there already is not sent again. Or it is disk:NAME: a
+    disk is made, filled from a bucket by a helper VM and verified; FOLDER may be in that bucket.
+    The options are for disks.
 
     \b
     Example:  lmwright data push data/wiki gs://my-bucket/wiki
+              lmwright data push gs://my-bucket/wiki disk:wiki --zone us-central2-b
     """
-    from lmwright.data.push import push_command
+    said = given(**options)
+    if not target.startswith("disk:"):
+        if said:
+            name = next(iter(said)).replace("_", "-")
+            raise click.UsageError(f"--{name} is for a TARGET disk:NAME; leave it out.")
+        from lmwright.data.push import push_command
 
-    return push_command(folder, url)
+        return push_command(folder, target)
+    from lmwright.cloud.fill import push_disk_command
+    from lmwright.cloud.target import settings_with
+
+    kind, dry_run = said.pop("disk_type", "pd-balanced"), said.pop("dry_run", False)
+    return push_disk_command(folder, target, settings_with(**said), kind, dry_run=dry_run)
 
 
 @data.command("show")

@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 
 from lmwright.cloud.book import MADE, id_of, label_of
+from lmwright.cloud.disk_check import check_disks
 from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.service import Request
 from lmwright.cloud.spec import OVER, Cloud, Spec
@@ -60,7 +61,7 @@ def _check_zones(spec: Spec, cloud: Cloud, region: str) -> list[str]:
             )
     notes.append(f"the quota of project {cloud.project} for these chips is not told by the "
                  "service; a request beyond it is refused")  # fmt: skip
-    return notes + left_over(spec, tpus) + warn_of_roles(cloud, spec.url)
+    return notes + check_disks(spec) + left_over(spec, tpus) + warn_of_roles(cloud, spec.url)
 
 
 def left_over(spec: Spec, tpus: Tpus) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud import local, remote
+from lmwright.cloud.disk_names import refuse_other_zones
 from lmwright.cloud.gke import target as gke_target
 from lmwright.cloud.jobs import begin
 from lmwright.cloud.spec import RUN_FILE, Cloud, Limits, Offer, Spec, job_names, save_spec
@@ -109,6 +110,7 @@ def _asked(wanted: Wanted) -> tuple[tuple[Offer, ...], Cloud]:
 def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
     """Plans the run for every slice that is asked for, and launches it."""
     (offers, cloud), work = _asked(wanted), wanted.work
+    refuse_other_zones(cloud, offers)
     for offer in offers:
         refuse_several_hosts(work, offer.hosts, offer.name)
     if run is not None:
@@ -156,7 +158,7 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
     if wanted.work.verb == "prepare":
         refuse_local_sources(run)
         return
-    refuse_local_places(run)
+    refuse_local_places(run, wanted.settings.disks)
     for name in sorted(names) if wanted.work.trains else ():
         if _apart_from_yaml(wanted, plan_command, run, Plan(on=name, quick=True)):
             raise UserError(f"--on: the run does not fit {name}; the plan above says what would")

@@ -22,6 +22,7 @@ from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent
 from lmwright.cloud.alone import Ended, leave, watch
 from lmwright.cloud.leader import Leader
+from lmwright.cloud.ledger import slice_variable
 from lmwright.cloud.place import Place, find_place
 from lmwright.cloud.spec import (
     OVER,
@@ -126,6 +127,7 @@ async def _serve(spec: Spec, offer: Offer, place: Place, bucket: Bucket) -> None
     with contextlib.suppress(OSError, UserError):  # it is compiled instead
         await asyncio.to_thread(receive_steps, bucket)
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
+    spec = replace(spec, variables=spec.variables | slice_variable(spec, place.incarnation))
     carrier = Carrier(spec, host, tuple(secrets.values()))
     agent = Agent(
         spec,

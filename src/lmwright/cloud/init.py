@@ -14,6 +14,7 @@ from lmwright.storage.bucket import is_bucket
 ACCOUNT = "lmwright"
 APIS = ("tpu.googleapis.com", "storage.googleapis.com", "iam.googleapis.com")
 APIS += ("secretmanager.googleapis.com", "cloudresourcemanager.googleapis.com")
+APIS += ("compute.googleapis.com",)
 # Saving a checkpoint looks up the bucket, which the first alone does not allow.
 OF_BUCKET = ("roles/storage.objectAdmin", "roles/storage.legacyBucketReader")
 TIMEOUT_S = 300.0
@@ -46,6 +47,10 @@ class Setup:
             *(["gcloud", "storage", "buckets", "add-iam-policy-binding", self.bucket, member,
                f"--role={role}"] for role in OF_BUCKET),
             [*grant, "--role=roles/tpu.admin", "--condition=None"],
+            # A VM that supervises asks for slices with its own account, and deletes itself.
+            [*grant, "--role=roles/compute.instanceAdmin.v1", "--condition=None"],
+            ["gcloud", "iam", "service-accounts", "add-iam-policy-binding", self.account, project,
+             member, "--role=roles/iam.serviceAccountUser"],
         ]  # fmt: skip
 
 

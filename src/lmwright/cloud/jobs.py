@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud import local, remote
+from lmwright.cloud import keeper, local, remote
 from lmwright.cloud.kaggle import job as kaggle
 from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
 from lmwright.cloud.ssh import job as by_ssh
 from lmwright.cloud.tell import Teller, last_words
+from lmwright.cloud.tunnel import parse_tunnel
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
@@ -190,14 +191,23 @@ def follow_command(name: str) -> int:
     return follow(spec)
 
 
-def ssh_command(name: str, host: int, words: Sequence[str]) -> int:
-    """Opens a shell on a host of a job on slices, or runs a command there."""
+def keep_command(name: str, zone: str, machine: str, *, dry_run: bool) -> int:
+    """Lets a small VM supervise a job on slices."""
+    spec = find(name)
+    state = remote.state_of(spec) if spec.url else read_state(spec)
+    return keeper.keep(spec, state, zone, machine, dry_run=dry_run)
+
+
+def ssh_command(name: str, host: int, words: Sequence[str], tunnel: str | None = None) -> int:
+    """Opens a shell on a host of a job on other machines, or runs a command there, or opens a
+    tunnel to it."""
+    leads = parse_tunnel(tunnel) if tunnel else None
     spec = remote.adopt(name) if is_bucket(name) else load_spec(name)
     if by_ssh.is_ssh(spec):
-        return by_ssh.shell(spec, host, words)
+        return by_ssh.shell(spec, host, words, leads)
     if not spec.url:
         raise UserError(f"job {name} runs on this machine; there is no other to reach")
-    return remote.ssh(spec, host, words)
+    return remote.ssh(spec, host, words, leads)
 
 
 def start_command(name: str, *, detach: bool = False) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lmwright.cloud import keeper
 from lmwright.cloud.book import Book, begin, label_of, read_book, usage
 from lmwright.cloud.checks import check as check
 from lmwright.cloud.checks import describe as describe
@@ -20,12 +21,13 @@ from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
 from lmwright.cloud.target import NO_GCLOUD
 from lmwright.cloud.tell import Teller, last_words
+from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
-from lmwright.report.goodput import goodput, parse_sessions
+from lmwright.report.goodput import goodput, ledger, parse_sessions
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claimed
 from lmwright.storage.mirror import fetched
@@ -111,9 +113,9 @@ def follow(spec: Spec, patience: Patience | None = None) -> int:
     return 0
 
 
-def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
-    """Opens a shell on a host by gcloud or kubectl, or runs a command there; returns its exit
-    code."""
+def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = None) -> int:
+    """Opens a shell on a host by gcloud or kubectl, or runs a command there, or opens a tunnel;
+    returns its exit code."""
     assert spec.cloud is not None
     book = read_book(Bucket(spec.url))
     if book["current"] is None:
@@ -124,14 +126,15 @@ def ssh(spec: Spec, host: int, words: Sequence[str]) -> int:
     if spec.cloud.gke is not None:
         from lmwright.cloud.gke.describe import shell
 
-        return shell(spec, entry["id"], offer, host, words)
+        return shell(spec, entry["id"], offer, host, words, tunnel)
     number, worker = divmod(host, offer.hosts_per_slice)
     node = entry["id"] if offer.num_slices == 1 else f"{entry['id']}-{number}"
     command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]
     command += [f"--zone={offer.zone}", f"--project={spec.cloud.project}"]
     command += ["--command", shlex.join(words)] if words else []
+    command += ["--", *tunnel.words(), *([] if words else ["-N"])] if tunnel else []
     try:
-        return subprocess.run(command).returncode
+        return run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
         raise UserError(NO_GCLOUD) from None
 
@@ -176,6 +179,8 @@ def show(spec: Spec) -> None:
         entry = book["made"][book["current"]]
         offer = spec.offers[entry["offer"]]
         print(f"  slice          {entry['id']}: {offer.name} in {offer.zone}")
+    for line in keeper.lines(spec):
+        print(f"  {line}")
     print(f"  slices so far  {len(book['made'])}, {used['hours']:.2f} h, "
           f"{used['chip_hours']:.1f} chip-hours, {used['cost']:.2f} USD by the list")  # fmt: skip
     print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
@@ -198,7 +203,10 @@ def show_goodput(spec: Spec) -> None:
     with contextlib.suppress(OSError, UserError):
         sessions = parse_sessions(fetched(f"{spec.dir}/sessions.json").read_bytes())
         if measured := goodput(sessions):
-            print(f"  goodput        {measured.text()}")
+            rows = ledger(measured)
+            print(f"  goodput        {rows.pop('goodput')} of {rows.pop('in all')} with machines")
+            for name, text in rows.items():
+                print(f"    {name:<12} {text}")
 
 
 def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
@@ -275,6 +283,7 @@ def forget(spec: Spec, *, kill: bool) -> None:
     if kill:
         killed = {"status": "stopped", "error": "killed"}
         bucket.write("state.json", json.dumps(state_of(spec) | killed))
+    keeper.remove(spec)  # first, before it asks for another slice
     end(spec)
     for name in bucket.entries():
         bucket.remove(name)

@@ -78,6 +78,7 @@ until [ -e "$here/ready" ]; do install || fails ""; done
 export XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache
 cd "$home"
 # --- what the machine is for
+until "$here/venv/bin/python" -m lmwright.cloud.disks; do fails ""; done
 began=$SECONDS
 until "$here/venv/bin/python" -m lmwright.cloud.host; do
   [ $((SECONDS - began)) -gt 600 ] && well=$SECONDS

@@ -10,10 +10,12 @@
 import os
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from lmwright.cloud.disk_names import is_on_disk
 from lmwright.cloud.spec import Cloud, Offer
 from lmwright.cloud.vault import parse_pairs
 from lmwright.config.run import Run
@@ -165,13 +167,14 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
     )
 
 
-def refuse_local_places(run: Run) -> None:
+def refuse_local_places(run: Run, disks: Sequence[str] = ()) -> None:
     """Raises UserError for a run that needs files of this machine."""
     for field, path, cure in (
         ("dir", run.dir, "write dir = 'gs://BUCKET/FOLDER'"),
         ("data.dir", run.data.dir, "copy it there: lmwright data push FOLDER gs://BUCKET/FOLDER"),
     ):
-        if not is_bucket(path):
+        on_disk = field == "data.dir" and is_on_disk(path, disks)
+        if not on_disk and not is_bucket(path):
             raise UserError(f"{field}: {path}: the hosts of a slice cannot see it; {cure}")
     source = run.train.init_from
     if source and not is_bucket(source) and os.path.exists(source):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from lmwright.cloud.disk_names import source_of
 from lmwright.cloud.service import Away, Node, Request, Scarce
 from lmwright.cloud.spec import Cloud, Offer
 from lmwright.cloud.stage import STARTUP
@@ -200,7 +201,10 @@ def queued_resource(cloud: Cloud, id: str, job: str, offer: Offer, metadata: dic
         metadata=metadata,
         labels={LABEL: job},
         data_disks=[
-            tpu_v2.AttachedDisk(source_disk=disk, mode=tpu_v2.AttachedDisk.DiskMode.READ_ONLY)
+            tpu_v2.AttachedDisk(
+                source_disk=source_of(disk, cloud.project, offer.zone),
+                mode=tpu_v2.AttachedDisk.DiskMode.READ_ONLY,
+            )
             for disk in cloud.disks
         ],
     )

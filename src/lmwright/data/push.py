@@ -38,7 +38,7 @@ def push_store(source: str | os.PathLike, url: str) -> list[Pushed]:
     as its manifest records, before it is sent, and where the bucket refuses."""
     folder = Path(source)
     if not is_bucket(url):
-        raise UserError(f"{url}: is not a bucket; write gs://BUCKET/FOLDER")
+        raise UserError(f"{url}: is not a bucket; write gs://BUCKET/FOLDER, or disk:NAME")
     if is_bucket(source):
         raise UserError(f"{source}: is in a bucket already; give a folder of this machine")
     stages = [stage for stage in STAGES if (folder / stage / MANIFEST).exists()]

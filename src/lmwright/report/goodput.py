@@ -3,14 +3,16 @@
     sessions.json --> |start|compile|step|input|evaluate|save|redone|   of all sessions together
 
 A step that is done again after a fault counts once. Time between two sessions belongs to no
-machine of the run: waiting in a queue, and at most half a minute that a killed session has not
-written down.
+machine of the run, and at most half a minute of it was not written down by a killed session. Of
+slices it is known when they were there: then it counts as start-up, and the queue is apart.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lmwright.report.paid import Paid, paid
 
 SPENT = "spent"
 WORDS = {
@@ -22,6 +24,7 @@ WORDS = {
     "redone": "steps done twice",
     "other": "the rest",
 }
+NAMES = {"start": "start-up", "evaluate": "eval", "other": "rest"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Goodput:
     between_s: float
     """Between sessions, without a machine."""
     sessions: int
+    slices: Paid | None = None
+    """What slices have cost; None where there was none."""
 
     @property
     def share(self) -> float:
@@ -51,6 +56,24 @@ class Goodput:
             if seconds / self.total_s >= 0.005
         ]
         return f"{self.share:.1%}" + (f" ({', '.join(told)})" if told else "")
+
+
+def ledger(measured: Goodput) -> dict[str, str]:
+    """Where the time went, and what it cost: labels and texts in display order."""
+    parts = {"productive": measured.productive_s}
+    parts |= {NAMES.get(name, name): seconds for name, seconds in measured.lost_s.items()}
+    rows = {
+        name: f"{_hours(seconds)} ({seconds / measured.total_s:.1%})"
+        for name, seconds in parts.items()
+    }
+    if (slices := measured.slices) is not None:
+        rows["queue"] = f"{_hours(slices.queue_s)} without a machine"
+    rows |= {"in all": _hours(measured.total_s), "goodput": f"{measured.share:.1%}"}
+    if slices is not None:
+        used = slices.chip_hours
+        rows["chip-hours"] = f"{used:,.0f}" if used >= 100 else f"{used:.3g}"
+        rows["cost"] = f"{slices.cost:,.2f} USD by the list"
+    return rows
 
 
 def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
@@ -75,7 +98,11 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
         for name, seconds in spent.items():
             lost[name if name in lost else "other"] += seconds
         lost["other"] += max(_seconds(entry) - steps_s - sum(spent.values()), 0.0)
-    return Goodput(total, productive, lost, between, len(measured))
+    if (slices := paid(measured)) is not None:  # also without a session
+        idle = slices.seconds - slices.training_s
+        lost["start"] += idle
+        total += idle
+    return Goodput(total, productive, lost, between, len(measured), slices)
 
 
 def parse_sessions(data: bytes) -> list[dict[str, Any]]:
@@ -90,6 +117,10 @@ def parse_sessions(data: bytes) -> list[dict[str, Any]]:
         for entry in (entries if isinstance(entries, list) else [])
         if isinstance(entry, dict) and all(_is_number(entry.get(name)) for name in needed)
     ]
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h" if seconds >= 360 else f"{seconds:,.1f} s"
 
 
 def _seconds(entry: dict[str, Any]) -> float:

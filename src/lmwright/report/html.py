@@ -22,6 +22,7 @@ from lmwright import __version__
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.report.curves import curves_of, points_per_curve
+from lmwright.report.goodput import goodput, ledger
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
 from lmwright.storage.mirror import mirror_folder, place_in, send_file
@@ -73,6 +74,8 @@ def render(records: Sequence[RunRecord]) -> str:
     groups = [group for r in records for group in (r.train, *r.evals.values())]
     longest = max(len(series.steps) for group in groups for series in group.values())
     configs = [record.config for record in records]
+    measured = [goodput(record.sessions) for record in records]
+    times = [ledger(each) if each else {} for each in measured]
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE_DIR), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -82,6 +85,7 @@ def render(records: Sequence[RunRecord]) -> str:
         tiles=headline(records[0]) if len(records) == 1 else [],
         # without marks: results nearly always differ
         summary=[r | {"differs": False} for r in side_by_side([*map(summarize, records)])],
+        times=side_by_side(times) if any(times) else [],
         differences=differences(configs) if len(records) > 1 else None,
         samples=_samples(records, labels),
         events=_events(records, labels),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lmwright.report.goodput import goodput
+from lmwright.report.goodput import goodput, ledger
 from lmwright.report.read import RunRecord, Series
 
 Rows = dict[str, str]
@@ -102,6 +102,8 @@ def _cost(record: RunRecord) -> Rows:
         rows["time running"] = hours_text(record.hours.values[-1])
     if measured := goodput(record.sessions):
         rows["goodput"] = measured.text()
+        costs = ledger(measured)
+        rows |= {name: costs[name] for name in ("queue", "chip-hours", "cost") if name in costs}
     formats = {
         "tokens_per_s": ("tokens/s", "{:,.0f}"),
         "step_time_p50_s": ("step time, median", "{:.4g} s"),

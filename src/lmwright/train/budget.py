@@ -2,7 +2,8 @@
 
     sessions.json  [{"began": ..., "seconds": ..., "first_step": ..., "last_step": ...,
                      "step_s": ..., "save_s": ..., "end": "session limit",
-                     "spent": {"start": ..., "compile": ..., "step": ..., ...}}, ...]
+                     "spent": {"start": ..., "compile": ..., "step": ..., ...},
+                     "slice": {"chips": ..., "price": ..., ...}}, ...]
 
 Every session adds its entry and keeps it up to date, so that a killed one counts too. Before
 each step the loop asks whether there is time for it, see `planner.sessions`.
@@ -24,6 +25,7 @@ from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.planner.sessions import assumed_save_s, fits, session_limit_s
+from lmwright.report.paid import FACTS, slice_of_host
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 LEDGER = "sessions.json"
@@ -69,6 +71,8 @@ class Budget:
             "last_step": start_step,
             "end": "killed",
         }
+        if (facts := slice_of_host()) is not None:
+            self._entry[FACTS] = facts
 
     @classmethod
     def of(cls, run: Run, folder: Path, start: int, state: Tree, began: float) -> "Budget":

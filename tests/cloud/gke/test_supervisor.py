@@ -208,5 +208,13 @@ def test_a_shell_in_a_pod(spec, played, gke, tmp_path, monkeypatch, capsys):
     said = shlex.split((tmp_path / "said").read_text().replace("sh -c", ""))
     assert said[:5] == ["--context", CONTEXT, "--namespace", "default", "exec"]
     assert said[5] == gke.pods["j-1"][1].name
+    assert main(["jobs", "ssh", "j", "--host", "1", "--tunnel", "9000:8888"]) == 0
+    assert shlex.split((tmp_path / "said").read_text())[4:] == [
+        "port-forward",
+        said[5],
+        "9000:8888",
+    ]
+    assert main(["jobs", "ssh", "j", "--tunnel", "9000", "ls"]) == 2
+    assert "kubectl does one thing at a time" in capsys.readouterr().err
     assert main(["jobs", "forget", "j", "--kill"]) == 0
     assert all("deletionTimestamp" in job["metadata"] for job in gke.job_sets.values())

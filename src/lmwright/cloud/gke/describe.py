@@ -1,7 +1,6 @@
 """Dry runs of a launch on GKE, and shells in its pods."""
 
 import shlex
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from lmwright.cloud.gke.check import NEEDED
 from lmwright.cloud.gke.cluster import Cluster
 from lmwright.cloud.gke.manifest import GROUP, PLURAL, VERSION, job_set
 from lmwright.cloud.spec import Offer, Spec
+from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_text
 
@@ -51,18 +51,26 @@ def dump_yaml(manifest: dict[str, Any]) -> str:
     return yaml.dump(manifest, Dumper=Dumper, sort_keys=False, width=100)
 
 
-def shell(spec: Spec, id: str, offer: Offer, host: int, words: Sequence[str]) -> int:
-    """Opens a shell in the pod of a host by kubectl, or runs a command there; returns its exit
-    code."""
+def shell(
+    spec: Spec, id: str, offer: Offer, host: int, words: Sequence[str], tunnel: Tunnel | None
+) -> int:
+    """Opens a shell in the pod of a host by kubectl, or runs a command there, or opens a tunnel;
+    returns its exit code."""
+    if tunnel and words:
+        raise UserError("--tunnel: kubectl does one thing at a time; run the command apart from it")
     assert spec.cloud is not None and spec.cloud.gke is not None
     gke = spec.cloud.gke
     pod = Cluster(spec.cloud, spec.url).pods(id).get(divmod(host, offer.hosts_per_slice))
     if pod is None:
         raise UserError(f"--host: {host} has no pod now; see: lmwright jobs show {spec.name}")
-    command = ["kubectl", "--context", gke.context, "--namespace", gke.namespace, "exec"]
-    command += [] if words else ["-it"]
-    command += [pod.metadata.name, "--", *(["sh", "-c", shlex.join(words)] if words else ["sh"])]
+    name = pod.metadata.name
+    command = ["kubectl", "--context", gke.context, "--namespace", gke.namespace]
+    if tunnel:
+        command += ["port-forward", name, f"{tunnel.here}:{tunnel.there}"]
+    else:
+        command += ["exec", *([] if words else ["-it"]), name, "--"]
+        command += ["sh", "-c", shlex.join(words)] if words else ["sh"]
     try:
-        return subprocess.run(command).returncode
+        return run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
         raise UserError("kubectl is not installed, by which pods are reached") from None

@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from lmwright.cloud.spec import OVER, RUN_FILE, START, Spec, dump_spec, read_sta
 from lmwright.cloud.ssh.far import FACTS
 from lmwright.cloud.ssh.hosts import Host
 from lmwright.cloud.ssh.line import Access, Line, Unreachable, all_of, every
+from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.guard.redact import redact_text
@@ -291,15 +291,17 @@ def forget(spec: Spec, *, kill: bool) -> None:
     _fleets.pop(spec.folder).close()
 
 
-def shell(spec: Spec, host: int, words: Sequence[str]) -> int:
-    """Opens a shell on a host by the user's ssh, or runs a command there; returns its exit
-    code."""
+def shell(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = None) -> int:
+    """Opens a shell on a host by the user's ssh, or runs a command there, or opens a tunnel;
+    returns its exit code."""
     fleet = fleet_of(spec)
     spec.refuse_host(host, len(fleet.lines))
     line = fleet.lines[host]
-    command = [*line.access.words(), "--", line.host.name, *([shlex.join(words)] if words else [])]
+    options = [*tunnel.words(), *([] if words else ["-N"])] if tunnel else []
+    command = [*line.access.words(), *options, "--", line.host.name]
+    command += [shlex.join(words)] if words else []
     try:
-        return subprocess.run(command).returncode
+        return run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
         raise UserError(f"{command[0]}: no such program; install OpenSSH's client") from None
 

@@ -1,0 +1,55 @@
+"""The disks of a job or of a push, as Compute Engine shows them.
+
+A disk that `lmwright data push` fills has labels: which store it holds, and whether all of it.
+"""
+
+from typing import Any
+
+from lmwright.cloud.compute_api import Compute, Refused
+from lmwright.cloud.disk_names import FILL, FULL, source_of
+from lmwright.cloud.spec import Offer, Spec
+from lmwright.errors import UserError
+
+STATE, STORE = "lmwright-state", "lmwright-store"
+FILLING, FILLED = "filling", "filled"
+HYPERDISK_ONLY = ("v6e",)
+
+
+def check_disks(spec: Spec) -> list[str]:
+    """Asks the service for the disks of a job; returns notes. Raises UserError where one is
+    missing, not filled yet, or of a type that the slice cannot attach."""
+    assert spec.cloud is not None
+    notes = []
+    for disk in spec.cloud.disks:
+        for offer in spec.offers:
+            full = FULL.fullmatch(source_of(disk, spec.cloud.project, offer.zone))
+            assert full is not None
+            project, zone, name = full.groups()
+            try:
+                there = Compute(project).get(zone, "disks", name)
+            except Refused as error:
+                notes.append(f"it is not known whether disk {name} is there ({error})")
+                continue
+            _check_disk(name, zone, offer, there)
+    return notes
+
+
+def _check_disk(name: str, zone: str, offer: Offer, there: dict[str, Any] | None) -> None:
+    fill = FILL.format(name=name, zone=zone)
+    if there is None:
+        raise UserError(f"--disk: there is no disk {name} in {zone}; make it: {fill}")
+    if there.get("labels", {}).get(STATE) == FILLING:
+        raise UserError(f"--disk: {name} in {zone} is not filled yet; go on with: {fill}")
+    type = there.get("type", "").rpartition("/")[2]
+    hyper = offer.accelerator_type.startswith(HYPERDISK_ONLY)
+    if type and type.startswith("hyperdisk") != hyper:
+        wanted = "hyperdisk-ml" if hyper else "pd-balanced"
+        raise UserError(
+            f"--disk: {name} is a {type}, which {offer.name} does not attach; make another: "
+            f"{fill} --disk-type {wanted}"
+        )
+    if hyper and there.get("accessMode") not in ("READ_ONLY_MANY", None):
+        raise UserError(
+            f"--disk: {name} may be attached to one host only; change that: gcloud compute disks "
+            f"update {name} --zone={zone} --access-mode=READ_ONLY_MANY"
+        )
