@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud import metadata
-from lmwright.cloud.agent import Agent
-from lmwright.cloud.leader import Leader
+from lmwright.cloud.agent import Agent, lead
 from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
 from lmwright.cloud.steps import receive_steps
 from lmwright.cloud.vault import read_secrets
@@ -28,7 +27,7 @@ from lmwright.storage.bucket import Bucket
 
 LEADER = "leader.json"
 POLL_S = 2.0
-NOTICE_POLL_S = 5.0
+NOTICE_POLL_S = 2.0
 PUSH_S = 5.0
 PULLED = ("state.json", "events.log")
 SEVERAL_SLICES = "MEGASCALE_"  # variables of the runtime by which slices find each other
@@ -101,16 +100,16 @@ async def main() -> None:
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
     carrier = Carrier(spec, host, tuple(secrets.values()))
     agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
+    agent.notice(await asyncio.to_thread(metadata.notice) or "")
     watch = asyncio.create_task(_watch_notices(agent))
     if host == 0:
-        leader = Leader(spec)
-        server = await asyncio.start_server(leader.accept, address, spec.port)
-        async with server:
-            await asyncio.gather(leader.run(), agent.run())
+        await lead(spec, agent)
     else:
         await agent.run()
     watch.cancel()
     await asyncio.to_thread(carrier.close)  # on host 0 last: its state tells that the job is over
+    if agent.told_to_end:
+        raise SystemExit("lmwright: told to end; the startup script starts it again if it can")
     if host == 0:
         await _delete_own_slice(spec, incarnation)
 
@@ -163,10 +162,12 @@ def _keep(spec: Spec, bucket: Bucket) -> None:
 
 
 async def _watch_notices(agent: Agent) -> None:
-    """Tells the leader of a preemption or maintenance, once."""
-    while (reason := await asyncio.to_thread(metadata.notice)) is None:
+    """Tells the leader of a preemption or maintenance for as long as there is one."""
+    while True:
         await asyncio.sleep(NOTICE_POLL_S)
-    agent.notice(reason)
+        reason = await asyncio.to_thread(metadata.notice)
+        if reason is not None and not agent.told_to_end:
+            agent.notice(reason)
 
 
 async def _delete_own_slice(spec: Spec, incarnation: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import json
 import os
+import re
 import signal
 import statistics
 import sys
@@ -19,6 +20,9 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 REMEMBERED_STEPS = 64
 ERROR = "lmwright: error: "
 MOST_OF_ERROR = 1000  # characters
+MOST_OF_TAIL = 20_000  # bytes
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+FRAME = re.compile(r"--- attempt |\s*(@ |#\d|PC: |\*\*\* |File \"|Thread 0x|(0x)?[0-9a-f]{8,16}\b)")
 
 
 class Rank:
@@ -80,15 +84,19 @@ class Rank:
         return {**self.pulse.facts, "hangs": self.pulse.hangs()}
 
     def error(self, code: int) -> str:
-        """The last line of its output that tells an error; else the last of all, unless a signal
-        ended it."""
+        """The last line of its output that tells an error; else the last of all. Where a signal
+        ended it that the process raised itself, the last lines without frames of stacks: a runtime
+        that aborts has said why before."""
         with open(self._log, "rb") as log:
-            log.seek(self._at)
-            lines = log.read()[-20_000:].decode(errors="replace").splitlines()
-        told = [line for line in lines if ERROR in line]
-        if not told and code > 0:
-            told = [line for line in lines if line.strip()]
-        return told[-1].strip()[:MOST_OF_ERROR] if told else ""
+            log.seek(max(self._at, log.seek(0, os.SEEK_END) - MOST_OF_TAIL))
+            lines = log.read().decode(errors="replace").splitlines()
+        told = [line.strip() for line in lines if ERROR in line]
+        if not told and -code in FROM_OUTSIDE:
+            return ""
+        told = told or [line.strip() for line in lines if line.strip() and not FRAME.match(line)]
+        if code > 0 or (told and ERROR in told[-1]):
+            return told[-1][:MOST_OF_ERROR] if told else ""
+        return " | ".join(told)[-MOST_OF_ERROR:]
 
     def keep_stacks(self) -> None:
         """Moves the stacks that SIGUSR1 wrote to the job's folder."""
