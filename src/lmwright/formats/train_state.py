@@ -186,7 +186,7 @@ def init_state(plan: Plan, frozen: Frozen) -> Tree:
             weights = _read_adapter(plan.run.model, trainee, frozen)
         except UserError as error:
             of = f".adapters[{trainee.name!r}]" if plan.run.lora.adapters else ""
-            raise UserError(f"lora{of}.init_from: {error}") from error
+            raise error.at(f"lora{of}.init_from") from error
         part = state["trained"][trainee.name]
         part["weights"] = jax.device_put(weights, part_shardings(plan, trainee)["weights"])
         if "ema" in part:

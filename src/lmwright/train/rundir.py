@@ -27,7 +27,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
-from lmwright.errors import StorageError, UserError
+from lmwright.errors import TransientError, UserError
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
@@ -148,10 +148,10 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
     except UserError as error:
         refused = error
     if jax.process_count() > 1:
-        mine = 0 if refused is None else 2 if isinstance(refused, StorageError) else 1
+        mine = 0 if refused is None else 2 if isinstance(refused, TransientError) else 1
         verdict = int(multihost_utils.broadcast_one_to_all(np.int32(mine)))
         if verdict and refused is None:
-            kind = StorageError if verdict == 2 else UserError
+            kind = TransientError if verdict == 2 else UserError
             refused = kind(f"dir: {run.dir} was refused by process 0; see its message")
     if refused is not None:
         raise refused
