@@ -221,6 +221,21 @@ def test_limits_follow_the_phase_and_the_measured_steps(monkeypatch):
     assert pulse.hangs()
 
 
+def test_starting_has_as_long_as_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("lmwright.cloud.rank.time.monotonic", lambda: now[0])
+    limits = Limits(step_floor_s=10, start_s=360)
+    first = Pulse(limits)
+    assert first.limit_s == 360
+    first.see({"beat": 1, "phase": "start", "step": 0, "saved": 0})
+    now[0] += 20
+    first.see({"beat": 2, "phase": "restore", "step": 0, "saved": 0})
+    assert first.start_s == 20
+    assert Pulse(limits, usual_s=first.start_s).limit_s == 60
+    assert Pulse(limits, usual_s=1).limit_s == 10
+    assert Pulse(limits, usual_s=200).limit_s == 360
+
+
 def test_a_slow_host_is_named_once(spec):
     async def scene(connect, running):
         agents = await started(connect)

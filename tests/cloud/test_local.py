@@ -171,7 +171,16 @@ def test_nobody_else_may_read_a_job(job):
 @pytest.mark.slow  # a minute
 def test_a_drill_loses_nothing(tmp_path):
     drill = subprocess.run(
-        [sys.executable, "benchmarks/drill.py", "--faults", "3", "--folder", str(tmp_path)],
+        [
+            sys.executable,
+            "benchmarks/drill.py",
+            "--faults",
+            "3",
+            "--hosts",
+            "2",
+            "--folder",
+            tmp_path,
+        ],
         capture_output=True,
         text=True,
     )

@@ -39,6 +39,8 @@ class Agent:
         self._over = self._leaving = False
         self.told_to_end = False
         self._notice = ""
+        self._usual_s = 0.0
+        """The longest that a rank has taken to start; 0 before one has."""
 
     async def run(self) -> None:
         """Follows the leader until the job is over."""
@@ -75,9 +77,8 @@ class Agent:
                 self._signal(signal.SIGKILL)
                 if self._watcher is not None:
                     await self._watcher
-                await self._start(
-                    Rank(self._spec, self._host, order["attempt"], order["coordinator"])
-                )
+                where = order["attempt"], order["coordinator"]
+                await self._start(Rank(self._spec, self._host, *where, self._usual_s))
             case "term":
                 self._signal(signal.SIGTERM)
             case "dump":
@@ -114,6 +115,9 @@ class Agent:
         facts = {"attempt": rank.attempt, "code": code, "error": rank.error(code)}
         facts |= rank.pulse.facts
         rank.clean()
+        if self._usual_s and rank.pulse.hangs():  # it may not have hung: the next has longer
+            rank.pulse.start_s = rank.pulse.start_s or rank.pulse.limit_s
+        self._usual_s = max(self._usual_s, rank.pulse.start_s)
         if self._rank is rank:
             self._rank = None
         self._send({"ended": facts})

@@ -18,6 +18,7 @@ from lmwright.guard.heartbeat import STACKS, VARIABLE
 
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 REMEMBERED_STEPS = 64
+STARTS = 3  # times as long as usual may starting take
 ERROR = "lmwright: error: "
 MOST_OF_ERROR = 1000  # characters
 MOST_OF_TAIL = 20_000  # bytes
@@ -28,7 +29,8 @@ FRAME = re.compile(r"--- attempt |\s*(@ |#\d|PC: |\*\*\* |File \"|Thread 0x|(0x)
 class Rank:
     """One attempt's process on this host."""
 
-    def __init__(self, spec: Spec, host: int, attempt: int, coordinator: str):
+    def __init__(self, spec: Spec, host: int, attempt: int, coordinator: str, usual_s: float = 0.0):
+        """A rank that starts in `usual_s`, if that is known."""
         self._spec, self.host, self.attempt = spec, host, attempt
         self._beats = spec.folder / "beats" / f"host-{host}.{attempt}"
         self._log = spec.folder / "logs" / f"host-{host}.log"
@@ -46,7 +48,7 @@ class Rank:
         program, *words = spec.command
         start = (sys.executable, "-m", PROGRAM) if program == PROGRAM else (program,)
         self._command = *start, *words
-        self.pulse = Pulse(spec.limits)
+        self.pulse = Pulse(spec.limits, usual_s)
 
     async def start(self) -> None:
         self._at = self._log.stat().st_size if self._log.exists() else 0
@@ -114,8 +116,12 @@ class Rank:
 class Pulse:
     """Judges by heartbeats whether a rank hangs."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits, usual_s: float = 0.0):
+        """`usual_s` is how long starting took before; 0 if that is not known."""
         self._limits, self._changed = limits, time.monotonic()
+        self._usual_s, self._began = usual_s, self._changed
+        self.start_s = 0.0
+        """How long starting has taken; 0 until it is over."""
         self._steps: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._stepped: tuple[int, float] | None = None
         self.facts: dict[str, Any] = {"beat": 0, "phase": "start", "step": 0, "saved": 0}
@@ -125,6 +131,8 @@ class Pulse:
         now = time.monotonic()
         if facts is None or facts.get("beat") == self.facts["beat"]:
             return
+        if self.facts["phase"] == "start" != facts.get("phase"):
+            self.start_s = now - self._began
         if facts.get("phase") == "step":
             if self._stepped is not None and facts["step"] > self._stepped[0]:
                 steps = facts["step"] - self._stepped[0]
@@ -139,7 +147,10 @@ class Pulse:
         if phase == "step":
             median = statistics.median(self._steps) if self._steps else 0.0
             return max(limits.step_floor_s, 5 * median)
-        named = {"start": limits.start_s, "restore": limits.restore_s, "compile": limits.compile_s}
+        start_s = limits.start_s
+        if self._usual_s:
+            start_s = min(start_s, max(limits.step_floor_s, STARTS * self._usual_s))
+        named = {"start": start_s, "restore": limits.restore_s, "compile": limits.compile_s}
         return named.get(str(phase), limits.beside_s)
 
     def hangs(self) -> bool:
