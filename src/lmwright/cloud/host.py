@@ -19,6 +19,7 @@ from typing import Any
 
 from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent, lead
+from lmwright.cloud.pieces import LogSender
 from lmwright.cloud.spec import OVER, RUN_FILE, Spec, parse_spec, read_state, save_spec
 from lmwright.cloud.steps import receive_steps
 from lmwright.cloud.vault import read_secrets
@@ -41,6 +42,8 @@ class Carrier:
         self._spec, self._host, self._bucket = spec, host, Bucket(spec.url)
         self._hidden = [secret.encode() for secret in hidden if secret]
         self._sent: dict[Path, Any] = {}
+        log = spec.folder / "logs" / f"host-{host}.log"
+        self._log = LogSender(self._bucket, log, host, self._hidden)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
         self._thread.start()
@@ -58,11 +61,13 @@ class Carrier:
 
     def _push(self) -> None:
         folder, host = self._spec.folder, self._host
-        files = [folder / "logs" / f"host-{host}.log", *folder.glob(f"stacks/host-{host}.*")]
+        with contextlib.suppress(OSError, UserError):  # the next round tries again
+            self._log.send(closing=self._closing.is_set())
+        files = [*folder.glob(f"stacks/host-{host}.*")]
         if host == 0 and (self._closing.is_set() or read_state(self._spec)["status"] not in OVER):
             files += [folder / name for name in PULLED]
         for path in files:
-            with contextlib.suppress(OSError, UserError):  # the next round tries again
+            with contextlib.suppress(OSError, UserError):
                 stat = path.stat()
                 stamp = stat.st_mtime_ns, stat.st_size
                 if self._sent.get(path) != stamp:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lmwright.cloud.pieces import LogReader
 from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.slices import MADE, Patience, Slices, begin, usage
 from lmwright.cloud.spec import OVER, START, Spec, parse_spec, save_spec
@@ -237,15 +238,11 @@ def show_goodput(spec: Spec) -> None:
 
 def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
     """Prints the output of a host's ranks, as it was carried to the bucket last."""
-    bucket, shown = Bucket(spec.url), 0
+    reader = LogReader(Bucket(spec.url), host)
     while True:
         over = state_of(spec)["status"] in OVER
-        there = bucket.read(f"logs/host-{host}.log")
-        data = there[0] if there else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        for line in whole[shown:].decode(errors="replace").splitlines():
+        for line in reader.lines(over=over):
             print(visible(redact_text(line)), flush=True)
-        shown = len(whole)
         if not follow_it or over:
             return
         time.sleep(POLL_S)
