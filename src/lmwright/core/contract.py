@@ -198,7 +198,7 @@ class Objective(Protocol):
         """The objective as it is measured on held-out rows, without noise of training."""
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over a batch; `key` is for what is drawn at random."""
+        """Sums over a batch; `key` [B] is for what is drawn at random, a key for each row."""
 
 
 class OneModel:

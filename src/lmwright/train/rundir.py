@@ -242,10 +242,12 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def rows_are_alone(run: Run) -> bool:
-    """True if microbatches only order a sum: no noise is drawn for the rows of one, and no experts
-    balance its tokens."""
-    noise = [asdict(run.objective).get("neftune_alpha")]
+    """True if microbatches only order a sum: no inputs of adapters are dropped, since that is drawn
+    for a microbatch, and no experts balance its tokens. Noise on embeddings is drawn for each row,
+    but where several adapters share the batch, for its place among the rows of one."""
+    noise = []
     if run.lora is not None:
+        noise += [run.lora.adapters and asdict(run.objective).get("neftune_alpha")]
         noise += [run.lora.dropout, *(adapter.dropout for adapter in run.lora.adapters)]
     return not any(noise) and not any("experts" in p.batch for _, p in walk(run.model.spec()))
 
