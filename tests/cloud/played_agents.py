@@ -8,7 +8,7 @@ from lmwright.cloud import leader as leading
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
 
-LIMITS = Limits(failures=3, silent_s=3.0, grace_s=1.0, backoff_s=0.1)
+LIMITS = Limits(failures=3, silent_s=60.0, grace_s=1.0, backoff_s=0.1)
 
 
 class Agent:
@@ -68,7 +68,7 @@ def played(spec, scene):
 
     async def play():
         async with led(spec) as (connect, running):
-            await scene(connect, running)
+            await asyncio.wait_for(scene(connect, running), 60)
 
     asyncio.run(play())
     return read_state(spec)

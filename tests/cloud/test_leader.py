@@ -152,7 +152,8 @@ def test_a_lost_host_ends_the_others_and_is_waited_for(spec, silent):
         assert (await agents[0].order())["attempt"] == 2
         assert (await back.order())["attempt"] == 2
 
-    assert played(spec, scene)["error"].startswith("host 1 is lost")
+    quick = replace(spec, limits=replace(LIMITS, silent_s=2.0))
+    assert played(quick, scene)["error"].startswith("host 1 is lost")
 
 
 def test_failures_without_a_new_checkpoint_are_counted(spec):

@@ -135,6 +135,27 @@ def test_a_save_after_a_stop_may_take_longer_than_the_grace(spec, asked, phase):
     assert state["saved"] == 9 * (phase != "compile") and state["failures"] == 0
 
 
+@pytest.mark.parametrize(("step", "beat"), [(0, 3), (5, 3), (6, 3), (5, 0)])
+def test_ranks_that_have_nothing_to_save_are_not_waited_for(spec, step, beat):
+    pulse = {"attempt": 1, "phase": "compile", "step": step, "saved": 5 * (step > 0), "beat": beat}
+
+    async def scene(connect, running):
+        agents = await started(connect)
+        for agent in agents:
+            agent.say(pulse=pulse)
+        await asyncio.sleep(0.1)
+        agents[0].say(notice="preempted")
+        early = beat and step != 6  # a step that is not saved; a command that does not beat
+        assert (await agents[0].order())["order"] == ("kill" if early else "term")
+        if early:
+            for agent in agents:
+                agent.end(1, -9)
+            await asyncio.sleep(0.2)
+
+    state = played(spec, scene)
+    assert (state["failures"], state["error"]) == (0, "")
+
+
 def test_a_rank_that_steps_on_after_another_has_ended_is_killed(spec):
     async def scene(connect, running):
         agents = await started(connect)

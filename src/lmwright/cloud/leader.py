@@ -36,6 +36,7 @@ LEAVE_S = 30.0
 KILLED_S = 30.0  # for an agent to tell that a rank which it killed has ended
 TELL_MISSING_S = 60.0
 SAVING = ("save", "end")
+BEFORE_STEPS = ("start", "restore", "compile")
 GOING_ON = ("step", "eval", *SAVING)
 EXIT_USER_ERROR = 2
 TOLD_TO_END = -signal.SIGTERM, 128 + signal.SIGTERM  # of a command that does not know how to save
@@ -66,6 +67,8 @@ class _Attempt:
     """Why they were asked to save and end; empty if they were not."""
     reason: str = ""
     """Why they were killed."""
+    in_vain: bool = False
+    """True if they were asked before they had anything to save."""
     deadline: float | None = None
     """By which all must have ended: by themselves, or once they were killed."""
 
@@ -234,7 +237,12 @@ class Leader:
         if attempt.asked == "notice":
             number, why = notices[0]
             self._note(f"attempt {attempt.number}: host {number}: {why}; all ranks save and end")
-        self._order("term")
+        pulses = [self._pulse_of(number, attempt) for number in range(self._spec.hosts)]
+        attempt.in_vain = not attempt.ended and all(map(_has_nothing, pulses))
+        if attempt.in_vain:
+            self._kill(attempt, "there is nothing to save yet")
+        else:
+            self._order("term")
 
     def _end(self, host: int, facts: dict[str, Any]) -> None:
         attempt = self._attempt
@@ -279,8 +287,9 @@ class Leader:
             self._finish("failed", final)
         elif self._stop_asked():
             self._finish("stopped", "stopped as asked")
-        elif codes <= set(ENDED_WELL):
-            self._note(f"attempt {attempt.number}: told to end and saved; starting again")
+        elif codes <= set(ENDED_WELL) or attempt.in_vain:
+            saved = "" if attempt.in_vain else " and saved"
+            self._note(f"attempt {attempt.number}: told to end{saved}; starting again")
             self._next = time.monotonic()
             self._write(status="waiting")
         else:
@@ -319,6 +328,15 @@ class Leader:
         self._written = time.monotonic()
         with suppress(OSError):  # a full disk ends no leader; it is written again soon
             write_state(self._spec, self._state)
+
+
+def _has_nothing(pulse: dict[str, Any]) -> bool:
+    """True for a rank that trains and has done no step since what is saved."""
+    return (
+        pulse.get("beat", 0) > 0
+        and pulse["phase"] in BEFORE_STEPS
+        and pulse["step"] == pulse["saved"]
+    )
 
 
 def _final(attempt: _Attempt) -> str:
