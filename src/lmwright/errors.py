@@ -21,12 +21,12 @@ class UserError(Exception):
         super().__init__(redact_text(message))
 
     def at(self, place: str) -> "UserError":
-        """The same error, told of a field of the run."""
+        """An error of the same kind, told of a field of the run."""
         return type(self)(f"{place}: {self}")
 
 
 class TransientError(UserError):
-    """What may pass by itself, as a service that does not answer: another try may succeed, and a
+    """Trouble that may pass, as a service that does not answer: another try may succeed, and a
     supervisor makes it."""
 
     def __init__(self, message: str):
