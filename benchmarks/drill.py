@@ -1,6 +1,6 @@
 """Faults at random, under a job of several processes: what is lost, and how long each takes.
 
-    python benchmarks/drill.py [--faults 20] [--hosts 2] [--devices 1] [--seed 0] [--bucket]
+    python benchmarks/drill.py [--faults 20] [--hosts 4] [--devices 1] [--seed 0] [--bucket]
 
     launch --on local:HOSTSxDEVICES --agents--> ranks that train
                                        ^           ^
@@ -8,8 +8,9 @@
 
 The same run is trained once without faults, but with NaN in the same steps. Afterwards the drill
 compares the loss of every step and every array of the last checkpoint, bit for bit, and looks that
-no committed checkpoint was lost. It prints a table, and ends with 1 if anything differs or nothing
-moved for 60 s. With `--bucket` the run directories are in a storage server on loopback (of the
+no committed checkpoint was lost. It prints a table of the faults and one of the goals, and ends
+with 1 if anything differs or nothing moved for 60 s; the other times depend on what else the
+machine does. With `--bucket` the run directories are in a storage server on loopback (of the
 tests), whose requests fail at times.
 """
 
@@ -32,12 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from drill_results import compare, tell
+from drill_results import WATCHDOG_S, compare, tell, tell_goals
 from drill_run import PATCHES, prepare
 
 HANG_S = 60.0
 POLL_S = 0.05
-WATCHDOG_S = 8.0
 JUMPS_S = (-7200.0, -90.0, 90.0, 7200.0)
 BUCKET_S = DISK_S = 5.0  # for which requests fail, and no file grows
 FULL = 4096  # bytes; a heartbeat is shorter
@@ -222,8 +222,7 @@ def drill(
             continue
         row = {"kind": kind, "fault": done, "phase": "/".join(sorted(phases))}
         if kind in RESTARTING:
-            stepped = _wait_for_step(watch, attempt, clock)
-            row["back"] = stepped
+            row["saved"], row["back"] = _wait_for_step(watch, attempt, clock)
             told = [at for at, text in job.events() if at >= began and "attempt" in text]
             row["seen"] = told[0] - began if told else None
         rows.append(row)
@@ -253,20 +252,24 @@ def _choose_moment(job: Job, watch: Watch, rng: random.Random) -> None:
         time.sleep(POLL_S / 5)
 
 
-def _wait_for_step(watch: Watch, attempt: int, began: float) -> float | None:
-    """Seconds until a later attempt has done a step."""
+def _wait_for_step(watch: Watch, attempt: int, began: float) -> tuple[float | None, float | None]:
+    """Seconds until this attempt has saved and ends, and until a later one has done a step."""
+    saved = None
     while not watch.over() and watch.longest < HANG_S:
-        beats = watch.look()
-        if any(b["attempt"] > attempt and b["phase"] in ("step", "end") for b in beats.values()):
-            return time.monotonic() - began
+        beats = watch.look().values()
+        now = time.monotonic() - began
+        if saved is None and any((b["attempt"], b["phase"]) == (attempt, "end") for b in beats):
+            saved = now
+        if any(b["attempt"] > attempt and b["phase"] in ("step", "end") for b in beats):
+            return saved, now
         time.sleep(POLL_S)
-    return None
+    return saved, None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=20)
-    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--steps", type=int, help="of the run; default: 25 for each fault")
     parser.add_argument("--seed", type=int, default=0)
@@ -305,16 +308,21 @@ def run(args: argparse.Namespace, proxy: Any) -> int:
         return 1
     calm_s = time.monotonic() - began
     print(f"{steps} steps without faults: {calm_s:.0f} s, starting included", flush=True)
+    loads = [os.getloadavg()[0]]
     job.variables["DRILL_SPOILED"] = " ".join(map(str, [args.hosts - 1, *spoiled]))
     kinds = KINDS if proxy is None else (*KINDS, "bucket", "bucket")
     began = time.monotonic()
     rows, watch = drill(job, args.faults, args.kinds or kinds, rng)
+    (root / "rows.json").write_text(json.dumps(rows, indent=1))
     status = job.state()["status"]
     if status != "done":
         print(f"the job ended as {status}; see {root}/output.log")
         return 1
     problems = compare(runs, steps, spoiled)
     tell(rows, watch, calm_s / (time.monotonic() - began), problems)
+    tell_goals(rows, watch.longest)
+    loads.append(os.getloadavg()[0])
+    print(f"{os.cpu_count()} cores, load average {loads[0]:.1f} before and {loads[1]:.1f} after")
     return int(bool(problems) or watch.lost > 0 or watch.longest > HANG_S)
 
 

@@ -7,6 +7,11 @@ from typing import Any
 
 import numpy as np
 
+WATCHDOG_S = 8.0
+SILENT_S = 10.0  # of an agent, as lmwright.cloud.spec.Limits has it
+LOOK_S = 2.0  # until what hangs is seen, after its limit
+STEPPING = ("step", "save", "save/step")  # before that nothing can be saved
+
 
 def losses(folder: Any) -> dict[int, set[float]]:
     """Every loss that was logged, by step."""
@@ -58,15 +63,46 @@ def tell(rows: list[dict[str, Any]], watch: Any, goodput: float, problems: list[
     by_kind = defaultdict(list)
     for row in rows:
         by_kind[row["kind"]].append(row)
-    print("\n| fault | times | seen after, median / worst s | next step after, median / worst s |")
-    print("|---|---|---|---|")
+    heads = {"seen": "seen after", "saved": "saved after", "back": "next step after"}
+    columns = " | ".join(f"{head}, median / worst s" for head in heads.values())
+    print(f"\n| fault | times | {columns} |")
+    print("|---|---|---|---|---|")
     for kind, group in by_kind.items():
-        cells = []
-        for name in ("seen", "back"):
-            values = [row[name] for row in group if row.get(name) is not None]
-            worst = f"{statistics.median(values):.2f} / {max(values):.2f}" if values else "-"
-            cells.append(worst)
-        print(f"| {kind} | {len(group)} | {cells[0]} | {cells[1]} |")
+        cells = [_middle_and_worst([row.get(name) for row in group]) for name in heads]
+        print(f"| {kind} | {len(group)} | {' | '.join(cells)} |")
     print(f"\n{len(rows)} faults; checkpoints lost: {watch.lost}; longest without a sign of life: ")
     print(f"{watch.longest:.1f} s; goodput {goodput:.1%}; steps and arrays that differ: ")
     print(f"{len(problems)} {problems[:5]}")
+
+
+def _middle_and_worst(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.2f} / {max(known):.2f}" if known else "-"
+
+
+def tell_goals(rows: list[dict[str, Any]], longest: float) -> None:
+    """Prints how many faults met each goal."""
+
+    def values(name: str, *kinds: str, phases: tuple[str, ...] = ()) -> list[float]:
+        of = [row for row in rows if row["kind"] in kinds or not kinds]
+        of = [row for row in of if row["phase"] in phases or not phases]
+        return [row[name] for row in of if row.get(name) is not None]
+
+    goals = {
+        "a death is seen": (values("seen", "kill", "agent"), 2.0),
+        "a hang is seen": (values("seen", "stop", phases=("step",)), WATCHDOG_S + LOOK_S),
+        "a frozen agent is seen": (values("seen", "stop agent"), SILENT_S + LOOK_S),
+        "a save is whole after a notice": (
+            values("saved", "term", "notice", phases=STEPPING),
+            15.0,
+        ),
+        "the next step is done": (values("back"), 15.0),
+        "something moves": ([longest], 60.0),
+    }
+    print("\n| goal | within s | median / worst s | met |")
+    print("|---|---|---|---|")
+    for name, (measured, goal) in goals.items():
+        met = sum(value <= goal for value in measured)
+        mark = "-" if not measured else "yes" if met == len(measured) else "NO"
+        cells = f"{_middle_and_worst(list(measured))} | {mark}, {met} of {len(measured)}"
+        print(f"| {name} | {goal:g} | {cells} |")

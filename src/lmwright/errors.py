@@ -9,7 +9,7 @@ import os
 from lmwright.guard.redact import redact_text
 
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells count
-EXIT_STORAGE = 48  # under a supervisor in place of 2, for StorageError
+EXIT_TRANSIENT = 48  # under a supervisor in place of 2, for TransientError
 
 
 class UserError(Exception):
@@ -20,14 +20,23 @@ class UserError(Exception):
     def __init__(self, message: str):
         super().__init__(redact_text(message))
 
+    def at(self, place: str) -> "UserError":
+        """An error of the same kind, told of a field of the run."""
+        return type(self)(f"{place}: {self}")
 
-class StorageError(UserError):
-    """A write that failed: another try may succeed, and a supervisor makes it."""
+
+class TransientError(UserError):
+    """Trouble that may pass, as a service that does not answer: another try may succeed, and a
+    supervisor makes it."""
 
     def __init__(self, message: str):
         super().__init__(message)
         if os.environ.get("LMWRIGHT_HEARTBEAT"):  # guard.heartbeat; this file imports little
-            self.exit_code = EXIT_STORAGE
+            self.exit_code = EXIT_TRANSIENT
+
+
+class StorageError(TransientError):
+    """A read or write that failed."""
 
 
 def install(extra: str) -> str:

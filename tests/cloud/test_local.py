@@ -18,7 +18,7 @@ from lmwright.errors import UserError
 
 # A rank that needs no JAX: it beats, and does at each attempt what it was told.
 RANK = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from lmwright.guard.heartbeat import beat
 attempt, host = int(os.environ["LMWRIGHT_ATTEMPT"]), int(os.environ["JAX_PROCESS_ID"])
 print("attempt", attempt, os.environ["JAX_COORDINATOR_ADDRESS"], flush=True)
@@ -27,6 +27,9 @@ deeds = json.loads(sys.argv[1])
 deed = deeds[min(attempt, len(deeds)) - 1][host]
 if deed == "hang":
     time.sleep(600)
+if deed == "term":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+    deed = "wait"
 if deed == "wait":
     for _ in range(600):
         time.sleep(0.1)
@@ -109,6 +112,21 @@ def test_a_dead_agent_and_its_rank_are_replaced_together(job):
     assert read_state(spec)["status"] == "done"
 
 
+def test_an_agent_that_is_told_to_end_lets_all_save_and_is_replaced(job):
+    spec = job([["term", "term"], ["wait", "wait"], [0, 0]])
+    local.supervise(spec, once=True)
+    until(lambda: read_state(spec)["step"] == 1)
+    for host in (1, 0):  # the second time the leader with it
+        before = agent(spec, host)
+        os.kill(before.pid, signal.SIGTERM)
+        until(lambda: not before.is_running() or before.status() == "zombie")  # noqa: B023
+        if host:
+            local.supervise(spec, once=True)
+            until(lambda: read_state(spec)["step"] == 2)
+    local.supervise(spec)
+    assert (read_state(spec)["status"], read_state(spec)["failures"]) == ("done", 0)
+
+
 def test_verbs_look_after_a_job(job, capsys):
     spec = job([["wait", "wait"]])
     local.supervise(spec, once=True)
@@ -153,7 +171,16 @@ def test_nobody_else_may_read_a_job(job):
 @pytest.mark.slow  # a minute
 def test_a_drill_loses_nothing(tmp_path):
     drill = subprocess.run(
-        [sys.executable, "benchmarks/drill.py", "--faults", "3", "--folder", str(tmp_path)],
+        [
+            sys.executable,
+            "benchmarks/drill.py",
+            "--faults",
+            "3",
+            "--hosts",
+            "2",
+            "--folder",
+            tmp_path,
+        ],
         capture_output=True,
         text=True,
     )

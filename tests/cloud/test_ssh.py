@@ -67,13 +67,13 @@ def attempts(name="j"):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a\n-oProxyCommand=x\n", "hosts.txt:2: '-oProxyCommand=x' is no host"),
+        ("a\n-oProxyCommand=x\n", "hosts.txt:2: '-oProxyCommand=x' is not a host"),
         ("a\nb\na\n", "hosts.txt:3: a is in line 1 already"),
         ("a address=x\nb address=x\n", "hosts.txt:2: x is in line 1 already"),
         ("a port=3\n", "hosts.txt:1: 'port=3' is not understood"),
         ("# none\n\n", "hosts.txt: names no host"),
         ("a b\n", "hosts.txt:1: 'b' is not understood"),
-        ("b\xe4r\n".encode("latin-1"), "is no text"),
+        ("b\xe4r\n".encode("latin-1"), "is not text"),
     ],
 )
 def test_bad_files_of_hosts_are_refused(tmp_path, text, told):

@@ -6,7 +6,10 @@ import sys
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.cloud import command
+from lmwright.cloud.command import Wanted
 from lmwright.cloud.spec import Limits, load_spec, read_state
+from lmwright.cloud.target import Settings
 from lmwright.cloud.work import limits_by_size
 from lmwright.config.load import dump_toml
 from lmwright.formats.open import load_noted
@@ -89,3 +92,19 @@ def test_limits_grow_with_what_has_to_be_read():
         assert limits.restore_s == pytest.approx(300 + size / 50e6, rel=0.01)
         assert limits.beside_s - Limits().beside_s == pytest.approx(limits.restore_s - 300)
         assert (limits.start_s, limits.step_floor_s) == (Limits().start_s, Limits().step_floor_s)
+
+
+@pytest.mark.parametrize("on", ["local:2x1", "ssh:hosts.txt", "v4-32"])
+def test_limits_by_size_hold_wherever_a_run_is_launched(on, monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "save_spec", lambda spec: told.append(spec.limits))
+    monkeypatch.setattr(command, "begin", lambda spec, detach: 0)
+    monkeypatch.setattr(command, "_check_for_slices", lambda *_: None)
+    monkeypatch.setattr(command.remote, "launch", lambda spec, *_, **__: told.append(spec.limits))
+    by_ssh = "lmwright.cloud.ssh.launch.launch"
+    monkeypatch.setattr(by_ssh, lambda *words, **_: told.append(words[5]))
+    run, _ = load_noted("examples/kisoku-3b.toml", ["dir=gs://bkt/run"])
+    place = Settings(zone="us-central2-b", project="p")
+    command.launch_command(run, "run.toml", (), Wanted(on=on, name="j", settings=place))
+    assert told == [limits_by_size(Limits(), run)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmwright.core import cpu
-from lmwright.core.compute import Compute
+from lmwright.core.compute import REMATS, Compute
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
 from lmwright.kernels import cpu_attention, cpu_xent, select, tpu_attention
@@ -279,7 +279,7 @@ def test_unrolled_stack_equals_scan(remat):
 
     def run(unroll):
         def total(layers, x):
-            out, aux = run_stack([block], layers, x, remat=remat, unroll=unroll)
+            out, aux = run_stack([block], layers, x, remat=REMATS[remat], unroll=unroll)
             return jnp.sum(out**2) + aux["seen"]
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(layers, x)

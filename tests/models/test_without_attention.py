@@ -72,7 +72,7 @@ class Leaky:
             state = jax.lax.associative_scan(join, (leak, value), axis=1)[1]
             return constrain(x + dot("btf,fd->btd", state, w["down"]), "batch stream embed"), {}
 
-        x, aux = run_stack([layer], w["layers"], x, again, remat=compute.remat)
+        x, aux = run_stack([layer], w["layers"], x, again, remat=compute.policy)
         return rms_norm(x, w["norm"], 1e-6), aux
 
     def head_weights(self, w):

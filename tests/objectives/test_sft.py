@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_the_completions():
 
 def test_noise_is_that_of_the_paper():
     rows = batch()
-    noise = np.asarray(embedding_noise(rows, 12, 5.0, jax.random.key(4)))
+    noise = np.asarray(embedding_noise(rows, 12, 5.0, jax.random.split(jax.random.key(4), B)))
     ids = np.asarray(rows.segment_ids)
     for b in range(B):
         for segment in np.unique(ids[b]):
@@ -103,14 +103,16 @@ def test_noise_is_that_of_the_paper():
             # uniform: its spread is most / sqrt(3)
             assert abs(np.sqrt((mine**2).mean()) / (most / np.sqrt(3)) - 1) < 0.2
             assert abs(mine.mean()) < 0.3 * most
-    again = np.asarray(embedding_noise(rows, 12, 5.0, jax.random.key(4)))
+    again = np.asarray(embedding_noise(rows, 12, 5.0, jax.random.split(jax.random.key(4), B)))
     np.testing.assert_array_equal(noise, again)
-    assert (noise != np.asarray(embedding_noise(rows, 12, 5.0, jax.random.key(5)))).any()
+    assert (
+        noise != np.asarray(embedding_noise(rows, 12, 5.0, jax.random.split(jax.random.key(5), B)))
+    ).any()
 
 
 def test_noise_is_on_the_embeddings_alone_and_only_in_training():
     w, rows = init_weights(MODEL.spec(), jax.random.key(1)), batch()
-    key, noisy = jax.random.key(7), Sft(neftune_alpha=3.0, label_smoothing=0.1)
+    key, noisy = jax.random.split(jax.random.key(7), B), Sft(neftune_alpha=3.0, label_smoothing=0.1)
 
     class Shifted(Llama):
         """The same model whose embeddings are told outright."""

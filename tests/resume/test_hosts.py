@@ -17,7 +17,7 @@ import pytest
 
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Mesh
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_TRANSIENT, UserError
 from lmwright.program.plan import resolve
 from lmwright.train.hosts import HostRows, join, started_together
 from lmwright.train.loop import train
@@ -198,6 +198,18 @@ def test_incomplete_variables_are_refused(variables, says):
     )
     with pytest.raises(UserError, match=says):
         join(variables=variables)
+
+
+def test_a_join_that_fails_is_tried_again_by_a_supervisor(monkeypatch):
+    def fail(**_):
+        raise RuntimeError("Barrier timed out")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    monkeypatch.setenv("LMWRIGHT_HEARTBEAT", "file")
+    variables = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+    with pytest.raises(UserError, match=r"not found \(Barrier") as told:
+        join(variables=variables)
+    assert told.value.exit_code == EXIT_TRANSIENT
 
 
 def test_pod_on_a_machine_alone_says_what_it_is_for(small_run, tmp_path):

@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 BUCKET = "bkt"
+STATUSES = ("429", "500", "503")
 KINDS = ("429", "500", "503", "reset", "stall", "truncate")
 STALL_S = 2.0
 
@@ -83,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             )
             self.close_connection = True
             return self.connection.close()
-        if fault in ("429", "500", "503"):
+        if fault in STATUSES:
             return self._send(int(fault), [], b'{"error": {"code": %s}}' % fault.encode())
         if self.command == "DELETE" and not self._is_of_generation():
             return self._send(412, [], b'{"error": {"code": 412}}')

@@ -1,8 +1,9 @@
 """Objects through Google's client, against a real server that fails as the service does."""
 
 import pytest
+from google.auth.exceptions import DefaultCredentialsError, TransportError
 
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_TRANSIENT, StorageError, UserError
 from lmwright.storage import bucket as bucket_module
 from lmwright.storage.bucket import Bucket, Changed
 from tests.storage.fake_gcs import BUCKET, Faults
@@ -56,11 +57,36 @@ def test_a_bucket_that_is_not_there(proxy):
         Bucket("gs://none-such/run").write("x", "y")
 
 
-def test_a_service_that_stays_away_is_told(proxy, url, monkeypatch):
+@pytest.mark.parametrize("kind", ["429", "503", "reset", "stall"])
+@pytest.mark.parametrize("doing", ["write", "read"])
+def test_a_service_that_stays_away_is_told_and_comes_back(proxy, url, monkeypatch, kind, doing):
     monkeypatch.setattr(bucket_module, "PATIENCE_S", 2.0)
-    proxy.faults = Faults(1.0, kinds=("503",))
-    with pytest.raises(UserError, match="try again"):
+    monkeypatch.setattr(bucket_module, "REQUEST_S", 0.5)
+    monkeypatch.setenv("LMWRIGHT_HEARTBEAT", "file")
+    proxy.faults = Faults(1.0, kinds=(kind,))
+    with pytest.raises(StorageError, match="try again") as told:
+        Bucket(url).write("x", "y") if doing == "write" else Bucket(url).read("x")
+    assert told.value.exit_code == EXIT_TRANSIENT  # a supervisor starts again
+
+
+@pytest.mark.parametrize("code", ["401", "403", "404"])
+def test_a_refusal_is_final(proxy, url, monkeypatch, code):
+    monkeypatch.setenv("LMWRIGHT_HEARTBEAT", "file")
+    monkeypatch.setattr("tests.storage.fake_gcs.STATUSES", (code,))
+    proxy.faults = Faults(1.0, kinds=(code,))
+    with pytest.raises(UserError) as told:
         Bucket(url).write("x", "y")
+    assert told.value.exit_code == 2
+
+
+def test_a_token_server_that_does_not_answer_is_waited_for(monkeypatch):
+    monkeypatch.setenv("LMWRIGHT_HEARTBEAT", "file")
+    bucket = Bucket(f"gs://{BUCKET}")
+    with pytest.raises(StorageError), bucket._told("read"):
+        raise TransportError("the metadata server did not answer")
+    with pytest.raises(UserError) as told, bucket._told("read"):
+        raise DefaultCredentialsError("none here")
+    assert told.value.exit_code == 2
 
 
 def test_a_url_without_a_bucket():

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_TRANSIENT, UserError
 from lmwright.storage import claim as module
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import CLAIM, Claim, Claimed
@@ -95,3 +95,15 @@ def test_a_claim_that_cannot_be_read_is_one_of_somebody(url, quick):
     Bucket(url).write(CLAIM, "[[[")
     with pytest.raises(Claimed, match="somebody on another machine"):
         Claim(Bucket(url))
+
+
+@pytest.mark.parametrize(("job", "code"), [("j", EXIT_TRANSIENT), ("other", 2)])
+def test_a_claim_of_the_same_job_is_no_mistake_of_the_user(url, monkeypatch, job, code):
+    """Of an attempt on a slice that is gone: its number may not have reached the bucket."""
+    of_another_machine(url, job="j", attempt="3")
+    monkeypatch.setenv(module.JOB, job)
+    monkeypatch.setenv(module.ATTEMPT, "3")
+    monkeypatch.setenv("LMWRIGHT_HEARTBEAT", "file")
+    with pytest.raises(Claimed) as told:
+        Claim(Bucket(url))
+    assert told.value.exit_code == code

@@ -5,11 +5,13 @@ import uuid
 from dataclasses import replace
 
 import jax
+import orbax.checkpoint as ocp
 import pytest
+from aiohttp import ClientPayloadError
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.cli.main import main
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.formats.open import load_run
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import CLAIM
@@ -148,11 +150,28 @@ def test_a_copy_on_a_disk_is_checked_by_the_same_hashes(trained, tmp_path, capsy
     assert "checkpoint 12 is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("error", [ClientPayloadError("cut short"), TimeoutError(), OSError()])
+def test_trouble_of_the_service_makes_no_checkpoint_damaged(run, trained, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ocp.path.step.standard_name_format()), "find_step", fail)
+        with pytest.raises(StorageError, match="cannot be read"):
+            train(run, jax.devices()[:1])
+    assert not Bucket(trained).entries("checkpoints.damaged")
+    assert SavedStates(fetched(trained)).steps() == [9, STEPS]
+
+
 @pytest.mark.slow
-def test_training_goes_on_under_faults(run, proxy, local, monkeypatch):
-    """One request of twenty fails, of every client."""
-    proxy.faults = Faults(0.05, seed=3, kinds=("429", "500", "503", "reset"))
+@pytest.mark.parametrize("kinds", [("429", "500", "503", "reset"), ("stall",), ("truncate",)])
+def test_training_goes_on_under_faults(run, proxy, local, monkeypatch, kinds):
+    """One request of ten fails, of every client, while it saves, dies and restores."""
+    proxy.faults = Faults(0.1, seed=3, kinds=kinds)
+    killed = train_in_process(run, KILL)
+    assert killed.returncode == -9, killed.stderr
     assert train(run, jax.devices()[:1]).exit_code == 0
+    assert sum(proxy.faults.counts.values()) > 3
     proxy.faults = Faults()
     assert losses(run.dir) == local
     assert SavedStates(fetched(run.dir)).steps() == [9, STEPS]

@@ -230,6 +230,12 @@ class BucketRoot:
         return [folder for folder, names in inside.items() if wanted(names)]
 
 
+def is_of_service(error: BaseException) -> bool:
+    """True for an error of the clients by which Orbax reads buckets, whose data may be whole."""
+    room = type(error).__module__.partition(".")[0]
+    return isinstance(error, OSError) or room in ("aiohttp", "gcsfs", "google", "requests")
+
+
 def _counts(name: str) -> bool:
     return name != HASHES and not name.startswith(".")
 

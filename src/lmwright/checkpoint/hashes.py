@@ -16,9 +16,9 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from lmwright.checkpoint.files import CRC32C, HASHES, XXH3, StepFiles
+from lmwright.checkpoint.files import CRC32C, HASHES, XXH3, BucketFiles, StepFiles, is_of_service
 from lmwright.data.json_text import parse_text
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError, first_line
 
 META = "meta/metadata"
 ORBAX_META = "_CHECKPOINT_METADATA"
@@ -83,9 +83,13 @@ def refuse_unlisted(files: StepFiles) -> None:
     names = ocp.path.step.standard_name_format()
     try:
         names.find_step(files.path.parent, int(files.path.name)).commit_timestamp  # noqa: B018
-    except OSError:
-        raise
     except Exception as error:
+        if isinstance(files, BucketFiles) and is_of_service(error):
+            raise StorageError(
+                f"{files.path}: cannot be read ({first_line(error):.200}); try again"
+            ) from error
+        if isinstance(error, OSError):
+            raise
         raise damaged(f"{ORBAX_META} is not what Orbax wrote") from error
 
 

@@ -22,7 +22,7 @@ from lmwright.checkpoint.files import Stamps, StepFiles, root_of
 from lmwright.checkpoint.hashes import Unusable, read_meta, verify
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree, first_difference
-from lmwright.errors import UserError, first_line
+from lmwright.errors import StorageError, UserError, first_line
 
 ATTEMPTS = 100
 
@@ -118,7 +118,7 @@ class SavedStates:
         except Exception as error:
             _hush()
             if vouched and _unchanged(files, before):
-                raise UserError(
+                raise StorageError(
                     f"{files.path}: its files are what was saved, but they cannot be loaded "
                     f"({first_line(error):.200}); check that there is enough memory and disk "
                     "space and run again"

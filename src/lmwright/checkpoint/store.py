@@ -148,12 +148,15 @@ class Checkpoints(SavedStates):
         self.wait()
         meta = {**meta, "step": step, "version": VERSION}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
+        self._last = _Save(step, state, meta, time.monotonic())
         try:
             if step not in self._manager.all_steps():
                 self._manager.save(step, args=args, force=True)
         except Exception as error:
-            raise _save_error(self.root, error) from error
-        self._last = _Save(step, state, meta, time.monotonic())
+            if not self._may_pass():
+                raise _save_error(self.root, error) from error
+            self._failures += 1
+            self._save_again(error)
 
     def _clock_jumped(self, error: Exception) -> bool:
         """True if a save timed out although that time had not passed: Orbax reads the wall clock.
@@ -176,9 +179,9 @@ class Checkpoints(SavedStates):
         """Saves the last state once more, or, if the step after has taken its memory, does
         without."""
         last, self._last = self._last, None
-        manager = vars(self).pop("_manager")
+        manager = vars(self).pop("_manager", None)  # which may have failed to open
         with suppress(Exception):  # what failed may be told again
-            manager.close()
+            manager and manager.close()
         if isinstance(self.files, BucketRoot):
             time.sleep(2.0**self._failures)
         self._remove_unfinished()

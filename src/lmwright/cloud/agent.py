@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -29,30 +30,24 @@ DUMP_S = 1.0
 class Agent:
     """The agent of one host."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        host: int,
-        leave: Callable[[], Awaitable[None]] | None = None,
-        *,
-        leaves: bool = False,
-    ):
-        """Agent of a host; before it leaves an ended job, `leave` is awaited. With `leaves`, it
-        also goes once it is told to end by a signal and its rank has saved, as a pod should."""
+    def __init__(self, spec: Spec, host: int, leave: Callable[[], Awaitable[None]] | None = None):
+        """Agent of a host; before it leaves an ended job, `leave` is awaited."""
         self._spec, self._host, self._leave = spec, host, leave
-        self._leaves, self._leaving = leaves, False
-        self.left = False
-        """True after it went before the end of the job."""
         self._rank: Rank | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._over = False
+        self._over = self._leaving = False
+        self.told_to_end = False
+        self._notice = ""
+        self._usual_s = 0.0
+        """The longest that a rank has taken to start; 0 before one has."""
 
     async def run(self) -> None:
         """Follows the leader until the job is over."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told_to_end)
-        while not self._over:
+        while not (self._over or self._leaving):
             try:
                 reader, self._writer = await asyncio.open_connection(
                     self._spec.address, self._spec.port
@@ -72,15 +67,18 @@ class Agent:
                 self._writer.close()
                 self._writer = None
                 self._signal(signal.SIGKILL)
+            if self._watcher is not None:
+                await self._watcher  # a rank that does not die keeps the host's devices
             await asyncio.sleep(AGAIN_S)
 
     async def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
             case "start":
                 self._signal(signal.SIGKILL)
-                await self._start(
-                    Rank(self._spec, self._host, order["attempt"], order["coordinator"])
-                )
+                if self._watcher is not None:
+                    await self._watcher
+                where = order["attempt"], order["coordinator"]
+                await self._start(Rank(self._spec, self._host, *where, self._usual_s))
             case "term":
                 self._signal(signal.SIGTERM)
             case "dump":
@@ -95,18 +93,6 @@ class Agent:
                     await self._leave()
                 if self._writer is not None:
                     self._writer.close()  # the leader waits for it
-
-    def _told_to_end(self) -> None:
-        self.notice()
-        if self._leaves:
-            self._leaving = True
-            if self._rank is None:
-                self._go()
-
-    def _go(self) -> None:
-        self._over = self.left = True
-        if self._writer is not None:
-            self._writer.close()
 
     async def _start(self, rank: Rank) -> None:
         try:
@@ -129,16 +115,19 @@ class Agent:
         facts = {"attempt": rank.attempt, "code": code, "error": rank.error(code)}
         facts |= rank.pulse.facts
         rank.clean()
+        if self._usual_s and rank.pulse.hangs():  # it may not have hung: the next has longer
+            rank.pulse.start_s = rank.pulse.start_s or rank.pulse.limit_s
+        self._usual_s = max(self._usual_s, rank.pulse.start_s)
         if self._rank is rank:
             self._rank = None
         self._send({"ended": facts})
-        if self._leaving:
+        if self.told_to_end:
             self._go()
 
     async def _pulse(self) -> None:
         while True:
             facts = {"attempt": self._rank.attempt, **self._rank.look()} if self._rank else {}
-            self._send({"pulse": facts})
+            self._send({"pulse": facts, "notice": self._notice})
             await asyncio.sleep(PULSE_S)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -150,9 +139,25 @@ class Agent:
         if self._rank is not None:
             self._rank.signal(number)
 
-    def notice(self, reason: str = "this host was told to end") -> None:
-        """The machine is about to go: the leader lets all ranks save."""
-        self._send({"notice": reason})
+    def notice(self, reason: str) -> None:
+        """Says why the machine is about to go, or that it is not (""): the leader lets all ranks
+        save, and starts none before the host is gone or stays. It is told for as long as it holds,
+        since the leader may not be there now."""
+        if reason and reason != self._notice:
+            self._send({"notice": reason})
+        self._notice = reason
+
+    def _told_to_end(self) -> None:
+        """By a signal. The agent ends once its rank has."""
+        self.told_to_end = True
+        self.notice("its agent is told to end")
+        if self._rank is None:
+            self._go()
+
+    def _go(self) -> None:
+        self._leaving = True
+        if self._writer is not None:
+            self._writer.close()
 
 
 async def serve(name: str, host: int) -> None:
@@ -161,10 +166,27 @@ async def serve(name: str, host: int) -> None:
     if host:
         await Agent(spec, host).run()
         return
+    await lead(spec, Agent(spec, host))
+
+
+async def lead(spec: Spec, agent: Agent) -> None:
+    """Runs the agent of host 0, and the leader. If that agent is told to end, so is the leader,
+    once no rank runs; the next one goes on by state.json."""
     leader = Leader(spec)
     server = await asyncio.start_server(leader.accept, spec.address, spec.port)
-    async with server:
-        await asyncio.gather(leader.run(), Agent(spec, host).run())
+    leading = asyncio.create_task(leader.run())
+    try:
+        await agent.run()
+        if agent.told_to_end:
+            end = time.monotonic() + spec.limits.grace_s
+            while not (leader.idle or leading.done()) and time.monotonic() < end:
+                await asyncio.sleep(AGAIN_S)
+            leading.cancel()
+        with suppress(asyncio.CancelledError):
+            await leading
+    finally:
+        leading.cancel()
+        server.close()  # and no waiting for agents that do not close their end
 
 
 if __name__ == "__main__":

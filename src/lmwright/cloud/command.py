@@ -138,7 +138,7 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
         hosts=offers[0].hosts,
         port=LEADER_PORT,
         variables={"JAX_COMPILATION_CACHE_DIR": f"{root}/compiled"},  # for the slices after it
-        limits=limits_by_size(_limits(wanted), run) if run else _limits(wanted),
+        limits=_limits(wanted, run),
         url=f"{root}/jobs/{name}",
         cloud=cloud,
         offers=offers,
@@ -184,7 +184,7 @@ def _launch_by_ssh(run: Run | None, wanted: Wanted) -> int:
     from lmwright.cloud.ssh.line import Access
 
     access = Access(ssh=wanted.settings.ssh, python=wanted.settings.remote_python)
-    name, limits = _name(run, wanted), _limits(wanted)
+    name, limits = _name(run, wanted), _limits(wanted, run)
     spec = launch(run, name, wanted.on, access, wanted.work, limits, dry_run=wanted.dry_run)
     return 0 if spec is None else begin(spec, wanted.detach)
 
@@ -212,15 +212,17 @@ def plan_job(run: Run | None, source: str, overrides: Sequence[str], wanted: Wan
         hosts=hosts,
         port=local.free_port(),
         variables=local.variables(devices),
-        limits=_limits(wanted),
+        limits=_limits(wanted, run),
         cwd=os.getcwd(),
     )
 
 
-def _limits(wanted: Wanted) -> Limits:
+def _limits(wanted: Wanted, run: Run | None = None) -> Limits:
+    """The limits that are asked for; those of reading and saving by the size of a run."""
     given = {"step_floor_s": wanted.hang_after, "failures": wanted.failures}
     chosen = {name: value for name, value in given.items() if value is not None}
-    return wanted.work.limits(replace(Limits(), **chosen))
+    limits = wanted.work.limits(replace(Limits(), **chosen))
+    return limits if run is None else limits_by_size(limits, run)
 
 
 def _name(run: Run | None, wanted: Wanted) -> str:

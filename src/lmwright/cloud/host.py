@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud import metadata
-from lmwright.cloud.agent import Agent
+from lmwright.cloud.agent import Agent, lead
 from lmwright.cloud.alone import Ended, leave, watch
-from lmwright.cloud.leader import Leader
 from lmwright.cloud.ledger import slice_variable
+from lmwright.cloud.pieces import LogSender
 from lmwright.cloud.place import Place, find_place
 from lmwright.cloud.spec import (
     OVER,
@@ -41,7 +41,7 @@ from lmwright.storage.bucket import Bucket
 
 LEADER = "leader.json"
 POLL_S = 2.0
-NOTICE_POLL_S = 5.0
+NOTICE_POLL_S = 2.0
 PUSH_S = 5.0
 PULLED = ("state.json", "events.log")
 EXIT_TERMINATED = 143
@@ -56,6 +56,8 @@ class Carrier:
         self._spec, self._host, self._bucket = spec, host, Bucket(spec.url)
         self._hidden = [secret.encode() for secret in hidden if secret]
         self._sent: dict[Path, Any] = {}
+        log = spec.folder / "logs" / f"host-{host}.log"
+        self._log = LogSender(self._bucket, log, host, self._hidden)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
         self._thread.start()
@@ -73,11 +75,13 @@ class Carrier:
 
     def _push(self) -> None:
         folder, host = self._spec.folder, self._host
-        files = [folder / "logs" / f"host-{host}.log", *folder.glob(f"stacks/host-{host}.*")]
+        with contextlib.suppress(OSError, UserError):  # the next round tries again
+            self._log.send(closing=self._closing.is_set())
+        files = [*folder.glob(f"stacks/host-{host}.*")]
         if host == 0 and (self._closing.is_set() or read_state(self._spec)["status"] not in OVER):
             files += [folder / name for name in PULLED]
         for path in files:
-            with contextlib.suppress(OSError, UserError):  # the next round tries again
+            with contextlib.suppress(OSError, UserError):
                 stat = path.stat()
                 stamp = stat.st_mtime_ns, stat.st_size
                 if self._sent.get(path) != stamp:
@@ -129,31 +133,18 @@ async def _serve(spec: Spec, offer: Offer, place: Place, bucket: Bucket) -> None
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
     spec = replace(spec, variables=spec.variables | slice_variable(spec, place.incarnation))
     carrier = Carrier(spec, host, tuple(secrets.values()))
-    agent = Agent(
-        spec,
-        host,
-        functools.partial(asyncio.to_thread, carrier.close) if host else None,
-        leaves=place.in_pod,
-    )
+    agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
+    agent.notice(await asyncio.to_thread(metadata.notice) or "")
     beside = [_watch_notices(agent)]
     beside += [] if place.in_pod else [watch(spec, place, host)]
     try:
-        await _until_first(_lead(spec, agent, carrier, host), *beside)
+        await _until_first(agent.run() if host else lead(spec, agent), *beside)
     finally:  # on host 0 last: its state tells that the job is over
         await asyncio.to_thread(carrier.close)
-
-
-async def _lead(spec: Spec, agent: Agent, carrier: Carrier, host: int) -> None:
-    """Runs the agent until the job is over, and on host 0 the leader too."""
-    if host:
-        await _run(agent, carrier)
-        return
-    leader = Leader(spec)
-    server = await asyncio.start_server(leader.accept, spec.address, spec.port)
-    try:
-        await asyncio.gather(leader.run(), _run(agent, carrier))
-    finally:
-        server.close()  # and no waiting for agents that do not close their end
+    if agent.told_to_end and read_state(spec)["status"] not in OVER:
+        if place.in_pod:  # at once: this exit code lets the cluster make the pod again
+            os._exit(EXIT_TERMINATED)
+        raise SystemExit("lmwright: told to end; the startup script starts it again if it can")
 
 
 async def _until_first(*jobs: Coroutine[Any, Any, None]) -> None:
@@ -173,15 +164,6 @@ def _on_tpus(offer: Offer) -> dict[str, str]:
     if os.environ.get("JAX_PLATFORMS"):
         return {}
     return {"JAX_PLATFORMS": "tpu,cpu", SLICE_VARIABLE: offer.name}
-
-
-async def _run(agent: Agent, carrier: Carrier) -> None:
-    """Runs the agent. Where it leaves before the job is over, so does this process at once: its
-    exit code lets the cluster make the pod again."""
-    await agent.run()
-    if agent.left:
-        await asyncio.to_thread(carrier.close)
-        os._exit(EXIT_TERMINATED)
 
 
 def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Offer]:
@@ -240,13 +222,11 @@ def _keep(spec: Spec, bucket: Bucket) -> None:
 async def _watch_notices(agent: Agent) -> None:
     """Tells the leader of a preemption or maintenance for as long as it is announced: the leader
     may not be there yet, and this host is not to train again before it is gone."""
-    told = ""
     while True:
-        reason = await asyncio.to_thread(metadata.notice) or ""
-        if reason or told:
-            agent.notice(reason)
-        told = reason
         await asyncio.sleep(NOTICE_POLL_S)
+        reason = await asyncio.to_thread(metadata.notice)
+        if reason is not None and not agent.told_to_end:
+            agent.notice(reason)
 
 
 if __name__ == "__main__":

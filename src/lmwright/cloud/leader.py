@@ -33,9 +33,15 @@ TICK_S = 0.25
 WRITE_EVERY_S = 5.0
 TELL_EVERY_S = 1.0
 LEAVE_S = 30.0
+KILLED_S = 30.0  # for an agent to tell that a rank which it killed has ended
+TELL_MISSING_S = 60.0
+SAVING = ("save", "end")
+BEFORE_STEPS = ("start", "restore", "compile")
+GOING_ON = ("step", "eval", *SAVING)
 EXIT_USER_ERROR = 2
 TOLD_TO_END = -signal.SIGTERM, 128 + signal.SIGTERM  # of a command that does not know how to save
 AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED, *TOLD_TO_END)
+ENDED_WELL = (0, *AGAIN_CODES)
 FINAL_CODES = (EXIT_USER_ERROR, EXIT_TIME_SPENT, EXIT_SKIPPING)
 
 
@@ -45,7 +51,8 @@ class _Host:
     heard: float
     """Of its last message, by this machine's clock."""
     pulse: dict[str, Any] = field(default_factory=dict)
-    notice: bool = False
+    notice: str = ""
+    """Why the host is about to go, for as long as it says so."""
 
 
 @dataclass
@@ -60,8 +67,10 @@ class _Attempt:
     """Why they were asked to save and end; empty if they were not."""
     reason: str = ""
     """Why they were killed."""
+    in_vain: bool = False
+    """True if they were asked before they had anything to save."""
     deadline: float | None = None
-    """By which all must have ended by themselves."""
+    """By which all must have ended: by themselves, or once they were killed."""
 
 
 class Leader:
@@ -72,37 +81,41 @@ class Leader:
         self._hosts: dict[int, _Host] = {}
         self._state = read_state(spec)
         self._attempt: _Attempt | None = None
-        self._next = 0.0
+        self._next = self._idle = time.monotonic()
+        self._missing: list[int] = []
         self._written = self._told = 0.0
         self._stragglers = Stragglers()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks with one agent."""
-        host: int | None = None
+        host, entry = -1, _Host(writer, time.monotonic())
         try:
             hello = json.loads(await asyncio.wait_for(reader.readline(), 10))
             if hello.get("token") != self._spec.token:
                 return
             host = int(hello["hello"])
-            self._hosts[host] = entry = _Host(writer, time.monotonic())
+            if not 0 <= host < self._spec.hosts:
+                return
+            if host in self._hosts:  # its end of the old connection broke first
+                self._leave(host, "its agent has come a second time")
+            self._hosts[host] = entry
             while line := await reader.readline():
                 self._hear(host, entry, json.loads(line))
         except (OSError, ValueError, KeyError, TimeoutError):
             pass
         finally:
-            if host is not None and self._hosts.get(host) is entry:
-                del self._hosts[host]
-                self._lost(host, "its agent is gone")
+            if self._hosts.get(host) is entry:
+                self._leave(host, "its agent is gone")
             writer.close()
 
     def _hear(self, host: int, entry: _Host, message: dict[str, Any]) -> None:
         entry.heard = time.monotonic()
         if "pulse" in message:
-            entry.pulse = message["pulse"]
+            entry.pulse, entry.notice = message["pulse"], message.get("notice", entry.notice)
             self._progress(entry.pulse)
             self._stragglers.see(host, entry.pulse)
         elif "notice" in message:
-            entry.notice = True
+            entry.notice = message["notice"] or "it is told to end"
         elif "ended" in message:
             self._end(host, message["ended"])
 
@@ -110,6 +123,11 @@ class Leader:
         self._state["step"] = pulse.get("step") or self._state["step"]
         if pulse.get("saved", 0) > self._state["saved"]:
             self._state |= {"saved": pulse["saved"], "failures": 0}
+
+    @property
+    def idle(self) -> bool:
+        """True while no rank runs."""
+        return self._attempt is None
 
     async def run(self) -> None:
         """Leads until the job is over."""
@@ -125,9 +143,7 @@ class Leader:
         now = time.monotonic()
         for number, host in list(self._hosts.items()):
             if now - host.heard > self._limits.silent_s:
-                del self._hosts[number]
-                host.writer.close()
-                self._lost(number, f"nothing was heard of it for {self._limits.silent_s:g} s")
+                self._leave(number, f"nothing was heard of it for {self._limits.silent_s:g} s")
         if self._attempt is None:
             self._start_if_ready(now)
         else:
@@ -143,12 +159,17 @@ class Leader:
     def _start_if_ready(self, now: float) -> None:
         if self._stop_asked():
             self._finish("stopped", "stopped as asked")
-        elif len(self._hosts) == self._spec.hosts and now >= self._next:
+            return
+        missing = [host for host in range(self._spec.hosts) if not self._is_ready(host)]
+        if missing:
+            self._wait_for(missing, now)
+        elif now >= self._next:
+            self._missing = []
             self._state["attempt"] += 1
             self._stragglers = Stragglers()
             self._attempt = _Attempt(self._state["attempt"], now)
             for host in self._hosts.values():
-                host.pulse, host.notice = {}, False
+                host.pulse = {}
             port = _free_port(self._spec.address)
             self._order(
                 "start",
@@ -157,72 +178,120 @@ class Leader:
             )
             self._write(status="running")
 
+    def _is_ready(self, host: int) -> bool:
+        """True for a host that is there and will stay."""
+        return host in self._hosts and not self._hosts[host].notice
+
+    def _wait_for(self, missing: list[int], now: float) -> None:
+        """Tells of hosts that do not come. A slice that stays incomplete costs money, so its job
+        ends in words by which its supervisor knows a bad slice; other hosts are waited for."""
+        waited = now - max(self._idle, self._next)
+        names = f"hosts {', '.join(map(str, missing))}"
+        if self._spec.cloud is not None and waited > self._limits.gather_s:
+            self._finish("failed", f"{names}: unhealthy or missing for {waited:.0f} s")
+        elif waited > TELL_MISSING_S and missing != self._missing:
+            self._missing = missing
+            self._note(f"waiting for {names}")
+
     def _look_after(self, attempt: _Attempt, now: float) -> None:
         if len(attempt.ended) == self._spec.hosts:
             self._decide(attempt)
             return
+        late = [number for number in range(self._spec.hosts) if number not in attempt.ended]
         if attempt.reason:
+            if attempt.deadline is not None and now > attempt.deadline:
+                for number in late:
+                    self._leave(number, f"its rank did not die within {KILLED_S:g} s")
             return
-        if attempt.deadline is not None and now > attempt.deadline:
-            late = [number for number in sorted(self._hosts) if number not in attempt.ended]
-            who = f"the ranks on hosts {', '.join(map(str, late))}"
-            self._order("dump")
-            self._kill(attempt, f"{who} did not end within {self._limits.grace_s:g} s")
-            return
-        noticed = any(host.notice for host in self._hosts.values())
-        if not attempt.asked and (noticed or self._stop_asked()):
-            attempt.asked = "stop" if self._stop_asked() else "notice"
-            attempt.deadline = now + self._limits.grace_s
-            self._order("term")
-            return
+        pulses = {number: self._pulse_of(number, attempt) for number in late}
         hanging = [
-            f"{number} ({host.pulse['phase']} {host.pulse['step']})"
-            for number, host in sorted(self._hosts.items())
-            if host.pulse.get("attempt") == attempt.number and host.pulse.get("hangs")
-            if number not in attempt.ended
+            f"{number} ({pulse['phase']} {pulse['step']})"
+            for number, pulse in pulses.items()
+            if pulse.get("hangs")
         ]
         if hanging:
             self._order("dump")
             self._kill(attempt, f"no sign of life from the ranks on hosts {', '.join(hanging)}")
+            return
+        # A save may take long, and one that is killed was in vain.
+        may = SAVING if attempt.ended else GOING_ON
+        idle = [number for number, pulse in pulses.items() if pulse.get("phase") not in may]
+        if attempt.deadline is not None and now > attempt.deadline and idle:
+            who = f"the ranks on hosts {', '.join(map(str, idle))}"
+            self._order("dump")
+            self._kill(attempt, f"{who} did not end within {self._limits.grace_s:g} s")
+            return
+        self._ask_to_end(attempt, now)
+
+    def _pulse_of(self, host: int, attempt: _Attempt) -> dict[str, Any]:
+        pulse = self._hosts[host].pulse if host in self._hosts else {}
+        return pulse if pulse.get("attempt") == attempt.number else {}
+
+    def _ask_to_end(self, attempt: _Attempt, now: float) -> None:
+        """Lets all ranks save and end once a stop is asked for, or a host is about to go."""
+        notices = [(number, host.notice) for number, host in self._hosts.items() if host.notice]
+        if attempt.asked or not (notices or self._stop_asked()):
+            return
+        attempt.asked = "stop" if self._stop_asked() else "notice"
+        attempt.deadline = now + self._limits.grace_s
+        if attempt.asked == "notice":
+            number, why = notices[0]
+            self._note(f"attempt {attempt.number}: host {number}: {why}; all ranks save and end")
+        pulses = [self._pulse_of(number, attempt) for number in range(self._spec.hosts)]
+        attempt.in_vain = not attempt.ended and all(map(_has_nothing, pulses))
+        if attempt.in_vain:
+            self._kill(attempt, "there is nothing to save yet")
+        else:
+            self._order("term")
 
     def _end(self, host: int, facts: dict[str, Any]) -> None:
         attempt = self._attempt
         if attempt is None or facts["attempt"] != attempt.number or host in attempt.ended:
             return
         self._progress(facts)
-        attempt.ended[host] = facts | {"after": time.monotonic() - attempt.began}
-        if facts["code"] in (0, *AGAIN_CODES):
-            attempt.deadline = attempt.deadline or time.monotonic() + self._limits.grace_s
+        first = all(ended["code"] not in ENDED_WELL for ended in attempt.ended.values())
+        attempt.ended[host] = facts | {"after_kill": bool(attempt.reason)}
+        if facts["code"] in ENDED_WELL:
+            if first and not attempt.reason:  # however long its save took
+                attempt.deadline = time.monotonic() + self._limits.grace_s
         elif not attempt.reason:
             self._kill(attempt, _describe(host, facts))
+
+    def _leave(self, host: int, why: str) -> None:
+        """Forgets a host, whose agent kills its rank at the latest when it notices that."""
+        if (entry := self._hosts.pop(host, None)) is not None:
+            entry.writer.close()
+        self._lost(host, why)
 
     def _lost(self, host: int, why: str) -> None:
         attempt = self._attempt
         if attempt is None or host in attempt.ended:
             return
-        attempt.ended[host] = {"code": None, "error": why, "attempt": attempt.number}
+        attempt.ended[host] = {"code": None, "error": why, "after_kill": bool(attempt.reason)}
         if not attempt.reason:
             self._kill(attempt, f"host {host} is lost: {why}")
 
     def _kill(self, attempt: _Attempt, reason: str) -> None:
-        attempt.reason, attempt.deadline = reason, None
+        attempt.reason, attempt.deadline = reason, time.monotonic() + KILLED_S
         self._note(f"attempt {attempt.number}: {reason}; all ranks are ended")
         self._order("kill")
 
     def _decide(self, attempt: _Attempt) -> None:
         """Finishes the job, or sets when the next attempt may start."""
-        self._attempt = None
+        self._attempt, self._idle = None, time.monotonic()
         codes = {facts["code"] for facts in attempt.ended.values()}
         first = next(iter(attempt.ended.items()))
         if codes == {0}:
             self._finish("done", "")
-        elif final := [item for item in attempt.ended.items() if item[1]["code"] in FINAL_CODES]:
-            self._finish("failed", _describe(*final[0]))
+        elif final := _final(attempt):
+            self._finish("failed", final)
         elif self._stop_asked():
             self._finish("stopped", "stopped as asked")
-        elif codes <= {0, *AGAIN_CODES}:
-            self._note(f"attempt {attempt.number}: told to end and saved; starting again")
+        elif codes <= set(ENDED_WELL) or attempt.in_vain:
+            saved = "" if attempt.in_vain else " and saved"
+            self._note(f"attempt {attempt.number}: told to end{saved}; starting again")
             self._next = time.monotonic()
+            self._write(status="waiting")
         else:
             self._state["failures"] += 1
             failures, error = self._state["failures"], attempt.reason or _describe(*first)
@@ -259,6 +328,24 @@ class Leader:
         self._written = time.monotonic()
         with suppress(OSError):  # a full disk ends no leader; it is written again soon
             write_state(self._spec, self._state)
+
+
+def _has_nothing(pulse: dict[str, Any]) -> bool:
+    """True for a rank that trains and has done no step since what is saved."""
+    return (
+        pulse.get("beat", 0) > 0
+        and pulse["phase"] in BEFORE_STEPS
+        and pulse["step"] == pulse["saved"]
+    )
+
+
+def _final(attempt: _Attempt) -> str:
+    """Sentence about a rank that no new start helps. What ranks say once one of them was lost is
+    no such thing."""
+    for host, facts in attempt.ended.items():
+        if facts["code"] in FINAL_CODES and not facts["after_kill"]:
+            return _describe(host, facts)
+    return ""
 
 
 def _describe(host: int, facts: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import json
 import os
+import re
 import signal
 import statistics
 import sys
@@ -17,14 +18,19 @@ from lmwright.guard.heartbeat import STACKS, VARIABLE
 
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 REMEMBERED_STEPS = 64
+STARTS = 3  # times as long as usual may starting take
 ERROR = "lmwright: error: "
 MOST_OF_ERROR = 1000  # characters
+MOST_OF_TAIL = 20_000  # bytes
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+FRAME = re.compile(r"--- attempt |\s*(@ |#\d|PC: |\*\*\* |File \"|Thread 0x|(0x)?[0-9a-f]{8,16}\b)")
 
 
 class Rank:
     """One attempt's process on this host."""
 
-    def __init__(self, spec: Spec, host: int, attempt: int, coordinator: str):
+    def __init__(self, spec: Spec, host: int, attempt: int, coordinator: str, usual_s: float = 0.0):
+        """A rank that starts in `usual_s`, if that is known."""
         self._spec, self.host, self.attempt = spec, host, attempt
         self._beats = spec.folder / "beats" / f"host-{host}.{attempt}"
         self._log = spec.folder / "logs" / f"host-{host}.log"
@@ -42,7 +48,7 @@ class Rank:
         program, *words = spec.command
         start = (sys.executable, "-m", PROGRAM) if program == PROGRAM else (program,)
         self._command = *start, *words
-        self.pulse = Pulse(spec.limits)
+        self.pulse = Pulse(spec.limits, usual_s)
 
     async def start(self) -> None:
         self._at = self._log.stat().st_size if self._log.exists() else 0
@@ -80,15 +86,19 @@ class Rank:
         return {**self.pulse.facts, "hangs": self.pulse.hangs()}
 
     def error(self, code: int) -> str:
-        """The last line of its output that tells an error; else the last of all, unless a signal
-        ended it."""
+        """The last line of its output that tells an error; else the last of all. Where a signal
+        ended it that the process raised itself, the last lines without frames of stacks: a runtime
+        that aborts has said why before."""
         with open(self._log, "rb") as log:
-            log.seek(self._at)
-            lines = log.read()[-20_000:].decode(errors="replace").splitlines()
-        told = [line for line in lines if ERROR in line]
-        if not told and code > 0:
-            told = [line for line in lines if line.strip()]
-        return told[-1].strip()[:MOST_OF_ERROR] if told else ""
+            log.seek(max(self._at, log.seek(0, os.SEEK_END) - MOST_OF_TAIL))
+            lines = log.read().decode(errors="replace").splitlines()
+        told = [line.strip() for line in lines if ERROR in line]
+        if not told and -code in FROM_OUTSIDE:
+            return ""
+        told = told or [line.strip() for line in lines if line.strip() and not FRAME.match(line)]
+        if code > 0 or (told and ERROR in told[-1]):
+            return told[-1][:MOST_OF_ERROR] if told else ""
+        return " | ".join(told)[-MOST_OF_ERROR:]
 
     def keep_stacks(self) -> None:
         """Moves the stacks that SIGUSR1 wrote to the job's folder."""
@@ -106,8 +116,12 @@ class Rank:
 class Pulse:
     """Judges by heartbeats whether a rank hangs."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits, usual_s: float = 0.0):
+        """`usual_s` is how long starting took before; 0 if that is not known."""
         self._limits, self._changed = limits, time.monotonic()
+        self._usual_s, self._began = usual_s, self._changed
+        self.start_s = 0.0
+        """How long starting has taken; 0 until it is over."""
         self._steps: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._stepped: tuple[int, float] | None = None
         self.facts: dict[str, Any] = {"beat": 0, "phase": "start", "step": 0, "saved": 0}
@@ -117,6 +131,8 @@ class Pulse:
         now = time.monotonic()
         if facts is None or facts.get("beat") == self.facts["beat"]:
             return
+        if self.facts["phase"] == "start" != facts.get("phase"):
+            self.start_s = now - self._began
         if facts.get("phase") == "step":
             if self._stepped is not None and facts["step"] > self._stepped[0]:
                 steps = facts["step"] - self._stepped[0]
@@ -131,7 +147,10 @@ class Pulse:
         if phase == "step":
             median = statistics.median(self._steps) if self._steps else 0.0
             return max(limits.step_floor_s, 5 * median)
-        named = {"start": limits.start_s, "restore": limits.restore_s, "compile": limits.compile_s}
+        start_s = limits.start_s
+        if self._usual_s:
+            start_s = min(start_s, max(limits.step_floor_s, STARTS * self._usual_s))
+        named = {"start": start_s, "restore": limits.restore_s, "compile": limits.compile_s}
         return named.get(str(phase), limits.beside_s)
 
     def hangs(self) -> bool:

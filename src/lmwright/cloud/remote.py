@@ -15,6 +15,7 @@ from lmwright.cloud import keeper
 from lmwright.cloud.book import Book, begin, label_of, read_book, usage
 from lmwright.cloud.checks import check as check
 from lmwright.cloud.checks import describe as describe
+from lmwright.cloud.pieces import LogReader
 from lmwright.cloud.slices import GOING, Patience, Slices, service_of
 from lmwright.cloud.spec import OVER, START, Spec, load_spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
@@ -213,15 +214,11 @@ def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
     """Prints the output of a host's ranks, as it was carried to the bucket last."""
     if not 0 <= host < (most := max(offer.hosts for offer in spec.offers)):
         raise UserError(f"--host: {host} is none of 0 to {most - 1}")
-    bucket, shown = Bucket(spec.url), 0
+    reader = LogReader(Bucket(spec.url), host)
     while True:
         over = state_of(spec)["status"] in OVER
-        there = bucket.read(f"logs/host-{host}.log")
-        data = there[0] if there else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        for line in whole[shown:].decode(errors="replace").splitlines():
+        for line in reader.lines(over=over):
             print(visible(redact_text(line)), flush=True)
-        shown = len(whole)
         if not follow_it or over:
             return
         time.sleep(POLL_S)

@@ -37,11 +37,13 @@ class Limits:
     restore_s: float = 900.0
     compile_s: float = 1800.0
     beside_s: float = 900.0
-    """An evaluation or a save."""
+    """A batch of an evaluation, or a save."""
     silent_s: float = 10.0
     """Without a word from an agent, its host is lost."""
     grace_s: float = 60.0
     """For the other ranks to end, after one has ended as it should."""
+    gather_s: float = 1200.0
+    """For all hosts of a slice to be there before an attempt."""
     failures: int = 5
     """In a row, without a new checkpoint, before the job is given up."""
     backoff_s: float = 60.0

@@ -57,7 +57,7 @@ def work_of(verb: str, words: Sequence[str]) -> Work:
 
 
 def limits_by_size(limits: Limits, run: Run) -> Limits:
-    """The limits of a run whose weights and checkpoints come from a bucket or a hub.
+    """The limits of a run whose weights and checkpoints come from a bucket, a hub or a disk.
 
     A host reads at most the whole state, and at `SLOW_BYTES_PER_S` or faster.
     """

@@ -209,4 +209,4 @@ class Objective(Protocol):
         return self
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over a batch; `key` is for what is drawn at random."""
+        """Sums over a batch; `key` [B] is for what is drawn at random, a key for each row."""

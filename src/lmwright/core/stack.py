@@ -23,9 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import BLOCK_INPUT, REMATS, Remat
+from lmwright.core.compute import REMATS, Remat
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
 
@@ -53,7 +52,6 @@ def run_stack(
     below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
     stages, rows go in `num_microbatches` pieces."""
     layers = layers if len(blocks) > 1 else {"0": layers}
-    blocks = [_named(block) for block in blocks] if remat.offloaded else blocks
     if unroll and num_stages() == 1:
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
     block = _chained([remat.apply(block) for block in blocks])
@@ -61,15 +59,6 @@ def run_stack(
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
     return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
-
-
-def _named(block: Block) -> Block:
-    """`block` whose input has a name."""
-
-    def named(w: Tree, x: Array, *side: Any) -> tuple[Array, Aux]:
-        return block(w, checkpoint_name(x, BLOCK_INPUT), *side)
-
-    return named
 
 
 def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:

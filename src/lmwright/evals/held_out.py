@@ -24,6 +24,7 @@ from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_run_weights
+from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
 from lmwright.program.plan import Plan, resolve
 
@@ -55,6 +56,7 @@ class HeldOut:
         return replace(loss, rows=min(count, run.eval.max_rows or count), of_rows=count)
 
     def _place(self, batch: Batch) -> Batch:
+        beat("eval")  # once for each batch: all of them may take hours
         sharding = batch_sharding(self._plan.mesh)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
@@ -80,6 +82,7 @@ class HeldOut:
             list(self._asked),
             settings,
             replace(self._plan.compute, unroll=False),  # a few tokens: not worth the compilation
+            lambda _row, _text: beat("eval"),
             prefix=(tokenizer.bos_id,) if starts else (),
         )
         return [

@@ -210,7 +210,7 @@ def init_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[st
                 refuse_pickles(place.path)
             model, tokenizer = place.model, place.tokenizer_dir
         except UserError as error:
-            raise UserError(f"train.init_from: {error}") from error
+            raise error.at("train.init_from") from error
     fields = {("model",): to_plain(model, defaults="omit")}
     if tokenizer is not None:
         fields["data", "tokenizer"] = {"path": str(tokenizer)}

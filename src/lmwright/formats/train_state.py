@@ -187,7 +187,7 @@ def init_state(plan: Plan, frozen: Frozen) -> Tree:
         except UserError as error:
             listed = plan.training.listed
             section = f"{listed}[{trainee.name!r}]" if listed else "lora"
-            raise UserError(f"{section}.init_from: {error}") from error
+            raise error.at(f"{section}.init_from") from error
         part = state["trained"][trainee.name]
         part["weights"] = jax.device_put(weights, part_shardings(plan, trainee)["weights"])
         if "ema" in part:

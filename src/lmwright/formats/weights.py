@@ -99,7 +99,7 @@ def load_frozen(plan: Plan) -> Frozen:
         refuse_unlike(place, plan.spec)
         weights = host_weights(place)
     except UserError as error:
-        raise UserError(f"train.init_from: {error}") from error
+        raise error.at("train.init_from") from error
     digest, kinds, leaves = xxhash.xxh3_128(), storages(plan.run), []
     params, places = dict(walk(plan.spec)), dict(walk(shardings))
     for name, array in walk(weights):

@@ -11,10 +11,14 @@ import faulthandler
 import json
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 VARIABLE = "LMWRIGHT_HEARTBEAT"
 STACKS = ".stacks"
+BEAT_S = 5.0
 WIDTH = 160  # bytes; always as many, so that one write replaces the line
 
 _FACTS: dict[str, Any] = {"beat": 0, "phase": "start", "step": 0, "saved": 0}
@@ -33,3 +37,23 @@ def beat(phase: str, **facts: int) -> None:
     _FACTS.update(facts, phase=phase, beat=_FACTS["beat"] + 1)
     line = json.dumps(_FACTS).ljust(WIDTH - 1) + "\n"
     os.pwrite(_FILES[path], line.encode(), 0)
+
+
+@contextmanager
+def beating(phase: str) -> Iterator[None]:
+    """Beats in a thread of its own while another process is waited for, which has heartbeats of
+    its own."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(BEAT_S):
+            beat(phase)
+
+    beat(phase)
+    thread = threading.Thread(target=go_on, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -26,11 +26,10 @@ from lmwright.nn.norm import rms_norm
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 
-MLP_WEIGHTS = {
+MLP_WEIGHTS = {  # and their axes in one layer
     "gate": "embed mlp", "up": "embed mlp", "down": "mlp embed",
     "gate_bias": "mlp", "up_bias": "mlp", "down_bias": "norm",
 }  # fmt: skip
-"""Weights of an mlp and their axes in one layer."""
 
 
 class BlockFields:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.compute import HEADS, Compute
+from lmwright.core.compute import BLOCK_INPUT, HEADS, Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
 from lmwright.core.stack import Aux, Span, added, run_stack, run_stack_cached
@@ -78,6 +78,7 @@ def run_layers(
             q, k, v = (name_result(a, HEADS) for a in (q, k, v))
             return kernel(q, k, v, ids, scoring)
 
+        x = name_result(x, BLOCK_INPUT)
         return _applied(layer, kind, w, x, tables, Attend(attend, ids > 0, chunk))
 
     total: Aux = {}

@@ -4,6 +4,7 @@ Which tokens these are is in the data (`loss_weight`, see docs/conversations.md)
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import jax
@@ -35,7 +36,7 @@ class Sft(Objective):
         return self.neftune_alpha > 0
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over the batch's targets; `key` is for the noise."""
+        """Sums over the batch's targets; `key` [B] is for the noise of each row."""
         noisy = w
         if self.neftune_alpha:
             noise = embedding_noise(batch, model.embed_dim, self.neftune_alpha, key)
@@ -48,12 +49,13 @@ class Sft(Objective):
         return replace(self, neftune_alpha=0.0)
 
 
-def embedding_noise(batch: Batch, embed_dim: int, alpha: float, key: Array) -> Array:
-    """NEFTune's noise, float32 [B, T, D]: uniform in +-alpha / sqrt(L D) for a token of a
-    segment of L tokens, none on padding."""
+def embedding_noise(batch: Batch, embed_dim: int, alpha: float, keys: Array) -> Array:
+    """NEFTune's noise, float32 [B, T, D], by a key for each row: uniform in +-alpha / sqrt(L D)
+    for a token of a segment of L tokens, none on padding."""
     ids = batch.segment_ids  # [B, T]
     B, T = ids.shape
     rows = jnp.arange(B)[:, None]
     lengths = jnp.zeros((B, T + 1), jnp.float32).at[rows, ids].add(1.0)[rows, ids]  # [B, T]
     size = jnp.where(ids > 0, alpha / jnp.sqrt(lengths * embed_dim), 0.0)
-    return size[..., None] * jax.random.uniform(key, (B, T, embed_dim), minval=-1.0, maxval=1.0)
+    draw = partial(jax.random.uniform, shape=(T, embed_dim), minval=-1.0, maxval=1.0)
+    return size[..., None] * jax.vmap(draw)(keys)

@@ -53,8 +53,7 @@ def build_optimizer(
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
     `optax.apply_updates`, and the new state. The schedule is at `schedule_step`, the number of
-    updates if unset. Moments on the host stay as they are where `sound` is False; others are
-    the caller's to keep. Raises UserError from the schedule.
+    updates if unset. Where `sound` is False, moments on the host stay as they are. Raises UserError.
     """
     import optax  # 0.2 s, which a plan on paper need not wait for
 

@@ -17,7 +17,7 @@ def with_steps(run: Run) -> Run:
     try:
         rows = TokenStore.open(run.data.dir).epoch_rows
     except UserError as error:
-        raise UserError(
+        raise type(error)(
             f"train.epochs: the steps of an epoch are counted in the prepared data, and {error}"
             "; or set train.steps"
         ) from None

@@ -232,11 +232,15 @@ def summed_gradients(
     objective, model, training = plan.run.objective, plan.run.model, plan.training
     compute = select.for_lanes(plan.compute, batch.tokens.shape[1], model.embed_dim)
     lanes, rates = Lanes.of(plan, active), [trainee.dropout for trainee in active]
+    num = batch.tokens.shape[0]
+    at_once = num == 1 or num_stages() > 1  # a pipeline takes all microbatches together
 
     def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:
-        key = jax.random.fold_in(key, index)
-        drop = (jax.random.fold_in(key, 1), rate) if any(rates) else ()
-        return objective.loss(model, training.bind(frozen, parts, *drop), rows, key, compute)
+        drop = (jax.random.fold_in(jax.random.fold_in(key, index), 1), rate) if any(rates) else ()
+        # by their numbers in the batch, so that other microbatches draw the same
+        numbers = jnp.arange(rows.tokens.shape[0]) * (1 if at_once else num) + index
+        keys = jax.vmap(partial(jax.random.fold_in, key))(numbers)
+        return objective.loss(model, training.bind(frozen, parts, *drop), rows, keys, compute)
 
     def total(
         weights: Mapping[str, Tree], rows: Batch, index: Array | int
@@ -255,8 +259,7 @@ def summed_gradients(
         (_, losses), grads = jax.value_and_grad(total, has_aux=True)(weights, rows, index)
         return grads, losses
 
-    num = batch.tokens.shape[0]
-    if num == 1 or num_stages() > 1:  # a pipeline takes all of them at once
+    if at_once:
         return piece_gradients(jax.tree.map(interleaved, batch), 0)
 
     def body(sums: Any, piece: tuple[Batch, Array]) -> tuple[Any, None]:

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from lmwright.errors import UserError, first_line, install
+from lmwright.errors import StorageError, UserError, first_line, install
 
 SCHEME = "gs://"
 PATIENCE_S = 300.0
@@ -46,7 +46,7 @@ def is_bucket(path: str | os.PathLike) -> bool:
 
 class Bucket:
     """The objects below a URL; their names are relative to it. Every method raises UserError where
-    the service refuses, or does not answer in time."""
+    the service refuses, and StorageError where it does not answer in time."""
 
     def __init__(self, url: str):
         name, _, prefix = url.removeprefix(SCHEME).partition("/")
@@ -187,7 +187,8 @@ class Bucket:
         except (UserError, Changed):
             raise
         except Exception as error:
-            raise UserError(f"{self.url}: cannot be {doing}: {_reason(error)}") from error
+            kind = StorageError if _may_pass(error) else UserError
+            raise kind(f"{self.url}: cannot be {doing}: {_reason(error)}") from error
 
 
 def _entry(blob: Any) -> Entry:
@@ -203,6 +204,18 @@ def _patient() -> dict[str, Any]:
 
 def _is_changed(error: Exception) -> bool:
     return getattr(error, "code", None) == 412
+
+
+def _may_pass(error: Exception) -> bool:
+    """False for what the service refuses: another try would end in the same way."""
+    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+
+    if isinstance(error, GoogleAuthError):  # a token comes from a service, too
+        return error.retryable or isinstance(error, TransportError)
+    code = int(getattr(error, "code", 0) or 0)
+    return not isinstance(error, DefaultCredentialsError) and (
+        not 400 <= code < 500 or code in (408, 429)
+    )
 
 
 def _reason(error: Exception) -> str:

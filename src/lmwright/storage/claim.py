@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from lmwright.errors import UserError
+from lmwright.errors import TransientError, UserError
 from lmwright.storage.bucket import Bucket, Changed, Entry
 
 CLAIM = ".claim.json"
@@ -79,7 +79,10 @@ class Claim:
         there = self._bucket.read(CLAIM)
         if there is not None and self._is_alive(*there):
             owner = _describe(there[0])
-            raise Claimed(self._busy.format(url=self._bucket.url, owner=owner))
+            busy = Claimed(self._busy.format(url=self._bucket.url, owner=owner))
+            if self._is_ours(there[0]):  # by a process of an attempt that has just ended
+                busy.exit_code = TransientError(str(busy)).exit_code
+            raise busy
         try:
             return self._write(there[1].generation if there else 0)
         except Changed:
@@ -95,13 +98,17 @@ class Claim:
     def _is_alive(self, data: bytes, entry: Entry) -> bool:
         """True unless the owner of a claim is known to be dead."""
         facts, ours = _parse(data), self._facts
-        if ours["job"] and facts.get("job") == ours["job"]:
+        if self._is_ours(data):
             with suppress(TypeError, ValueError):
                 if int(facts.get("attempt", 0)) < int(ours["attempt"]):
                     return False
         if facts.get("machine") == ours["machine"] and not _runs(facts):
             return False
         return (self._now() - entry.updated).total_seconds() < LEASE_S
+
+    def _is_ours(self, data: bytes) -> bool:
+        """True for a claim of the same job."""
+        return bool(self._facts["job"]) and _parse(data).get("job") == self._facts["job"]
 
     def _now(self) -> Any:
         """The service's time, from an object written now."""

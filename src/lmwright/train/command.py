@@ -7,7 +7,7 @@ import psutil
 from rich.console import Console
 
 from lmwright.config.run import Run
-from lmwright.errors import StorageError, UserError
+from lmwright.errors import TransientError, UserError
 from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
@@ -62,7 +62,7 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
         outcome = train(run, began=began, stop=stop)
     except Exception as error:
         if jax.process_count() > 1:
-            if not isinstance(error, StorageError):  # whose texts are like those of a lost process
+            if not isinstance(error, TransientError):  # which sounds like that of a lost process
                 expect_abort(error)
             leave(error)
         raise

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from lmwright.core.sharding import batch_sharding
-from lmwright.errors import UserError
+from lmwright.errors import TransientError, UserError
 from lmwright.program.plan import Plan
 from lmwright.train import peers
 
@@ -31,7 +31,8 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> None:
     """Connects to the run's other processes, if there are any, before any use of devices.
 
-    Raises UserError where the variables are incomplete or the others are not found.
+    Raises UserError where the variables are incomplete, TransientError where the others are not
+    found.
     """
     given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
     pod = pod or started_together(variables)
@@ -76,7 +77,7 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
                 "this is none of these; leave out --pod to train on this machine alone, or set "
                 f"{ADDRESS}, {COUNT} and {INDEX} in every process"
             ) from error
-        raise UserError(
+        raise TransientError(
             f"the other processes were not found ({reason}); start one on each host, or set "
             f"{ADDRESS}, {COUNT} and {INDEX} in each"
         ) from error

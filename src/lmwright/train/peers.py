@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from lmwright.errors import StorageError, UserError
+from lmwright.errors import TransientError, UserError
 from lmwright.train.signals import EXIT_PEER_LOST
 
 HEARTBEAT_S = 30  # a process that is not heard of for so long is lost
@@ -123,7 +123,7 @@ def lost_peers(message: str, count: int | None = None) -> str:
 def leave(error: BaseException) -> None:
     """Lets the process end soon after an error that the others may not have: at its exit JAX would
     wait minutes for them. The error is printed before."""
-    wait_s = 1 if isinstance(error, StorageError) else LEAVE_S  # which is rarely of all
+    wait_s = 1 if isinstance(error, TransientError) else LEAVE_S  # which is rarely of all
     from orbax.checkpoint import multihost
 
     try:

@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Run
+from lmwright.guard.heartbeat import beat, beating
 from lmwright.publish.account import check_name, check_token
 from lmwright.publish.licenses import check_license
 from lmwright.train.hooks import Hook, Running
@@ -125,7 +126,8 @@ class Publisher(Hook):
                 self._begin(step)
                 self._wait(session)
         if jax.process_count() > 1 and exit_code == 0:  # else the others would not wait as long
-            multihost_utils.sync_global_devices("the last checkpoint is published")
+            with beating("end"):
+                multihost_utils.sync_global_devices("the last checkpoint is published")
 
     def close(self) -> None:
         """Ends what is still going on."""
@@ -145,6 +147,7 @@ class Publisher(Hook):
         session.display.note(f"publishing step {attempt.step} as {self._run.publish.repo}")
         while attempt.is_alive():
             attempt.join(PATIENCE_S)
+            beat("end")
             if session.stop.exit_code is not None:
                 attempt.stop()
                 session.display.note(f"step {attempt.step} was not published; lmwright publish can")

@@ -27,7 +27,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
-from lmwright.errors import StorageError, UserError
+from lmwright.errors import TransientError, UserError
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.redact import MARK, redact_tree, without_secrets
@@ -149,10 +149,10 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
     except UserError as error:
         refused = error
     if jax.process_count() > 1:
-        mine = 0 if refused is None else 2 if isinstance(refused, StorageError) else 1
+        mine = 0 if refused is None else 2 if isinstance(refused, TransientError) else 1
         verdict = int(multihost_utils.broadcast_one_to_all(np.int32(mine)))
         if verdict and refused is None:
-            kind = StorageError if verdict == 2 else UserError
+            kind = TransientError if verdict == 2 else UserError
             refused = kind(f"dir: {run.dir} was refused by process 0; see its message")
     if refused is not None:
         raise refused
@@ -262,9 +262,11 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def rows_are_alone(run: Run) -> bool:
-    """True if microbatches only order a sum: no noise is drawn for the rows of one, and no experts
-    balance its tokens."""
-    noisy = run.objective.draws_noise or any(t.dropout for t in training_of(run).trainees)
+    """True if microbatches only order a sum: no inputs of adapters are dropped, since that is drawn
+    for a microbatch, and no experts balance its tokens. Noise on embeddings is drawn for each row,
+    but where several trainees share the batch, for its place among the rows of one."""
+    trainees = training_of(run).trainees
+    noisy = any(t.dropout for t in trainees) or (run.objective.draws_noise and len(trainees) > 1)
     return not noisy and not any("experts" in p.batch for _, p in walk(spec_of(run)))
 
 

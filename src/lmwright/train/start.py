@@ -67,7 +67,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
         refuse_tokenizer(origin, store)
         state = state_from(plan, origin)
     except UserError as error:
-        raise UserError(f"train.init_from: {error}") from error
+        raise error.at("train.init_from") from error
     if jax.process_index() == 0:
         facts = {
             "path": str(path),
