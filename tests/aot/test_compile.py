@@ -18,6 +18,7 @@ from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import cost, hlo
 from lmwright.program import cache
+from lmwright.program.executable import refuse_option
 from tests.aot.programs import SHARED, check_compiled
 from tests.aot.slices import needs_libtpu, run_of
 
@@ -167,8 +168,8 @@ def test_sizes_in_the_compilers_messages():
     said = "Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm ..."
     assert aot.memory_of_error(said) == (int(20.5 * 2**30), int(15.75 * 2**30))
     with pytest.raises(UserError, match=r"^train.compiler_options.xla_foo: .* no such option"):
-        aot.refuse_option("INVALID_ARGUMENT: No such compile option: 'xla_foo'")
-    aot.refuse_option("INTERNAL: something else")
+        refuse_option("INVALID_ARGUMENT: No such compile option: 'xla_foo'")
+    refuse_option("INTERNAL: something else")
     assert aot.memory_of_error("INTERNAL: something else") is None
 
 

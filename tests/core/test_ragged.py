@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmwright.core import ragged
-from lmwright.core.weight import dot_ragged
+from lmwright.core.ragged import dot_ragged
 
 D, F = 12, 20
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lmwright.core.ragged import EARLY
+from lmwright.core.compute import EARLY
 from lmwright.core.weight import TORUS
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS

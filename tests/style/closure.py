@@ -62,11 +62,11 @@ def imports(module: str) -> Iterator[str]:
 
 def reached(first: str) -> Chains:
     """Every module of ours that `first` and the members of registries reach, with these."""
-    chains: Chains = {first: (first,)} | {name: (first, name) for name in MEMBERS}
+    chains: Chains = {first: (first,)}
     queue = deque(chains)
     while queue:
         module = queue.popleft()
-        for name in imports(module):
+        for name in (*(MEMBERS if module == first else ()), *imports(module)):
             parts = name.split(".")
             for end in range(1, len(parts) + 1):
                 part = ".".join(parts[:end])

@@ -8,7 +8,7 @@ from tests.style.closure import STEP, executed, num_lines, reached, rooms, short
 
 # Only ever lowered. Empty packages count.
 MOST_FILES = 45
-MOST_LINES = 6_000
+MOST_LINES = 5_900
 
 
 def test_the_step_reaches_no_more_than_its_budget():
@@ -26,6 +26,7 @@ def test_the_step_reaches_no_more_than_its_budget():
         ("lmwright.models.llama", "program.step > models.llama"),  # a registry's
         ("lmwright.optim.rule", "program.step > optim.adamw > optim.rule"),
         ("lmwright.core", "program.step > core"),  # a package on the way
+        ("lmwright.objectives", "program.step > objectives"),  # on the way to a member
     ],
 )
 def test_chains_are_the_shortest(module, chain):

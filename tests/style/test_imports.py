@@ -23,7 +23,7 @@ ORDER = [
     {"checkpoint"},
     {"formats"},
     {"planner"},
-    {"evals", "quantize", "publish"},
+    {"evals", "publish"},
     {"train"},
     {"cloud"},
     {"cli"},

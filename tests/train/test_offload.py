@@ -11,6 +11,7 @@ import pytest
 from lmwright.config.check import check_run
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
+from lmwright.models.phi3 import Phi3
 from lmwright.optim import KINDS
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import init_state
@@ -157,3 +158,14 @@ def test_a_host_without_the_memory_is_refused_before_it_is_pinned(monkeypatch, k
     with pytest.raises(UserError) as error:
         refuse_small_host(plan)
     assert told in str(error.value)
+
+
+def test_chunks_without_a_plain_mlp_are_refused():
+    """Phi-3's gate and up are one matrix, which is not taken in chunks."""
+    phi3 = Phi3(
+        vocab_size=64, embed_dim=32, mlp_dim=40, head_dim=8, num_layers=2, num_heads=4,
+        num_kv_heads=2, seq_len=24,
+    )  # fmt: skip
+    run = replace(make_run(remat="block", mlp_chunk_tokens=8), model=phi3)
+    with pytest.raises(UserError, match="has no effect on a phi3 model"):
+        resolve(run, jax.devices()[:1])

@@ -215,11 +215,11 @@ def _hush() -> None:
     if getattr(before, "hushes", False):
         return
 
-    def hook(found: Any) -> None:
-        frames = [frame.filename for frame in traceback.extract_tb(found.exc_traceback)]
-        closed = str(found.exc_value) == "Event loop is closed"
+    def hook(unraisable: Any) -> None:
+        frames = [frame.filename for frame in traceback.extract_tb(unraisable.exc_traceback)]
+        closed = str(unraisable.exc_value) == "Event loop is closed"
         if not closed and not any("orbax" in name for name in frames):
-            before(found)
+            before(unraisable)
 
     hook.hushes = True
     sys.unraisablehook = hook

@@ -73,10 +73,10 @@ def data_push(folder: str, target: str, **options: Any) -> Any:
     Example:  lmwright data push data/wiki gs://my-bucket/wiki
               lmwright data push gs://my-bucket/wiki disk:wiki --zone us-central2-b
     """
-    said = given(**options)
+    options_given = given(**options)
     if not target.startswith("disk:"):
-        if said:
-            name = next(iter(said)).replace("_", "-")
+        if options_given:
+            name = next(iter(options_given)).replace("_", "-")
             raise click.UsageError(f"--{name} is for a TARGET disk:NAME; leave it out.")
         from lmwright.data.push import push_command
 
@@ -84,8 +84,11 @@ def data_push(folder: str, target: str, **options: Any) -> Any:
     from lmwright.cloud.fill import push_disk_command
     from lmwright.cloud.target import settings_with
 
-    kind, dry_run = said.pop("disk_type", "pd-balanced"), said.pop("dry_run", False)
-    return push_disk_command(folder, target, settings_with(**said), kind, dry_run=dry_run)
+    kind, dry_run = (
+        options_given.pop("disk_type", "pd-balanced"),
+        options_given.pop("dry_run", False),
+    )
+    return push_disk_command(folder, target, settings_with(**options_given), kind, dry_run=dry_run)
 
 
 @data.command("show")

@@ -105,11 +105,11 @@ def lines(spec: Spec) -> list[str]:
         standing = machines.state(compute, there["zone"], there["name"])
         if standing == "GONE":
             return []
-        said = machines.last_words(compute, there["zone"], there["name"])
+        console = machines.last_words(compute, there["zone"], there["name"])
     except UserError:
-        standing, said = "not known", ""
+        standing, console = "not known", ""
     rows = [f"supervisor VM  {there['name']} in {there['zone']}: {standing}"]
-    return rows + ([f"  it said      {visible(redact_text(said))[:200]}"] if said else [])
+    return rows + ([f"  it said      {visible(redact_text(console))[:200]}"] if console else [])
 
 
 def remove(spec: Spec) -> None:

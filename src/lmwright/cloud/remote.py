@@ -212,8 +212,7 @@ def show_goodput(spec: Spec) -> None:
 
 def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
     """Prints the output of a host's ranks, as it was carried to the bucket last."""
-    if not 0 <= host < (most := max(offer.hosts for offer in spec.offers)):
-        raise UserError(f"--host: {host} is none of 0 to {most - 1}")
+    spec.refuse_host(host, max(offer.hosts for offer in spec.offers))
     reader = LogReader(Bucket(spec.url), host)
     while True:
         over = state_of(spec)["status"] in OVER

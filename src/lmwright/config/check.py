@@ -102,7 +102,7 @@ def check_memory(run: Run) -> None:
         )
         raise UserError(
             f"train.mlp_chunk_tokens: has no effect with train.{keeps[0]} = {keeps[1]!r}, which "
-            "which keeps the mlp's activations of all tokens; use train.remat = 'mlp' or 'block'"
+            "keeps the mlp's activations of all tokens; use train.remat = 'mlp' or 'block'"
         )
     if seq_len_of(run) % train.mlp_chunk_tokens:
         raise UserError(

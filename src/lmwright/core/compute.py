@@ -24,6 +24,9 @@ ATTENTION = "attention"  # the output of a kernel and the log of its softmax sum
 HEADS = "heads"  # queries, keys and values as a kernel reads them
 BLOCK_INPUT = "block input"  # the residual stream
 
+LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
+EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
+
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
 

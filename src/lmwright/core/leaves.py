@@ -13,6 +13,7 @@ a leaf may hold Params (its spec), abstract arrays or shardings.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, dataclass_transform
 
@@ -108,6 +109,13 @@ def trained_leaves(w: Tree) -> list[bool]:
             frozen = replace(frozen, a=True, b=True, magnitude=magnitude)
         marks += jax.tree.leaves(frozen) if is_typed(leaf) else [True]
     return marks
+
+
+def map_base(fn: Callable[[Array], Array], leaf: Any) -> Any:
+    """`leaf` with `fn` of its array, or of the base of its adapter; quantized ones stay."""
+    if isinstance(leaf, Lora):
+        return replace(leaf, base=map_base(fn, leaf.base))
+    return leaf if is_typed(leaf) else fn(leaf)
 
 
 def fold_keys(w: Tree, number: Array) -> Tree:
@@ -224,8 +232,8 @@ def merge(w: Any, *, constant_norm: bool = False) -> Array:
 
 def cast(tree: Tree, dtype: jnp.dtype) -> Tree:
     """Arrays of a tree of weights in `dtype`; typed leaves stay as they are stored."""
-    one = lambda leaf: leaf if is_typed(leaf) else jnp.asarray(leaf, dtype)  # noqa: E731
-    return jax.tree.map(one, tree, is_leaf=is_typed)
+    cast_leaf = lambda leaf: leaf if is_typed(leaf) else jnp.asarray(leaf, dtype)  # noqa: E731
+    return jax.tree.map(cast_leaf, tree, is_leaf=is_typed)
 
 
 def _input_axes(w: Any) -> tuple[int, ...]:

@@ -16,12 +16,31 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core import cpu
+from lmwright.core.compute import EARLY, LANES
+from lmwright.core.leaves import Lora, dequantize, merge
+from lmwright.core.weight import Weight, as_array, dropped, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step
 WIDEST = 1024  # inputs or outputs of it
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
-LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
-EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
+
+
+def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
+    """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
+
+    Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
+    zeros. dtype of `x`, and `name` as in `dot`.
+    """
+    if isinstance(w, Lora) and w.magnitude is None:
+        base = lax.stop_gradient(dequantize(w.base, x.dtype))
+        narrow = ragged_product(dropped(x, w), w.a, sizes).astype(x.dtype)
+        out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
+    elif isinstance(w, Lora):
+        out = ragged_product(x, merge(w, constant_norm=True), sizes)
+    else:
+        out = ragged_product(x, as_array(w, x.dtype), sizes)
+    out = out.astype(x.dtype)
+    return name_result(out, name or name_of(eqn))
 
 
 @jax.custom_vjp

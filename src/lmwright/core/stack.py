@@ -103,7 +103,7 @@ def _layer_of_fwd(index: int, slot: Array, layers: Array) -> tuple[Array, None]:
     return layer_of(index, slot, layers), None
 
 
-def _layer_of_bwd(index: int, kept: None, g: Array) -> tuple[Array, None]:
+def _layer_of_bwd(index: int, residuals: None, g: Array) -> tuple[Array, None]:
     return g[None], None
 
 

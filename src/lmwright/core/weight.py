@@ -31,7 +31,6 @@ from lmwright.core.leaves import (
     merge,
 )
 from lmwright.core.param import Tree, letters
-from lmwright.core.ragged import ragged_product
 from lmwright.core.sharding import batch_ways
 
 Weight = Array | Int8 | Int4 | Lora
@@ -90,24 +89,6 @@ def name_of(eqn: str) -> str:
     return WIDE_MATMUL if eqn.endswith("f") else MATMUL
 
 
-def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
-    """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
-
-    Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
-    zeros. dtype of `x`, and `name` as in `dot`.
-    """
-    if isinstance(w, Lora) and w.magnitude is None:
-        base = lax.stop_gradient(dequantize(w.base, x.dtype))
-        narrow = ragged_product(_dropped(x, w), w.a, sizes).astype(x.dtype)
-        out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
-    elif isinstance(w, Lora):
-        out = ragged_product(x, merge(w, constant_norm=True), sizes)
-    else:
-        out = ragged_product(x, as_array(w, x.dtype), sizes)
-    out = out.astype(x.dtype)
-    return name_result(out, name or name_of(eqn))
-
-
 def as_array(w: Weight, dtype: jnp.dtype) -> Array:
     """The weight as one array: typed leaves are dequantized or merged."""
     if isinstance(w, Lora):
@@ -142,7 +123,7 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
         first, second = second, first
     if w.magnitude is not None and not set(batch + outer) <= set(out):
         whole = merge(w, constant_norm=True).astype(x.dtype)
-        return untyped_dot(eqn, jnp.float32, _dropped(x, w), whole)
+        return untyped_dot(eqn, jnp.float32, dropped(x, w), whole)
     x = compute_once(x)
     y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     rows = "".join(letter for letter in x_letters if letter not in first[0])
@@ -150,7 +131,7 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     a, b = (factor.astype(x.dtype) for _, factor in (first, second))
     if narrow is None:
         narrow = name_result(
-            untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, _dropped(x, w), a)
+            untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, dropped(x, w), a)
         )
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
     y = gradient_once(y)
@@ -160,7 +141,8 @@ def _low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     return y * _aligned(w.magnitude / norms, batch + outer, out)
 
 
-def _dropped(x: Array, w: Lora) -> Array:
+def dropped(x: Array, w: Lora) -> Array:
+    """Inputs of an adapter's first factor, some of them dropped where it has a key."""
     if w.key is None:
         return x
     keep = jax.random.bernoulli(jax.random.wrap_key_data(w.key), 1 - w.dropout, x.shape)

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.compute import DTYPES, LANES, Compute
 from lmwright.core.contract import CachedModel
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
-from lmwright.core.ragged import LANES
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute

@@ -42,8 +42,10 @@ def _together(q: Array, kv_heads: int) -> int:
     """Number of kv heads that go through the loop at once: one alone leaves cores idle."""
     _, t, n, _ = q.shape
     start, end = _chunks(t)[0]
-    one = 4 * (n // kv_heads) * (end - start) * t
-    fitting = [p for p in range(1, kv_heads + 1) if kv_heads % p == 0 and p * one <= CACHE_BYTES]
+    head_bytes = 4 * (n // kv_heads) * (end - start) * t
+    fitting = [
+        p for p in range(1, kv_heads + 1) if kv_heads % p == 0 and p * head_bytes <= CACHE_BYTES
+    ]
     return max(fitting, default=1)
 
 

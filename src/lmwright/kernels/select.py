@@ -8,8 +8,7 @@ from jax import Array
 
 from lmwright.config.registry import Registry
 from lmwright.core import cpu
-from lmwright.core.compute import Compute, Kernels
-from lmwright.core.ragged import EARLY
+from lmwright.core.compute import EARLY, Compute, Kernels
 from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent

@@ -17,8 +17,7 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from lmwright.core.compute import ATTENTION
-from lmwright.core.ragged import LANES
+from lmwright.core.compute import ATTENTION, LANES
 from lmwright.core.sharding import by_shard
 from lmwright.kernels import tpu_row_attention
 from lmwright.nn import attention

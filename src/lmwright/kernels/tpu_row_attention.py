@@ -24,8 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lmwright.core.compute import ATTENTION
-from lmwright.core.ragged import LANES
+from lmwright.core.compute import ATTENTION, LANES
 from lmwright.nn.attention import MASKED, Scoring
 
 BLOCK = 512  # tokens whose scores with as many others exist at once
@@ -122,8 +121,8 @@ def _forward_kernel(size: int, scoring: Scoring, q_ids, k_ids, q, k, v, out, log
             total = total * keep + jnp.sum(probs, axis=0, keepdims=True)
             return new_top, total, out * keep + _dot(v[:, row.at(j)], probs.astype(v.dtype))
 
-        one = jnp.zeros((1, size), jnp.float32)
-        none = (one + MASKED, one, jnp.zeros(block.shape, jnp.float32))
+        zero_row = jnp.zeros((1, size), jnp.float32)
+        none = (zero_row + MASKED, zero_row, jnp.zeros(block.shape, jnp.float32))
         before = lax.fori_loop(row.first_keys(i), i, some, none)
         top, total, sums = some(i, before, diagonal=True)
         out[:, row.at(i)] = (sums / total).astype(out.dtype)

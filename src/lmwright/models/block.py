@@ -7,21 +7,17 @@ weights and its computation.
 A bias is there where the weights have one.
 """
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.compute import GATE
 from lmwright.core.fanout import dots
-from lmwright.core.leaves import Lora, fold_keys, trained_leaves
 from lmwright.core.param import Param, Tree
-from lmwright.core.sharding import constrain, gathered, join_chunks, token_chunks
+from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.nn.mlp import GATED, Mlp, activate, gated
+from lmwright.nn.mlp import GATED, Mlp, activate, by_chunks, gated
 from lmwright.nn.norm import rms_norm
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
@@ -130,86 +126,12 @@ def output(w: Tree, h: Array) -> Array:
 
 
 def feed_forward(kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None) -> Array:
-    """[B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time if set: no array is then
-    [B, T, F], and the backward pass computes each chunk again."""
+    """[B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time if set."""
     if chunk_tokens is None or chunk_tokens >= h.shape[1]:
         return _feed_forward(kind, w, h)
     mine = {name: leaf for name, leaf in w.items() if name in MLP_WEIGHTS}
-    leaves, tree = jax.tree.flatten(mine)
-    static = _Chunks(kind, chunk_tokens, tree, tuple(trained_leaves(mine)))
-    trained, frozen = static.split(leaves)
-    return name_result(_chunked(static, trained, frozen, constrain(h, "batch seq embed")))
-
-
-@dataclass(frozen=True)
-class _Chunks:
-    """An mlp that takes a row in chunks, and how its weights are flattened."""
-
-    kind: Mlp
-    chunk_tokens: int
-    tree: Any
-    marks: tuple[bool, ...]
-    """Of each array, whether it may take a gradient."""
-
-    def split(self, leaves: list[Array]) -> tuple[list[Array], list[Array]]:
-        """Arrays that may take a gradient, and the others."""
-        pairs = list(zip(leaves, self.marks, strict=True))
-        return [a for a, mark in pairs if mark], [a for a, mark in pairs if not mark]
-
-    def join(self, trained: list[Array], frozen: list[Array]) -> Tree:
-        """The weights: inverse of `split`."""
-        first, second = iter(trained), iter(frozen)
-        leaves = [next(first) if mark else next(second) for mark in self.marks]
-        return jax.tree.unflatten(self.tree, leaves)
-
-    def run(self, trained: list[Array], frozen: list[Array], h: Array, number: Array) -> Array:
-        """[B, C, D] of chunk `number`, h [B, C, D]."""
-        return _feed_forward(self.kind, fold_keys(self.join(trained, frozen), number), h)
-
-    def for_products(
-        self, trained: list[Array], frozen: list[Array], dtype: jnp.dtype
-    ) -> tuple[list[Array], list[Array]]:
-        """The weights as every chunk reads them: cast and gathered once for all."""
-        w = self.join(trained, frozen)
-        for name, leaf in w.items():
-            read = lambda array, axes=MLP_WEIGHTS[name]: gathered(array.astype(dtype), axes)  # noqa: E731
-            if isinstance(leaf, Lora) and isinstance(leaf.base, Array):
-                w[name] = replace(leaf, base=read(leaf.base))
-            elif isinstance(leaf, Array):
-                w[name] = read(leaf)
-        return self.split(jax.tree.leaves(w))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(static: _Chunks, trained: list[Array], frozen: list[Array], h: Array) -> Array:
-    pieces = token_chunks(h, static.chunk_tokens)
-    run = partial(static.run, *static.for_products(trained, frozen, h.dtype))
-    numbers = jnp.arange(pieces.shape[0])
-    return join_chunks(jax.lax.map(lambda piece: run(*piece), (pieces, numbers)))
-
-
-def _chunked_fwd(static: _Chunks, trained: list[Array], frozen: list[Array], h: Array) -> Any:
-    return _chunked(static, trained, frozen, h), (trained, frozen, h)
-
-
-def _chunked_bwd(static: _Chunks, residuals: Any, g: Array) -> Any:
-    trained, frozen, h = residuals
-    ours, theirs = static.for_products(trained, frozen, h.dtype)
-
-    def body(sums: list[Array], piece: tuple[Array, Array, Array]) -> tuple[list[Array], Array]:
-        h, g, number = piece
-        pull_back = jax.vjp(lambda w, h: static.run(w, theirs, h, number), ours, h)[1]
-        dw, dh = pull_back(g)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, dw), dh
-
-    zeros = [jnp.zeros(a.shape, a.dtype) for a in trained]  # of the weights' own precision
-    pieces = token_chunks(h, static.chunk_tokens), token_chunks(g, static.chunk_tokens)
-    numbers = jnp.arange(pieces[0].shape[0])
-    dw, dh = jax.lax.scan(body, zeros, (*pieces, numbers))
-    return dw, None, join_chunks(dh)
-
-
-_chunked.defvjp(_chunked_fwd, _chunked_bwd)
+    run = partial(_feed_forward, kind)
+    return name_result(by_chunks(run, MLP_WEIGHTS, mine, h, chunk_tokens))
 
 
 def _feed_forward(kind: Mlp, w: Tree, h: Array) -> Array:

@@ -102,15 +102,18 @@ class Experts:
             spec[f"{SHARED}down"] = Param("mlp -> embed", (width, d), std=std)
         return spec
 
-    def run(self, mlp: Mlp, w: Tree, h: Array, real: Array) -> tuple[Array, Aux]:
-        """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding."""
+    def run(
+        self, mlp: Mlp, w: Tree, h: Array, real: Array, chunk_tokens: int | None = None
+    ) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding.
+        Shared experts take `chunk_tokens` of each row at a time."""
         bias = w.get("router_bias")
         logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
         choice = choose(logits, bias, self.routing)
         dispatch = Dispatch(self.num_experts, mlp, self.capacity_factor)
         y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
         if self.shared_dim is not None:
-            y = y + feed_forward(mlp, part(w, SHARED), h)
+            y = y + feed_forward(mlp, part(w, SHARED), h, chunk_tokens)
         sums = router_sums(choice, logits, real, dropped, bias)
         return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}
 

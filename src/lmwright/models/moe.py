@@ -87,7 +87,7 @@ class MoeDecoder(Constants):
         """[B, T, D] of h [B, T, D], and what the router did."""
         if kind == DENSE:
             return super().ffn(kind, w, h, attend)
-        return self.experts.run(self.mlp, w, h, attend.real)
+        return self.experts.run(self.mlp, w, h, attend.real, attend.mlp_chunk_tokens)
 
 
 @section

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core.compute import GATE
+from lmwright.core.ragged import dot_ragged
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
-from lmwright.core.weight import as_array, dot, dot_ragged
+from lmwright.core.weight import as_array, dot
 from lmwright.nn.exchange import Exchange, moved
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 

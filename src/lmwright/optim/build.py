@@ -53,7 +53,7 @@ def build_optimizer(
 
     `init(weights)` is the state; `update(grads, state, weights)` gives float32 updates for
     `optax.apply_updates`, and the new state. The schedule is at `schedule_step`, the number of
-    updates if unset. Where `sound` is False, moments on the host stay as they are. Raises UserError.
+    updates if unset. Where `sound` is False, moments on the host stay. Raises UserError.
     """
     import optax  # 0.2 s, which a plan on paper need not wait for
 

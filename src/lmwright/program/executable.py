@@ -13,6 +13,7 @@ file and folders that nobody else may write, see `lmwright.guard.private`.
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ import zstandard
 
 from lmwright.config.run import Run
 from lmwright.core.param import Tree
-from lmwright.errors import first_line
+from lmwright.errors import UserError, first_line
 from lmwright.guard.files import write_whole
 from lmwright.guard.private import make_private, read_private
 from lmwright.program.cache import PACKAGES, cache_folder
@@ -194,3 +195,16 @@ def notes() -> list[Made]:
     except OSError:
         return []
     return [made for path in paths if (made := Made.read(path)) is not None]
+
+
+def refuse_option(text: str) -> None:
+    """Raises UserError where the compiler's message is about an option of the run."""
+    if unknown := re.search(r"No such compile option: '([^']*)'", text):
+        raise UserError(
+            f"train.compiler_options.{unknown[1]}: this compiler has no such option; remove it"
+        )
+    if wrong := re.search(r"While setting option (\w+), '(.*)' is not a valid (\w+)", text):
+        raise UserError(
+            f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid "
+            f"{wrong[3]}; correct or remove it"
+        )

@@ -126,7 +126,8 @@ def refuse_chunks(plan: Plan) -> None:
     chunk = plan.run.train.mlp_chunk_tokens
     assert chunk is not None
     params = [param for _, param in walk(plan.spec)]
-    if not any(p.outputs[-1:] == ("mlp",) and "experts" not in p.batch for p in params):
+    # Phi-3's gate and up are one matrix, which is not taken in chunks
+    if not any(p.outputs == ("mlp",) and "experts" not in p.batch for p in params):
         raise UserError(
             f"train.mlp_chunk_tokens: has no effect on a {plan.run.model.kind} model, which has no "
             "mlp that every token meets; leave it out"

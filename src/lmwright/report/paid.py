@@ -58,12 +58,12 @@ def parse_facts(value: Any) -> dict[str, Any] | None:
 def _numbers(value: Any, names: Sequence[str]) -> dict[str, float] | None:
     if not isinstance(value, dict):
         return None
-    found = {name: value.get(name) for name in names}
+    numbers = {name: value.get(name) for name in names}
     good = all(
         isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < MOST
-        for n in found.values()
+        for n in numbers.values()
     )
-    return found if good else None  # type: ignore[return-value]
+    return numbers if good else None  # type: ignore[return-value]
 
 
 def paid(sessions: Sequence[dict[str, Any]]) -> Paid | None:

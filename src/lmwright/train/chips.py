@@ -18,9 +18,9 @@ def refuse_missing_chips(variables: Mapping[str, str] = os.environ) -> None:
     if not name:
         return
     wanted, devices = parse_slice(name).num_devices, jax.devices()
-    found = 0 if devices[0].platform == "cpu" else len(devices)
-    if found < wanted:
+    num_devices = 0 if devices[0].platform == "cpu" else len(devices)
+    if num_devices < wanted:
         raise UserError(
-            f"chips are missing: JAX has {found} of the {wanted} devices of {name}; another slice "
-            "is needed"
+            f"chips are missing: JAX has {num_devices} of the {wanted} devices of {name}; another "
+            "slice is needed"
         )

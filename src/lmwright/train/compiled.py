@@ -11,8 +11,7 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.data.rows.store import TokenStore
 from lmwright.guard.heartbeat import beat
-from lmwright.planner.compiler.compile import refuse_option
-from lmwright.program.executable import Ready, load_or_compile, takes
+from lmwright.program.executable import Ready, load_or_compile, refuse_option, takes
 from lmwright.program.plan import Plan, step_options
 from lmwright.program.state import abstract_batch, abstract_state
 from lmwright.program.step import Lanes, make_step

@@ -24,6 +24,7 @@ from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import mesh_text
+from lmwright.program.plan import Plan, refuse_chunks
 
 CHUNK_TOKENS = 4096  # of a row, of an mlp's chunk
 SMALLER_STATE = {"adamw": ("adam8bit",)}
@@ -102,6 +103,15 @@ def _fits(run: Run, machine: Machine) -> bool:
         return False
 
 
+def _chunks(plan: Plan) -> bool:
+    """True if the models of a plan have mlps that can be taken in chunks."""
+    try:
+        refuse_chunks(plan)
+    except UserError:
+        return False
+    return True
+
+
 def _ways(
     run: Run, machine: Machine, meshes: Iterable[Mesh], choices: Iterable[tuple[Train, Any]]
 ) -> list[Candidate]:
@@ -117,6 +127,8 @@ def _ways(
             for number, (train, optim) in enumerate(choices):
                 train = replace(train, num_microbatches=pieces)
                 new = replace(shape, train=train, optim=optim)
+                if train.mlp_chunk_tokens is not None and not _chunks(replace(plan, run=new)):
+                    continue
                 candidate = Candidate(new, run, Quick(new, machine, replace(plan, run=new)))
                 key = (mesh, number)
                 if key not in best or rank(candidate) < rank(best[key]):

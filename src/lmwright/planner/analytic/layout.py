@@ -15,10 +15,9 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from lmwright.config.run import Run, seq_len_of
-from lmwright.core.compute import GATE, HEADS, MATMUL, WIDE_MATMUL, Remat, remat_of
+from lmwright.core.compute import GATE, HEADS, LANES, MATMUL, WIDE_MATMUL, Remat, remat_of
 from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, walk
-from lmwright.core.ragged import LANES
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_row_attention import fits

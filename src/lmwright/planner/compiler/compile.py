@@ -22,6 +22,7 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError, install
 from lmwright.hardware.slices import Slice
+from lmwright.program.executable import refuse_option
 
 TIMEOUT_S = 1800.0
 CHILD = ("-m", "lmwright.planner.compiler.child")
@@ -191,19 +192,6 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     if sizes is None:
         raise _failed(answer["slice"], "failed", answer["error"])
     return Compiled(**known, fits=False, peak_bytes=sizes[0], limit_bytes=sizes[1])
-
-
-def refuse_option(text: str) -> None:
-    """Raises UserError where the compiler's message is about an option of the run."""
-    if unknown := re.search(r"No such compile option: '([^']*)'", text):
-        raise UserError(
-            f"train.compiler_options.{unknown[1]}: this compiler has no such option; remove it"
-        )
-    if wrong := re.search(r"While setting option (\w+), '(.*)' is not a valid (\w+)", text):
-        raise UserError(
-            f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid "
-            f"{wrong[3]}; correct or remove it"
-        )
 
 
 def memory_of_error(text: str) -> tuple[int, int] | None:

@@ -355,7 +355,7 @@ class _Walk:
     def written_bytes(self, step: Instruction) -> int:
         """Bytes that an instruction must write to memory; 0 if it may write a part in place."""
         inner = [i for name in step.called for i in self.program.computations[name].instructions]
-        if any(one.opcode in IN_PLACE for one in (step, *inner)):
+        if any(inner_step.opcode in IN_PLACE for inner_step in (step, *inner)):
             return 0
         return memory_bytes(step.shape)
 
