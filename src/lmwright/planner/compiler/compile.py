@@ -21,7 +21,7 @@ from typing import Any
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError, install
-from lmwright.hardware.slices import Slice
+from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.program.executable import refuse_option
 
 TIMEOUT_S = 1800.0
@@ -182,8 +182,9 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     if "error" not in answer:
         # arguments and temporaries added up can exceed the memory of a chip that they fit
         peak = answer["live_bytes"] + answer["code_bytes"]
-        if answer.get("host_bytes"):  # of which the live bytes hold a part
+        if answer.get("host_bytes"):  # of which the live bytes hold a part: an upper bound
             peak = answer["argument_bytes"] + answer["temp_bytes"] + answer["code_bytes"]
+            peak = min(peak, parse_slice(answer["slice"]).family.peak.usable_bytes or peak)
         return Compiled(**known, fits=True, peak_bytes=peak, hlo=hlo)
     if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
         raise _no_memory(answer["slice"])
