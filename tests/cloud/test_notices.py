@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,15 +75,15 @@ def window(begins_in_s, status="PENDING"):
 FLIPS = [
     (PREEMPTED, (200, "TRUE"), "preempted: TRUE"),
     (EVENT, (200, "TERMINATE_ON_HOST_MAINTENANCE"), "maintenance-event: TERMINATE_ON_HOST"),
-    (UPCOMING, window(60), "upcoming-maintenance: "),
-    (UPCOMING, window(-7200, "ONGOING"), "upcoming-maintenance: "),
+    (UPCOMING, partial(window, 60), "upcoming-maintenance: "),
+    (UPCOMING, partial(window, -7200, "ONGOING"), "upcoming-maintenance: "),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "told"), FLIPS)
 def test_each_key_is_a_notice_for_as_long_as_it_says_so(service, key, value, told):
     assert metadata.notice() == ""
-    service.values[key] = value
+    service.values[key] = value() if callable(value) else value  # a suite can take an hour
     assert metadata.notice().startswith(told)
     service.calm()
     assert metadata.notice() == ""
