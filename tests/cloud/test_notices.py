@@ -140,7 +140,7 @@ def test_a_flip_lets_the_run_save_and_go_on_once_it_is_taken_back(
     try:
         for number, (key, value, told) in enumerate(FLIPS[:3], 1):
             until(steps, 120)
-            service.values[key] = value
+            service.values[key] = value() if callable(value) else value
             began = time.monotonic()
             step = until(saved, 60)
             seconds = time.monotonic() - began
