@@ -231,7 +231,8 @@ def drill(
     while not watch.over() and watch.longest < HANG_S:
         watch.look()
         time.sleep(POLL_S)
-    job.supervisor.wait(30)
+    if watch.over():
+        job.supervisor.wait(30)
     return rows, watch
 
 

@@ -1,13 +1,14 @@
 """What is told of a rank that has ended."""
 
 import asyncio
+import signal
 import sys
 from dataclasses import replace
 
 import pytest
 
 from lmwright.cloud.rank import Rank
-from lmwright.cloud.spec import Spec, save_spec
+from lmwright.cloud.spec import Limits, Spec, save_spec
 from lmwright.cloud.watch import BAD_SLICE
 
 # As libtpu ends a process whose chips cannot be reached: a reason, a stack, SIGABRT.
@@ -58,3 +59,39 @@ def test_the_sentence_of_an_error_comes_first(ended):
         "lmwright: error: model.dim: no such field",
     )
     assert ended("import sys; print('warming up'); sys.exit('boom')") == (1, "boom")
+
+
+SAVES = """
+import os, time
+from lmwright.guard.heartbeat import beat
+beat("save", step=3, saved=2)
+time.sleep(60)
+"""
+
+
+def test_a_stopped_process_hangs_whatever_it_was_doing(tmp_path, monkeypatch):
+    """A save may take long, and so may nothing that the system has stopped."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    limits = Limits(step_floor_s=0.5)
+    spec = Spec(name="j", dir="", command=(), hosts=1, port=0, limits=limits)
+    save_spec(spec)
+
+    async def scene():
+        rank = Rank(replace(spec, command=(sys.executable, "-c", SAVES)), 0, 1, "a:1")
+        await rank.start()
+        try:
+            while rank.look()["phase"] != "save":
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
+            assert not rank.look()["hangs"]
+            rank.signal(signal.SIGSTOP)
+            await asyncio.sleep(0.3)
+            assert rank.look()["hangs"]
+            rank.signal(signal.SIGCONT)
+            await asyncio.sleep(0.3)
+            assert not rank.look()["hangs"]
+        finally:
+            rank.signal(signal.SIGKILL)
+            await rank.wait()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

@@ -13,6 +13,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from lmwright.cloud.spec import PROGRAM, Limits, Spec
 from lmwright.guard.heartbeat import STACKS, VARIABLE
 
@@ -83,6 +85,7 @@ class Rank:
     def look(self) -> dict[str, Any]:
         """The latest heartbeat, and for how long it has hung beyond its limit."""
         self.pulse.see(_read(self._beats))
+        self.pulse.stopped = _is_stopped(self._process.pid)
         return {**self.pulse.facts, "hangs": self.pulse.hangs()}
 
     def error(self, code: int) -> str:
@@ -120,6 +123,9 @@ class Pulse:
         """`usual_s` is how long starting took before; 0 if that is not known."""
         self._limits, self._changed = limits, time.monotonic()
         self._usual_s, self._began = usual_s, self._changed
+        self.stopped = False
+        """True where the system has stopped the process, as SIGSTOP does: it has no reason to be
+        silent for long then, whatever it was doing."""
         self.start_s = 0.0
         """How long starting has taken; 0 until it is over."""
         self._steps: deque[float] = deque(maxlen=REMEMBERED_STEPS)
@@ -155,7 +161,15 @@ class Pulse:
 
     def hangs(self) -> bool:
         """True if the limit has passed."""
-        return time.monotonic() - self._changed > self.limit_s
+        limit_s = min(self.limit_s, self._limits.step_floor_s) if self.stopped else self.limit_s
+        return time.monotonic() - self._changed > limit_s
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def _read(path: Path) -> dict[str, Any] | None:
