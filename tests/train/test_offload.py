@@ -13,10 +13,15 @@ from lmwright.config.run import Mesh
 from lmwright.errors import UserError
 from lmwright.models.phi3 import Phi3
 from lmwright.optim import KINDS
+from lmwright.planner.analytic.layout import Layout, on_paper
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.memory import layer_bytes
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step
 from lmwright.train.host_memory import refuse_small_host
+from lmwright.train.rundir import identity
+from tests.aot.slices import run_of
 from tests.train.test_step import assert_close, assert_close_to_largest, make_batch, make_run, once
 
 
@@ -109,6 +114,7 @@ def test_a_step_that_is_skipped_leaves_moments_on_the_host():
         ({"offload": "attention"}, "train.offload: 'attention' has no effect with train.remat"),
         ({"offload": "products", "remat": "mlp"}, "train.remat: 'mlp' has no effect"),
         ({"mlp_chunk_tokens": 8}, "train.mlp_chunk_tokens: has no effect with train.remat"),
+        ({"mlp_chunk_tokens": 24, "remat": "block"}, "24 has no effect on rows of 24 tokens"),
         ({"mlp_chunk_tokens": 7, "remat": "block"}, "does not divide the rows of 24 tokens"),
         (
             {"mlp_chunk_tokens": 8, "remat": "block", "offload": "products"},
@@ -169,3 +175,17 @@ def test_chunks_without_a_plain_mlp_are_refused():
     run = replace(make_run(remat="block", mlp_chunk_tokens=8), model=phi3)
     with pytest.raises(UserError, match="has no effect on a phi3 model"):
         resolve(run, jax.devices()[:1])
+
+
+def test_where_moments_lie_makes_no_other_run():
+    near, far = optimizers("adamw")
+    assert identity(near) == identity(far)
+    far = replace(far, train=replace(far.train, remat="block", offload="products"))
+    assert identity(near) == identity(far)
+
+
+def test_chunks_save_nothing_of_routed_experts(tmp_path):
+    run = run_of(tmp_path, "train.remat=block", preset="moe-6m")
+    (layout,) = Layout.of(on_paper(run, parse_machine("v5e-8")))
+    cut = replace(run, train=replace(run.train, mlp_chunk_tokens=16))
+    assert layer_bytes(replace(layout, run=cut)) == layer_bytes(layout)

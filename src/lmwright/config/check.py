@@ -104,6 +104,11 @@ def check_memory(run: Run) -> None:
             f"train.mlp_chunk_tokens: has no effect with train.{keeps[0]} = {keeps[1]!r}, which "
             "keeps the mlp's activations of all tokens; use train.remat = 'mlp' or 'block'"
         )
+    if train.mlp_chunk_tokens >= seq_len_of(run):
+        raise UserError(
+            f"train.mlp_chunk_tokens: {train.mlp_chunk_tokens} has no effect on rows of "
+            f"{seq_len_of(run)} tokens; use less, or leave it out"
+        )
     if seq_len_of(run) % train.mlp_chunk_tokens:
         raise UserError(
             f"train.mlp_chunk_tokens: {train.mlp_chunk_tokens} does not divide the rows of "

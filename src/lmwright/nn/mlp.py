@@ -1,5 +1,5 @@
-"""Feed-forward activations: gated (https://arxiv.org/abs/2002.05202) and plain ones
-(squared ReLU: https://arxiv.org/abs/2109.08668)."""
+"""Feed-forward activations, gated (https://arxiv.org/abs/2002.05202) and plain ones (squared ReLU:
+https://arxiv.org/abs/2109.08668), and feed-forwards that take rows in chunks of tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

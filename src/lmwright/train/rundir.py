@@ -241,6 +241,16 @@ def _show_value(fields: dict[str, Any], path: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
+def _drop_offload(fields: Any) -> None:
+    """Leaves out of every optimizer where its moments lie."""
+    if isinstance(fields, dict):
+        fields.pop("offload", None)
+        fields = list(fields.values())
+    if isinstance(fields, list | tuple):
+        for value in fields:
+            _drop_offload(value)
+
+
 def identity(run: Run) -> dict[str, Any]:
     """The part of a run that its checkpoints depend on."""
     fields = redact_tree(asdict(run), without_secrets)  # a new token makes no new run
@@ -250,6 +260,7 @@ def identity(run: Run) -> dict[str, Any]:
         fields[section] = {k: v for k, v in fields[section].items() if k not in names}
     if rows_are_alone(run):
         fields["train"].pop("num_microbatches")
+    _drop_offload(fields)
     fields["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
     if listed := training_of(run).listed:  # each is kept or dropped by itself
         fields["train"].pop("global_batch_size")

@@ -190,9 +190,12 @@ def layer_bytes(layout: Layout) -> float:
     for w in inside:
         alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
         gathered += alive * w.param.size / num_layers / layout.product_ways(w)
-    wide = max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)
+    chunk = min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
+    wide = max(  # experts to which tokens are sent are not taken in chunks
+        (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in inside if w.is_wide),
+        default=0.0,
+    )
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
-    wide *= min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
     return (
         gathered * layout.activation_bytes
         + WIDE_ALIVE * wide
