@@ -10,7 +10,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from lmwright.config.run import Kind, Kinds, Run
+from lmwright.config.run import FREE, Kind, Kinds, Run
 from lmwright.config.text import Keys
 
 UNSET = "none"
@@ -117,6 +117,22 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
         return {k: to_plain(v, defaults=defaults) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
         return [to_plain(v, defaults=defaults) for v in value]
+    return value
+
+
+def without_free(value: Any) -> Any:
+    """Dataclasses as nested dicts, without the fields that may differ between the sessions of a
+    run."""
+    if is_dataclass(value):
+        return {
+            name: without_free(getattr(value, name))
+            for name, annotation in field_types(type(value)).items()
+            if FREE not in getattr(annotation, "__metadata__", ())
+        }
+    if isinstance(value, dict):
+        return {k: without_free(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_free(v) for v in value]
     return value
 
 

@@ -23,6 +23,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+FREE = "free"
+Free = Annotated[T, FREE]
+"""A field that may differ between the sessions of a run. It changes nothing that is learned, but
+how long, where and how it is watched; or another check compares what follows from it."""
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[T]) -> type[T]:
@@ -116,7 +121,7 @@ class Tokenizer:
     """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
     train: Literal["bpe", "unigram"] = "bpe"
     """What is trained when no path is given."""
-    vocab_size: PositiveInt | None = None
+    vocab_size: Free[PositiveInt | None] = None
     """Size of a trained vocabulary, special tokens included; `model.vocab_size` if unset, or
     what the text suffices for."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
@@ -199,16 +204,16 @@ class Shuffle:
 class Data:
     """Data of a run, from any text to batches."""
 
-    dir: str
+    dir: Free[str]
     """Folder of the prepared data, one sub-folder a stage."""
     sources: tuple[Source, ...] = ()
     """What is read."""
     holdout_fraction: Fraction = 0.0
     """Share of documents kept for evaluation, chosen by content hash; above 0 at least one of
     each source, or the end of its only one."""
-    workers: PositiveInt | None = None
+    workers: Free[PositiveInt | None] = None
     """Processes that prepare; all cores if unset. The output never depends on it."""
-    cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20.0
+    cache_gib: Free[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = 20.0
     """Disk for copies of shards, where `dir` is a URL; 0 reads from there alone."""
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     normalize: Normalize = field(default_factory=Normalize)
@@ -243,9 +248,9 @@ class Mesh:
 class Train:
     """The training loop."""
 
-    steps: PositiveInt | None = None
+    steps: Free[PositiveInt | None] = None
     """Optimizer steps; this or `epochs`."""
-    epochs: Positive | None = None
+    epochs: Free[Positive | None] = None
     """Passes over the prepared data, instead of `steps`."""
     global_batch_size: PositiveInt
     """Rows in one optimizer step, over all devices and microbatches."""
@@ -253,35 +258,35 @@ class Train:
     """Pieces a batch is cut into; gradients are summed over them."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Activations and matmuls; weights and optimizer stay in fp32."""
-    remat: Literal["none", "dots", "gate", "mlp", "block"] = "none"
+    remat: Free[Literal["none", "dots", "gate", "mlp", "block"]] = "none"
     """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
     these and all the mlp's wide matmuls, whole blocks."""
-    offload: Literal["none", "block_inputs", "attention", "products"] = "none"
+    offload: Free[Literal["none", "block_inputs", "attention", "products"]] = "none"
     """What the backward pass reads from the host's memory rather than computing it again: the
     inputs of blocks, these and attention's queries, keys, values and outputs, or all matmuls."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
-    mlp_chunk_tokens: PositiveInt | None = None
+    mlp_chunk_tokens: Free[PositiveInt | None] = None
     """Tokens of each row that an mlp takes at a time; the whole row if unset."""
-    context_attention: Literal["ring", "all_to_all"] = "ring"
+    context_attention: Free[Literal["ring", "all_to_all"]] = "ring"
     """Over `mesh.context`: keys and values go around, or heads are traded for tokens."""
     compiler_options: dict[str, str] = field(default_factory=dict)
     """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
     ema_decay: Fraction | None = None
     """Keeps an exponential moving average of the weights, used by eval and export."""
-    init_from: str | None = None
+    init_from: Free[str | None] = None
     """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
     tokenizer come from; fresh weights if unset."""
-    max_skipped_steps: PositiveInt = 20
+    max_skipped_steps: Free[PositiveInt] = 20
     """Steps in a row whose loss or gradient is not finite, after which the run ends (exit code
     46); each of them leaves weights and optimizer as they are."""
-    skip_spikes: Literal["none", "skip", "rollback"] = "none"
+    skip_spikes: Free[Literal["none", "skip", "rollback"]] = "none"
     """A step whose loss or gradient norm is far above those of the last 128 is skipped like one
     that is not finite; `rollback` also goes back to the weights of the newest checkpoint."""
-    check_every_steps: PositiveInt | None = None
+    check_every_steps: Free[PositiveInt | None] = None
     """Steps between searches for devices that silently compute or keep wrong bits (exit code 47);
     never if unset."""
-    publish_every_steps: PositiveInt | None = None
+    publish_every_steps: Free[PositiveInt | None] = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
 
 
@@ -364,8 +369,8 @@ class Planning:
 class Run:
     """One complete run, stored with every checkpoint."""
 
-    name: str
-    dir: str
+    name: Free[str]
+    dir: Free[str]
     """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""
     seed: NonNegativeInt = 0
     model: Annotated[Any, Kind("model")]
@@ -375,13 +380,13 @@ class Run:
     train: Train
     lora: Annotated[Any, Kind("lora")] | None = None
     """Trains adapters beside a frozen base; all weights are trained if unset."""
-    mesh: Mesh = field(default_factory=Mesh)
-    eval: Eval = field(default_factory=Eval)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    metrics: Metrics = field(default_factory=Metrics)
-    limits: Limits = field(default_factory=Limits)
-    publish: Publish | None = None
-    plan: Planning = field(default_factory=Planning)
+    mesh: Free[Mesh] = field(default_factory=Mesh)
+    eval: Free[Eval] = field(default_factory=Eval)
+    checkpoint: Free[Checkpoint] = field(default_factory=Checkpoint)
+    metrics: Free[Metrics] = field(default_factory=Metrics)
+    limits: Free[Limits] = field(default_factory=Limits)
+    publish: Free[Publish | None] = None
+    plan: Free[Planning] = field(default_factory=Planning)
 
 
 def seq_len_of(run: Run) -> int:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from lmwright.config.run import (
     Fraction,
+    Free,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -132,7 +133,7 @@ class Common:
         Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),
     ] = 1.0
     offload: Annotated[
-        Literal["none", "moments"],
+        Free[Literal["none", "moments"]],
         Field(description="Where the moments of matrices are: on the devices, or on the host."),
     ] = "none"
     groups: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import Fraction, Positive, PositiveInt, section
+from lmwright.config.run import Fraction, Free, Positive, PositiveInt, section
 from lmwright.optim.kinds import Schedule
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -19,11 +19,11 @@ class Adapter:
     """One of several adapters that train at once; fields that are unset are the run's."""
 
     name: Name
-    data: str | None = None
+    data: Free[str | None] = None
     """Folder of its prepared data; that of `data.dir` if unset."""
-    rows: PositiveInt | None = None
+    rows: Free[PositiveInt | None] = None
     """Its rows of each step; an equal share of `train.global_batch_size` if unset."""
-    steps: PositiveInt | None = None
+    steps: Free[PositiveInt | None] = None
     """Its optimizer steps; `train.steps` if unset."""
     learning_rate: Positive | None = None
     """Highest rate; that of `optim` if unset."""
@@ -35,9 +35,9 @@ class Adapter:
     """Overrides `lora.alpha`."""
     dropout: Fraction | None = None
     """Overrides `lora.dropout`."""
-    patience: PositiveInt | None = None
+    patience: Free[PositiveInt | None] = None
     """It stops after so many evaluations without a lower held-out loss; never if unset."""
-    init_from: str | None = None
+    init_from: Free[str | None] = None
     """PEFT folder that it starts from."""
 
 

@@ -13,7 +13,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.files import root_of
+from lmwright.config.fields import without_free
 from lmwright.config.load import dump_toml, same_folder
 from lmwright.config.run import Run
 from lmwright.config.text import read_toml
@@ -40,16 +41,6 @@ from lmwright.train.environment import write_env
 from lmwright.train.hooks import Hook, Running
 from lmwright.train.log import errors_to_file
 from lmwright.train.publishing import check_publishing
-
-# What may differ between sessions of one run: nothing that changes what is learned, but how
-# long, where and how it is watched.
-FREE = ("name", "dir", "mesh", "eval", "checkpoint", "metrics", "limits", "publish")
-FREE_TRAIN = (
-    "steps", "epochs", "remat", "offload", "mlp_chunk_tokens", "context_attention", "init_from",
-    "publish_every_steps", "max_skipped_steps", "skip_spikes", "check_every_steps",
-)  # fmt: skip
-FREE_DATA = ("dir", "workers", "cache_gib")
-FREE_TRAINEE = ("steps", "rows", "patience", "init_from", "data")  # data: by its fingerprint
 
 MOST_SHOWN = 6  # fields in a message
 LONGEST_SHOWN = 60
@@ -241,34 +232,15 @@ def _show_value(fields: dict[str, Any], path: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def _drop_offload(fields: Any) -> None:
-    """Leaves out of every optimizer where its moments lie."""
-    if isinstance(fields, dict):
-        fields.pop("offload", None)
-        fields = list(fields.values())
-    if isinstance(fields, list | tuple):
-        for value in fields:
-            _drop_offload(value)
-
-
 def identity(run: Run) -> dict[str, Any]:
     """The part of a run that its checkpoints depend on."""
-    fields = redact_tree(asdict(run), without_secrets)  # a new token makes no new run
-    for name in FREE:
-        fields.pop(name)
-    for section, names in (("train", FREE_TRAIN), ("data", FREE_DATA)):
-        fields[section] = {k: v for k, v in fields[section].items() if k not in names}
+    fields = redact_tree(without_free(run), without_secrets)  # a new token makes no new run
     if rows_are_alone(run):
         fields["train"].pop("num_microbatches")
-    _drop_offload(fields)
-    fields["data"]["tokenizer"].pop("vocab_size")  # by the store's fingerprint
     if listed := training_of(run).listed:  # each is kept or dropped by itself
         fields["train"].pop("global_batch_size")
         section, _, name = listed.partition(".")
-        fields[section][name] = {
-            trainee["name"]: {k: v for k, v in trainee.items() if k not in FREE_TRAINEE}
-            for trainee in fields[section][name]
-        }
+        fields[section][name] = {trainee["name"]: trainee for trainee in fields[section][name]}
     return fields
 
 
