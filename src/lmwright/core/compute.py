@@ -24,6 +24,8 @@ ATTENTION = "attention"  # the output of a kernel and the log of its softmax sum
 HEADS = "heads"  # queries, keys and values as a kernel reads them
 BLOCK_INPUT = "block input"  # the residual stream
 
+HOST_MEMORY = "pinned_host"  # JAX's name of the host's memory that devices read
+
 LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
@@ -58,7 +60,7 @@ class Remat:
                 names_which_can_be_saved=sorted(self.kept),
                 names_which_can_be_offloaded=sorted(self.offloaded),
                 offload_src="device",
-                offload_dst="pinned_host",
+                offload_dst=HOST_MEMORY,
             )
         elif self.kept:
             policy = policies.save_only_these_names(*sorted(self.kept))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lmwright.core.compute import HOST_MEMORY
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, lenient_shardings
@@ -26,7 +27,6 @@ from lmwright.optim.build import build_optimizer, on_host, state_spec
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Frozen, Trainee
 
-HOST = "pinned_host"  # JAX's name of the host's memory that devices read
 RECENT = 128  # updates that a spike is measured by
 
 
@@ -100,7 +100,7 @@ def part_shardings(plan: Plan, trainee: Trainee) -> Tree:
     weights = plan.training.shardings(trainee, plan.mesh)
     optimizer = lenient_shardings(state_spec(trainee.optim, trainee.spec), plan.mesh)
     optimizer = jax.tree.map(
-        lambda sharding, far: sharding.with_memory_kind(HOST) if far else sharding,
+        lambda sharding, far: sharding.with_memory_kind(HOST_MEMORY) if far else sharding,
         optimizer, on_host(trainee.optim, trainee.spec),
     )  # fmt: skip
     whole = NamedSharding(plan.mesh, PartitionSpec())

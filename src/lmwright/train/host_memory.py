@@ -3,10 +3,10 @@ that pins more than there is is killed without a message."""
 
 import psutil
 
+from lmwright.core.compute import HOST_MEMORY
 from lmwright.errors import UserError
 from lmwright.hardware.chips import GIB
 from lmwright.program.plan import Plan
-from lmwright.program.state import HOST
 
 
 def refuse_small_host(plan: Plan) -> None:
@@ -18,7 +18,7 @@ def refuse_small_host(plan: Plan) -> None:
     if run.train.offload == "none" and set(optims) == {"none"}:
         return
     device = plan.devices[0]
-    if HOST not in {memory.kind for memory in device.addressable_memories()}:
+    if HOST_MEMORY not in {memory.kind for memory in device.addressable_memories()}:
         raise UserError(
             f"{field}: devices of kind {device.device_kind} cannot read the memory of their host; "
             f"use {field}=none"

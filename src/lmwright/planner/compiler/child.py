@@ -14,13 +14,13 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from lmwright.core.compute import HOST_MEMORY
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice, topology_request
 from lmwright.planner.compiler.compile import memory_of_error
 from lmwright.program import cache, executable
 from lmwright.program.plan import resolve
-from lmwright.program.state import HOST
 
 
 def shard_bytes(tree: Any) -> int:
@@ -29,7 +29,7 @@ def shard_bytes(tree: Any) -> int:
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
-        if leaf.sharding.memory_kind != HOST
+        if leaf.sharding.memory_kind != HOST_MEMORY
     )
 
 
