@@ -8,6 +8,8 @@ import os
 
 from lmwright.guard.redact import redact_text
 
+ERROR = "lmwright: error: "  # before the sentence, on stderr
+EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells count
 EXIT_TRANSIENT = 48  # under a supervisor in place of 2, for TransientError
 
@@ -15,7 +17,7 @@ EXIT_TRANSIENT = 48  # under a supervisor in place of 2, for TransientError
 class UserError(Exception):
     """Bad input from outside; `str(error)` is the whole message, without credentials of URLs."""
 
-    exit_code = 2
+    exit_code = EXIT_USER_ERROR
 
     def __init__(self, message: str):
         super().__init__(redact_text(message))

@@ -50,19 +50,29 @@ def played(spec):
 @pytest.fixture
 def run(small_run, url, tmp_path):  # noqa: F811
     """A run in the bucket, with its data there."""
-    from dataclasses import replace
-
     from lmwright.cli.main import main
-    from lmwright.config.load import dump_toml
-    from lmwright.config.run import Checkpoint
+    from tests.cloud.played import run_in_bucket
 
     assert main(["data", "push", small_run.data.dir, f"{url}/data"]) == 0
-    run = replace(
-        small_run,
-        dir=f"{url}/run",
-        data=replace(small_run.data, dir=f"{url}/data"),
-        train=replace(small_run.train, global_batch_size=16, num_microbatches=1),
-        checkpoint=Checkpoint(save_every_steps=3),
-    )
-    (tmp_path / "run.toml").write_text(dump_toml(run))
-    return run
+    return run_in_bucket(small_run, url, f"{url}/data", tmp_path)
+
+
+@pytest.fixture
+def host_python(tmp_path, monkeypatch):
+    """A Python for the hosts that is this one, and no packages to install beside it."""
+    import io
+    import sys
+    import tarfile
+
+    from lmwright.cloud import stage
+
+    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode()
+    path = tmp_path / "python.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        entry = tarfile.TarInfo("python/bin/python3")
+        entry.size, entry.mode = len(script), 0o755
+        archive.addfile(entry, io.BytesIO(script))
+    monkeypatch.setenv(stage.PYTHON_VARIABLE, str(path))
+    (tmp_path / "hosts.lock").write_text("")
+    monkeypatch.setattr(stage, "LOCK", tmp_path / "hosts.lock")
+    monkeypatch.setattr(stage, "download_wheels", lambda folder: None)

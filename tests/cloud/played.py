@@ -2,10 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 
 from lmwright.cloud.book import MADE, id_of
 from lmwright.cloud.slices import Patience, Slices
 from lmwright.cloud.spec import Offer
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Checkpoint
 from lmwright.storage.bucket import Bucket
 
 QUICK = Patience(
@@ -18,6 +21,38 @@ def offer(zone="us-central2-b", name="v4-16"):
         name=name, zone=zone, accelerator_type=name, runtime="tpu-ubuntu2204-base",
         hosts_per_slice=2, num_chips=8, price=3.0,
     )  # fmt: skip
+
+
+def run_in_bucket(small_run, url, data_dir, tmp_path):
+    """A run in the bucket with its run file, whose data are anywhere."""
+    run = replace(
+        small_run,
+        dir=f"{url}/run",
+        data=replace(small_run.data, dir=data_dir),
+        train=replace(small_run.train, global_batch_size=16, num_microbatches=1),
+        checkpoint=Checkpoint(save_every_steps=3),
+    )
+    (tmp_path / "run.toml").write_text(dump_toml(run))
+    return run
+
+
+class Killed(BaseException):
+    """The supervisor is killed."""
+
+
+def killed_after(calls):
+    """A decorator of functions that together can be called so many times."""
+    count = iter(range(calls))
+
+    def counted(call):
+        def wrapper(*args, **options):
+            if next(count, None) is None:
+                raise Killed
+            return call(*args, **options)
+
+        return wrapper
+
+    return counted
 
 
 class Played:

@@ -3,7 +3,6 @@ money: the real startup script mounts, the real training writes the report into 
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -13,26 +12,17 @@ from lmwright.cli.main import main
 from lmwright.cloud import remote
 from lmwright.cloud.local import free_port
 from lmwright.cloud.slices import Slices
-from lmwright.config.load import dump_toml
-from lmwright.config.run import Checkpoint
 from lmwright.storage.bucket import Bucket
+from tests.cloud.played import run_in_bucket
 from tests.cloud.test_disks import compute  # noqa: F401
-from tests.cloud.test_tpu_job import QUICK, ZONE, consoles, host_python, tpu  # noqa: F401
+from tests.cloud.test_tpu_job import QUICK, ZONE, consoles, tpu  # noqa: F401
 from tests.report.test_paid import rows_of
 
 
 @pytest.fixture
 def run(small_run, url, compute, tmp_path):  # noqa: F811
     """A run in the bucket, whose data is on a disk."""
-    run = replace(
-        small_run,
-        dir=f"{url}/run",
-        data=replace(small_run.data, dir=f"{compute.home}/mnt/wiki/data"),
-        train=replace(small_run.train, global_batch_size=16, num_microbatches=1),
-        checkpoint=Checkpoint(save_every_steps=3),
-    )
-    (tmp_path / "run.toml").write_text(dump_toml(run))
-    return run
+    return run_in_bucket(small_run, url, f"{compute.home}/mnt/wiki/data", tmp_path)
 
 
 def launched(tmp_path, *words):

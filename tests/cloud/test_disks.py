@@ -14,9 +14,9 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 
 from lmwright.cli.main import main
 from lmwright.cloud import compute_api, disks, fill, filler
+from lmwright.cloud.book import begin
 from lmwright.cloud.compute_api import Compute
 from lmwright.cloud.disk_check import STATE, check_disks
-from lmwright.cloud.slices import begin
 from lmwright.cloud.spec import Cloud, Offer, Spec
 from lmwright.cloud.tpu_api import NO_CREDENTIALS
 from lmwright.data.rows.store import verify_store
@@ -24,7 +24,6 @@ from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from tests.cloud.fake_compute import FakeCompute
 from tests.cloud.fake_tpu import TOKEN
-from tests.cloud.test_tpu_job import host_python  # noqa: F401
 
 ZONE = "us-central2-b"
 PLACE = ["--zone", ZONE, "--project", "p"]
@@ -79,7 +78,7 @@ def until(condition, seconds=60):
 
 
 @pytest.mark.slow  # the helper installs
-def test_a_disk_is_filled_verified_and_left_to_nobody(compute, data, url, host_python, capsys):  # noqa: F811
+def test_a_disk_is_filled_verified_and_left_to_nobody(compute, data, url, host_python, capsys):
     compute.failing = [503, 429]
     assert push(data, url=url) == 0, compute.console(VM)
     out = capsys.readouterr().out
@@ -114,7 +113,7 @@ def test_a_store_of_this_machine_goes_through_the_bucket(compute, helper, small_
 
 
 @pytest.mark.slow  # the helper installs
-def test_the_helper_ends_itself_where_the_client_is_gone(compute, data, url, host_python, capsys):  # noqa: F811
+def test_the_helper_ends_itself_where_the_client_is_gone(compute, data, url, host_python, capsys):
     filling = fill.plan_filling(
         data, "disk:wiki", fill.Settings(project="p", zone=ZONE, bucket=f"{url}/l"), "pd-balanced"
     )
@@ -131,7 +130,7 @@ def test_the_helper_ends_itself_where_the_client_is_gone(compute, data, url, hos
 
 
 @pytest.mark.slow  # the helper installs
-def test_a_helper_that_may_not_delete_itself_is_switched_off(compute, data, url, host_python):  # noqa: F811
+def test_a_helper_that_may_not_delete_itself_is_switched_off(compute, data, url, host_python):
     compute.may_delete = False
     filling = fill.plan_filling(
         data, "disk:b", fill.Settings(project="p", zone=ZONE, bucket=f"{url}/l"), "pd-balanced"
@@ -144,7 +143,7 @@ def test_a_helper_that_may_not_delete_itself_is_switched_off(compute, data, url,
 
 
 @pytest.mark.slow  # the helper installs, three times
-def test_an_interrupted_push_is_named_and_goes_on(compute, data, url, host_python, capsys):  # noqa: F811
+def test_an_interrupted_push_is_named_and_goes_on(compute, data, url, host_python, capsys):
     def enemy():
         """The VM ends while it copies."""
         until(lambda: any(line.startswith("mkfs") for line in compute.tools()))

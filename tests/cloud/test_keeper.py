@@ -8,9 +8,10 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 
 from lmwright.cli.main import main
 from lmwright.cloud import remote, standby
+from lmwright.cloud.book import MADE, begin
 from lmwright.cloud.keeper import RECORD, vm_of
 from lmwright.cloud.local import free_port
-from lmwright.cloud.slices import MADE, Slices, begin
+from lmwright.cloud.slices import Slices
 from lmwright.cloud.spec import Cloud, Limits, Offer, Spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.errors import UserError
@@ -18,7 +19,7 @@ from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claimed
 from tests.cloud.fake_tpu import TOKEN
 from tests.cloud.test_disks import compute, until  # noqa: F401
-from tests.cloud.test_tpu_job import QUICK, ZONE, host_python, tpu  # noqa: F401
+from tests.cloud.test_tpu_job import QUICK, ZONE, tpu  # noqa: F401
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from lmwright.cloud.spec import Cloud
 from lmwright.cloud.tpu_api import Tpus
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
-from tests.cloud.played import QUICK, Played, offer
+from tests.cloud.played import QUICK, Killed, Played, killed_after, offer
 
 
 def test_a_job_that_is_done_leaves_nothing_behind(played, tpu):
@@ -124,18 +124,7 @@ def test_a_spent_budget_ends_the_job(spec, tpu):
 @pytest.mark.parametrize("moment", range(8))
 def test_a_supervisor_killed_anywhere_leaves_no_orphan(spec, tpu, monkeypatch, moment):
     """The bucket or the service refuses the call of that number, as if the process had ended."""
-    count = iter(range(moment))
-
-    class Killed(BaseException):
-        pass
-
-    def counted(call):
-        def wrapper(*args, **options):
-            if next(count, None) is None:
-                raise Killed
-            return call(*args, **options)
-
-        return wrapper
+    counted = killed_after(moment)
 
     first = Played(spec)
     with monkeypatch.context() as patch:

@@ -2,13 +2,10 @@
 a service that is played, the real training in a real bucket, and slices that are taken away."""
 
 import contextlib
-import io
 import json
 import os
 import shutil
 import subprocess
-import sys
-import tarfile
 import threading
 import time
 from dataclasses import replace
@@ -19,8 +16,9 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 
 from lmwright.cli.main import main
 from lmwright.cloud import remote, roles, stage, vault
+from lmwright.cloud.book import begin
 from lmwright.cloud.local import free_port, variables
-from lmwright.cloud.slices import Patience, Slices, begin
+from lmwright.cloud.slices import Patience, Slices
 from lmwright.cloud.spec import Cloud, Limits, Offer, Spec
 from lmwright.cloud.tpu_api import ENDPOINT, NO_CREDENTIALS
 from lmwright.storage.bucket import Bucket
@@ -42,21 +40,6 @@ def tpu(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     yield service
     service.close()
-
-
-@pytest.fixture
-def host_python(tmp_path, monkeypatch):
-    """A Python for the hosts that is this one, and no packages to install beside it."""
-    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode()
-    path = tmp_path / "python.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        entry = tarfile.TarInfo("python/bin/python3")
-        entry.size, entry.mode = len(script), 0o755
-        archive.addfile(entry, io.BytesIO(script))
-    monkeypatch.setenv(stage.PYTHON_VARIABLE, str(path))
-    (tmp_path / "hosts.lock").write_text("")
-    monkeypatch.setattr(stage, "LOCK", tmp_path / "hosts.lock")
-    monkeypatch.setattr(stage, "download_wheels", lambda folder: None)
 
 
 def launched(tmp_path, *words):

@@ -104,7 +104,7 @@ def gcloud(tmp_path, monkeypatch):
 def spec(url, tmp_path, monkeypatch):
     """A job on two slices of two hosts, without a slice yet."""
     pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
-    from lmwright.cloud.slices import begin
+    from lmwright.cloud.book import begin
     from lmwright.cloud.spec import Cloud, Offer, Spec
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -22,12 +22,10 @@ from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
-from lmwright.errors import EXIT_INTERRUPTED, StorageError, UserError
+from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
 from lmwright.guard.private import make_private
 from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
-
-EXIT_USER_ERROR = 2
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 
@@ -137,7 +135,7 @@ def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
 
 
 def _fail(message: str, exit_code: int = UserError.exit_code) -> int:
-    print(f"lmwright: error: {visible(message)}", file=sys.stderr)
+    print(f"{ERROR}{visible(message)}", file=sys.stderr)
     return exit_code
 
 

@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from lmwright.cloud.leader import EXIT_USER_ERROR, Leader
+from lmwright.cloud.leader import Leader
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Spec, load_spec
+from lmwright.errors import EXIT_USER_ERROR
 
 PULSE_S = 0.5
 AGAIN_S = 0.5

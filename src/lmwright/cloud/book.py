@@ -13,11 +13,11 @@ import time
 import uuid
 from typing import Any
 
-from lmwright.cloud.spec import Cloud, Spec, dump_spec
+from lmwright.cloud.spec import OVER, START, Cloud, Spec, dump_spec
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket, Changed
 
-MADE = "slices.json"
+MADE, STATE = "slices.json", "state.json"
 MOST_EVENTS = 1000
 EMPTY: dict[str, Any] = {
     "made": [],
@@ -91,6 +91,19 @@ def read_book(bucket: Bucket) -> dict[str, Any]:
     """Facts of a job's book; those of an empty one where there is none."""
     there = bucket.read(MADE)
     return EMPTY | (json.loads(there[0]) if there else {})
+
+
+def read_job_state(bucket: Bucket) -> dict[str, Any]:
+    """State of a job as its leader wrote it last; that of a fresh job where there is none."""
+    there = bucket.read(STATE)
+    return json.loads(there[0]) if there else dict(START)
+
+
+def fail_job(bucket: Bucket, error: str) -> None:
+    """Writes that a job has failed, unless it is over."""
+    state = read_job_state(bucket)
+    if state["status"] not in OVER:
+        bucket.write(STATE, json.dumps(state | {"status": "failed", "error": error}))
 
 
 def label_of(spec: Spec) -> str:

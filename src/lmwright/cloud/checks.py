@@ -9,6 +9,7 @@ from lmwright.cloud.roles import warn_of_roles
 from lmwright.cloud.service import Request
 from lmwright.cloud.spec import OVER, Cloud, Spec
 from lmwright.cloud.steps import kept_steps
+from lmwright.cloud.target import note_crossing
 from lmwright.cloud.tpu_api import Tpus, queued_resource
 from lmwright.config.run import Run
 from lmwright.errors import UserError
@@ -18,7 +19,6 @@ from lmwright.storage.bucket import Bucket
 NEEDED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 NEEDED += ("storage.objects.delete", "storage.buckets.get")
 BY_ROLE = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
-CONTINENTS = ("us", "eu", "asia")
 NOT_CHECKED = (
     "not checked, since no service was asked: the bucket's permissions and region, the roles of "
     "the hosts, {where}; `launch` asks before it makes anything"
@@ -54,11 +54,7 @@ def _check_zones(spec: Spec, cloud: Cloud, region: str) -> list[str]:
                 f"--on: {offer.zone} has no runtime version {offer.runtime}, which {offer.name} "
                 "needs; choose another zone"
             )
-        if region and not offer.zone.startswith(region) and region not in CONTINENTS:
-            notes.append(
-                f"the bucket is in {region} and {offer.name} in {offer.zone}: what is read and "
-                "saved crosses regions, which costs from 0.02 USD for each GB"
-            )
+        notes += note_crossing(region, offer.name, offer.zone)
     notes.append(f"the quota of project {cloud.project} for these chips is not told by the "
                  "service; a request beyond it is refused")  # fmt: skip
     return notes + check_disks(spec) + left_over(spec, tpus) + warn_of_roles(cloud, spec.url)

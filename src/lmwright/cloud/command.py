@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud import local, remote
+from lmwright.cloud import checks, local, remote
 from lmwright.cloud.disk_names import refuse_other_zones
 from lmwright.cloud.gke import target as gke_target
 from lmwright.cloud.jobs import begin
@@ -144,7 +144,7 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
         offers=offers,
     )
     if wanted.dry_run:
-        for line in remote.describe(spec, f"{root}/{CODE}", run):
+        for line in checks.describe(spec, f"{root}/{CODE}", run):
             print(line)
         return 0
     return remote.launch(spec, run, f"{root}/{CODE}", detach=wanted.detach)

@@ -12,7 +12,7 @@ import time
 import uuid
 from typing import Any
 
-from lmwright.cloud.tpu_api import NO_CREDENTIALS, SCOPE
+from lmwright.cloud.tpu_api import credentials_for
 from lmwright.errors import UserError, install
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
@@ -34,7 +34,7 @@ class Compute:
 
     def __init__(self, project: str):
         self.project = project
-        self._session = _session()
+        self._session = _session(project)
 
     def get(self, zone: str, kind: str, name: str) -> dict[str, Any] | None:
         """A resource; None where there is none."""
@@ -154,21 +154,10 @@ def _reason(answer: Any) -> str:
         return f"HTTP {answer.status_code}"
 
 
-def _session() -> Any:
+def _session(project: str) -> Any:
     """Session with the credentials of this machine."""
     try:
-        import google.auth
-        from google.auth.credentials import AnonymousCredentials
-        from google.auth.exceptions import DefaultCredentialsError
         from google.auth.transport.requests import AuthorizedSession
     except ImportError:
         raise UserError(f"disks and VMs need the package google-auth; {install('cloud')}") from None
-    if os.environ.get(NO_CREDENTIALS, "").lower() in ("1", "true"):
-        return AuthorizedSession(AnonymousCredentials())  # type: ignore[no-untyped-call]
-    try:
-        credentials, _ = google.auth.default(scopes=[SCOPE])
-    except DefaultCredentialsError:
-        raise UserError(
-            "there are no Google Cloud credentials here; run: gcloud auth application-default login"
-        ) from None
-    return AuthorizedSession(credentials)
+    return AuthorizedSession(credentials_for(project))

@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from lmwright.cloud import metadata
+from lmwright.cloud.book import fail_job
 from lmwright.cloud.disk_names import disk_name, mount_root
-from lmwright.cloud.spec import OVER, START, parse_spec
+from lmwright.cloud.spec import parse_spec
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
@@ -98,10 +99,7 @@ def _fail(bucket: Bucket, error: str) -> None:
     facts = metadata.tpu_env()
     if int(facts.get("WORKER_ID", 0)) or int(facts.get("MEGASCALE_SLICE_ID", 0)):
         return
-    there = bucket.read("state.json")
-    state = json.loads(there[0]) if there else dict(START)
-    if state["status"] not in OVER:
-        bucket.write("state.json", json.dumps(state | {"status": "failed", "error": error}))
+    fail_job(bucket, error)
 
 
 if __name__ == "__main__":

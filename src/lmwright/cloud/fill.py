@@ -156,10 +156,7 @@ def plan_filling(source: str, target: str, settings: Settings, type: str) -> Fil
 def describe(filling: Filling, source: str) -> list[str]:
     """Every request that pushing would make."""
     zone = f"projects/{filling.cloud.project}/zones/{filling.zone}"
-    vm = machines.body(filling.vm(f"{filling.root}/code/...", "..."))
-    for item in vm["metadata"]["items"]:
-        if item["key"] == "startup-script":
-            item["value"] = "..."
+    vm = filling.vm(f"{filling.root}/code/...", "...")
     copies = [] if is_bucket(source) else [f"would copy {source} to {filling.url}"]
     access = ['{"accessMode": "READ_ONLY_MANY"}'] if filling.hyper else []
     return [
@@ -168,9 +165,9 @@ def describe(filling: Filling, source: str) -> list[str]:
         f"would call POST {zone}/disks",
         f"  {json.dumps(filling.disk())}",
         f"would call POST {zone}/instances",
-        f"  {json.dumps(vm)}",
+        f"  {machines.shown(vm)}",
         f"would read {filling.report} until all is copied and verified",
-        f"would call DELETE {zone}/instances/{vm['name']}",
+        f"would call DELETE {zone}/instances/{vm.name}",
         f"would call POST {zone}/disks/{filling.name}/setLabels ({STATE}: {FILLED})",
         *(f"would call PATCH {zone}/disks/{filling.name} {body}" for body in access),
     ]

@@ -21,6 +21,7 @@ from typing import Any
 from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent, lead
 from lmwright.cloud.alone import Ended, leave, watch
+from lmwright.cloud.book import MADE, fail_job
 from lmwright.cloud.ledger import slice_variable
 from lmwright.cloud.pieces import LogSender
 from lmwright.cloud.place import Place, find_place
@@ -168,7 +169,7 @@ def _on_tpus(offer: Offer) -> dict[str, str]:
 
 def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Offer]:
     """The job, and the offer that this slice was asked for with. Raises Ended where it is gone."""
-    there, slices = bucket.read("job.json"), bucket.read("slices.json")
+    there, slices = bucket.read("job.json"), bucket.read(MADE)
     if there is None or slices is None:
         raise Ended(f"{bucket.url} is no job any more")
     spec = parse_spec(there[0])
@@ -188,8 +189,7 @@ def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
         return read_secrets(spec.cloud.project, spec.cloud.secrets)
     except UserError as error:
         if host == 0:
-            state = read_state(spec) | {"status": "failed", "error": str(error)}
-            bucket.write("state.json", json.dumps(state))
+            fail_job(bucket, str(error))
         raise Ended(f"{error}") from None
 
 

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from lmwright.cloud import vm as machines
-from lmwright.cloud.book import MADE
+from lmwright.cloud.book import read_book
 from lmwright.cloud.compute_api import Compute
 from lmwright.cloud.spec import OVER, Spec
 from lmwright.cloud.target import ZONE
@@ -32,13 +32,9 @@ def keep(spec: Spec, state: dict[str, Any], zone: str, machine: str, *, dry_run:
     """Makes the VM of a job, unless it is there. Raises UserError for a job that is over."""
     vm = vm_of(spec, zone, machine)
     if dry_run:
-        shown = machines.body(vm)
-        for item in shown["metadata"]["items"]:
-            if item["key"] == "startup-script":
-                item["value"] = "..."
         print(f"would write {spec.url}/{RECORD}")
         print(f"would call POST {vm.path.rpartition('/')[0]}")
-        print(f"  {redact_text(json.dumps(shown))}")
+        print(f"  {machines.shown(vm)}")
         return 0
     if state["status"] in OVER:
         raise UserError(
@@ -77,9 +73,7 @@ def vm_of(spec: Spec, zone: str, machine: str) -> Vm:
     zone = zone or spec.offers[0].zone
     if not ZONE.fullmatch(zone):
         raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central1-a")
-    book = Bucket(spec.url).read(MADE)
-    code = json.loads(book[0])["code"] if book else ""
-    if not code:
+    if not (code := read_book(Bucket(spec.url))["code"]):
         raise UserError(f"{spec.url}: has no staged code; launch the job again")
     mark = hashlib.sha256(spec.url.encode()).hexdigest()[:6]
     return Vm(

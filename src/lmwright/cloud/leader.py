@@ -21,7 +21,7 @@ from typing import Any
 
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
 from lmwright.cloud.stragglers import Stragglers
-from lmwright.errors import EXIT_INTERRUPTED
+from lmwright.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from lmwright.train.signals import (
     EXIT_PREEMPTED,
     EXIT_SESSION_OVER,
@@ -38,7 +38,6 @@ TELL_MISSING_S = 60.0
 SAVING = ("save", "end")
 BEFORE_STEPS = ("start", "restore", "compile")
 GOING_ON = ("step", "eval", *SAVING)
-EXIT_USER_ERROR = 2
 TOLD_TO_END = -signal.SIGTERM, 128 + signal.SIGTERM  # of a command that does not know how to save
 AGAIN_CODES = (EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_INTERRUPTED, *TOLD_TO_END)
 ENDED_WELL = (0, *AGAIN_CODES)

@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+from lmwright.cloud.book import read_book
 from lmwright.cloud.spec import Spec
 from lmwright.report.paid import VARIABLE
 from lmwright.storage.bucket import Bucket
@@ -14,8 +15,7 @@ REMEMBERED = 100  # slices
 def slice_variable(spec: Spec, incarnation: str) -> dict[str, str]:
     """Variable of the ranks with the facts of their slice and of those before it; empty where the
     supervisor has written none."""
-    there = Bucket(spec.url).read("slices.json")
-    made: list[dict[str, Any]] = json.loads(there[0])["made"] if there else []
+    made: list[dict[str, Any]] = read_book(Bucket(spec.url))["made"]
     ids = [entry["id"] for entry in made]
     if incarnation not in ids:
         return {}

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 
 from lmwright.cloud.spec import PROGRAM, Limits, Spec
+from lmwright.errors import ERROR
 from lmwright.guard.heartbeat import STACKS, VARIABLE
 
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 REMEMBERED_STEPS = 64
 STARTS = 3  # times as long as usual may starting take
-ERROR = "lmwright: error: "
 MOST_OF_ERROR = 1000  # characters
 MOST_OF_TAIL = 20_000  # bytes
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)

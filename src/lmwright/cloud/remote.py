@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmwright.cloud import keeper
-from lmwright.cloud.book import Book, begin, label_of, read_book, usage
-from lmwright.cloud.checks import check as check
-from lmwright.cloud.checks import describe as describe
+from lmwright.cloud.book import Book, begin, label_of, read_book, read_job_state, usage
+from lmwright.cloud.checks import check
 from lmwright.cloud.pieces import LogReader
 from lmwright.cloud.slices import GOING, Patience, Slices, service_of
-from lmwright.cloud.spec import OVER, START, Spec, load_spec, parse_spec, save_spec
+from lmwright.cloud.spec import OVER, Spec, load_spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
 from lmwright.cloud.target import NO_GCLOUD
@@ -164,8 +163,7 @@ def is_here(spec: Spec) -> bool:
 
 def state_of(spec: Spec) -> dict[str, Any]:
     """The state of a job in a bucket."""
-    there = Bucket(spec.url).read("state.json")
-    return json.loads(there[0]) if there else dict(START)
+    return read_job_state(Bucket(spec.url))
 
 
 def show(spec: Spec) -> None:

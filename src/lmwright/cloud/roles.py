@@ -11,7 +11,8 @@ import os
 from typing import Any
 
 from lmwright.cloud.spec import Cloud
-from lmwright.cloud.tpu_api import NO_CREDENTIALS, credentials_for
+from lmwright.cloud.tpu_api import credentials_for
+from lmwright.errors import UserError
 from lmwright.storage.bucket import SCHEME
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER"
@@ -87,16 +88,13 @@ def _call(cloud: Cloud, method: str, path: str) -> dict[str, Any]:
 
 def _ask(cloud: Cloud, method: str, url: str) -> dict[str, Any]:
     """Answer of a service. Raises OSError where it refuses or is not reached."""
-    from google.auth.credentials import AnonymousCredentials
     from google.auth.exceptions import GoogleAuthError
     from google.auth.transport.requests import AuthorizedSession
 
-    credentials: Any = AnonymousCredentials()  # type: ignore[no-untyped-call]
     try:
-        if os.environ.get(NO_CREDENTIALS, "").lower() not in ("1", "true"):
-            credentials = credentials_for(cloud.project)
-        answer = AuthorizedSession(credentials).request(method, url, timeout=TIMEOUT_S)
-    except GoogleAuthError as error:
+        session = AuthorizedSession(credentials_for(cloud.project))
+        answer = session.request(method, url, timeout=TIMEOUT_S)
+    except (GoogleAuthError, UserError) as error:
         raise OSError(str(error)) from None
     answer.raise_for_status()  # an OSError
     return answer.json()

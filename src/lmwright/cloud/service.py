@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lmwright.cloud.spec import Cloud, Offer
-from lmwright.errors import UserError
+from lmwright.errors import TransientError
 
 
 class Scarce(Exception):
     """There is no quota or no capacity in a zone; another may have some."""
 
 
-class Away(UserError):
+class Away(TransientError):
     """The service is not reached, or cannot answer now."""
 
 

@@ -15,13 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.cloud.book import MADE as MADE
 from lmwright.cloud.book import Book, id_of, label_of, spent, usage, waiting_since
-from lmwright.cloud.book import begin as begin
 from lmwright.cloud.service import Scarce, Service
 from lmwright.cloud.spec import OVER, Offer, Spec
-from lmwright.cloud.watch import NO_QUOTA, Watch, bad_slice, last_words, passes
-from lmwright.errors import UserError
+from lmwright.cloud.watch import NO_QUOTA, Watch, bad_slice, last_words
+from lmwright.errors import TransientError, UserError
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claim
 
@@ -100,9 +98,7 @@ class Slices:
         try:
             self._book.flush()
             state = self._step()
-        except UserError as error:
-            if not passes(error):
-                raise
+        except TransientError as error:
             self._wait_out(error)
             return None
         if self._troubles:

@@ -25,6 +25,7 @@ from lmwright.storage.bucket import is_bucket
 
 PROJECT_VARIABLES = ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")
 CAPACITIES = ("spot", "on-demand", "reserved", "guaranteed")
+CONTINENTS = ("us", "eu", "asia")  # of buckets in several regions
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 NO_GCLOUD = "gcloud is not installed; install the Google Cloud CLI and log in with it"
 JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
@@ -141,6 +142,17 @@ def refuse_zone(zone: str) -> None:
     """Raises UserError for what cannot be the name of a zone."""
     if not ZONE.fullmatch(zone):
         raise UserError(f"--zone: {zone!r} is not a zone; write it as in us-central2-b")
+
+
+def note_crossing(region: str, what: str, place: str) -> list[str]:
+    """Note on the price of a bucket in another region than what reads it, whose zone or region is
+    `place`; none where either is not known, or the bucket spans a continent."""
+    if not region or not place or place.startswith(region) or region in CONTINENTS:
+        return []
+    return [
+        f"the bucket is in {region} and {what} in {place}: what is read and saved crosses regions, "
+        "which costs from 0.02 USD for each GB"
+    ]
 
 
 def _offer(where: Slice, zone: str, spot: bool) -> Offer:

@@ -249,8 +249,6 @@ def _request(resource: Any) -> Request:
 def _client(project: str) -> Any:
     """Google's client; raises UserError where it is not installed or has no credentials."""
     try:
-        from google.auth.credentials import AnonymousCredentials
-        from google.auth.exceptions import DefaultCredentialsError
         from google.cloud.tpu_v2 import TpuClient
         from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
     except ImportError:
@@ -262,25 +260,29 @@ def _client(project: str) -> Any:
         place = urlsplit(endpoint)
         options = {"host": place.netloc, "url_scheme": place.scheme}
     try:
-        if os.environ.get(NO_CREDENTIALS, "").lower() in ("1", "true"):
-            options["credentials"] = AnonymousCredentials()  # type: ignore[no-untyped-call]
-        else:
-            options["credentials"] = credentials_for(project)
-        return TpuClient(transport=TpuRestTransport(**options))
-    except DefaultCredentialsError:
-        raise UserError(
-            "--on: there are no Google Cloud credentials here; run: "
-            "gcloud auth application-default login"
-        ) from None
+        options["credentials"] = credentials_for(project)
+    except UserError as error:
+        raise error.at("--on") from None
+    return TpuClient(transport=TpuRestTransport(**options))
 
 
 def credentials_for(project: str) -> Any:
     """This machine's credentials. A person's are charged to `project`: those of `gcloud auth
-    application-default login` name no project of their own, and are refused without one."""
+    application-default login` name no project of their own, and are refused without one. Raises
+    UserError where there are none."""
     import google.auth
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import DefaultCredentialsError
     from google.oauth2.credentials import Credentials
 
-    found, _ = google.auth.default(scopes=[SCOPE])
+    if os.environ.get(NO_CREDENTIALS, "").lower() in ("1", "true"):
+        return AnonymousCredentials()  # type: ignore[no-untyped-call]
+    try:
+        found, _ = google.auth.default(scopes=[SCOPE])
+    except DefaultCredentialsError:
+        raise UserError(
+            "there are no Google Cloud credentials here; run: gcloud auth application-default login"
+        ) from None
     if isinstance(found, Credentials) and not found.quota_project_id:
         return found.with_quota_project(project)  # type: ignore[no-untyped-call]
     return found

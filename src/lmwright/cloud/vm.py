@@ -7,6 +7,7 @@
 With a time limit the service deletes it even where all of that fails.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from lmwright.cloud.spec import Cloud
 from lmwright.cloud.stage import STARTUP
 from lmwright.cloud.tpu_api import SCOPE
 from lmwright.errors import UserError
+from lmwright.guard.redact import redact_text
 
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
 MARK = "# --- what the machine is for\n"
@@ -94,6 +96,15 @@ def body(vm: Vm) -> dict[str, Any]:
         "scheduling": limit,
         "metadata": {"items": [{"key": key, "value": text} for key, text in facts.items()]},
     }
+
+
+def shown(vm: Vm) -> str:
+    """The VM as a dry run prints it, without credentials and its long script."""
+    facts = body(vm)
+    for item in facts["metadata"]["items"]:
+        if item["key"] == "startup-script":
+            item["value"] = "..."
+    return redact_text(json.dumps(facts))
 
 
 def _network(vm: Vm) -> dict[str, Any]:

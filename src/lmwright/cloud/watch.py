@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from lmwright.cloud.service import Away
+from lmwright.cloud.book import STATE
 from lmwright.cloud.spec import START
-from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
-STATE, EVENTS, CONSOLE = "state.json", "events.log", "console"
+EVENTS, CONSOLE = "events.log", "console"
 TAIL = 20_000  # bytes
 ATTEMPT = b"--- attempt "
 # Failures before the first step that another slice cures, not the user.
@@ -120,16 +119,3 @@ def last_words(bucket: Bucket, id: str) -> str:
         if lines := [line.strip() for line in lines if line.strip()]:
             return f"{lines[-1][:300]} ({bucket.url}/{name})"
     return ""
-
-
-def passes(error: UserError) -> bool:
-    """True for an error that may be gone in a while: a service that does not answer."""
-    from google.api_core.exceptions import GoogleAPICallError, RetryError
-    from google.auth.exceptions import TransportError
-    from requests.exceptions import RequestException
-
-    cause = error.__cause__
-    if isinstance(error, Away) or isinstance(cause, (RetryError, RequestException, TransportError)):
-        return True
-    code = int(getattr(cause, "code", 0) or 0)
-    return isinstance(cause, GoogleAPICallError) and (code >= 500 or code in (408, 429))

@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Run
+from lmwright.errors import ERROR
 from lmwright.guard.heartbeat import beat, beating
 from lmwright.publish.account import check_name, check_token
 from lmwright.publish.licenses import check_license
@@ -90,7 +91,7 @@ class Attempt(threading.Thread):
         if code:
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = lines[-1] if lines else f"exit code {code}"
-            self.problem = last.removeprefix("lmwright: error: ")
+            self.problem = last.removeprefix(ERROR)
 
 
 class Publisher(Hook):

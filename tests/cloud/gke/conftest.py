@@ -1,3 +1,3 @@
 """A cluster, and a job on it."""
 
-from tests.cloud.gke.jobs import gke, run, spec  # noqa: F401
+from tests.cloud.gke.jobs import gke, spec  # noqa: F401

@@ -1,14 +1,10 @@
 """What the tests of launching on GKE share: a cluster, and a job on it."""
 
-from dataclasses import replace
-
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.cloud.slices import begin
+from lmwright.cloud.book import begin
 from lmwright.cloud.spec import Cloud, Gke, Offer, Spec
-from lmwright.config.load import dump_toml
-from lmwright.config.run import Checkpoint
 from tests.cloud.fake_gke import FakeGke
 
 CONTEXT = "gke_p_us-central1-c_c"
@@ -45,21 +41,6 @@ def spec(url, gke):
 
 def metadata(spec):
     return {"lmwright-job": spec.url, "lmwright-code": "gs://b/code/abc"}
-
-
-@pytest.fixture
-def run(small_run, url, tmp_path):
-    """A run in the bucket."""
-    assert main(["data", "push", small_run.data.dir, f"{url}/data"]) == 0
-    run = replace(
-        small_run,
-        dir=f"{url}/run",
-        data=replace(small_run.data, dir=f"{url}/data"),
-        train=replace(small_run.train, global_batch_size=16, num_microbatches=1),
-        checkpoint=Checkpoint(save_every_steps=3),
-    )
-    (tmp_path / "run.toml").write_text(dump_toml(run))
-    return run
 
 
 def launched(tmp_path, *words):

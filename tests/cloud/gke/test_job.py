@@ -2,11 +2,8 @@
 install and train as they would there, a real bucket, and nodes that are taken away."""
 
 import contextlib
-import io
 import json
 import shutil
-import sys
-import tarfile
 import threading
 import time
 
@@ -15,7 +12,7 @@ import pytest
 pytest.importorskip("kubernetes", reason="kubernetes is not installed")
 
 from lmwright.cli.main import main
-from lmwright.cloud import remote, stage
+from lmwright.cloud import remote
 from lmwright.cloud.local import free_port, variables
 from lmwright.cloud.slices import Patience, Slices
 from lmwright.storage.bucket import Bucket
@@ -41,21 +38,6 @@ def gke(monkeypatch, tmp_path):
     cluster.close()
 
 
-@pytest.fixture
-def pod_python(tmp_path, monkeypatch):
-    """A Python for the pods that is this one, and no packages to install beside it."""
-    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode()
-    path = tmp_path / "python.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        entry = tarfile.TarInfo("python/bin/python3")
-        entry.size, entry.mode = len(script), 0o755
-        archive.addfile(entry, io.BytesIO(script))
-    monkeypatch.setenv(stage.PYTHON_VARIABLE, str(path))
-    (tmp_path / "hosts.lock").write_text("")
-    monkeypatch.setattr(stage, "LOCK", tmp_path / "hosts.lock")
-    monkeypatch.setattr(stage, "download_wheels", lambda folder: None)
-
-
 def consoles(tmp_path):
     return "\n".join(p.read_text()[-3000:] for p in (tmp_path / "pods").rglob("console.log"))
 
@@ -71,7 +53,7 @@ def left_behind(tmp_path, gke, *urls):
 
 @pytest.mark.slow  # two minutes
 @pytest.mark.parametrize("fault", ["preempted", "preempted with notice", "killed"])
-def test_a_fault_and_on_to_the_end(run, gke, pod_python, tmp_path, capsys, fault):
+def test_a_fault_and_on_to_the_end(run, gke, host_python, tmp_path, capsys, fault):
     gke.add_pool("a", **SPOT)
     bucket, done = Bucket(run.dir), []
 
@@ -127,7 +109,7 @@ NAMES = ["JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "MEGASCALE_SLICE_ID", "MEGASCALE
 
 
 @pytest.mark.slow  # four pods install
-def test_a_command_on_two_slices(url, gke, pod_python, tmp_path, monkeypatch, capsys):
+def test_a_command_on_two_slices(url, gke, host_python, tmp_path, monkeypatch, capsys):
     for name in ("a", "b"):
         gke.add_pool(name, nodes=2)
     gke.secrets["mine"] = {"token": SECRET}
@@ -146,7 +128,7 @@ def test_a_command_on_two_slices(url, gke, pod_python, tmp_path, monkeypatch, ca
     assert gke.job_sets == {} and not gke.running()
 
 
-def test_a_command_in_one_pod(url, gke, pod_python, tmp_path, capsys):
+def test_a_command_in_one_pod(url, gke, host_python, tmp_path, capsys):
     gke.add_pool("a", topology="2x2x1", nodes=1)
     words = ["--on", "gke:c", "--slice", "7x-8", "--name", "j", "--bucket", url]
     assert main(["launch", *words, "--", "python", "-c", "print(6 * 7)"]) == 0, consoles(tmp_path)
@@ -156,7 +138,7 @@ def test_a_command_in_one_pod(url, gke, pod_python, tmp_path, capsys):
     assert gke.job_sets == {} and not gke.running()
 
 
-def test_a_bucket_that_pods_cannot_read_fails_the_job(url, gke, pod_python, tmp_path, capsys):
+def test_a_bucket_that_pods_cannot_read_fails_the_job(url, gke, host_python, tmp_path, capsys):
     gke.add_pool("a", topology="2x2x1", nodes=1)
     gke.variables = gke.variables | {"LMWRIGHT_PATIENCE_S": "0"}
     gke.metadata.answer = lambda *_: (403, "")  # no account is bound to the pods'

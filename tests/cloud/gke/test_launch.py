@@ -10,7 +10,8 @@ pytest.importorskip("kubernetes", reason="kubernetes is not installed")
 
 import yaml
 
-from lmwright.cloud import place, remote
+from lmwright.cloud import place
+from lmwright.cloud.checks import check
 from lmwright.cloud.gke import context
 from lmwright.cloud.gke.cluster import Cluster
 from lmwright.cloud.gke.manifest import job_set
@@ -136,33 +137,33 @@ def test_unreachable_or_without_credentials(spec, gke, tmp_path, monkeypatch):
     path = tmp_path / "kubeconfig"
     path.write_text(path.read_text().replace("a-token-of-the-user", "another"))
     with pytest.raises(UserError, match="takes no credentials from here; run: gcloud auth login"):
-        remote.check(spec)
+        check(spec)
     gke.server.shutdown()
     gke.server.server_close()
     with pytest.raises(Away, match="is not reached"):
-        remote.check(spec)
+        check(spec)
 
 
 def test_what_is_not_known_is_said(spec, gke):
-    assert remote.check(spec) == []
+    assert check(spec) == []
     gke.lists_nodes = False
-    assert "this account may not list nodes" in remote.check(spec)[0]
+    assert "this account may not list nodes" in check(spec)[0]
     gke.lists_nodes, gke.pools = True, {}
-    [note] = remote.check(spec)
+    [note] = check(spec)
     assert "0 of the 2 nodes for 7x-16 are there; it is unknown whether a node pool or" in note
     gke.add_pool("b")
-    assert "which --spot or --reservation excludes" in remote.check(spec)[0]
+    assert "which --spot or --reservation excludes" in check(spec)[0]
     gke.add_pool("c", **SPOT)
     on_demand = replace(spec, cloud=replace(CLOUD, capacity="on-demand"))
-    assert remote.check(on_demand) == []
+    assert check(on_demand) == []
     del gke.pools["b"]
-    assert "add --spot" in remote.check(on_demand)[0]
+    assert "add --spot" in check(on_demand)[0]
 
 
 def test_secrets_are_not_read(spec, gke):
     gke.secrets = {"mine": {"token": SECRET}}
     asks = replace(spec, cloud=replace(CLOUD, secrets=("T=mine/token",)))
-    assert remote.check(asks) == []
+    assert check(asks) == []
     assert all(
         a.startswith("application/json;as=Partial") for _, p, a in gke.calls if "secrets" in p
     )

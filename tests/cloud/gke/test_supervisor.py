@@ -9,12 +9,14 @@ import pytest
 pytest.importorskip("kubernetes", reason="kubernetes is not installed")
 
 from lmwright.cli.main import main
+from lmwright.cloud.book import MADE, begin
 from lmwright.cloud.gke.cluster import Cluster
-from lmwright.cloud.slices import MADE, Patience, Slices, begin
+from lmwright.cloud.slices import Patience, Slices
 from lmwright.cloud.spec import Spec, load_spec
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from tests.cloud.gke.jobs import CLOUD, CONTEXT, OFFER, SPOT, metadata
+from tests.cloud.played import Killed, killed_after
 
 QUICK = Patience(
     poll=0.01, first_word=0.6, silence=0.6, repair=0.3, elsewhere=0.2, stop=0.3, backoff=0.05
@@ -141,22 +143,9 @@ def test_a_job_that_has_to_end_leaves_nothing_behind(url, gke, why):
     assert ("the limit of 1e-09 h is reached" in state["error"]) == (why == "budget")
 
 
-class Killed(Exception):
-    """The supervisor is killed."""
-
-
 @pytest.mark.parametrize("calls", [0, 1, 2, 3, 4, 6])
 def test_a_launch_that_is_interrupted_leaves_no_orphan(spec, gke, monkeypatch, calls):
-    count = iter(range(calls))
-
-    def counted(call):
-        def wrapper(*args, **options):
-            if next(count, None) is None:
-                raise Killed
-            return call(*args, **options)
-
-        return wrapper
-
+    counted = killed_after(calls)
     first = Played(spec)
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "write", counted(Bucket.write))

@@ -17,6 +17,7 @@ from lmwright.cloud.gke.manifest import (
     selector,
 )
 from lmwright.cloud.spec import Offer, Spec
+from lmwright.cloud.target import note_crossing
 from lmwright.errors import UserError
 
 JOBSET_HELP = "https://jobset.sigs.k8s.io/docs/installation"
@@ -44,13 +45,7 @@ def check_cluster(spec: Spec, region: str) -> list[str]:
         raise UserError(f"--on: cluster {gke.context}: {'; '.join(missing)}")
     for offer in spec.offers:
         notes += _nodes(cluster, offer)
-    place = location_of(gke.context)
-    if region and place and not place.startswith(region) and region not in ("us", "eu", "asia"):
-        notes.append(
-            f"the bucket is in {region} and the cluster in {place}: what is read and saved crosses "
-            "regions, which costs from 0.02 USD for each GB"
-        )
-    return notes
+    return notes + note_crossing(region, "the cluster", location_of(gke.context))
 
 
 def _missing_of_cluster(cluster: Cluster) -> list[str]:

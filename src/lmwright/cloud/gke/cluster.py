@@ -27,13 +27,11 @@ from lmwright.cloud.gke.manifest import (
 )
 from lmwright.cloud.service import Away, Node, Request, Scarce
 from lmwright.cloud.spec import Cloud, Offer
-from lmwright.errors import UserError, first_line
+from lmwright.errors import ERROR, EXIT_USER_ERROR, UserError, first_line
 
 TIMEOUT_S = (10.0, 60.0)  # to connect, and for the answer
 STUCK = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 RUNNING = ("Running", "Succeeded")
-EXIT_USER_ERROR = 2
-ERROR = "lmwright: error: "
 
 
 class Absent(Exception):
