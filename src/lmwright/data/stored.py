@@ -46,7 +46,7 @@ def read_stored(source: str | os.PathLike) -> Stored:
             entries = parse_manifest(raw, f"{url}/{stage}").files
             files |= {f"{stage}/{name}": entry for name, entry in entries.items()}
     if not manifests:
-        raise UserError(f"{url} holds no finished stage; run `lmwright prepare` to make them.")
+        raise UserError(f"{url} holds no finished stage; run `lmwright prepare` to make them")
     return Stored(url, manifests, files)
 
 
