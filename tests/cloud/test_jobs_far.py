@@ -15,7 +15,7 @@ from lmwright.cli.main import main
 from lmwright.cloud import jobs, remote
 from lmwright.cloud.book import begin
 from lmwright.cloud.slices import Slices
-from lmwright.cloud.spec import job_names, load_spec, save_spec, write_state
+from lmwright.cloud.spec import START, job_names, load_spec, save_spec, write_state
 from lmwright.cloud.target import settings_path
 from lmwright.cloud.tell import Teller, notify
 from lmwright.errors import UserError
@@ -84,7 +84,7 @@ def test_a_job_of_another_machine_whose_name_is_taken_here(spec, url, tpu, quick
     save_spec(spec)
     assert remote.adopt(other.url).url == other.url
     assert load_spec("j").url == spec.url
-    Bucket(other.url).write("state.json", json.dumps({**remote.START, "status": "done"}))
+    Bucket(other.url).write("state.json", json.dumps({**START, "status": "done"}))
     assert main(["jobs", "forget", other.url]) == 0
     assert job_names() == ["j"] and Bucket(other.url).entries() == {}
 
@@ -93,7 +93,7 @@ def test_jobs_list_does_not_wait_for_a_service(spec, monkeypatch, capsys):
     for name in ("j", "k"):
         save_spec(replace(spec, name=name))
     monkeypatch.setattr(jobs, "LIST_S", 0.2)
-    answer = {"j": lambda: remote.START, "k": lambda: time.sleep(5)}
+    answer = {"j": lambda: START, "k": lambda: time.sleep(5)}
     monkeypatch.setattr(remote, "state_of", lambda spec: answer[spec.name]())
     began = time.monotonic()
     assert not main(["jobs", "list"])
@@ -142,7 +142,7 @@ def test_what_becomes_of_a_job_is_told(spec, tpu, told, quick):
         bucket = Bucket(spec.url)
         bucket.write("events.log", "attempt 1: host 1 is lost; all ranks are ended\n")
         time.sleep(0.2)
-        bucket.write("state.json", json.dumps({**remote.START, "status": "done", "step": 7}))
+        bucket.write("state.json", json.dumps({**START, "status": "done", "step": 7}))
 
     thread = threading.Thread(target=hosts)
     thread.start()
@@ -174,11 +174,11 @@ def test_a_supervisor_that_is_told_to_end_tells(spec, tpu, told, quick):
 def test_events_of_jobs_on_this_machine_are_told(spec, told, monkeypatch, tpu):
     here = replace(spec, url="", cloud=None, offers=())
     save_spec(here)
-    write_state(here, {**remote.START, "status": "running"})
+    write_state(here, {**START, "status": "running"})
 
     def supervise(_spec):
         (here.folder / "events.log").write_text("00:00 attempt 1: rank 0 ended with signal 9\n")
-        write_state(here, {**remote.START, "status": "failed", "error": "rank 0", "step": 3})
+        write_state(here, {**START, "status": "failed", "error": "rank 0", "step": 3})
 
     monkeypatch.setattr(jobs, "_supervise", supervise)
     assert jobs.follow(here) == 1

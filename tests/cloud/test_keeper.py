@@ -12,7 +12,7 @@ from lmwright.cloud.book import MADE, begin
 from lmwright.cloud.keeper import RECORD, vm_of
 from lmwright.cloud.local import free_port
 from lmwright.cloud.slices import Slices
-from lmwright.cloud.spec import Cloud, Limits, Offer, Spec, save_spec
+from lmwright.cloud.spec import START, Cloud, Limits, Offer, Spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
@@ -83,7 +83,7 @@ def test_what_is_refused(spec, compute, capsys):  # noqa: F811
     assert "has no zone us-west9-z" in capsys.readouterr().err
     assert main(["jobs", "follow", "j", "--zone", ZONE]) == 2
     assert "are for --on-vm" in capsys.readouterr().err
-    Bucket(spec.url).write("state.json", json.dumps(remote.START | {"status": "done"}))
+    Bucket(spec.url).write("state.json", json.dumps(START | {"status": "done"}))
     assert follow() == 2
     assert "job j is done; let it go on first" in capsys.readouterr().err
     with pytest.raises(UserError, match="is not on TPU slices; follow it from here"):
@@ -110,7 +110,7 @@ def test_a_vm_waits_for_another_supervisor_and_takes_over(spec, monkeypatch, cap
 
 
 def finish(spec):
-    state = remote.START | {"status": "done"}
+    state = START | {"status": "done"}
     Bucket(spec.url).write("state.json", json.dumps(state))
     return state
 

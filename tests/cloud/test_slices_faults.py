@@ -313,8 +313,9 @@ def test_no_credentials_and_a_wrong_project(spec, tpu, monkeypatch, tmp_path):
 
 
 def test_a_person_is_charged_to_the_project(spec, tpu, monkeypatch, tmp_path):
-    from lmwright.cloud.tpu_api import credentials_for
+    from lmwright.cloud.tpu_api import NO_CREDENTIALS, credentials_for
 
+    monkeypatch.delenv(NO_CREDENTIALS)
     known = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
     (tmp_path / "adc.json").write_text(json.dumps(known | {"refresh_token": "r"}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
