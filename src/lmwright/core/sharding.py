@@ -15,13 +15,22 @@ The mesh itself is laid out here too: devices along these six axes, from what th
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    use_abstract_mesh,
+)
 
 from lmwright.config.run import Mesh as MeshSizes
 from lmwright.core.param import Param, Tree, map_params
@@ -135,6 +144,12 @@ def context_ways() -> int:
     return 1 if mesh.empty else mesh.shape["context"]
 
 
+def tensor_ways() -> int:
+    """Number of shards of heads and of mlps in the program being traced."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["tensor"]
+
+
 def batch_ways(mesh: Mesh | AbstractMesh) -> int:
     """Number of shards of the batch."""
     return _ways(mesh, ACTIVATIONS["batch"])
@@ -178,6 +193,70 @@ def join_chunks(a: Array) -> Array:
     (num, b, chunk), ways = a.shape[:3], context_ways()
     pieces = a.reshape(num, b, ways, chunk // ways, *a.shape[3:])
     return jnp.moveaxis(pieces, 0, 2).reshape(b, num * chunk, *a.shape[3:])
+
+
+@dataclass(frozen=True)
+class TokenShards:
+    """Token shards of [B, T, ...] as an axis S of their own: what each device sums over its own
+    tokens is [S, ...], so that a loop need not add it up over devices at every turn. With one shard
+    there is no such axis."""
+
+    rows: int = 1
+    tokens: int = 1
+
+    @classmethod
+    def of(cls, x: Array) -> "TokenShards":
+        """Those of x [B, T, ...] in the program being traced."""
+        mesh = jax.sharding.get_abstract_mesh()
+        even = not mesh.empty and x.shape[0] % batch_ways(mesh) == 0
+        return cls(batch_ways(mesh), context_ways()) if even else cls()
+
+    @property
+    def count(self) -> int:
+        """S."""
+        return self.rows * self.tokens
+
+    def vjp(self, fn: Callable[..., Any], *args: Any) -> tuple[Any, Callable[..., Any]]:
+        """`jax.vjp` of `fn` mapped over the shards, each of which is computed by one device."""
+        if self.count == 1:
+            return jax.vjp(fn, *args)
+
+        def pull_back(g: Any) -> Any:
+            with use_abstract_mesh(NO_MESH):
+                return pull(g)
+
+        with use_abstract_mesh(NO_MESH):
+            out, pull = jax.vjp(jax.vmap(fn), *args)
+        return out, pull_back
+
+    def split(self, a: Array) -> Array:
+        """[B, T, ...] to [S, B', T', ...]."""
+        if self.count == 1:
+            return a
+        (b, t), rest = a.shape[:2], a.shape[2:]
+        parts = a.reshape(self.rows, b // self.rows, self.tokens, t // self.tokens, *rest)
+        return self._pin(jnp.moveaxis(parts, 2, 1).reshape(self.count, -1, *parts.shape[3:]))
+
+    def join(self, a: Array) -> Array:
+        """Inverse of `split`."""
+        if self.count == 1:
+            return a
+        (b, t), rest = a.shape[1:3], a.shape[3:]
+        parts = jnp.moveaxis(a.reshape(self.rows, self.tokens, b, t, *rest), 1, 2)
+        return parts.reshape(self.rows * b, self.tokens * t, *rest)
+
+    def repeat(self, w: Array) -> Array:
+        """[S, ...] of an array that every shard reads, or sums to."""
+        return w if self.count == 1 else self._pin(jnp.broadcast_to(w, (self.count, *w.shape)))
+
+    def total(self, sums: Array) -> Array:
+        """The sum over all shards."""
+        return sums if self.count == 1 else jnp.sum(sums, axis=0)
+
+    def _pin(self, a: Array) -> Array:
+        tokens = (*axes_of(ACTIVATIONS["batch"]), *axes_of(ACTIVATIONS["seq"]))
+        rest = [PartitionSpec.UNCONSTRAINED] * (a.ndim - 1)
+        return jax.lax.with_sharding_constraint(a, PartitionSpec(tokens, *rest))
 
 
 def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:

@@ -13,7 +13,7 @@ from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent
 
-# imported on demand: a step needs those of one platform
+# imported on demand: a step needs those of one platform, and of what its run asks for
 KERNELS = Registry(
     "lmwright.kernels",
     {
@@ -23,6 +23,7 @@ KERNELS = Registry(
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",
+        "mlp by chunks": "mlp_chunks.by_chunks",
     },
 )
 

@@ -17,7 +17,8 @@ from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.nn.mlp import GATED, Mlp, activate, by_chunks, gated
+from lmwright.kernels.select import KERNELS
+from lmwright.nn.mlp import GATED, Mlp, activate, gated
 from lmwright.nn.norm import rms_norm
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
@@ -131,6 +132,7 @@ def feed_forward(kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None) 
         return _feed_forward(kind, w, h)
     mine = {name: leaf for name, leaf in w.items() if name in MLP_WEIGHTS}
     run = partial(_feed_forward, kind)
+    by_chunks = KERNELS["mlp by chunks"]
     return name_result(by_chunks(run, MLP_WEIGHTS, mine, h, chunk_tokens))
 
 

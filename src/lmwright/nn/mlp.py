@@ -1,18 +1,13 @@
 """Feed-forward activations, gated (https://arxiv.org/abs/2002.05202) and plain ones (squared ReLU:
-https://arxiv.org/abs/2109.08668), and feed-forwards that take rows in chunks of tokens."""
+https://arxiv.org/abs/2109.08668)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.leaves import fold_keys, map_base, trained_leaves
-from lmwright.core.param import Tree
-from lmwright.core.sharding import constrain, gathered, join_chunks, token_chunks
 from lmwright.core.weight import cpu_barrier
 
 Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
@@ -52,91 +47,3 @@ def _gated_bwd(kind: Mlp, residuals: tuple[Array, Array], g: Array) -> tuple[Arr
 
 
 gated.defvjp(_gated_fwd, _gated_bwd)
-
-
-def by_chunks(
-    run: Callable[[Tree, Array], Array],
-    axes: Mapping[str, str],
-    w: Tree,
-    h: Array,
-    chunk_tokens: int,
-) -> Array:
-    """`run(w, h)` [B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time: no array is then
-    [B, T, F], and the backward pass computes each chunk again. Weights, with their `axes`, are cast
-    and gathered once for all chunks; their gradients are summed in their own precision."""
-    leaves, tree = jax.tree.flatten(w)
-    chunks = _Chunks(run, tuple(axes.items()), chunk_tokens, tree, tuple(trained_leaves(w)))
-    return _chunked(chunks, *chunks.split(leaves), constrain(h, "batch seq embed"))
-
-
-@dataclass(frozen=True)
-class _Chunks:
-    """A function that takes a row in chunks, and how its weights are flattened."""
-
-    function: Callable[[Tree, Array], Array]
-    axes: tuple[tuple[str, str], ...]
-    chunk_tokens: int
-    tree: Any
-    marks: tuple[bool, ...]
-    """Of each array, whether it may take a gradient."""
-
-    def split(self, leaves: list[Array]) -> tuple[list[Array], list[Array]]:
-        """Arrays that may take a gradient, and the others."""
-        pairs = list(zip(leaves, self.marks, strict=True))
-        return [a for a, mark in pairs if mark], [a for a, mark in pairs if not mark]
-
-    def join(self, trained: list[Array], frozen: list[Array]) -> Tree:
-        """The weights: inverse of `split`."""
-        first, second = iter(trained), iter(frozen)
-        leaves = [next(first) if mark else next(second) for mark in self.marks]
-        return jax.tree.unflatten(self.tree, leaves)
-
-    def run(self, trained: list[Array], frozen: list[Array], h: Array, number: Array) -> Array:
-        """[B, C, D] of chunk `number`, h [B, C, D]."""
-        return self.function(fold_keys(self.join(trained, frozen), number), h)
-
-    def for_products(
-        self, trained: list[Array], frozen: list[Array], dtype: jnp.dtype
-    ) -> tuple[list[Array], list[Array]]:
-        """The weights as every chunk reads them: cast and gathered once for all."""
-        w = self.join(trained, frozen)
-        for name, axes in self.axes:
-            read = partial(_as_read, axes=axes, dtype=dtype)
-            w |= {name: map_base(read, w[name])} if name in w else {}
-        return self.split(jax.tree.leaves(w))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(static: _Chunks, trained: list[Array], frozen: list[Array], h: Array) -> Array:
-    pieces = token_chunks(h, static.chunk_tokens)
-    run = partial(static.run, *static.for_products(trained, frozen, h.dtype))
-    numbers = jnp.arange(pieces.shape[0])
-    return join_chunks(jax.lax.map(lambda piece: run(*piece), (pieces, numbers)))
-
-
-def _chunked_fwd(static: _Chunks, trained: list[Array], frozen: list[Array], h: Array) -> Any:
-    return _chunked(static, trained, frozen, h), (trained, frozen, h)
-
-
-def _chunked_bwd(static: _Chunks, residuals: Any, g: Array) -> Any:
-    trained, frozen, h = residuals
-    ours, theirs = static.for_products(trained, frozen, h.dtype)
-
-    def body(sums: list[Array], piece: tuple[Array, Array, Array]) -> tuple[list[Array], Array]:
-        h, g, number = piece
-        pull_back = jax.vjp(lambda w, h: static.run(w, theirs, h, number), ours, h)[1]
-        dw, dh = pull_back(g)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, dw), dh
-
-    zeros = [jnp.zeros(a.shape, a.dtype) for a in trained]  # of the weights' own precision
-    pieces = token_chunks(h, static.chunk_tokens), token_chunks(g, static.chunk_tokens)
-    numbers = jnp.arange(pieces[0].shape[0])
-    dw, dh = jax.lax.scan(body, zeros, (*pieces, numbers))
-    return dw, None, join_chunks(dh)
-
-
-_chunked.defvjp(_chunked_fwd, _chunked_bwd)
-
-
-def _as_read(a: Array, axes: str, dtype: jnp.dtype) -> Array:
-    return gathered(a.astype(dtype), axes)

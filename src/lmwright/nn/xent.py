@@ -17,10 +17,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.core.leaves import is_typed
 from lmwright.core.param import Tree
-from lmwright.core.sharding import constrain, context_ways, join_chunks, token_chunks
+from lmwright.core.sharding import (
+    TokenShards,
+    constrain,
+    context_ways,
+    join_chunks,
+    token_chunks,
+)
 
 LogitsFn = Callable[[Tree, Array], Array]
+MANY_CHUNKS = 16  # whose gradients are summed by each device alone, in memory of the head's size
 Extra = tuple[float, float, int]  # z_loss, smoothing, axis of the vocabulary
 
 
@@ -145,11 +153,15 @@ def _xent_fwd(
     weights: Array,
 ) -> tuple[Xent, tuple[Tree, Array, Array, Array]]:
     axis = extra[-1]
+    plain = not any(map(is_typed, jax.tree.leaves(w, is_leaf=is_typed)))
+    many = x.shape[1] >= MANY_CHUNKS * chunk
+    shards = TokenShards.of(x) if plain and many else TokenShards()
+    read = jax.tree.map(lambda a: shards.repeat(a.astype(x.dtype)), w) if plain and many else w
 
     def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
         sums, dw = carry
-        xc, tc, wc = piece
-        logits, pull_back = jax.vjp(logits_fn, w, xc)
+        xc, tc, wc = (shards.split(a) for a in piece)
+        logits, pull_back = shards.vjp(logits_fn, read, xc)
         wide = jnp.moveaxis(logits.astype(jnp.float32), -1, axis)
         wide = jax.lax.optimization_barrier(wide)
         new, log_z = _sums(wide, tc, wc, *extra)
@@ -157,11 +169,15 @@ def _xent_fwd(
         # behind a barrier, or each of the two products computes it anew
         dlogits = jax.lax.optimization_barrier(dlogits.astype(logits.dtype))
         dwc, dxc = pull_back(jnp.moveaxis(dlogits, axis, -1))
-        return (jax.tree.map(jnp.add, sums, new), jax.tree.map(jnp.add, dw, dwc)), dxc
+        dw = jax.tree.map(lambda a, b: a + b.astype(a.dtype), dw, dwc)
+        return (jax.tree.map(jnp.add, sums, new), dw), shards.join(dxc)
 
-    zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), jax.tree.map(jnp.zeros_like, w))
+    # summed in the weights' own precision
+    dw = jax.tree.map(lambda a: shards.repeat(jnp.zeros_like(a)), w)
+    zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), dw)
     pieces = tuple(token_chunks(a, chunk) for a in (x, targets, weights))
     (sums, dw), dx = jax.lax.scan(body, zeros, pieces)
+    dw = jax.tree.map(shards.total, dw)
     return sums, (dw, join_chunks(dx), targets, weights)
 
 
