@@ -7,6 +7,7 @@ weights and its computation.
 A bias is there where the weights have one.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from jax import Array
 from lmwright.core.compute import GATE
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
-from lmwright.core.sharding import constrain
+from lmwright.core.sharding import constrain, tensor_ways
 from lmwright.core.weight import before_products, dot, name_result
 from lmwright.kernels.select import KERNELS
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
@@ -27,6 +28,10 @@ MLP_WEIGHTS = {  # and their axes in one layer
     "gate": "embed mlp", "up": "embed mlp", "down": "mlp embed",
     "gate_bias": "mlp", "up_bias": "mlp", "down_bias": "norm",
 }  # fmt: skip
+
+
+OutNorm = tuple[str, Callable[[Array, Array], Array]]
+"""Norm of a branch: the name of its weight, and norm(x, weight)."""
 
 
 class BlockFields:
@@ -126,23 +131,33 @@ def output(w: Tree, h: Array) -> Array:
     return with_bias(dot("btnh,nhd->btd", h, w["o"]), w, "o")
 
 
-def feed_forward(kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None) -> Array:
-    """[B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time if set."""
+def feed_forward(
+    kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None, norm: OutNorm | None = None
+) -> Array:
+    """[B, T, D] of h [B, T, D] and of a norm behind, `chunk_tokens` of each row at a time if set.
+    A chunk has the norm in it, whose gradient reads what a chunk computes anyway."""
     if chunk_tokens is None or chunk_tokens >= h.shape[1]:
-        return _feed_forward(kind, w, h)
-    mine = {name: leaf for name, leaf in w.items() if name in MLP_WEIGHTS}
-    run = partial(_feed_forward, kind)
+        return _normed(norm, w, _feed_forward(kind, w, h))
+    within, behind = (norm, None) if tensor_ways() == 1 else (None, norm)
+    names = {*MLP_WEIGHTS, *(within or ())[:1]}
+    mine = {name: leaf for name, leaf in w.items() if name in names}
+    run = partial(_feed_forward, kind, norm=within)
     by_chunks = KERNELS["mlp by chunks"]
-    return name_result(by_chunks(run, MLP_WEIGHTS, mine, h, chunk_tokens))
+    h = name_result(by_chunks(run, MLP_WEIGHTS, mine, h, chunk_tokens))
+    return _normed(behind, w, h)
 
 
-def _feed_forward(kind: Mlp, w: Tree, h: Array) -> Array:
+def _feed_forward(kind: Mlp, w: Tree, h: Array, norm: OutNorm | None = None) -> Array:
     h, wide = before_products(h), "btd,df->btf"
     gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gates)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")
     h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
-    return with_bias(dot("btf,fd->btd", h, w["down"]), w, "down")
+    return _normed(norm, w, with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"))
+
+
+def _normed(norm: OutNorm | None, w: Tree, h: Array) -> Array:
+    return h if norm is None else norm[1](constrain(h, "batch stream embed"), w[norm[0]])
 
 
 def with_bias(y: Array, w: Tree, name: str) -> Array:

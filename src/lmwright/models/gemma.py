@@ -110,8 +110,8 @@ class Gemma(Decoder):
         h = constrain(output(w, h), "batch stream embed")
         x = constrain(x + self._norm(h, w["attention_out_norm"]), "batch stream embed")
         h = self._norm(x, w["mlp_norm"])
-        h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
-        h = self._norm(constrain(h, "batch stream embed"), w["mlp_out_norm"])
+        out_norm = "mlp_out_norm", self._norm
+        h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, out_norm)
         return constrain(x + h, "batch stream embed"), {}
 
 

@@ -5,6 +5,7 @@ and norms of q and k over all heads together.
         +-------------------------^ +-----------------^
 """
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from jax import Array
@@ -61,6 +62,6 @@ class Olmo2(Decoder):
         h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
         h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
         x = constrain(x + h, "batch stream embed")
-        h = feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens)
-        h = constrain(h, "batch stream embed")
-        return constrain(x + rms_norm(h, w["mlp_norm"], self.norm_eps), "batch stream embed"), {}
+        norm = "mlp_norm", partial(rms_norm, eps=self.norm_eps)
+        h = feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens, norm)
+        return constrain(x + h, "batch stream embed"), {}
