@@ -73,6 +73,16 @@ def test_chunks_of_an_mlp_add_up(mlp, devices):
     assert_close_to_largest(*moments, share=2e-6)
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_head_s_gradient_is_added_up_once(devices):
+    (whole, metrics), (once, once_metrics) = (
+        states(make_run(head_gradient=when), devices, steps=1)[0] for when in ("by_chunk", "once")
+    )
+    np.testing.assert_allclose(once_metrics["loss"], metrics["loss"], rtol=1e-6)
+    moments = (state["trained"]["model"]["optimizer"]["mu"] for state in (once, whole))
+    assert_close_to_largest(*moments, share=2e-6)
+
+
 def optimizers(kind):
     """The run with the optimizer on the devices, and with its moments on the host."""
     return [
@@ -113,6 +123,7 @@ def test_a_step_that_is_skipped_leaves_moments_on_the_host():
     [
         ({"offload": "attention"}, "train.offload: 'attention' has no effect with train.remat"),
         ({"offload": "products", "remat": "mlp"}, "train.remat: 'mlp' has no effect"),
+        ({"head_gradient": "once", "loss_chunk_tokens": 24}, "24 tokens, whose loss is one chunk"),
         ({"mlp_chunk_tokens": 8}, "train.mlp_chunk_tokens: has no effect with train.remat"),
         ({"mlp_chunk_tokens": 24, "remat": "block"}, "24 has no effect on rows of 24 tokens"),
         ({"mlp_chunk_tokens": 7, "remat": "block"}, "does not divide the rows of 24 tokens"),

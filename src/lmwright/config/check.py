@@ -4,9 +4,9 @@ from typing import Any
 
 from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
+from lmwright.config.rows import ROW_PARTS
 from lmwright.config.run import (
     EARLIER_VOCAB_SIZE,
-    ROW_PARTS,
     Chat,
     Run,
     Source,
@@ -94,6 +94,8 @@ def check_memory(run: Run) -> None:
             f"train.remat: {train.remat!r} has no effect with train.offload = 'products', which "
             "puts all matmuls on the host; use train.remat = 'block'"
         )
+    if train.head_gradient == "once":
+        _check_head_gradient(run)
     if train.mlp_chunk_tokens is None:
         return
     if train.remat not in ("mlp", "block") or train.offload == "products":
@@ -115,6 +117,16 @@ def check_memory(run: Run) -> None:
             f"{seq_len_of(run)} tokens; use a divisor, such as "
             f"{_divisor_below(seq_len_of(run), train.mlp_chunk_tokens)}"
         )
+
+
+def _check_head_gradient(run: Run) -> None:
+    reason = ""
+    if run.lora is not None:
+        reason = "with [lora], whose head is frozen"
+    elif run.train.loss_chunk_tokens >= seq_len_of(run):
+        reason = f"on rows of {seq_len_of(run)} tokens, whose loss is one chunk"
+    if reason:
+        raise UserError(f"train.head_gradient: 'once' has no effect {reason}; leave it out")
 
 
 def _divisor_below(number: int, most: int) -> int:

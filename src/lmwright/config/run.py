@@ -36,17 +36,6 @@ def section(cls: type[T]) -> type[T]:
     return dataclass(frozen=True, kw_only=True)(cls)
 
 
-# kind of a source's rows -> what a row must have, may have, and what its messages consist of
-ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "alpaca": (("instruction", "output"), ("input", "system"), ()),
-    "prompt": (("prompt", "completion"), ("system",), ()),
-    "messages": (("messages",), ("tools",), ("role", "content")),
-    "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
-    "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
-    "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
-}
-
-
 Kinds = Mapping[str, Mapping[str, type]]
 """Dataclasses of the sections that come in kinds: by section, then by `kind`."""
 
@@ -266,6 +255,9 @@ class Train:
     inputs of blocks, these and attention's queries, keys, values and outputs, or all matmuls."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
+    head_gradient: Free[Literal["by_chunk", "once"]] = "by_chunk"
+    """When devices add up the gradient of the head: after each of these chunks, or once a step:
+    faster on long rows, in float32 memory of the whole head on each."""
     mlp_chunk_tokens: Free[PositiveInt | None] = None
     """Tokens of each row that an mlp takes at a time; the whole row if unset."""
     context_attention: Free[Literal["ring", "all_to_all"]] = "ring"

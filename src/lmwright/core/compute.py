@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 ContextAttention = Literal["ring", "all_to_all"]
+HeadGradient = Literal["by_chunk", "once"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -105,6 +106,7 @@ class Compute:
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
     mlp_chunk_tokens: int | None = None
+    head_gradient: HeadGradient = "by_chunk"
     context_attention: ContextAttention = "ring"
     num_microbatches: int = 1
 

@@ -39,6 +39,8 @@ from lmwright.errors import UserError
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # outermost first
 NO_MESH = AbstractMesh((), ())  # for what one device computes by itself
 
+PIECES = 8  # of a sum over devices, so that no copy of all of it exists
+
 Entry = None | str | tuple[str, ...]
 
 WEIGHTS: dict[str, Entry] = {
@@ -251,7 +253,16 @@ class TokenShards:
 
     def total(self, sums: Array) -> Array:
         """The sum over all shards."""
-        return sums if self.count == 1 else jnp.sum(sums, axis=0)
+        if self.count == 1:
+            return sums
+        if tensor_ways() > 1:
+            return jnp.sum(sums, axis=0)
+        axis = max(range(1, sums.ndim), key=lambda i: sums.shape[i])
+        size = sums.shape[axis] // math.gcd(sums.shape[axis], PIECES)
+        piece = lambda i: jax.lax.dynamic_slice_in_dim(sums, i * size, size, axis)  # noqa: E731
+        count = sums.shape[axis] // size
+        totals = jax.lax.map(lambda i: jnp.sum(piece(i), axis=0), jnp.arange(count))
+        return jnp.moveaxis(totals, 0, axis - 1).reshape(sums.shape[1:])
 
     def _pin(self, a: Array) -> Array:
         tokens = (*axes_of(ACTIVATIONS["batch"]), *axes_of(ACTIVATIONS["seq"]))

@@ -28,7 +28,6 @@ from lmwright.core.sharding import (
 )
 
 LogitsFn = Callable[[Tree, Array], Array]
-MANY_CHUNKS = 16  # whose gradients are summed by each device alone, in memory of the head's size
 Extra = tuple[float, float, int]  # z_loss, smoothing, axis of the vocabulary
 
 
@@ -98,11 +97,13 @@ def chunked_xent(
     z_loss: float = 0.0,
     smoothing: float = 0.0,
     vocab_first: bool = False,
+    sum_once: bool = False,
 ) -> Xent:
     """Sums over all tokens of x [B, T, D], `chunk` tokens of each row at a time.
 
     `logits_fn(w, x)` gives [..., V]; targets int32 and weights float32 are [B, T].
-    `vocab_first`: how a chunk's logits should lie in memory; the values are the same.
+    `vocab_first`: how a chunk's logits should lie in memory; the values are the same. `sum_once`:
+    devices add up the gradient of `w` once, not for each chunk.
     """
     x = constrain(x, "batch seq embed")
     ways = context_ways()
@@ -111,7 +112,7 @@ def chunked_xent(
     padded = partial(_padded, ways=ways, size=-(-local // chunk) * chunk)
     x, targets, weights = (padded(a) for a in (x, targets, weights))
     extra = (z_loss, smoothing, 0 if vocab_first else -1)
-    return _xent(logits_fn, chunk * ways, extra, w, x, targets, weights)
+    return _xent(logits_fn, chunk * ways, extra, sum_once, w, x, targets, weights)
 
 
 def _padded(a: Array, ways: int, size: int) -> Array:
@@ -124,11 +125,12 @@ def _padded(a: Array, ways: int, size: int) -> Array:
     return pieces.reshape(a.shape[0], ways * size, *a.shape[2:])
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _xent(
     logits_fn: LogitsFn,
     chunk: int,
     extra: Extra,
+    sum_once: bool,
     w: Tree,
     x: Array,
     targets: Array,
@@ -147,6 +149,7 @@ def _xent_fwd(
     logits_fn: LogitsFn,
     chunk: int,
     extra: Extra,
+    sum_once: bool,
     w: Tree,
     x: Array,
     targets: Array,
@@ -154,9 +157,8 @@ def _xent_fwd(
 ) -> tuple[Xent, tuple[Tree, Array, Array, Array]]:
     axis = extra[-1]
     plain = not any(map(is_typed, jax.tree.leaves(w, is_leaf=is_typed)))
-    many = x.shape[1] >= MANY_CHUNKS * chunk
-    shards = TokenShards.of(x) if plain and many else TokenShards()
-    read = jax.tree.map(lambda a: shards.repeat(a.astype(x.dtype)), w) if plain and many else w
+    shards = TokenShards.of(x) if plain and sum_once else TokenShards()
+    read = jax.tree.map(lambda a: shards.repeat(a.astype(x.dtype)), w) if shards.count > 1 else w
 
     def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
         sums, dw = carry
@@ -181,7 +183,7 @@ def _xent_fwd(
     return sums, (dw, join_chunks(dx), targets, weights)
 
 
-def _xent_bwd(logits_fn, chunk, extra, residuals, cotangent: Xent):
+def _xent_bwd(logits_fn, chunk, extra, sum_once, residuals, cotangent: Xent):
     dw, dx, targets, weights = residuals
     g = cotangent.total  # the other sums are metrics
     scale = lambda a: (a * g).astype(a.dtype)  # noqa: E731

@@ -39,6 +39,7 @@ def next_token_loss(
         targets,
         weights,
         chunk=compute.loss_chunk_tokens,
+        sum_once=compute.head_gradient == "once",
         **options,
     )
     weight = jnp.sum(weights)

@@ -146,6 +146,7 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
         kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,
+        head_gradient=run.train.head_gradient,
         mlp_chunk_tokens=run.train.mlp_chunk_tokens,
         context_attention=run.train.context_attention,
         num_microbatches=run.train.num_microbatches,

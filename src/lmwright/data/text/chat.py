@@ -18,7 +18,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lmwright.config.run import ROW_PARTS, Source
+from lmwright.config.rows import ROW_PARTS
+from lmwright.config.run import Source
 from lmwright.data.text.chat_render import UnusableError
 
 _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}

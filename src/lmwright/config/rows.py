@@ -1,0 +1,11 @@
+"""Kinds of rows that a source may hold, by their parts."""
+
+# kind of a source's rows -> what a row must have, may have, and what its messages consist of
+ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "alpaca": (("instruction", "output"), ("input", "system"), ()),
+    "prompt": (("prompt", "completion"), ("system",), ()),
+    "messages": (("messages",), ("tools",), ("role", "content")),
+    "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
+    "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
+    "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
+}
