@@ -7,6 +7,7 @@ Every stage is off the accelerator, goes on where it was killed, and does nothin
 are what they were.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -165,8 +166,9 @@ def wanted_lengths(
             raise UserError(
                 f"data.sources: {name!r} has min_tokens {fewest} above max_tokens {most}; swap them"
             )
-    paths = [source.path for name, source in named if name in lengths]
-    if data.normalize.dedup == "exact" and len(set(paths)) < len(paths):
+    limited = {source.path for name, source in named if name in lengths}
+    shared = limited & {path for path, n in Counter(s.path for s in data.sources).items() if n > 1}
+    if data.normalize.dedup == "exact" and shared:
         raise UserError(
             'data.normalize.dedup: "exact" keeps the documents of a file that two sources name for '
             'the first of them, whatever their length; set "none"'
