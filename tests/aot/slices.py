@@ -1,6 +1,7 @@
 """What tests of ahead-of-time compilation share: when they can run, and a run file."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from lmwright.formats.open import load_run
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
 )
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUN = """
 name = "aot"
 dir = "run"

@@ -11,6 +11,7 @@ from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.report import Report
 from lmwright.program.trainee import training_of
+from tests.aot.int32 import LIMIT, MOVED, too_large, widest
 from tests.aot.slices import needs_libtpu, run_of
 
 SLICE = "v5e:2x2"
@@ -53,3 +54,9 @@ def test_the_long_example_fits_where_it_did_not(tmp_path):
     found = aot.compile_for(run, parse_slice("v6e-8"))
     assert found.fits and found.peak_bytes < 31.25 * GIB
     assert found.host_bytes == 42 * 32768 * 3584 * 2
+    # int32 counts every array on the chip, and every axis. The inputs of 21 blocks on the host have
+    # more elements; they are moved block by block.
+    large = too_large(found.hlo)
+    assert {dims for _, dims, _ in large} == {(21, 1, 32768, 3584)}
+    assert all(on_host and opcode in MOVED for opcode, _, on_host in large)
+    assert widest(found.hlo) < LIMIT

@@ -18,6 +18,7 @@ from lmwright.nn import attention, xent
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import activate, gated
 from lmwright.nn.norm import rms_norm
+from tests.kernels.attention_problem import problem
 
 OPTIONS = (None, cpu.compiler_options())
 EQUATIONS = {
@@ -129,6 +130,26 @@ def test_attention_is_the_same_for_any_number_of_heads_at_once(monkeypatch):
             jax.jit(lambda *a: cpu_attention.causal_attention(*a, ids, Scoring(0.4)))(q, k, v)
         )
     near(outs[1:], [outs[0]] * 2)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_of_long_rows_in_a_loop(window, monkeypatch):
+    """Chunks of 33 queries in steps of 11, and a last one of 31, which does not divide."""
+    monkeypatch.setattr(cpu_attention, "MIN_CHUNK", 4)
+    monkeypatch.setattr(cpu_attention, "MAX_CHUNKS", 4)
+    q, k, v, ids, g = problem(2, 130, 4, 2, 6)
+    scoring = Scoring(0.4, window, soft_cap=3.0)
+
+    def both(fn):
+        out, back = jax.vjp(lambda q, k, v: fn(q, k, v, ids, scoring), q, k, v)
+        return out, *back(g)
+
+    want = jax.jit(lambda: both(attention.causal_attention))()
+    monkeypatch.setattr(cpu_attention, "LOOP_BYTES", 4 * 2 * 11 * 130)
+    assert cpu_attention._steps(2, 33, 130) == 3 and cpu_attention._steps(2, 31, 130) == 1
+    real = np.asarray(ids)[..., None, None] > 0
+    out, *grads = jax.jit(lambda: both(cpu_attention.causal_attention))()
+    near((out * real, *grads), (want[0] * real, *want[1:]), share=5e-6)
 
 
 def test_attention_rematerialized_and_repeated_bit_for_bit():

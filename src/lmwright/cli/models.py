@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lmwright.cli.shared import Dtype, computed, given
+from lmwright.cli.shared import Dtype, Numbers, computed, given
 
 
 @click.command("eval")
@@ -34,41 +34,76 @@ from lmwright.cli.shared import Dtype, computed, given
     type=click.IntRange(min=1),
     help="Evaluate only the beginning of --text; default: all.",
 )
+@click.option("--by-position", is_flag=True, help="Loss by the number of tokens before.")
+@click.option("--needle", is_flag=True, help="Hide numbers in long texts and ask for them.")
+@click.option(
+    "--lengths",
+    type=Numbers(int, 1),
+    help="Tokens of the texts of --needle; default: the context, its half, quarter and eighth.",
+)
+@click.option(
+    "--depths",
+    type=Numbers(float, 0, 100),
+    help="Where numbers are hidden, in percent of the text; default: 0,25,50,75,100.",
+)
+@click.option(
+    "--tries", type=click.IntRange(min=1), help="Numbers of each length and depth; default: 4."
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the numbers; default: 0.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @computed
-def evaluate(
-    model: str,
-    max_rows: int | None,
-    text: str | None,
-    adapter: str | None,
-    precision: str | None,
-    kernels: str | None,
-    **window: Any,
-) -> Any:
+def evaluate(model: str, by_position: bool, needle: bool, **options: Any) -> Any:
     """Measure loss, perplexity and bits per byte.
 
     Evaluates the newest checkpoint of a run on its held-out data, per source. With --text,
     evaluates any model on a text file: a run directory, a Hugging Face folder, a .gguf file or
-    hf://owner/name.
+    hf://owner/name. --by-position and --needle measure what a long context is worth; in a run
+    directory they are kept for its report.
 
     \b
     Example:  lmwright eval quickstart/run --max-rows 100
               lmwright eval my-model.gguf --text README.md --context 256
+              lmwright eval runs/long --needle --lengths 8192,32768 --depths 0,50,100
     """
-    if text is not None:
-        if max_rows is not None:
-            raise click.UsageError("--max-rows is for held-out data; use --max-chars with --text")
+    options = given(**options)
+    _refuse_idle(options, by_position, needle)
+    if needle:
+        from lmwright.evals.long_context import needle_command
+
+        return needle_command(model, **options)
+    if by_position:
+        from lmwright.evals.long_context import positions_command
+
+        return positions_command(model, **options)
+    if "text" in options:
         from lmwright.evals.text import eval_text_command
 
-        return eval_text_command(
-            model, text, **given(**window, precision=precision, kernels=kernels)
-        )
-    if overrides := given(**window):
-        raise click.UsageError(f"--{next(iter(overrides)).replace('_', '-')} needs --text")
+        return eval_text_command(model, **options)
     from lmwright.evals.held_out import eval_command
 
-    options = given(max_rows=max_rows, adapter=adapter, precision=precision, kernels=kernels)
     return eval_command(model, **options)
+
+
+NEEDLE_ALONE = ("lengths", "depths", "tries", "seed")
+WINDOWS = ("context", "stride", "max_chars")
+
+
+def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> None:
+    """Raises UsageError for an option of `eval` that would have no effect."""
+    flag = lambda name: f"--{name.replace('_', '-')}"  # noqa: E731
+    if by_position and needle:
+        raise click.UsageError("--by-position and --needle are two commands; give one at a time")
+    for name in options:
+        if name in NEEDLE_ALONE and not needle:
+            raise click.UsageError(f"{flag(name)} needs --needle")
+        if name in WINDOWS and "text" not in options:
+            raise click.UsageError(f"{flag(name)} needs --text")
+        if needle and name in ("context", "stride"):
+            raise click.UsageError(f"{flag(name)} has no effect on --needle; use --lengths")
+        if name == "max_rows" and (needle or "text" in options):
+            raise click.UsageError(
+                "--max-rows is for losses on held-out data; use --max-chars with --text"
+            )
 
 
 @click.command()

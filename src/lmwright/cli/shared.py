@@ -1,5 +1,6 @@
 """Arguments and options that verbs share. Nothing here imports jax, pydantic or rich."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,27 @@ class Dtype(click.Choice):
                 "llama-quantize"
             )
         return message
+
+
+class Numbers(click.ParamType):
+    """Numbers with commas between, each from `low` to `high`."""
+
+    name = "numbers"
+
+    def __init__(self, kind: type, low: float, high: float | None = None):
+        self._kind, self._low, self._high = kind, low, high
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        try:
+            numbers = tuple(self._kind(word) for word in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 1,2,3", param, ctx)
+        high = math.inf if self._high is None else self._high
+        for number in numbers:
+            if not self._low <= number <= high:
+                limit = "" if self._high is None else f" and at most {self._high}"
+                self.fail(f"{number} must be at least {self._low}{limit}", param, ctx)
+        return tuple(dict.fromkeys(numbers))
 
 
 def computed(command: Any) -> Any:

@@ -90,6 +90,10 @@ class Source:
     """What one document is in a `.txt` file; a paragraph ends at an empty line."""
     weight: Positive | None = None
     """Share in the mixture relative to the other weighted sources; its own size if unset."""
+    min_tokens: PositiveInt | None = None
+    """Shorter documents are left out; tokens around a document count."""
+    max_tokens: PositiveInt | None = None
+    """Longer documents are left out."""
     use: Literal["train", "eval"] = "train"
     """`eval` keeps the whole source out of training."""
     split: str = "train"

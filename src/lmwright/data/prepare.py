@@ -7,11 +7,12 @@ Every stage is off the accelerator, goes on where it was killed, and does nothin
 are what they were.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmwright.config.run import Data, Run, seq_len_of
+from lmwright.config.run import Data, Run, Source, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
 from lmwright.data.progress import Progress, console_progress
@@ -150,6 +151,31 @@ def with_template(data: Data) -> Data:
     return replace(data, tokenizer=replace(spec, chat_template=source))
 
 
+def wanted_lengths(
+    data: Data, named: Sequence[tuple[str, Source]]
+) -> dict[str, tuple[int | None, int | None]]:
+    """Fewest and most tokens of a document, of the sources that say so. Raises UserError where no
+    document has such a length, or duplicates would be dropped before lengths are known."""
+    lengths = {
+        name: (source.min_tokens, source.max_tokens)
+        for name, source in named
+        if source.min_tokens or source.max_tokens
+    }
+    for name, (fewest, most) in lengths.items():
+        if fewest and most and fewest > most:
+            raise UserError(
+                f"data.sources: {name!r} has min_tokens {fewest} above max_tokens {most}; swap them"
+            )
+    limited = {source.path for name, source in named if name in lengths}
+    shared = limited & {path for path, n in Counter(s.path for s in data.sources).items() if n > 1}
+    if data.normalize.dedup == "exact" and shared:
+        raise UserError(
+            'data.normalize.dedup: "exact" keeps the documents of a file that two sources name for '
+            'the first of them, whatever their length; set "none"'
+        )
+    return lengths
+
+
 def _stages(
     data: Data,
     seq_len: int,
@@ -166,8 +192,9 @@ def _stages(
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
     options = {"workers": workers, "progress": progress}
-    named = zip(source_names(data.sources), data.sources, strict=True)
+    named = list(zip(source_names(data.sources), data.sources, strict=True))
     weights = {name: source.weight for name, source in named if source.use == "train"}
+    lengths = wanted_lengths(data, named)
     chats = None
     if has_chats(data):
         kinds = {source.rows for source in data.sources}
@@ -183,7 +210,7 @@ def _stages(
         "tokenizer": lambda: make_tokenizer(
             data.dir, data.tokenizer, model_vocab_size=model_vocab_size, progress=progress
         ),
-        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, **options),
+        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, lengths, **options),
         "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **options),
         "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **options),
     }
@@ -207,6 +234,17 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     return summary
 
 
+def _other_lengths(tokenized: Manifest) -> Iterator[str]:
+    sources: dict[str, list[int]] = {}
+    for split in tokenized.counts["sources"].values():
+        for name, counts in split.items():
+            if "other_length" in counts:
+                left, docs = sources.setdefault(name, [0, 0])
+                sources[name] = [left + counts["other_length"], docs + counts["docs"]]
+    for name, (left, docs) in sources.items():
+        yield f"data.sources: {name}: {left:,} of {left + docs:,} documents have other lengths"
+
+
 def notes(run: Run, summary: Summary) -> Iterator[str]:
     """Things a user should know before training on the prepared data."""
     from lmwright.data.tokens.vocabulary import note_unused
@@ -215,6 +253,8 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
         note = note_unused(run.model, summary.dir, tokenizer.facts["vocab_size"])
         if note and run.train.init_from is None:  # whose model is as it is
             yield note
+    if tokenized := summary.stages.get("tokenize"):
+        yield from _other_lengths(tokenized)
     packed = summary.stages.get("pack")
     if packed and run.data.holdout_fraction and not packed.counts["sources"].get("eval"):
         yield (

@@ -1,6 +1,6 @@
 """HeldOut: the evaluation of a run while it trains, compiled once."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.evals.positions import PositionLoss, position_losses
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
-from lmwright.formats.weights import load_run_weights
+from lmwright.formats.weights import load_run_at
 from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
 from lmwright.program.plan import Plan, resolve
@@ -45,6 +46,25 @@ class HeldOut:
     def losses(self, weights: Tree) -> list[SourceLoss]:
         """One SourceLoss per source; empty if nothing is held out."""
         return [self._loss(weights, source) for source in self._store.eval_sources]
+
+    def positions(self, weights: Tree) -> list[PositionLoss]:
+        """One PositionLoss per source, over the rows of `losses`. Raises UserError for answers,
+        which have no positions in a text."""
+        run, store = self._plan.run, self._store
+        if store.holds != "texts":
+            raise UserError(
+                f"--by-position: {store.place.name('pack')} holds {store.holds}; give a text with "
+                "--text FILE"
+            )
+        model, weights = run.objective.exported(run.model, weights)
+        return [
+            position_losses(
+                model, self._plan.compute, weights, source,
+                store.eval_batches(source, self._rows, run.eval.max_rows),
+                store.seq_len - 1, self._place,
+            )
+            for source in store.eval_sources
+        ]  # fmt: skip
 
     def _loss(self, weights: Tree, source: str) -> SourceLoss:
         run, store = self._plan.run, self._store
@@ -121,19 +141,28 @@ def encode_prompts(
     return asked
 
 
-def eval_command(
+@dataclass(frozen=True)
+class Opened:
+    """A run's checkpoint, and what is held out from its training, on the first device here."""
+
+    path: Path
+    plan: Plan
+    step: int
+    weights: Tree
+    held_out: HeldOut
+
+
+def open_held_out(
     path: str,
     *,
     max_rows: int | None = None,
     adapter: str | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
-) -> int:
-    """Prints the held-out loss of a run directory's newest checkpoint, or of one of its adapters on
-    that adapter's own data, by default in the run's precision; returns 0.
-
-    Raises UserError where there is no run, no checkpoint, or nothing is held out.
-    """
+) -> Opened:
+    """A run directory's newest checkpoint, or that of one of its adapters with that adapter's own
+    data, by default in the run's precision. Raises UserError where there is no run, no checkpoint,
+    or nothing is held out."""
     try:
         place = open_run(path)
     except UserError:
@@ -141,7 +170,7 @@ def eval_command(
             raise
         text = f"{path}: not a run directory, so it has no held-out data; add --text FILE"
         raise UserError(text) from None
-    run, weights = load_run_weights(place.path, place.step, adapter=adapter)
+    run, weights, step = load_run_at(place.path, place.step, adapter=adapter)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     if precision:
         run = replace(run, train=replace(run.train, precision=precision))
@@ -149,13 +178,19 @@ def eval_command(
     if kernels == "reference":
         plan = replace(plan, compute=replace(plan.compute, kernels="reference", unroll=False))
     folder = pick(plan, adapter).data
-    losses = HeldOut(plan, TokenStore.open(folder)).losses(weights)
-    if not losses:
+    store = TokenStore.open(folder)
+    if not store.eval_sources:
         raise UserError(
             f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
             f'use = "eval" and prepare again'
         )
-    print_losses(losses, plan.compute)
+    return Opened(place.path, plan, step, weights, HeldOut(plan, store))
+
+
+def eval_command(path: str, **options: Any) -> int:
+    """Prints the held-out loss of a run; `options` are those of `open_held_out`. Returns 0."""
+    opened = open_held_out(path, **options)
+    print_losses(opened.held_out.losses(opened.weights), opened.plan.compute)
     return 0
 
 

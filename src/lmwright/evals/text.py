@@ -24,6 +24,7 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.objectives.clm import Clm
 
 CONTEXT = 1024
@@ -46,6 +47,21 @@ def evaluate_text(
     `context` and `stride` are in tokens; a stride below the context makes windows overlap.
     Raises UserError where they do not fit the model or the text.
     """
+    compute = compute or row_compute()
+    batches = text_batches(model, ids, context, stride, compute, source)
+    w = cast(w, DTYPES[compute.precision])
+    return evaluate_rows(model, Clm(), compute, w, source, batches)
+
+
+def text_batches(
+    model: CachedModel,
+    ids: Sequence[int],
+    context: int,
+    stride: int | None,
+    compute: Compute,
+    source: str = "text",
+) -> Iterator[dict[str, np.ndarray]]:
+    """The windows of a text as batches of rows; `evaluate_text` says what is what."""
     stride = stride or context
     if not 1 <= stride <= context:
         raise UserError(f"stride: {stride} must be from 1 to the context, {context}")
@@ -53,15 +69,12 @@ def evaluate_text(
         raise UserError(f"context: {context} must be from 2 to the model's {model.seq_len}")
     if len(ids) < 2:
         raise UserError(f"{source}: has {len(ids)} tokens; at least 2 are needed")
-    compute = compute or row_compute()
     windows = list(_windows(len(ids), context, stride))
     rows = min(max(1, BATCH_TOKENS // context), len(windows))
     width = context + 1  # the last is a target alone
     if compute.kernels in ("tpu", "early tpu"):
         width = -(-width // LANES) * LANES  # others have no kernel
-    batches = _batches(np.asarray(ids, np.int32), windows, context, (rows, width))
-    w = cast(w, DTYPES[compute.precision])
-    return evaluate_rows(model, Clm(), compute, w, source, batches)
+    return _batches(np.asarray(ids, np.int32), windows, context, (rows, width))
 
 
 def _batches(
@@ -99,6 +112,7 @@ def eval_text_command(
     context: int | None = None,
     stride: int | None = None,
     max_chars: int | None = None,
+    adapter: str | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
@@ -106,16 +120,9 @@ def eval_text_command(
     file as one document; returns 0. Raises UserError if something is missing."""
     from lmwright.evals.held_out import print_losses
 
-    try:
-        whole = Path(text).read_bytes().decode("utf-8")[:max_chars]
-    except OSError as error:
-        raise UserError(f"{text}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{text}: is not UTF-8 text") from None
-    loaded = load_model(path)
+    loaded = load_model(path, adapter)
     compute = row_compute(precision, kernels)
-    # a prefix such as bos stands before the text, as it did in training
-    ids = [*loaded.prompt_prefix, *loaded.tokenizer.encode(whole)]
+    ids = encode_file(loaded, text, max_chars)
     loss = evaluate_text(
         loaded.model,
         loaded.weights,
@@ -128,3 +135,16 @@ def eval_text_command(
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
     print_losses([replace(loss, text_bytes=text_bytes)], compute)
     return 0
+
+
+def encode_file(loaded: LoadedModel, text: str, max_chars: int | None = None) -> list[int]:
+    """Ids of a text file, or of its beginning, with those that go before each text. Raises
+    UserError where it cannot be read."""
+    try:
+        whole = Path(text).read_bytes().decode("utf-8")[:max_chars]
+    except OSError as error:
+        raise UserError(f"{text}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{text}: is not UTF-8 text") from None
+    # a prefix such as bos stands before the text, as it did in training
+    return [*loaded.prompt_prefix, *loaded.tokenizer.encode(whole)]

@@ -15,7 +15,7 @@ from lmwright.formats.hub import PREFIX
 from lmwright.formats.loaded import LoadedModel, load_files
 from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
-from lmwright.formats.weights import load_run_weights
+from lmwright.formats.weights import load_run_at
 
 
 def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
@@ -36,11 +36,11 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
 
 def _load_run(place: Place, adapter: str | None) -> LoadedModel:
     path = place.path
-    run, w = load_run_weights(path, place.step, adapter=adapter)
+    run, w, step = load_run_at(path, place.step, adapter=adapter)
     model, w = run.objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
-    return LoadedModel(model, HfTensors(model, w), tokenizer_dir, facts, path, prefix)
+    return LoadedModel(model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, step=step)
 
 
 def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:

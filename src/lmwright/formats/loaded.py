@@ -42,6 +42,8 @@ class LoadedModel:
     """Ids that began each document in training; None leaves it to the tokenizer's file."""
     end_ids: tuple[int, ...] = ()
     """Ids that end a text, beside the tokenizer's own."""
+    step: int | None = None
+    """Step of the checkpoint in a run directory; None for any other place."""
     reference: Path | None = None
     """What transformers can load as this very model."""
     origin: Source | None = field(default=None, repr=False)

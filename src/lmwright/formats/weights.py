@@ -64,24 +64,37 @@ def load_run_weights(
     average where the run keeps one), on this process's first device; `adapter` names one of
     several, and is merged into its base. The directory is only read, so a run may be training
     there. Raises UserError where there are none."""
+    return load_run_at(run_dir, step, adapter=adapter)[:2]
+
+
+def load_run_at(
+    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
+) -> tuple[Run, Tree, int]:
+    """As `load_run_weights`, and the step that the weights are of."""
     folder = Path(run_dir)
     run = open_run(folder).run
     plan = resolve(replace(run, mesh=Mesh()), jax.local_devices()[:1])
     trainee = pick(plan, adapter)
-    frozen, weights = trained(plan, folder, step)
+    frozen, state = _saved_state(plan, folder, step)
+    weights = averaged_weights(state["trained"][trainee.name])
     with jax.set_mesh(plan.mesh):
-        return run, plan.training.merged(trainee, frozen.weights, weights[trainee.name])
+        merged = plan.training.merged(trainee, frozen.weights, weights)
+    return run, merged, int(state["step"])
 
 
 def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Frozen, dict[str, Tree]]:
     """The frozen weights, and each trainee's (the moving average where there is one), newest or of
     a step. Raises UserError where there is no checkpoint."""
+    frozen, state = _saved_state(plan, folder, step)
+    return frozen, {name: averaged_weights(part) for name, part in state["trained"].items()}
+
+
+def _saved_state(plan: Plan, folder: Path, step: int | None) -> tuple[Frozen, Tree]:
     frozen = load_frozen(plan)
     restored = restore(plan, SavedStates(folder), frozen, step)
     if restored is None:
         raise UserError(f"{shown(folder)}: has no checkpoint yet; train at least one step")
-    parts = restored[0]["trained"]
-    return frozen, {name: averaged_weights(part) for name, part in parts.items()}
+    return frozen, restored[0]
 
 
 def load_frozen(plan: Plan) -> Frozen:

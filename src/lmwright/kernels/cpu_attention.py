@@ -1,8 +1,9 @@
 """Causal attention for CPUs: a few (row, kv head) at a time, so that scores stay in cache.
 
     for each (b, k):  q [G, T, H], k v [T, H], segment ids [T]    (vectorized over some k)
-      for each chunk of C queries, ending at n:        keys after the chunk do not exist
-        scores [G C, n] -> probabilities -> out [G C, H]
+      for each chunk of queries, ending at n:          keys after the chunk do not exist
+        for each C queries of it:                      all of them, unless the row is long
+          scores [G C, n] -> probabilities -> out [G C, H]
 
 The backward pass keeps the log of the softmax sum and computes scores again, as in
 FlashAttention (https://arxiv.org/abs/2205.14135). Arithmetic is float32.
@@ -24,6 +25,7 @@ from lmwright.nn.attention import MASKED, Scoring
 MIN_CHUNK = 128  # queries; shorter ones make the matmuls too thin
 MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
 CACHE_BYTES = 4 << 20  # scores that may exist at once
+LOOP_BYTES = 64 << 20  # scores of one chunk; of longer rows it is a loop
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -36,6 +38,31 @@ def _chunks(t: int) -> list[tuple[int, int]]:
     """(start, end) of the query chunks of a row."""
     size = max(MIN_CHUNK, -(-t // MAX_CHUNKS))
     return [(start, min(start + size, t)) for start in range(0, t, size)]
+
+
+def _steps(g: int, size: int, keys: int) -> int:
+    """Steps that a chunk of `size` queries is computed in."""
+    for steps in range(1, size // MIN_CHUNK + 1):
+        if size % steps == 0 and 4 * g * (size // steps) * keys <= LOOP_BYTES:
+            return steps
+    return 1
+
+
+def _over_queries(
+    step: Callable[..., Any], carry: Any, start: int, end: int, keys: int, *arrays: Array
+) -> tuple[Any, Any]:
+    """Carry and outputs [G, end - start, ...] of `step(carry, (first query, *pieces))` over the
+    queries of a chunk; arrays and outputs have queries along axis 1."""
+    steps = _steps(arrays[0].shape[0], end - start, keys)
+    pieces = [a[:, start:end] for a in arrays]
+    if steps == 1:
+        return step(carry, (start, *pieces))
+    size = (end - start) // steps
+    split = lambda a: jnp.moveaxis(a.reshape(a.shape[0], steps, size, *a.shape[2:]), 1, 0)  # noqa: E731
+    join = lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:])  # noqa: E731
+    firsts = start + size * jnp.arange(steps)
+    carry, outs = lax.scan(step, carry, (firsts, *map(split, pieces)))
+    return carry, jax.tree.map(join, outs)
 
 
 def _together(q: Array, kv_heads: int) -> int:
@@ -68,24 +95,28 @@ def _first_key(start: int, scoring: Scoring) -> int:
     return 0 if scoring.window is None else max(0, start - scoring.window + 1)
 
 
-def _hidden(ids: Array, start: int, end: int, scoring: Scoring) -> Array:
-    """bool [C, n], True where a query of the chunk must not look."""
-    first = _first_key(start, scoring)
-    query = start + lax.broadcasted_iota(jnp.int32, (end - start, end - first), 0)
-    key = first + lax.broadcasted_iota(jnp.int32, (end - start, end - first), 1)
-    hidden = (query < key) | (ids[start:end, None] != ids[None, first:end])
-    return hidden if scoring.window is None else hidden | (query - key >= scoring.window)
+def _hidden(query_ids: Array, key_ids: Array, first: Array | int, at: int, window: int | None):
+    """bool [C, n], True where a query, counted from `first`, must not look at a key, counted from
+    `at`."""
+    shape = (query_ids.shape[0], key_ids.shape[0])
+    query = first + lax.broadcasted_iota(jnp.int32, shape, 0)
+    key = at + lax.broadcasted_iota(jnp.int32, shape, 1)
+    hidden = (query < key) | (query_ids[:, None] != key_ids[None])
+    return hidden if window is None else hidden | (query - key >= window)
 
 
-def _scores(q: Array, k: Array, ids: Array, scoring: Scoring, start: int, end: int):
-    """Scaled queries [G C, H] and masked scores [G, C, n] of one chunk, and the derivative of the
-    soft cap (None without one)."""
-    g, _, h = q.shape
-    scaled = (q[:, start:end] * scoring.scale).reshape(-1, h)
-    keys = k[_first_key(start, scoring) : end]
-    scores = product(scaled, keys, 1, 1).reshape(g, end - start, keys.shape[0])
+def _scores(
+    q: Array, k: Array, query_ids: Array, key_ids: Array, first: Array | int, at: int,
+    scoring: Scoring,
+):  # fmt: skip
+    """Scaled queries [G C, H] and masked scores [G, C, n] of queries [G, C, H] for keys [n, H], and
+    the derivative of the soft cap (None without one)."""
+    g, size, h = q.shape
+    scaled = (q * scoring.scale).reshape(-1, h)
+    scores = product(scaled, k, 1, 1).reshape(g, size, k.shape[0])
     scores, slope = scoring.capped_with_slope(scores)
-    return scaled, jnp.where(_hidden(ids, start, end, scoring), MASKED, scores), slope
+    hidden = _hidden(query_ids, key_ids, first, at, scoring.window)
+    return scaled, jnp.where(hidden, MASKED, scores), slope
 
 
 def _fwd(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring):
@@ -103,17 +134,22 @@ def _outputs(scoring: Scoring, q: Array, k: Array, v: Array, segment_ids: Array)
         # the barrier ends the slicing of the loop's inputs here, not inside each fusion
         q, k, v, ids = lax.optimization_barrier(operands)
         k, v = k[0], v[0]
-        outs, sums = [], []
+        chunks = []
         for start, end in _chunks(q.shape[1]):
-            _, scores, _ = _scores(q, k, ids, scoring, start, end)
-            top = jnp.max(scores, axis=-1, keepdims=True)
-            probs = jnp.exp(scores - top)
-            total = jnp.sum(probs, axis=-1, keepdims=True)
-            seen = v[_first_key(start, scoring) : end]
-            out = product(probs.reshape(-1, seen.shape[0]), seen, 1, 0)  # [G C, H]
-            outs.append(out.reshape(*probs.shape[:2], -1) / total)
-            sums.append((top + jnp.log(total))[..., 0])
+            at = _first_key(start, scoring)
+            chunk = partial(step, k[at:end], v[at:end], ids[at:end], at)
+            chunks.append(_over_queries(chunk, None, start, end, end - at, q, ids[None])[1])
+        outs, sums = zip(*chunks, strict=True)
         return jnp.concatenate(outs, axis=1), jnp.concatenate(sums, axis=1)
+
+    def step(k: Array, v: Array, key_ids: Array, at: int, _: None, queries: tuple[Any, ...]):
+        first, q, query_ids = queries
+        _, scores, _ = _scores(q, k, query_ids[0], key_ids, first, at, scoring)
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        probs = jnp.exp(scores - top)
+        total = jnp.sum(probs, axis=-1, keepdims=True)
+        out = product(probs.reshape(-1, v.shape[0]), v, 1, 0)  # [G C, H]
+        return None, (out.reshape(q.shape) / total, (top + jnp.log(total))[..., 0])
 
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
     loop = (*(_split(a, kv_heads) for a in (q, k, v)), ids)
@@ -136,18 +172,28 @@ def _gradients(scoring: Scoring, q, k, v, segment_ids, out, log_sums, g_out):
         dq, dk, dv = [], jnp.zeros_like(k.T), jnp.zeros_like(v.T)  # [H, T]: matmuls like it
         for start, end in _chunks(q.shape[1]):
             at = slice(_first_key(start, scoring), end)
-            scaled, scores, slope = _scores(q, k, ids, scoring, start, end)
-            probs = jnp.exp(scores - log_sums[:, start:end, None]).reshape(scaled.shape[0], -1)
-            g = g_out[:, start:end].reshape(-1, q.shape[2])  # [G C, H]
-            dv = dv.at[:, at].add(product(g, probs, 0, 0))
-            dprobs = product(g, v[at], 1, 1)
-            dscores = probs * (dprobs - inner[:, start:end].reshape(-1, 1))
-            if slope is not None:
-                dscores *= slope.reshape(dscores.shape)
-            dk = dk.at[:, at].add(product(scaled, dscores, 0, 0))
-            dq_chunk = product(dscores, k[at], 1, 0) * scoring.scale
-            dq.append(dq_chunk.reshape(q.shape[0], -1, q.shape[2]))
+            chunk = partial(step, k[at], v[at], ids[at], at.start)
+            queries = (q, ids[None], log_sums, inner, g_out)
+            seen = end - at.start
+            (dk_at, dv_at), dq_chunk = _over_queries(
+                chunk, (dk[:, at], dv[:, at]), start, end, seen, *queries
+            )
+            dk, dv = dk.at[:, at].set(dk_at), dv.at[:, at].set(dv_at)
+            dq.append(dq_chunk)
         return jnp.concatenate(dq, axis=1), dk.T[None], dv.T[None]
+
+    def step(k: Array, v: Array, key_ids: Array, at: int, sums: Any, queries: tuple[Any, ...]):
+        (dk, dv), (first, q, query_ids, log_sums, inner, g_out) = sums, queries
+        scaled, scores, slope = _scores(q, k, query_ids[0], key_ids, first, at, scoring)
+        probs = jnp.exp(scores - log_sums[..., None]).reshape(scaled.shape[0], -1)
+        g = g_out.reshape(scaled.shape)  # [G C, H]
+        dv += product(g, probs, 0, 0)
+        dscores = probs * (product(g, v, 1, 1) - inner.reshape(-1, 1))
+        if slope is not None:
+            dscores *= slope.reshape(dscores.shape)
+        dk += product(scaled, dscores, 0, 0)
+        dq = product(dscores, k, 1, 0) * scoring.scale
+        return (dk, dv), dq.reshape(q.shape)
 
     ids = jnp.repeat(segment_ids, kv_heads, axis=0)
     split = partial(_split, kv_heads=kv_heads)

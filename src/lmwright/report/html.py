@@ -23,6 +23,7 @@ from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.report.curves import curves_of, points_per_curve
 from lmwright.report.goodput import goodput, ledger
+from lmwright.report.long_context import needle_plots, position_plot
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
 from lmwright.storage.mirror import mirror_folder, place_in, send_file
@@ -87,6 +88,8 @@ def render(records: Sequence[RunRecord]) -> str:
         summary=[r | {"differs": False} for r in side_by_side([*map(summarize, records)])],
         times=side_by_side(times) if any(times) else [],
         differences=differences(configs) if len(records) > 1 else None,
+        positions=position_plot(records, labels),
+        needles=needle_plots(records, labels),
         samples=_samples(records, labels),
         events=_events(records, labels),
         tables=[

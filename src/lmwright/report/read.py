@@ -1,5 +1,5 @@
 """A run directory as the report sees it: run.toml, plan.json, env.json, sessions.json,
-metrics.jsonl.
+metrics.jsonl, evals.jsonl.
 
 Only files are read, never jax or the training code, so that a report of a run can be made
 on any machine, also while the run is going on.
@@ -17,6 +17,7 @@ from typing import Any
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.report.goodput import parse_sessions
+from lmwright.report.measured import Line, read_measured
 from lmwright.storage.mirror import fetched
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -71,6 +72,8 @@ class RunRecord:
     """Lines of any other kind, as they are."""
     sessions: list[dict[str, Any]] = field(default_factory=list)
     """sessions.json."""
+    measured: list[Line] = field(default_factory=list)
+    """Lines of evals.jsonl, oldest first."""
     hours: Series = field(default_factory=Series)
     """Hours of running at each logged step; time between a stop and its resume is left out."""
 
@@ -93,6 +96,7 @@ def read_run(run_dir: str | Path) -> RunRecord:
         config=flatten(redact_tree(config)),
         plan=_read_json(run_dir / "plan.json"),
         env=_read_json(run_dir / "env.json"),
+        measured=read_measured(run_dir),
     )
     with suppress(OSError):
         record.sessions = parse_sessions((run_dir / "sessions.json").read_bytes())

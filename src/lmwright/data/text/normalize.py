@@ -62,7 +62,7 @@ def normalize(
     parts = plan_parts(data, part_bytes)
     exact = data.normalize.dedup == "exact"
     # a new token or signature of a URL makes no new data, and is nothing to write down
-    described = redact_tree([asdict(p) for p in parts], without_secrets)
+    described = redact_tree([_described(p) for p in parts], without_secrets)
     fingerprint = {"parts": described, "dedup": data.normalize.dedup}
     if data.normalize.unicode != "none":
         fingerprint["unicodedata"] = unicodedata.unidata_version
@@ -99,6 +99,14 @@ def normalize(
     # the limit may have been lowered since
     _check_bad(done.counts["input"], folder / "normalize" / QUARANTINE, limit)
     return done
+
+
+def _described(part: Part) -> dict[str, Any]:
+    """A part in a fingerprint, without the lengths that only the next stage looks at."""
+    described = asdict(part)
+    for name in ("min_tokens", "max_tokens"):
+        del described["source"][name]
+    return described
 
 
 def plan_parts(data: Data, part_bytes: int) -> list[Part]:

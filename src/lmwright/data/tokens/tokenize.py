@@ -13,8 +13,9 @@ import contextlib
 import functools
 import json
 import os
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +39,10 @@ from lmwright.errors import UserError
 
 PART_BYTES = 16 << 20
 BATCH_BYTES = 1 << 20
+
+
+Lengths = Mapping[str, tuple[int | None, int | None]]
+"""Fewest and most tokens of a document, by source."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,14 @@ class Work:
     after: tuple[int, ...]
     dtype: str
     conversations: Conversations | None
+    lengths: Lengths
 
 
 def tokenize(
     data_dir: str | os.PathLike,
     settings: Tokenize,
     conversations: Conversations | None = None,
+    lengths: Lengths | None = None,
     *,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -95,7 +102,8 @@ def tokenize(
     includes what is put before and after a document. Facts: vocab_size, dtype, eos_id, bos_id,
     tokenizer_fingerprint, masked (some tokens are not learned). With `conversations` also
     `.learned.bin`, `quarantine.jsonl`, the `lengths` of examples, and per source `learned`
-    tokens and examples that are `bad`, `too_long` and `cut`. Raises UserError if a stage before
+    tokens and examples that are `bad`, `too_long` and `cut`. Documents that `lengths` leaves out
+    are counted as `other_length`. Raises UserError if a stage before
     is missing, the tokenizer lacks a token that is asked for, or too many examples are bad.
     """
     folder = Path(data_dir).absolute()
@@ -103,6 +111,8 @@ def tokenize(
     facts = _facts(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
     fingerprint = _fingerprint(folder, parts, settings, conversations, facts)
+    if lengths:
+        fingerprint["lengths"] = {name: list(limits) for name, limits in lengths.items()}
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
     manifest = find_finished_stage(
@@ -122,7 +132,7 @@ def tokenize(
     return run_stage(
         "tokenize",
         target,
-        [Work(part, *shared, conversations) for part in parts],
+        [Work(part, *shared, conversations, lengths or {}) for part in parts],
         write_part,
         fingerprint=fingerprint,
         inputs=inputs,
@@ -208,7 +218,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
                 writer = writers.get((row.split, row.source))
                 if writer is None:
                     stem = tmp_dir / row.split / row.source / f"part-{work.part.number:05d}"
-                    writer = stack.enter_context(_DocumentWriter(stem, work))
+                    writer = stack.enter_context(_DocumentWriter(stem, work, row.source))
                     writers[row.split, row.source] = writer
                 if row.kind == "text":
                     writer.write(next(texts), len(row.text.encode()))
@@ -270,7 +280,7 @@ def _write_example(
 class _DocumentWriter:
     """Token file and table of documents of one source and split."""
 
-    def __init__(self, stem: Path, work: Work):
+    def __init__(self, stem: Path, work: Work, source: str):
         self.stem = stem
         self.before, self.after = work.before, work.after
         self.dtype = np.dtype(work.dtype).newbyteorder("<")
@@ -278,6 +288,10 @@ class _DocumentWriter:
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
         self.lengths: Counter[str] = Counter()
+        self.limited = source in work.lengths
+        fewest, most = work.lengths.get(source, (None, None))
+        self.fewest, self.most = fewest or 0, most or sys.maxsize
+        self.other_length = 0
         self.docs: list[tuple[int, int]] = []
         self.file: BinaryIO | None = None
         self.mask: BinaryIO | None = None
@@ -292,7 +306,10 @@ class _DocumentWriter:
         self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
     def write_learned(self, ids: np.ndarray, text_bytes: int, marks: np.ndarray) -> None:
-        """Writes ids with their marks uint8."""
+        """Writes ids with their marks uint8, unless the source wants other lengths."""
+        if not self.fewest <= len(ids) <= self.most:
+            self.other_length += 1
+            return
         if self.mask is not None:
             self.mask.write(marks.tobytes())
             self.learned += int((marks & LEARNED).sum())
@@ -303,6 +320,8 @@ class _DocumentWriter:
     def counts(self) -> dict[str, int]:
         text_bytes = sum(n for _, n in self.docs)
         counts = {"docs": len(self.docs), "tokens": self.tokens, "bytes": text_bytes}
+        if self.limited:
+            counts["other_length"] = self.other_length
         return counts | ({"learned": self.learned, **self.tally} if self.masked else {})
 
     def __enter__(self) -> "_DocumentWriter":
