@@ -61,6 +61,21 @@ def test_all_to_all_equals_the_reference(kernel):
     compare(fn, mesh, shape, window=100, soft_cap=2.0)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "heads", "masks"),
+    [
+        ({"context": 4}, (8, 2), {"window": 11, "soft_cap": 0.9}),
+        ({"context": 8}, (8, 2), {}),
+        ({"context": 8}, (8, 1), {"window": 5}),
+        ({"context": 4, "tensor": 2}, (16, 2), {"soft_cap": 0.9}),
+        ({"context": 4}, (12, 6), {"window": 11}),  # neither number divides the other
+    ],
+)
+def test_all_to_all_with_fewer_kv_heads_than_devices(sizes, heads, masks):
+    fn = partial(all_to_all_attention.causal_attention, attention.causal_attention)
+    compare(fn, mesh_of(**sizes), (2, 32, *heads, 6), **masks)
+
+
 @pytest.mark.parametrize("ways", [2, 3, 8])
 def test_chunks_go_where_the_work_is_even(ways):
     """Device d holds chunks d and 2 n - 1 - d; then they return."""

@@ -10,6 +10,7 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.hardware.chips import CHIPS
+from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -144,3 +145,26 @@ def test_slices_talk_over_the_network(tmp_path):
     two = Quick.of(run, parse_machine("2xv5e-16")).timing
     assert two.by_kind["network"] > 0 and "network" not in one.by_kind
     assert two.by_kind["matmul"] == pytest.approx(one.by_kind["matmul"] / 2)
+
+
+def test_bytes_that_attention_exchanges_over_context_by_hand(tmp_path):
+    """Four devices, 8 query and 2 kv heads, rows of 256, bf16; two layers, of which one may have
+    a window of 17 and gets the 16 tokens before its own."""
+    machine = parse_machine("v5p:2x2x1")
+    ring = (*SMALL, "mesh.fsdp=1", "mesh.context=4", "train.remat=block")
+    ring += ("model.num_layers=2", "model.num_heads=8")
+
+    def of(*changes):
+        """Bytes of a token of a device, by the size of a head."""
+        (layout,) = Layout.of(on_paper(run_of(tmp_path, *ring, *changes, batch=1), machine))
+        assert layout.tokens == 64
+        return context_bytes(layout) / (64 * layout.attention.head_dim)
+
+    kv = 2 * 2 * (2 + 2 + 4)  # keys and values twice, and their float32 gradients
+    order = 2 * (8 + 2 + 2 + 8) * 2 * 3 / 4
+    assert of() == pytest.approx(2 * (3 * kv + order))
+    windows = ("model.window=17", 'model.layer_pattern=["local", "global"]')
+    assert of(*windows) == pytest.approx(3 * kv + order + kv * 16 / 64)
+    # each of two kv heads goes to two devices
+    traded = 2 * (8 + 2 * 4 + 8) + (8 + 2 * 4)
+    assert of("train.context_attention=all_to_all") == pytest.approx(2 * traded * 2 * 3 / 4)

@@ -54,6 +54,12 @@ def test_products(axes, train):
     assert_same(gradients(make_run(axes, **train)), alone())
 
 
+def test_fewer_kv_heads_than_devices_that_trade_them():
+    model = {"num_kv_heads": 2}
+    run = make_run({"context": 8}, model, context_attention="all_to_all", remat="block")
+    assert_same(gradients(run), alone(**model))
+
+
 @pytest.mark.slow
 def test_a_tied_head():
     axes = {"context": 2, "tensor": 2}

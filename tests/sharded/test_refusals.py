@@ -48,7 +48,7 @@ from tests.sharded.problem import make_run
         (
             {"context": 4, "tensor": 2},
             {"context_attention": "all_to_all", "model": {"num_heads": 12, "num_kv_heads": 4}},
-            "mesh.context x mesh.tensor: 8 does not divide the 4 of model.num_kv_heads, which "
+            "mesh.context x mesh.tensor: 8 does not divide the 12 of model.num_heads, which "
             'train.context_attention = "all_to_all" trades for tokens ("ring" does not)',
         ),
         (

@@ -2,13 +2,18 @@
 
     q [B, T/n, N, H] --all-to-all--> [B, T, N/n, H] --any kernel--> --all-to-all--> [B, T/n, N, H]
 
-Each device sees whole rows of a few heads, so the kernel of a single device does the work;
-the kv heads must divide over context and tensor together.
+Each device sees whole rows of a few heads, so the kernel of a single device does the work; the
+query heads must divide over context and tensor together. Of fewer kv heads than devices, copies
+are sent, such that each device gets the one that its queries share:
+
+    8 query and 2 kv heads, 4 devices:   d0: q 0 1, kv 0   d1: q 2 3, kv 0   d2: q 4 5, kv 1
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import use_abstract_mesh
 
@@ -16,6 +21,11 @@ from lmwright.core.sharding import NO_MESH, by_shard
 from lmwright.nn.attention import Scoring
 
 AXIS = "context"
+
+
+def copies_of(num_kv_heads: int, ways: int) -> int:
+    """Times that each kv head is sent, for the copies to divide over the devices."""
+    return ways // math.gcd(num_kv_heads, ways)
 
 
 def causal_attention(
@@ -33,6 +43,9 @@ def causal_attention(
 
 def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, ids: Array) -> Array:
     trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
+    copies = copies_of(k.shape[2], lax.axis_size(AXIS))
+    if copies > 1:
+        k, v = (jnp.repeat(a, copies, axis=2) for a in (k, v))
     q, k, v = (trade(a, split_axis=2, concat_axis=1) for a in (q, k, v))
     ids = lax.all_gather(ids, AXIS, axis=1, tiled=True)
     with use_abstract_mesh(NO_MESH):  # what follows is one device's own

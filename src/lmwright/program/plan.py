@@ -112,9 +112,9 @@ def refuse_impossible(plan: Plan) -> None:
         pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
         refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)
     elif mesh.shape["context"] > 1:
-        for heads in [w.attention.num_kv_heads for w in plan.works.values() if w.attention]:
+        for heads in [w.attention.num_heads for w in plan.works.values() if w.attention]:
             traded = (
-                f"{heads} of model.num_kv_heads, which train.context_attention = "
+                f"{heads} of model.num_heads, which train.context_attention = "
                 f'"all_to_all" trades for tokens ("ring" does not)'
             )
             refuse_uneven(mesh, ("context", "tensor"), heads, traded)

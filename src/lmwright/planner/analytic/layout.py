@@ -364,9 +364,15 @@ class Layout:
         return -(-head_dim // LANES) * LANES if padded else head_dim
 
     @property
+    def has_kernel(self) -> bool:
+        """True if the platform's attention kernel sees whole rows."""
+        traded = self.run.train.context_attention == "all_to_all"
+        return self.sizes["context"] == 1 or traded
+
+    @property
     def has_whole_rows(self) -> bool:
         """True if attention is computed by `kernels/tpu_row_attention.py`."""
-        alone = self.kernels == "tpu" and self.sizes["context"] == 1 and self.attention is not None
+        alone = self.kernels == "tpu" and self.has_kernel and self.attention is not None
         return alone and fits(self.seq_len, self.attention.head_dim, self.activation_bytes)
 
     @property

@@ -24,6 +24,7 @@ from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_attention import block_sizes, fits
 from lmwright.kernels.tpu_row_attention import block_of
+from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import (
@@ -180,7 +181,7 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     again = 0 if keeps_attention(layout) else 2
     if layout.has_whole_rows:
         return _whole_rows_s(layout, machine, forward=1 + again // 2)
-    if layout.kernels == "tpu" and layout.sizes["context"] == 1 and fits(layout.seq_len):
+    if layout.kernels == "tpu" and layout.has_kernel and fits(layout.seq_len):
         return _splash_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "reference":
         keys = float(layout.seq_len * len(m.windows))  # hidden ones are computed too
@@ -302,8 +303,8 @@ def uses(layout: Layout, weight: Weight) -> int:
 
 
 def activation_sums_s(layout: Layout, machine: Machine) -> float:
-    """The residual stream that is gathered and scattered over `tensor`, and keys and values
-    that go around `context`, of one microbatch.
+    """The residual stream that is gathered and scattered over `tensor`, and what attention
+    exchanges over `context`, of one microbatch.
 
     A block gathers its input and scatters its result; on the way back it gathers its result's
     gradient and its input, for the weights' gradients, and scatters its input's gradient.
@@ -322,10 +323,7 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
         moved = whole * (tensor - 1) / tensor * passes
         seconds += layout.layers * moved / rate(machine, tensor)
     if context > 1:
-        m = layout.attention
-        width = 2 * m.num_kv_heads * m.head_dim / max(1, min(tensor, m.num_kv_heads))
-        moved = 3 * (context - 1) * layout.tokens * width * layout.activation_bytes
-        seconds += layout.layers * moved / rate(machine, context)
+        seconds += context_bytes(layout) / rate(machine, context)
     return seconds
 
 
