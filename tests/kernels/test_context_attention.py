@@ -9,7 +9,12 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from lmwright.core.sharding import AXES
-from lmwright.kernels import all_to_all_attention, ring_attention, tpu_attention
+from lmwright.kernels import (
+    all_to_all_attention,
+    ring_attention,
+    tpu_attention,
+    window_attention,
+)
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import problem
@@ -49,6 +54,30 @@ def compare(fn, mesh, shape, **masks):
 def test_ring_equals_the_reference(sizes, shape, queries, masks, monkeypatch):
     monkeypatch.setattr(ring_attention, "QUERIES", queries)
     compare(ring_attention.causal_attention, mesh_of(**sizes), shape, **masks)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "queries", "masks"),
+    [
+        ({"context": 8}, (2, 48, 6, 2, 5), 512, {"window": 4, "soft_cap": 0.9}),  # of one neighbor
+        ({"context": 8}, (2, 48, 6, 2, 5), 512, {"window": 7}),  # all of its tokens
+        ({"context": 8}, (2, 48, 6, 2, 5), 4, {"window": 24}),  # of four; in pieces of three
+        ({"context": 8}, (2, 48, 6, 2, 5), 512, {"window": 1}),
+        ({"context": 8}, (2, 48, 6, 2, 5), 512, {"window": 25}),  # around the ring
+        ({"context": 2, "fsdp": 2, "tensor": 2}, (4, 32, 4, 2, 6), 3, {"window": 9}),
+    ],
+)
+def test_windows_take_what_is_before_them(sizes, shape, queries, masks, monkeypatch):
+    monkeypatch.setattr(ring_attention, "QUERIES", queries)
+    fn = partial(window_attention.causal_attention, window_attention.attend)
+    compare(fn, mesh_of(**sizes), shape, **masks)
+
+
+@pytest.mark.parametrize("masks", [{"window": 100, "soft_cap": 2.0}, {"window": 257}])
+def test_windows_over_devices_by_the_kernel_of_tpus(masks):
+    near = partial(tpu_attention.attend_window, interpret=True)
+    fn = partial(window_attention.causal_attention, near)
+    compare(fn, mesh_of(context=4, tensor=2), (1, 1024, 4, 2, 64), **masks)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "splash"])

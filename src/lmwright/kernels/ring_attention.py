@@ -17,6 +17,7 @@ The softmax is taken online in float32; the backward pass goes around once more 
 gradients of keys and values, so memory is linear in the tokens.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -35,7 +36,7 @@ QUERIES = 512  # of a chunk whose scores exist at once
 
 def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
     """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T. Chunks
-    that lie wholly before a window are still computed."""
+    that lie wholly before a window are still computed (`window_attention` has none)."""
     ways = jax.sharding.get_abstract_mesh().shape[AXIS]
     local = partial(_local, ways, scoring)
     return by_shard(local)(q, k, v, segment_ids)
@@ -95,8 +96,14 @@ def _pick(low: Array, tree: Tree) -> Tree:
     return jax.tree.map(lambda a: jnp.where(low, a[0], a[1]), tree)
 
 
-def _scores(
-    scoring: Scoring, q: Array, k: Array, q_ids: Array, k_ids: Array, q_start: Array, k_start: Array
+def scores_of(
+    scoring: Scoring,
+    q: Array,
+    k: Array,
+    q_ids: Array,
+    k_ids: Array,
+    q_start: Array | int,
+    k_start: Array | int,
 ) -> tuple[Array, Array | None]:
     """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and the derivative
     of the soft cap (None without one)."""
@@ -132,10 +139,12 @@ def _in_pieces(fn, queries: tuple[Array, ...], ids: Array, start: Array):
     shapes = jax.eval_shape(fn, *jax.tree.map(lambda a: a[0], pieces))[1:]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums, parts = lax.scan(body, zeros, pieces)
-    joined = jax.tree.map(
-        lambda a: jnp.moveaxis(a, 0, 3).reshape(*a.shape[1:4], t, *a.shape[5:]), parts
-    )
-    return joined, *sums
+    return jax.tree.map(joined, parts), *sums
+
+
+def joined(a: Array) -> Array:
+    """[C, B, K, G, t, ...], pieces of queries after one another, to [B, K, G, C t, ...]."""
+    return jnp.moveaxis(a, 0, 3).reshape(*a.shape[1:4], -1, *a.shape[5:])
 
 
 def _seen(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
@@ -145,7 +154,7 @@ def _seen(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
 
     def some(queries, ids, start):
         q, out, top, total = queries
-        scores, _ = _scores(scoring, q, k, ids, k_ids, start, k_start)
+        scores, _ = scores_of(scoring, q, k, ids, k_ids, start, k_start)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         probs = jnp.exp(scores - new_top[..., None])
         keep = jnp.exp(top - new_top)
@@ -197,22 +206,32 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Arr
 def _gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
     """(dq, dk, dv) in float32 of one pair of chunks."""
     *arrays, ids, start = queries
-    k, v, k_ids, k_start = keys
 
     def some(arrays, ids, start):
-        q, g, inner, log_sums = arrays
-        scores, slope = _scores(scoring, q * scoring.scale, k, ids, k_ids, start, k_start)
-        probs = jnp.exp(scores - log_sums[..., None])
-        wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-        dv = wide("bkgts,bkgth->bskh", probs.astype(g.dtype), g)
-        dprobs = wide("bkgth,bskh->bkgts", g, v)
-        dscores = probs * (dprobs - inner[..., None]) * scoring.scale
-        dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
-        dq = wide("bkgts,bskh->bkgth", dscores, k)
-        return (dq,), wide("bkgts,bkgth->bskh", dscores, q), dv
+        dq, dk, dv = gradients_of(scoring, arrays, ids, start, keys)
+        return (dq,), dk, dv
 
     (dq,), dk, dv = _in_pieces(some, tuple(arrays), ids, start)
     return dq, dk, dv
+
+
+def gradients_of(
+    scoring: Scoring, arrays: Sequence[Array], ids: Array, start: Array | int, keys: tuple
+) -> tuple[Array, Array, Array]:
+    """Float32 (dq, dk, dv) of `arrays`: q and the result's gradient [B, K, G, t, H], the products
+    of result and gradient and the logs of the softmax sums [B, K, G, t]; `keys` are (k, v, ids,
+    start)."""
+    q, g, inner, log_sums = arrays
+    k, v, k_ids, k_start = keys
+    scores, slope = scores_of(scoring, q * scoring.scale, k, ids, k_ids, start, k_start)
+    probs = jnp.exp(scores - log_sums[..., None])
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    dv = wide("bkgts,bkgth->bskh", probs.astype(g.dtype), g)
+    dprobs = wide("bkgth,bskh->bkgts", g, v)
+    dscores = probs * (dprobs - inner[..., None]) * scoring.scale
+    dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
+    dq = wide("bkgts,bskh->bkgth", dscores, k)
+    return dq, wide("bkgts,bkgth->bskh", dscores, q), dv
 
 
 def _backward(ways: int, scoring: Scoring, residuals: tuple[Array, ...], g: Array):

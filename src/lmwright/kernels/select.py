@@ -19,7 +19,9 @@ KERNELS = Registry(
     {
         "tpu attention": "tpu_attention.causal_attention",
         "cpu attention": "cpu_attention.causal_attention",
-        "ring attention": "ring_attention.causal_attention",
+        "ring attention": "window_attention.causal_attention",
+        "window attention": "window_attention.attend",
+        "tpu window attention": "tpu_attention.attend_window",
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",
@@ -60,7 +62,7 @@ def causal_attention(compute: Compute) -> Callable[..., Array]:
     if context_ways() == 1:
         return _whole_rows(compute)
     if compute.context_attention == "ring":
-        return KERNELS["ring attention"]
+        return partial(KERNELS["ring attention"], _windows(compute))
     return partial(KERNELS["all-to-all attention"], _whole_rows(compute))
 
 
@@ -71,6 +73,12 @@ def _whole_rows(compute: Compute) -> Callable[..., Array]:
         attend = KERNELS["tpu attention"]
         return partial(attend, early=True) if compute.kernels == "early tpu" else attend
     return attention.causal_attention
+
+
+def _windows(compute: Compute) -> Callable[..., Array]:
+    if compute.kernels in ("tpu", "early tpu"):
+        return partial(KERNELS["tpu window attention"], early=compute.kernels == "early tpu")
+    return KERNELS["window attention"]
 
 
 def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:

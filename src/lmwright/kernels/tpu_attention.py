@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import tpu_row_attention
+from lmwright.kernels import tpu_row_attention, window_attention
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 
@@ -66,20 +66,52 @@ def _local(
     early: bool,
     interpret: bool,
 ) -> Array:
-    dtype, (_, t, n, h) = q.dtype, q.shape
+    _, t, _, h = q.shape
     if not early and tpu_row_attention.fits(t, h, q.dtype.itemsize):
         return tpu_row_attention.causal_attention(
             q, k, v, segment_ids, scoring, interpret=interpret
         )
+    return _splash(q, k, v, segment_ids, segment_ids, scoring, early, interpret)
+
+
+def attend_window(
+    q: Array,
+    k: Array,
+    v: Array,
+    q_ids: Array,
+    k_ids: Array,
+    scoring: Scoring,
+    *,
+    early: bool = False,
+    interpret: bool = False,
+) -> Array:
+    """As `kernels.window_attention.attend`, on one device."""
+    if not (fits(q.shape[1], early) and fits(k.shape[1], early)):
+        return window_attention.attend(q, k, v, q_ids, k_ids, scoring)
+    return _splash(q, k, v, q_ids, k_ids, scoring, early, interpret)
+
+
+def _splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    q_ids: Array,
+    k_ids: Array,
+    scoring: Scoring,
+    early: bool,
+    interpret: bool,
+) -> Array:
+    """Queries [B, T, N, H] at the end of keys and values [B, S, K, H]."""
+    dtype, (_, t, n, h), s = q.dtype, q.shape, k.shape[1]
     q, window = q * scoring.scale, scoring.window
     if early:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
-    seen = masks.CausalMask((t, t))
-    if window is not None and window < t:
-        seen = masks.LocalMask((t, t), (window - 1, 0), 0)
+    seen = masks.CausalMask((t, s), s - t)
+    if window is not None and window < s:
+        seen = masks.LocalMask((t, s), (window - 1, 0), s - t)
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([seen] * n),
-        block_sizes=block_sizes(t, h, early),
+        block_sizes=block_sizes(t, h, early, num_keys=s),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=scoring.soft_cap,
@@ -87,33 +119,37 @@ def _local(
         interpret=interpret,
     )
 
-    def row(q: Array, k: Array, v: Array, ids: Array) -> Array:
+    def row(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
         by_heads = (a.swapaxes(0, 1) for a in (q, k, v))  # [N, T, H]
-        out = kernel(*by_heads, segment_ids=splash.SegmentIds(ids, ids))
+        out = kernel(*by_heads, segment_ids=splash.SegmentIds(q_ids, k_ids))
         return out.swapaxes(0, 1)
 
-    return jax.vmap(row)(q, k, v, segment_ids).astype(dtype)
+    return jax.vmap(row)(q, k, v, q_ids, k_ids).astype(dtype)
 
 
-def block_sizes(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
-    """Blocks for rows of `seq_len` tokens: large ones that the generations still compile."""
+def block_sizes(
+    seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
+) -> splash.BlockSizes:
+    """Blocks for rows of `seq_len` tokens, at the end of `num_keys` if those are more: large ones
+    that the generations still compile."""
     share = -(-head_dim // LANES) * (4 if early else 1)  # of a block in vector memory
+    keys = num_keys or seq_len
 
-    def block(most: int) -> int:
+    def block(length: int, most: int = 1024) -> int:
         most = max(most // share // LANES, 1) * LANES
-        return next(size for size in range(most, 0, -LANES) if seq_len % size == 0)
+        return next(size for size in range(most, 0, -LANES) if length % size == 0)
 
-    fused = seq_len <= FUSED_LEN
+    fused = keys <= FUSED_LEN
     minor = splash.QKVLayout.SEQ_MINOR
     return splash.BlockSizes(
-        block_q=block(1024),
-        block_kv=block(1024),
-        block_kv_compute=_divisor(block(1024), 512),
-        block_q_dkv=block(1024),
-        block_kv_dkv=block(1024),
-        block_kv_dkv_compute=_divisor(block(1024), 512),
-        block_q_dq=None if fused else block(1024),
-        block_kv_dq=None if fused else block(1024),
+        block_q=block(seq_len),
+        block_kv=block(keys),
+        block_kv_compute=_divisor(block(keys), 512),
+        block_q_dkv=block(seq_len),
+        block_kv_dkv=block(keys),
+        block_kv_dkv_compute=_divisor(block(keys), 512),
+        block_q_dq=None if fused else block(seq_len),
+        block_kv_dq=None if fused else block(keys),
         use_fused_bwd_kernel=fused,
         q_layout=minor,
         k_layout=minor,

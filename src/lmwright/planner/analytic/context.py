@@ -6,8 +6,8 @@ ring         a global layer: q, k, v into balanced order and the result back, th
              a window's: the keys and values of the stretch before a device's own tokens
 """
 
-from lmwright.core.contract import Attention
 from lmwright.kernels.all_to_all_attention import copies_of
+from lmwright.kernels.window_attention import is_near, stretch
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 
 
@@ -26,17 +26,8 @@ def context_bytes(layout: Layout) -> float:
     else:
         by_token = 2 * kv * (2 * element + WEIGHT_BYTES)  # there twice; gradients in float32
         order = 2 * (2 * q + 2 * kv) * share * element
-        heads = _chunks(m, layout.seq_len, ways) * by_token + _global(m) * order
+        near = [w for w in m.windows if is_near(w, layout.seq_len)]
+        stretches = sum(stretch(w, layout.seq_len, ways) for w in near)
+        heads = (len(m.windows) - len(near)) * ((ways - 1) * by_token + order)
+        heads += 2 * kv * (2 + 1) * element * stretches * ways / layout.seq_len
     return layout.tokens / layout.stages * m.head_dim * heads
-
-
-def _global(m: Attention) -> int:
-    """Layers without a window."""
-    return sum(window is None for window in m.windows)
-
-
-def _chunks(m: Attention, seq_len: int, ways: int) -> float:
-    """Parts of a row, each a device's, that a device receives in all layers together."""
-    mine = seq_len / ways
-    whole = ways - 1
-    return sum(whole if w is None else min(whole, (w - 1) / mine) for w in m.windows)

@@ -1,0 +1,154 @@
+"""Attention with a window over rows that are cut over `context`: a device needs only the keys
+and values of the stretch before its own tokens.
+
+    row       |----- d0 -----|----- d1 -----|----- d2 -----|
+    d1 gets            [stretch)                                  from d0, in one hop
+    d1 sees            [stretch + its own    )
+
+Tokens stay in their order, in which a window's work is as much on every device, so that neither
+queries nor results travel; `ring_attention` moves both, and all keys. A stretch longer than a
+device's part comes in several hops, all at once.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from lmwright.core.compute import ATTENTION, LANES
+from lmwright.core.sharding import by_shard
+from lmwright.kernels import ring_attention
+from lmwright.nn.attention import Scoring
+
+AXIS = ring_attention.AXIS
+
+
+def is_near(window: int | None, seq_len: int) -> bool:
+    """True if the stretches before all devices are less work than a balanced ring, which computes
+    half of all scores."""
+    return window is not None and window <= seq_len // 2
+
+
+def stretch(window: int, seq_len: int, ways: int) -> int:
+    """Tokens that a device gets, in whole lanes where its own are."""
+    lanes = LANES if seq_len // ways % LANES == 0 else 1
+    return min(-(-(window - 1) // lanes) * lanes, seq_len // ways * (ways - 1))
+
+
+def causal_attention(
+    near: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring
+) -> Array:
+    """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T; around a ring
+    where the window is none or wide. `near` has the signature of `attend`."""
+    seq_len = q.shape[1]
+    if not is_near(scoring.window, seq_len):
+        return ring_attention.causal_attention(q, k, v, segment_ids, scoring)
+    ways = jax.sharding.get_abstract_mesh().shape[AXIS]
+    size = stretch(scoring.window, seq_len, ways)
+    local = partial(_local, partial(near, scoring=scoring), ways, size)
+    return by_shard(local)(q, k, v, segment_ids)
+
+
+def _local(
+    near: Callable[..., Array], ways: int, size: int, q: Array, k: Array, v: Array, ids: Array
+) -> Array:
+    """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
+    if not size:
+        return near(q, k, v, ids, ids)
+    k, v = (jnp.concatenate([_before(ways, size, a), a], axis=1) for a in (k, v))
+    before = _before(ways, size, ids + 1) - 1  # -1, which no query has, where no device sends
+    return near(q, k, v, ids, jnp.concatenate([before, ids], axis=1))
+
+
+def _before(ways: int, size: int, a: Array) -> Array:
+    """The `size` tokens of [B, T, ...] before those of a device; zeros before the first."""
+    mine, pieces = a.shape[1], []
+    for hop in range(-(-size // mine), 0, -1):
+        sent = a[:, mine - min(mine, size - (hop - 1) * mine) :]
+        pieces.append(lax.ppermute(sent, AXIS, [(i, i + hop) for i in range(ways - hop)]))
+    return jnp.concatenate(pieces, axis=1)
+
+
+def attend(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array, scoring: Scoring) -> Array:
+    """Causal attention with a window of the last tokens of a stretch: q [B, t, N, H], q_ids [B, t];
+    k, v [B, s + t, K, H], k_ids [B, s + t]. Scores of few queries exist at once."""
+    b, t, n, h = q.shape
+    grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)
+    out = _pieces(scoring, grouped, k, v, q_ids, k_ids)
+    return jnp.moveaxis(out, 3, 1).reshape(b, t, n, h)
+
+
+class _Pieces(NamedTuple):
+    """Pieces of `queries` queries, each with the `keys` keys that end where it does."""
+
+    queries: int
+    keys: int
+    starts: Array
+
+    @classmethod
+    def of(cls, q_ids: Array, k_ids: Array) -> Self:
+        t = q_ids.shape[1]
+        size = next(c for c in range(min(ring_attention.QUERIES, t), 0, -1) if t % c == 0)
+        return cls(size, size + k_ids.shape[1] - t, size * jnp.arange(t // size))
+
+    def of_queries(self, start: Array, *arrays: Array, axis: int = 3) -> list[Array]:
+        return [lax.dynamic_slice_in_dim(a, start, self.queries, axis) for a in arrays]
+
+    def of_keys(self, start: Array, *arrays: Array) -> list[Array]:
+        return [lax.dynamic_slice_in_dim(a, start, self.keys, 1) for a in arrays]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _pieces(scoring: Scoring, q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
+    """q [B, K, G, t, H]; k, v [B, s + t, K, H]; the result is as q."""
+    return _forward(scoring, q, k, v, q_ids, k_ids)[0]
+
+
+def _forward(scoring: Scoring, q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array):
+    pieces = _Pieces.of(q_ids, k_ids)
+    place = pieces.keys - pieces.queries
+
+    def piece(start: Array) -> tuple[Array, Array]:
+        (some_q,) = pieces.of_queries(start, q * scoring.scale)
+        (ids,) = pieces.of_queries(start, q_ids, axis=1)
+        some_k, some_v, some_ids = pieces.of_keys(start, k, v, k_ids)
+        scores, _ = ring_attention.scores_of(scoring, some_q, some_k, ids, some_ids, place, 0)
+        top = jnp.max(scores, axis=-1)
+        probs = jnp.exp(scores - top[..., None])
+        total = jnp.sum(probs, axis=-1)
+        out = jnp.einsum(
+            "bkgts,bskh->bkgth", probs.astype(v.dtype), some_v, preferred_element_type=jnp.float32
+        )
+        return (out / total[..., None]).astype(q.dtype), top + jnp.log(total)
+
+    out, log_sums = (ring_attention.joined(a) for a in lax.map(piece, pieces.starts))
+    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    return out, (q, k, v, q_ids, k_ids, out, log_sums)
+
+
+def _backward(scoring: Scoring, residuals: tuple[Array, ...], g: Array):
+    q, k, v, q_ids, k_ids, out, log_sums = residuals
+    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
+    pieces = _Pieces.of(q_ids, k_ids)
+    place = pieces.keys - pieces.queries
+
+    def piece(sums: tuple[Array, ...], start: Array) -> tuple[tuple[Array, ...], Array]:
+        arrays = pieces.of_queries(start, q, g.astype(q.dtype), inner, log_sums)
+        (ids,) = pieces.of_queries(start, q_ids, axis=1)
+        keys = pieces.of_keys(start, k, v, k_ids)
+        dq, *new = ring_attention.gradients_of(scoring, arrays, ids, place, (*keys, 0))
+        added = map(jnp.add, pieces.of_keys(start, *sums), new)
+        put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
+        return tuple(put(a, b) for a, b in zip(sums, added, strict=True)), dq
+
+    zeros = jnp.zeros(k.shape, jnp.float32)
+    (dk, dv), dq = lax.scan(piece, (zeros, zeros), pieces.starts)
+    dq = ring_attention.joined(dq).astype(q.dtype)
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None, None
+
+
+_pieces.defvjp(_forward, _backward)
