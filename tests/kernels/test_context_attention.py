@@ -13,6 +13,7 @@ from lmwright.kernels import (
     all_to_all_attention,
     ring_attention,
     tpu_attention,
+    tpu_window_attention,
     window_attention,
 )
 from lmwright.nn import attention
@@ -75,7 +76,7 @@ def test_windows_take_what_is_before_them(sizes, shape, queries, masks, monkeypa
 
 @pytest.mark.parametrize("masks", [{"window": 100, "soft_cap": 2.0}, {"window": 257}])
 def test_windows_over_devices_by_the_kernel_of_tpus(masks):
-    near = partial(tpu_attention.attend_window, interpret=True)
+    near = partial(tpu_window_attention.attend, interpret=True)
     fn = partial(window_attention.causal_attention, near)
     compare(fn, mesh_of(context=4, tensor=2), (1, 1024, 4, 2, 64), **masks)
 

@@ -21,7 +21,7 @@ KERNELS = Registry(
         "cpu attention": "cpu_attention.causal_attention",
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
-        "tpu window attention": "tpu_attention.attend_window",
+        "tpu window attention": "tpu_window_attention.attend",
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",

@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import tpu_row_attention, window_attention
+from lmwright.kernels import tpu_row_attention
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 
@@ -71,36 +71,14 @@ def _local(
         return tpu_row_attention.causal_attention(
             q, k, v, segment_ids, scoring, interpret=interpret
         )
-    return _splash(q, k, v, segment_ids, segment_ids, scoring, early, interpret)
+    ids = segment_ids
+    return splash_attention(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
 
 
-def attend_window(
-    q: Array,
-    k: Array,
-    v: Array,
-    q_ids: Array,
-    k_ids: Array,
-    scoring: Scoring,
-    *,
-    early: bool = False,
-    interpret: bool = False,
-) -> Array:
-    """As `kernels.window_attention.attend`, on one device."""
-    if not (fits(q.shape[1], early) and fits(k.shape[1], early)):
-        return window_attention.attend(q, k, v, q_ids, k_ids, scoring)
-    return _splash(q, k, v, q_ids, k_ids, scoring, early, interpret)
-
-
-def _splash(
-    q: Array,
-    k: Array,
-    v: Array,
-    q_ids: Array,
-    k_ids: Array,
-    scoring: Scoring,
-    early: bool,
-    interpret: bool,
-) -> Array:
+def splash_attention(
+    q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array, scoring: Scoring,
+    *, early: bool, interpret: bool,
+) -> Array:  # fmt: skip
     """Queries [B, T, N, H] at the end of keys and values [B, S, K, H]."""
     dtype, (_, t, n, h), s = q.dtype, q.shape, k.shape[1]
     q, window = q * scoring.scale, scoring.window
@@ -133,10 +111,9 @@ def block_sizes(
     """Blocks for rows of `seq_len` tokens, at the end of `num_keys` if those are more: large ones
     that the generations still compile."""
     share = -(-head_dim // LANES) * (4 if early else 1)  # of a block in vector memory
-    keys = num_keys or seq_len
+    most, keys = max(1024 // share // LANES, 1) * LANES, num_keys or seq_len
 
-    def block(length: int, most: int = 1024) -> int:
-        most = max(most // share // LANES, 1) * LANES
+    def block(length: int) -> int:
         return next(size for size in range(most, 0, -LANES) if length % size == 0)
 
     fused = keys <= FUSED_LEN

@@ -1,0 +1,25 @@
+"""`window_attention.attend` for TPUs: JAX's splash kernel, with more keys than queries."""
+
+from jax import Array
+
+from lmwright.kernels import window_attention
+from lmwright.kernels.tpu_attention import fits, splash_attention
+from lmwright.nn.attention import Scoring
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    q_ids: Array,
+    k_ids: Array,
+    scoring: Scoring,
+    *,
+    early: bool = False,
+    interpret: bool = False,
+) -> Array:
+    """As `window_attention.attend`, which also takes what does not divide into blocks; `early` and
+    `interpret` as in `tpu_attention.causal_attention`."""
+    if not (fits(q.shape[1], early) and fits(k.shape[1], early)):
+        return window_attention.attend(q, k, v, q_ids, k_ids, scoring)
+    return splash_attention(q, k, v, q_ids, k_ids, scoring, early=early, interpret=interpret)
