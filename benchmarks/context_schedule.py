@@ -31,17 +31,18 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
 
     from lmwright.core.sharding import by_shard
     from lmwright.kernels import ring_attention as ring
+    from lmwright.nn.intervals import causal
 
     ways = jax.sharding.get_abstract_mesh().shape[ring.AXIS]
     rotated = partial(ring._rotated, ways)
 
     @jax.custom_vjp
-    def attend(q: Any, k: Any, v: Any, ids: Any) -> Any:
-        return forward(q, k, v, ids)[0]
+    def attend(q: Any, k: Any, v: Any, seen: Any) -> Any:
+        return forward(q, k, v, seen)[0]
 
-    def forward(q: Any, k: Any, v: Any, ids: Any) -> Any:
-        rank, size = lax.axis_index(ring.AXIS), ids.shape[1]
-        queries = (q * scoring.scale, ids, rank * size)
+    def forward(q: Any, k: Any, v: Any, seen: Any) -> Any:
+        rank, size = lax.axis_index(ring.AXIS), k.shape[1]
+        queries = (q * scoring.scale, seen)
 
         def step(carry: Any, turn: Any) -> Any:
             kv, sums = carry
@@ -50,15 +51,15 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
 
         zeros = jnp.zeros(q.shape, jnp.float32)
         none = (zeros, zeros[..., 0] + ring.MASKED, zeros[..., 0])
-        (_, (out, top, total)), _ = lax.scan(step, ((k, v, ids), none), jnp.arange(ways))
+        (_, (out, top, total)), _ = lax.scan(step, ((k, v), none), jnp.arange(ways))
         out = (out / total[..., None]).astype(q.dtype)
-        return out, (q, k, v, ids, out, top + jnp.log(total))
+        return out, (q, k, v, seen, out, top + jnp.log(total))
 
     def backward(residuals: Any, g: Any) -> Any:
-        q, k, v, ids, out, log_sums = residuals
-        rank, size = lax.axis_index(ring.AXIS), ids.shape[1]
+        q, k, v, seen, out, log_sums = residuals
+        rank, size = lax.axis_index(ring.AXIS), k.shape[1]
         inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-        queries = (q, g, inner, log_sums, ids, rank * size)
+        queries = (q, g, inner, log_sums, seen)
 
         def step(carry: Any, turn: Any) -> Any:
             kv, dq, dkv = carry
@@ -68,7 +69,7 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
             return (rotated(kv), dq + new_dq, rotated(dkv)), None
 
         wide = partial(jnp.zeros_like, dtype=jnp.float32)
-        start = ((k, v, ids), wide(q), [wide(k), wide(v)])
+        start = ((k, v), wide(q), [wide(k), wide(v)])
         (_, dq, (dk, dv)), _ = lax.scan(step, start, jnp.arange(ways))
         return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
@@ -77,7 +78,10 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
     def local(q: Any, k: Any, v: Any, ids: Any) -> Any:
         b, t, n, h = q.shape
         grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)
-        return jnp.moveaxis(attend(grouped, k, v, ids), 3, 1).reshape(b, t, n, h)
+        row = causal(lax.all_gather(ids, ring.AXIS, axis=1, tiled=True))
+        start = lax.axis_index(ring.AXIS) * t
+        seen = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, start, t, 1), row)
+        return jnp.moveaxis(attend(grouped, k, v, seen), 3, 1).reshape(b, t, n, h)
 
     return by_shard(local)(q, k, v, ids)
 

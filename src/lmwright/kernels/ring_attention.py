@@ -1,6 +1,6 @@
 """Ring attention (https://arxiv.org/abs/2310.01889) for rows that are cut over `context`.
 
-    each device keeps its queries; keys, values and segment ids go around the ring:
+    each device keeps its queries; keys and values go around the ring:
 
     step 0   d0: kv 0   d1: kv 1   d2: kv 2      own keys
     step 1   d0: kv 2   d1: kv 0   d2: kv 1      the neighbor's, and so on
@@ -14,7 +14,8 @@ pairs of chunks on every device, and nothing above the diagonal is computed:
                                     high x high where it comes after
 
 The softmax is taken online in float32; the backward pass goes around once more with the
-gradients of keys and values, so memory is linear in the tokens.
+gradients of keys and values, so memory is linear in the tokens. Which keys a query sees is an
+interval of places in the row (`nn.intervals`), found from the segment ids of all devices.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from lmwright.core.compute import ATTENTION
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
 from lmwright.nn.attention import MASKED, Scoring
+from lmwright.nn.intervals import Interval, causal
 
 AXIS = "context"
 QUERIES = 512  # of a chunk whose scores exist at once
@@ -46,8 +48,12 @@ def _local(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array
     """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
     b, t, n, h = q.shape
     q = q.reshape(b, t, k.shape[2], -1, h)
-    q, k, v, ids = (_striped(ways, a) for a in (q, k, v, ids))
-    out = _ring(ways, scoring, jnp.moveaxis(q, 2, 4), k, v, ids)
+    row = causal(lax.all_gather(ids, AXIS, axis=1, tiled=True), scoring.window)
+    starts = _starts(ways, lax.axis_index(AXIS), t // 2)
+    cut = lambda a: [lax.dynamic_slice_in_dim(a, start, t // 2, 1) for start in starts]  # noqa: E731
+    seen = jax.tree.map(lambda a: jnp.stack(cut(a)), row)  # [2, B, t / 2]
+    q, k, v = (_striped(ways, a) for a in (q, k, v))
+    out = _ring(ways, scoring, jnp.moveaxis(q, 2, 4), k, v, seen)
     return _unstriped(ways, jnp.moveaxis(out, 4, 2)).reshape(b, t, n, h)
 
 
@@ -97,35 +103,26 @@ def _pick(low: Array, tree: Tree) -> Tree:
 
 
 def scores_of(
-    scoring: Scoring,
-    q: Array,
-    k: Array,
-    q_ids: Array,
-    k_ids: Array,
-    q_start: Array | int,
-    k_start: Array | int,
+    scoring: Scoring, q: Array, k: Array, seen: Interval, k_start: Array | int
 ) -> tuple[Array, Array | None]:
-    """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], and the derivative
-    of the soft cap (None without one)."""
+    """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], which see the places
+    `seen` [B, t], for keys that begin at `k_start`; and the derivative of the soft cap (None
+    without one)."""
     scores = jnp.einsum("bkgth,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
     scores, slope = scoring.capped_with_slope(scores)
-    query = q_start + jnp.arange(q.shape[3])[:, None]
-    key = k_start + jnp.arange(k.shape[1])[None]
-    seen = (query >= key) & (q_ids[:, :, None] == k_ids[:, None, :])
-    if scoring.window is not None:
-        seen &= query - key < scoring.window
-    return jnp.where(seen[:, None, None], scores, MASKED), slope
+    here = jax.tree.map(lambda a: a - k_start, seen)
+    return jnp.where(here.mask(k.shape[1])[:, None, None], scores, MASKED), slope
 
 
-def _in_pieces(fn, queries: tuple[Array, ...], ids: Array, start: Array):
-    """`fn(queries, ids, start)` on a few queries at a time. Arrays of `queries` and the first
+def _in_pieces(fn, queries: tuple[Array, ...], seen: Interval):
+    """`fn(queries, seen)` on a few queries at a time. Arrays of `queries` and the first
     result have them on axis 3; other results are summed."""
-    t = ids.shape[1]
+    t = seen.start.shape[1]
     size = next(c for c in range(min(QUERIES, t), 0, -1) if t % c == 0)
     if size == t:
-        return fn(queries, ids, start)
+        return fn(queries, seen)
 
-    def cut(a: Array, axis: int) -> Array:
+    def cut(axis: int, a: Array) -> Array:
         shape = (*a.shape[:axis], t // size, size, *a.shape[axis + 1 :])
         return jnp.moveaxis(a.reshape(shape), axis, 0)
 
@@ -133,9 +130,7 @@ def _in_pieces(fn, queries: tuple[Array, ...], ids: Array, start: Array):
         parts, *new = fn(*piece)
         return jax.tree.map(jnp.add, sums, tuple(new)), parts
 
-    pieces = (
-        tuple(cut(a, 3) for a in queries), cut(ids, 1), start + size * jnp.arange(t // size)
-    )  # fmt: skip
+    pieces = (jax.tree.map(partial(cut, 3), queries), jax.tree.map(partial(cut, 1), seen))
     shapes = jax.eval_shape(fn, *jax.tree.map(lambda a: a[0], pieces))[1:]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums, parts = lax.scan(body, zeros, pieces)
@@ -148,13 +143,13 @@ def joined(a: Array) -> Array:
 
 
 def _seen(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
-    """Online softmax: (out, top, total) after one more chunk (k, v, ids, start) of keys."""
-    q, ids, start = queries
-    k, v, k_ids, k_start = keys
+    """Online softmax: (out, top, total) after one more chunk (k, v, start) of keys."""
+    q, seen = queries
+    k, v, k_start = keys
 
-    def some(queries, ids, start):
+    def some(queries, seen):
         q, out, top, total = queries
-        scores, _ = scores_of(scoring, q, k, ids, k_ids, start, k_start)
+        scores, _ = scores_of(scoring, q, k, seen, k_start)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         probs = jnp.exp(scores - new_top[..., None])
         keep = jnp.exp(top - new_top)
@@ -163,19 +158,19 @@ def _seen(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
         total = total * keep + jnp.sum(probs, axis=-1)
         return ((out * keep[..., None] + new, new_top, total),)
 
-    return _in_pieces(some, (q, *sums), ids, start)[0]
+    return _in_pieces(some, (q, *sums), seen)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
-    """q [2, B, K, G, t, H]; k, v [2, B, t, K, H]; ids [2, B, t]: low and high chunk."""
-    return _forward(ways, scoring, q, k, v, ids)[0]
+def _ring(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+    """q [2, B, K, G, t, H]; k, v [2, B, t, K, H]; seen [2, B, t]: low and high chunk."""
+    return _forward(ways, scoring, q, k, v, seen)[0]
 
 
-def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array):
-    rank, size = lax.axis_index(AXIS), ids.shape[2]
-    queries = (q * scoring.scale, ids, _starts(ways, rank, size))
-    mine = (k, v, ids, queries[2])
+def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval):
+    rank, size = lax.axis_index(AXIS), k.shape[2]
+    queries = (q * scoring.scale, seen)
+    mine = (k, v, _starts(ways, rank, size))
 
     shape = q.shape[1:-1]
     zeros = jnp.zeros((*shape, q.shape[-1]), jnp.float32)
@@ -195,35 +190,35 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Arr
         high = jax.tree.map(partial(jnp.where, before), high, new)
         return (_rotated(ways, kv), low, high), None
 
-    start = (_rotated(ways, (k, v, ids)), low, high)
+    start = (_rotated(ways, (k, v)), low, high)
     (_, *sums), _ = lax.scan(body, start, jnp.arange(1, ways))
     out = jnp.stack([out / total[..., None] for out, _, total in sums]).astype(q.dtype)
     log_sums = jnp.stack([top + jnp.log(total) for _, top, total in sums])
     out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
-    return out, (q, k, v, ids, out, log_sums)
+    return out, (q, k, v, seen, out, log_sums)
 
 
 def _gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
     """(dq, dk, dv) in float32 of one pair of chunks."""
-    *arrays, ids, start = queries
+    *arrays, seen = queries
 
-    def some(arrays, ids, start):
-        dq, dk, dv = gradients_of(scoring, arrays, ids, start, keys)
+    def some(arrays, seen):
+        dq, dk, dv = gradients_of(scoring, arrays, seen, keys)
         return (dq,), dk, dv
 
-    (dq,), dk, dv = _in_pieces(some, tuple(arrays), ids, start)
+    (dq,), dk, dv = _in_pieces(some, tuple(arrays), seen)
     return dq, dk, dv
 
 
 def gradients_of(
-    scoring: Scoring, arrays: Sequence[Array], ids: Array, start: Array | int, keys: tuple
+    scoring: Scoring, arrays: Sequence[Array], seen: Interval, keys: tuple
 ) -> tuple[Array, Array, Array]:
     """Float32 (dq, dk, dv) of `arrays`: q and the result's gradient [B, K, G, t, H], the products
-    of result and gradient and the logs of the softmax sums [B, K, G, t]; `keys` are (k, v, ids,
+    of result and gradient and the logs of the softmax sums [B, K, G, t]; `keys` are (k, v,
     start)."""
     q, g, inner, log_sums = arrays
-    k, v, k_ids, k_start = keys
-    scores, slope = scores_of(scoring, q * scoring.scale, k, ids, k_ids, start, k_start)
+    k, v, k_start = keys
+    scores, slope = scores_of(scoring, q * scoring.scale, k, seen, k_start)
     probs = jnp.exp(scores - log_sums[..., None])
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
     dv = wide("bkgts,bkgth->bskh", probs.astype(g.dtype), g)
@@ -234,12 +229,12 @@ def gradients_of(
     return dq, wide("bkgts,bkgth->bskh", dscores, q), dv
 
 
-def _backward(ways: int, scoring: Scoring, residuals: tuple[Array, ...], g: Array):
-    q, k, v, ids, out, log_sums = residuals
-    rank, size = lax.axis_index(AXIS), ids.shape[2]
+def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
+    q, k, v, seen, out, log_sums = residuals
+    rank, size = lax.axis_index(AXIS), k.shape[2]
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-    queries = (q, g.astype(q.dtype), inner, log_sums, ids, _starts(ways, rank, size))
-    mine = (k, v, ids, queries[-1])
+    queries = (q, g.astype(q.dtype), inner, log_sums, seen)
+    mine = (k, v, _starts(ways, rank, size))
 
     pair = lambda i, j: _gradients(scoring, _at(i, queries), _at(j, mine))  # noqa: E731
     (dq_low, *dkv_low), (dq_high, *dkv_both), (dq_last, *dkv_high) = (
@@ -263,7 +258,7 @@ def _backward(ways: int, scoring: Scoring, residuals: tuple[Array, ...], g: Arra
         ]
         return (_rotated(ways, kv), dq, _rotated(ways, dkv)), None
 
-    start = (_rotated(ways, (k, v, ids)), dq, _rotated(ways, dkv))
+    start = (_rotated(ways, (k, v)), dq, _rotated(ways, dkv))
     (_, dq, dkv), _ = lax.scan(body, start, jnp.arange(1, ways))
     return (
         dq.astype(q.dtype),

@@ -9,8 +9,6 @@ output and the log of the softmax sum, named ATTENTION, for the backward pass. I
 and v with the sequence in the vector lanes: heads of 64 or 96 would leave lanes empty.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -49,30 +47,16 @@ def causal_attention(
     """
     if not fits(q.shape[1], early):
         return attention.causal_attention(q, k, v, segment_ids, scoring)
-    local = partial(_local, scoring=scoring, early=early, interpret=interpret)
+
+    def local(q: Array, k: Array, v: Array, ids: Array) -> Array:
+        if not early and tpu_row_attention.fits(q.shape[1], q.shape[3], q.dtype.itemsize):
+            return tpu_row_attention.causal_attention(q, k, v, ids, scoring, interpret=interpret)
+        return splash_attention(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
+
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         local = by_shard(local)
     return local(q, k, v, segment_ids)
-
-
-def _local(
-    q: Array,
-    k: Array,
-    v: Array,
-    segment_ids: Array,
-    *,
-    scoring: Scoring,
-    early: bool,
-    interpret: bool,
-) -> Array:
-    _, t, _, h = q.shape
-    if not early and tpu_row_attention.fits(t, h, q.dtype.itemsize):
-        return tpu_row_attention.causal_attention(
-            q, k, v, segment_ids, scoring, interpret=interpret
-        )
-    ids = segment_ids
-    return splash_attention(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
 
 
 def splash_attention(

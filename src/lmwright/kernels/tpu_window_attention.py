@@ -11,8 +11,7 @@ def attend(
     q: Array,
     k: Array,
     v: Array,
-    q_ids: Array,
-    k_ids: Array,
+    segment_ids: Array,
     scoring: Scoring,
     *,
     early: bool = False,
@@ -20,6 +19,8 @@ def attend(
 ) -> Array:
     """As `window_attention.attend`, which also takes what does not divide into blocks; `early` and
     `interpret` as in `tpu_attention.causal_attention`."""
-    if not (fits(q.shape[1], early) and fits(k.shape[1], early)):
-        return window_attention.attend(q, k, v, q_ids, k_ids, scoring)
-    return splash_attention(q, k, v, q_ids, k_ids, scoring, early=early, interpret=interpret)
+    t = q.shape[1]
+    if not (fits(t, early) and fits(k.shape[1], early)):
+        return window_attention.attend(q, k, v, segment_ids, scoring)
+    ids = segment_ids[:, -t:], segment_ids
+    return splash_attention(q, k, v, *ids, scoring, early=early, interpret=interpret)

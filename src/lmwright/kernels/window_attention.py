@@ -20,9 +20,11 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from lmwright.core.compute import ATTENTION, LANES
+from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
 from lmwright.kernels import ring_attention
 from lmwright.nn.attention import Scoring
+from lmwright.nn.intervals import Interval, causal
 
 AXIS = ring_attention.AXIS
 
@@ -58,10 +60,10 @@ def _local(
 ) -> Array:
     """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
     if not size:
-        return near(q, k, v, ids, ids)
+        return near(q, k, v, ids)
     k, v = (jnp.concatenate([_before(ways, size, a), a], axis=1) for a in (k, v))
     before = _before(ways, size, ids + 1) - 1  # -1, which no query has, where no device sends
-    return near(q, k, v, ids, jnp.concatenate([before, ids], axis=1))
+    return near(q, k, v, jnp.concatenate([before, ids], axis=1))
 
 
 def _before(ways: int, size: int, a: Array) -> Array:
@@ -73,12 +75,13 @@ def _before(ways: int, size: int, a: Array) -> Array:
     return jnp.concatenate(pieces, axis=1)
 
 
-def attend(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array, scoring: Scoring) -> Array:
-    """Causal attention with a window of the last tokens of a stretch: q [B, t, N, H], q_ids [B, t];
-    k, v [B, s + t, K, H], k_ids [B, s + t]. Scores of few queries exist at once."""
+def attend(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+    """Causal attention with a window of the last t of s + t tokens: q [B, t, N, H]; k, v
+    [B, s + t, K, H], ids [B, s + t]. Scores of few queries exist at once."""
     b, t, n, h = q.shape
     grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)
-    out = _pieces(scoring, grouped, k, v, q_ids, k_ids)
+    seen = jax.tree.map(lambda a: a[:, -t:], causal(segment_ids, scoring.window))
+    out = _pieces(scoring, grouped, k, v, seen)
     return jnp.moveaxis(out, 3, 1).reshape(b, t, n, h)
 
 
@@ -90,33 +93,33 @@ class _Pieces(NamedTuple):
     starts: Array
 
     @classmethod
-    def of(cls, q_ids: Array, k_ids: Array) -> Self:
-        t = q_ids.shape[1]
+    def of(cls, seen: Interval, k: Array) -> Self:
+        t = seen.start.shape[1]
         size = next(c for c in range(min(ring_attention.QUERIES, t), 0, -1) if t % c == 0)
-        return cls(size, size + k_ids.shape[1] - t, size * jnp.arange(t // size))
+        return cls(size, size + k.shape[1] - t, size * jnp.arange(t // size))
 
-    def of_queries(self, start: Array, *arrays: Array, axis: int = 3) -> list[Array]:
-        return [lax.dynamic_slice_in_dim(a, start, self.queries, axis) for a in arrays]
+    def of_queries(self, start: Array, tree: Tree, axis: int = 3) -> Tree:
+        cut = lambda a: lax.dynamic_slice_in_dim(a, start, self.queries, axis)  # noqa: E731
+        return jax.tree.map(cut, tree)
 
     def of_keys(self, start: Array, *arrays: Array) -> list[Array]:
         return [lax.dynamic_slice_in_dim(a, start, self.keys, 1) for a in arrays]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pieces(scoring: Scoring, q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
+def _pieces(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
     """q [B, K, G, t, H]; k, v [B, s + t, K, H]; the result is as q."""
-    return _forward(scoring, q, k, v, q_ids, k_ids)[0]
+    return _forward(scoring, q, k, v, seen)[0]
 
 
-def _forward(scoring: Scoring, q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array):
-    pieces = _Pieces.of(q_ids, k_ids)
-    place = pieces.keys - pieces.queries
+def _forward(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval):
+    pieces = _Pieces.of(seen, k)
 
     def piece(start: Array) -> tuple[Array, Array]:
-        (some_q,) = pieces.of_queries(start, q * scoring.scale)
-        (ids,) = pieces.of_queries(start, q_ids, axis=1)
-        some_k, some_v, some_ids = pieces.of_keys(start, k, v, k_ids)
-        scores, _ = ring_attention.scores_of(scoring, some_q, some_k, ids, some_ids, place, 0)
+        some_q = pieces.of_queries(start, q * scoring.scale)
+        some_k, some_v = pieces.of_keys(start, k, v)
+        here = pieces.of_queries(start, seen, axis=1)
+        scores, _ = ring_attention.scores_of(scoring, some_q, some_k, here, start)
         top = jnp.max(scores, axis=-1)
         probs = jnp.exp(scores - top[..., None])
         total = jnp.sum(probs, axis=-1)
@@ -127,20 +130,19 @@ def _forward(scoring: Scoring, q: Array, k: Array, v: Array, q_ids: Array, k_ids
 
     out, log_sums = (ring_attention.joined(a) for a in lax.map(piece, pieces.starts))
     out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
-    return out, (q, k, v, q_ids, k_ids, out, log_sums)
+    return out, (q, k, v, seen, out, log_sums)
 
 
-def _backward(scoring: Scoring, residuals: tuple[Array, ...], g: Array):
-    q, k, v, q_ids, k_ids, out, log_sums = residuals
+def _backward(scoring: Scoring, residuals: tuple, g: Array):
+    q, k, v, seen, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-    pieces = _Pieces.of(q_ids, k_ids)
-    place = pieces.keys - pieces.queries
+    pieces = _Pieces.of(seen, k)
 
     def piece(sums: tuple[Array, ...], start: Array) -> tuple[tuple[Array, ...], Array]:
-        arrays = pieces.of_queries(start, q, g.astype(q.dtype), inner, log_sums)
-        (ids,) = pieces.of_queries(start, q_ids, axis=1)
-        keys = pieces.of_keys(start, k, v, k_ids)
-        dq, *new = ring_attention.gradients_of(scoring, arrays, ids, place, (*keys, 0))
+        arrays = pieces.of_queries(start, (q, g.astype(q.dtype), inner, log_sums))
+        here = pieces.of_queries(start, seen, axis=1)
+        keys = (*pieces.of_keys(start, k, v), start)
+        dq, *new = ring_attention.gradients_of(scoring, arrays, here, keys)
         added = map(jnp.add, pieces.of_keys(start, *sums), new)
         put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
         return tuple(put(a, b) for a, b in zip(sums, added, strict=True)), dq
@@ -148,7 +150,7 @@ def _backward(scoring: Scoring, residuals: tuple[Array, ...], g: Array):
     zeros = jnp.zeros(k.shape, jnp.float32)
     (dk, dv), dq = lax.scan(piece, (zeros, zeros), pieces.starts)
     dq = ring_attention.joined(dq).astype(q.dtype)
-    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None, None
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 _pieces.defvjp(_forward, _backward)
