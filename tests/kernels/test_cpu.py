@@ -14,7 +14,7 @@ from lmwright.core.compute import REMATS, Compute
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
 from lmwright.kernels import cpu_attention, cpu_xent, select, tpu_attention
-from lmwright.nn import attention, xent
+from lmwright.nn import attention, intervals, xent
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import activate, gated
 from lmwright.nn.norm import rms_norm
@@ -103,7 +103,7 @@ def test_attention(b, t, n, k, h, masks):
     key, value = normal(rng, b, t, k, h), normal(rng, b, t, k, h)
     ids = np.sort(rng.integers(1, 5, (b, t)), axis=1)
     ids[0, -t // 7 :] = 0  # padding
-    ids[-1] = rng.integers(1, 3, t)  # interleaved: no order of the ids is assumed
+    ids[-1] = ids[-1][::-1]  # no order of the ids is assumed
 
     def both(fn, options=None):
         def run(q, k, v):
@@ -117,6 +117,32 @@ def test_attention(b, t, n, k, h, masks):
     want = both(attention.causal_attention)
     for options in OPTIONS:
         near(both(cpu_attention.causal_attention, options), want, share=5e-6)
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("kind", ["both ways", "near, both ways", "blocks", "none at padding"])
+def test_attention_of_intervals(kind, loop, monkeypatch):
+    """Also where queries see no key: zeros, and no gradient."""
+    monkeypatch.setattr(cpu_attention, "MIN_CHUNK", 4)
+    monkeypatch.setattr(cpu_attention, "MAX_CHUNKS", 4)
+    if loop:
+        monkeypatch.setattr(cpu_attention, "LOOP_BYTES", 4 * 2 * 11 * 130)
+    q, k, v, ids, g = problem(2, 130, 4, 2, 6)
+    start, end = intervals.causal(ids)
+    seen, reach = {
+        "both ways": (intervals.both_ways(ids), intervals.Reach()),
+        "near, both ways": (intervals.both_ways(ids, 9), intervals.Reach(9, 9)),
+        "blocks": (intervals.blocks(ids, 8), intervals.Reach(after=7)),
+        "none at padding": (intervals.Interval(start, jnp.where(ids > 0, end, start)),
+                            intervals.Reach(after=0)),
+    }[kind]  # fmt: skip
+
+    def both(fn, *choices):
+        out, back = jax.vjp(lambda *a: fn(*a, seen, Scoring(0.4, soft_cap=3.0), *choices), q, k, v)
+        return out, *back(g)
+
+    want = jax.jit(lambda: both(intervals.attention))()
+    near(jax.jit(lambda: both(cpu_attention.attention, reach))(), want, share=5e-6)
 
 
 def test_attention_is_the_same_for_any_number_of_heads_at_once(monkeypatch):

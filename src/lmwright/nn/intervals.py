@@ -31,6 +31,24 @@ class Interval(NamedTuple):
         return jnp.sum(jnp.maximum(self.end - self.start, 0), axis=-1)
 
 
+class Reach(NamedTuple):
+    """The most tokens before and after itself that a query sees in any row (None: all), by which a
+    kernel leaves out keys before it knows the row."""
+
+    before: int | None = None
+    after: int | None = None
+
+    def keys(self, start: int, end: int, num_keys: int) -> slice:
+        """Those that queries from `start` to `end` may see."""
+        first = 0 if self.before is None else max(0, start - self.before)
+        return slice(first, num_keys if self.after is None else min(num_keys, end + self.after))
+
+
+def causal_reach(window: int | None) -> Reach:
+    """That of `causal`."""
+    return Reach(None if window is None else window - 1, 0)
+
+
 def causal(segment_ids: Array, window: int | None = None) -> Interval:
     """Keys of the query's own segment [B, T] up to itself, of its last `window` tokens."""
     at = lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
