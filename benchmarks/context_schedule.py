@@ -33,8 +33,7 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
     from lmwright.kernels import ring_attention as ring
     from lmwright.nn.intervals import causal
 
-    ways = jax.sharding.get_abstract_mesh().shape[ring.AXIS]
-    rotated = partial(ring._rotated, ways)
+    rotated = partial(ring._rotated, ways := jax.sharding.get_abstract_mesh().shape[ring.AXIS])
 
     @jax.custom_vjp
     def attend(q: Any, k: Any, v: Any, seen: Any) -> Any:

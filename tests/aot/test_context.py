@@ -25,8 +25,8 @@ def test_a_window_exchanges_only_its_stretch_and_the_ring_is_balanced():
     permutes = {name: one["collective-permute"] for name, one in found.items()}
     # keys, values and segment ids from the neighbor, two gradients back
     assert permutes[WINDOW] == 5
-    # they go around seven times, and again with two gradients, beside what changes the order
-    assert permutes[GLOBAL] > 7 * 3 + 7 * 5
+    # keys and values go around seven times, and again with gradients, beside what changes the order
+    assert permutes[GLOBAL] > 7 * 2 + 7 * 4
     # 128 of 256 tokens once, not all of them seven times
     assert found[WINDOW]["links_s"] < found[GLOBAL]["links_s"] / 14
     products = {name: one["matmul_flops"] for name, one in found.items()}
