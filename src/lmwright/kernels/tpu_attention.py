@@ -31,15 +31,9 @@ def fits(seq_len: int, early: bool = False) -> bool:
 
 
 def causal_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    segment_ids: Array,
-    scoring: Scoring,
-    *,
-    early: bool = False,
-    interpret: bool = False,
-) -> Array:
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring,
+    *, early: bool = False, interpret: bool = False,
+) -> Array:  # fmt: skip
     """As `nn.attention.causal_attention`, which also takes rows that are no multiple of 128.
 
     `early` is for v2 and v3, whose kernels cannot multiply bfloat16 and have half the vector
