@@ -85,13 +85,14 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
     return by_shard(local)(q, k, v, ids)
 
 
-def ways_of(window: int) -> dict[str, tuple[Callable[..., Any], int | None]]:
+def ways_of(window: int, device_kind: str) -> dict[str, tuple[Callable[..., Any], int | None]]:
     """Name -> (attention, window)."""
     from lmwright.core.compute import Compute
     from lmwright.kernels import ring_attention, select
 
     def by(choice: Any) -> Callable[..., Any]:
-        return select.causal_attention(Compute(kernels="tpu", context_attention=choice))
+        kernels = select.kernels_for("tpu", 8, device_kind)
+        return select.causal_attention(Compute(kernels=kernels, context_attention=choice))
 
     return {
         "ring, in order": (ring_in_order, None),
@@ -119,7 +120,7 @@ def compile_all(asked: dict[str, Any]) -> dict[str, dict[str, float]]:
     devices = topologies.get_topology_desc(**topology_request(where)).devices
     mesh = make_mesh(dict.fromkeys(AXES, 1) | {"context": len(devices)}, devices)
     place = NamedSharding(mesh, PartitionSpec(None, "context"))
-    heads, kv_heads, size = asked["heads"]
+    kind, (heads, kv_heads, size) = devices[0].device_kind, asked["heads"]
 
     def array(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
         return jax.ShapeDtypeStruct((1, asked["tokens"], *shape), dtype, sharding=place)
@@ -127,7 +128,7 @@ def compile_all(asked: dict[str, Any]) -> dict[str, dict[str, float]]:
     arrays = (array(heads, size), array(kv_heads, size), array(kv_heads, size))
     found = {}
     with jax.set_mesh(mesh):
-        for name, (attend, window) in ways_of(asked["window"]).items():
+        for name, (attend, window) in ways_of(asked["window"], kind).items():
             if asked["only"] and name not in asked["only"]:
                 continue
             scoring = Scoring(size**-0.5, window, 50.0)
