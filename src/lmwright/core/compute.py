@@ -12,6 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from lmwright.config.registry import Registry
+
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 ContextAttention = Literal["ring", "all_to_all"]
 
@@ -31,6 +33,10 @@ EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
+BlockInputs = Literal["exact", "int12", "int8"]
+
+FORMATS = Registry("lmwright.core", {"int12": "saves.INT12", "int8": "saves.INT8"})
+"""Of block inputs that are kept in fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +49,25 @@ class Remat:
     """Keeps all results, named or not."""
     offloaded: frozenset[str] = frozenset()
     """In the memory of the host."""
+    format: Any = None
+    """Of block inputs, as in `core.saves`; as they are if None."""
 
     def keeps(self, name: str) -> bool:
         """True if the backward pass reads the result of this name rather than recomputing it."""
         return self.everything or name in self.kept | self.offloaded
 
-    def apply(self, block: Callable[..., Any], *, prevent_cse: bool = False) -> Callable[..., Any]:
-        """`block` whose backward pass recomputes what is not kept. Outside of a loop,
-        `prevent_cse` keeps the compiler from reusing the forward pass's results."""
+    def apply(
+        self, block: Callable[..., Any], *, prevent_cse: bool = False, place: int = 1
+    ) -> Callable[..., Any]:
+        """`block` whose backward pass recomputes what is not kept; its input is the argument at
+        `place`. Outside of a loop, `prevent_cse` keeps the compiler from reusing the forward
+        pass's results."""
         if self.everything:
             return block
+        if self.format is not None:
+            exact = replace(self, format=None, offloaded=self.offloaded - {BLOCK_INPUT})
+            again, on_host = exact.apply(block, prevent_cse=prevent_cse), self.offloaded
+            return self.format.around(again, place, on_host=BLOCK_INPUT in on_host)
         policies = jax.checkpoint_policies
         policy = policies.nothing_saveable
         if self.offloaded:
@@ -84,23 +99,27 @@ OFFLOADS: dict[OffloadName, frozenset[str]] = {
 }
 
 
-def remat_of(remat: RematName, offload: OffloadName = "none") -> Remat:
+def remat_of(
+    remat: RematName, offload: OffloadName = "none", block_inputs: BlockInputs = "exact"
+) -> Remat:
     """The policy that keeps what `remat` names on the device, but what `offload` names on the
-    host."""
+    host, and the inputs of blocks as `block_inputs` says."""
     policy, offloaded = REMATS[remat], OFFLOADS[offload]
-    return replace(policy, kept=policy.kept - offloaded, offloaded=offloaded)
+    kept = replace(policy, kept=policy.kept - offloaded, offloaded=offloaded)
+    return replace(kept, format=FORMATS.get(block_inputs))
 
 
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
-    recomputes or reads from the host, whether layers are unrolled, the set of kernels, tokens of a
+    recomputes, reads from the host or reads in fewer bits, whether layers are unrolled, the set of kernels, tokens of a
     row whose logits or wide activations exist at once, how attention sees rows that are cut over
     devices, and the pieces in which rows pass through the stages of a pipeline."""
 
     precision: str = "fp32"
     remat: RematName = "none"
     offload: OffloadName = "none"
+    block_inputs: BlockInputs = "exact"
     unroll: bool = False
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
@@ -111,7 +130,7 @@ class Compute:
     @property
     def policy(self) -> Remat:
         """The policy of rematerialization."""
-        return remat_of(self.remat, self.offload)
+        return remat_of(self.remat, self.offload, self.block_inputs)
 
     @property
     def dtype(self) -> jnp.dtype:
