@@ -33,10 +33,7 @@ EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
-BlockInputs = Literal["exact", "int12", "int8"]
-
 FORMATS = Registry("lmwright.core", {"int12": "saves.INT12", "int8": "saves.INT8"})
-"""Of block inputs that are kept in fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Remat:
     offloaded: frozenset[str] = frozenset()
     """In the memory of the host."""
     format: Any = None
-    """Of block inputs, as in `core.saves`; as they are if None."""
+    """Of `core.saves`: how block inputs are kept; as they are if None."""
 
     def keeps(self, name: str) -> bool:
         """True if the backward pass reads the result of this name rather than recomputing it."""
@@ -59,15 +56,15 @@ class Remat:
     def apply(
         self, block: Callable[..., Any], *, prevent_cse: bool = False, place: int = 1
     ) -> Callable[..., Any]:
-        """`block` whose backward pass recomputes what is not kept; its input is the argument at
+        """`block` whose backward pass recomputes what is not kept; its input is argument number
         `place`. Outside of a loop, `prevent_cse` keeps the compiler from reusing the forward
         pass's results."""
         if self.everything:
             return block
         if self.format is not None:
-            exact = replace(self, format=None, offloaded=self.offloaded - {BLOCK_INPUT})
-            again, on_host = exact.apply(block, prevent_cse=prevent_cse), self.offloaded
-            return self.format.around(again, place, on_host=BLOCK_INPUT in on_host)
+            rest = replace(self, format=None, offloaded=self.offloaded - {BLOCK_INPUT})
+            again = rest.apply(block, prevent_cse=prevent_cse)
+            return self.format.around(again, place, on_host=BLOCK_INPUT in self.offloaded)
         policies = jax.checkpoint_policies
         policy = policies.nothing_saveable
         if self.offloaded:
@@ -99,14 +96,12 @@ OFFLOADS: dict[OffloadName, frozenset[str]] = {
 }
 
 
-def remat_of(
-    remat: RematName, offload: OffloadName = "none", block_inputs: BlockInputs = "exact"
-) -> Remat:
+def remat_of(remat: RematName, offload: OffloadName = "none", inputs: str = "exact") -> Remat:
     """The policy that keeps what `remat` names on the device, but what `offload` names on the
-    host, and the inputs of blocks as `block_inputs` says."""
+    host, and block inputs as `inputs` says."""
     policy, offloaded = REMATS[remat], OFFLOADS[offload]
-    kept = replace(policy, kept=policy.kept - offloaded, offloaded=offloaded)
-    return replace(kept, format=FORMATS.get(block_inputs))
+    kept, format = policy.kept - offloaded, FORMATS.get(inputs)
+    return replace(policy, kept=kept, offloaded=offloaded, format=format)
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ class Compute:
     precision: str = "fp32"
     remat: RematName = "none"
     offload: OffloadName = "none"
-    block_inputs: BlockInputs = "exact"
+    block_inputs: str = "exact"
     unroll: bool = False
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
