@@ -107,9 +107,9 @@ def remat_of(remat: RematName, offload: OffloadName = "none", inputs: str = "exa
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
-    recomputes, reads from the host or reads in fewer bits, whether layers are unrolled, the set of kernels, tokens of a
-    row whose logits or wide activations exist at once, how attention sees rows that are cut over
-    devices, and the pieces in which rows pass through the stages of a pipeline."""
+    recomputes, reads from the host or in fewer bits, whether layers are unrolled, the set of
+    kernels, tokens of a row whose logits or wide activations exist at once, how attention sees rows
+    that are cut over devices, and the pieces in which rows pass through a pipeline's stages."""
 
     precision: str = "fp32"
     remat: RematName = "none"

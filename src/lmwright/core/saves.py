@@ -5,8 +5,8 @@
 
 The forward pass is not changed by a bit. Gradients are, since what is computed again starts from
 x', which is close to x: within half a step of its group's integers. A group is 64 neighbors along
-D, with a scale of its own: channels of the residual stream differ by orders of magnitude, and scales
-along tokens are far worse (`benchmarks/gradient_error.py`).
+D, with a scale of its own: channels of the residual stream differ by orders of magnitude, and
+scales along tokens are far worse (`benchmarks/gradient_error.py`).
 """
 
 from collections.abc import Callable, Sequence
