@@ -35,7 +35,8 @@ def test_values_are_within_half_a_step(name, largest, dtype):
     less than a hundredth."""
     format, x = FORMATS[name], stream().astype(dtype)
     wide = np.asarray(x, np.float64)
-    back = np.asarray(format.unpack(format.pack(x)), np.float64)
+    packed = jax.jit(format.pack)(x)  # by a compiler, which may keep more than is asked for
+    back = np.asarray(jax.jit(format.unpack)(packed), np.float64)
     rest, error = wide.copy(), np.abs(back - wide)
     if name == "int8":
         order = np.argsort(np.abs(wide).max(axis=1), axis=-1)[:, -OUTLIERS:]

@@ -96,9 +96,10 @@ def integers(x: Array, largest: int) -> tuple[Array, Array]:
     """int32 [..., D] within `largest` and bfloat16 scales [..., D / GROUP], whose product is x."""
     groups = grouped(x.astype(jnp.float32))
     peak = jnp.max(jnp.abs(groups), axis=-1)
-    scale = (peak * (ROUNDING / largest)).astype(jnp.bfloat16)
-    steps = groups / jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None]
-    return jnp.round(steps).astype(jnp.int32).reshape(x.shape), scale
+    # a compiler may leave out a cast to bfloat16 and back, but not this
+    scale = jax.lax.reduce_precision(peak * (ROUNDING / largest), 8, 7)
+    steps = jnp.round(groups / jnp.where(scale == 0, 1, scale)[..., None])
+    return steps.astype(jnp.int32).reshape(x.shape), scale.astype(jnp.bfloat16)
 
 
 def scaled(values: Array, scale: Array) -> Array:

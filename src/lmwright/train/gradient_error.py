@@ -147,11 +147,15 @@ def compare(plan: Plan, exact: Plan, trainee: Trainee, state: Tree, batch: Batch
     sums: Sums = Counter()
     for (path, param), kept, leaf in zip(walk(trainee.spec), there, here, strict=True):
         for index, ours in _shards(leaf).items():
-            a, b = (each.astype(np.float64).ravel() for each in (kept[index], ours))
-            pairs = ((a - b, a - b), (a, a), (a, b), (b, b))
-            for name, pair in zip(SUMS, pairs, strict=True):
-                sums[part_of(path, param), name] += float(np.dot(*pair))
+            sums.update(sums_of(part_of(path, param), kept[index], ours))
     return _of_all_processes(sums)
+
+
+def sums_of(part: str, exact: np.ndarray, ours: np.ndarray) -> Sums:
+    """`SUMS` over one array of each gradient."""
+    a, b = (each.astype(np.float64).ravel() for each in (exact, ours))
+    pairs = ((a - b, a - b), (a, a), (a, b), (b, b))
+    return Counter({(part, name): float(np.dot(*p)) for name, p in zip(SUMS, pairs, strict=True)})
 
 
 def _shards(leaf: Array) -> dict[str, np.ndarray]:
