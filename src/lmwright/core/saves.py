@@ -12,7 +12,7 @@ scales along tokens are far worse (`benchmarks/gradient_error.py`).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Format:
         raise NotImplementedError
 
     def pack(self, x: Array) -> Packed:
-        """What is kept of x [B, T, D]."""
+        """Arrays that are kept of x [B, T, D]."""
         raise NotImplementedError
 
     def unpack(self, packed: Packed) -> Array:
@@ -112,7 +112,7 @@ def scaled(values: Array, scale: Array) -> Array:
 class Int12(Format):
     """12-bit integers, two in three bytes."""
 
-    largest = 2**11 - 1
+    largest: ClassVar[int] = 2**11 - 1
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
         return 12 + 16 / GROUP
@@ -135,7 +135,7 @@ class Int12(Format):
 class Int8(Format):
     """8-bit integers; the channels of a row with the largest values are kept apart in bfloat16."""
 
-    largest = 2**7 - 1
+    largest: ClassVar[int] = 2**7 - 1
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
         return 8 + 16 / GROUP + OUTLIERS * (16 / embed_dim + 32 / embed_dim / seq_len)

@@ -159,7 +159,7 @@ def sums_of(part: str, exact: np.ndarray, ours: np.ndarray) -> Sums:
 
 
 def _shards(leaf: Array) -> dict[str, np.ndarray]:
-    """What this process holds of an array, each piece once among all processes."""
+    """Pieces of an array that this process holds, each once among all processes."""
     pieces = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
     return {str(shard.index): np.asarray(shard.data) for shard in pieces}
 
