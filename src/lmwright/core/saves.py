@@ -87,25 +87,27 @@ class _Places:
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def grouped(x: Array) -> Array:
-    """[..., D] as [..., D / GROUP, GROUP]."""
-    return x.reshape(*x.shape[:-1], -1, GROUP)
-
-
 def integers(x: Array, largest: int) -> tuple[Array, Array]:
-    """int32 [..., D] within `largest` and bfloat16 scales [..., D / GROUP], whose product is x."""
-    groups = grouped(x.astype(jnp.float32))
-    peak = jnp.max(jnp.abs(groups), axis=-1)
+    """int32 [B, T, D] within `largest` and bfloat16 scales [B, T, D / GROUP], whose product is
+    x."""
+    wide = x.astype(jnp.float32)
+    peak = jnp.max(jnp.abs(wide.reshape(*x.shape[:-1], -1, GROUP)), axis=-1)
     # a compiler may leave out a cast to bfloat16 and back, but not this
-    scale = jax.lax.reduce_precision(peak * (ROUNDING / largest), 8, 7)
-    steps = jnp.round(groups / jnp.where(scale == 0, 1, scale)[..., None])
-    return steps.astype(jnp.int32).reshape(x.shape), scale.astype(jnp.bfloat16)
+    scale = jax.lax.reduce_precision(peak * (ROUNDING / largest), 8, 7).astype(jnp.bfloat16)
+    steps = wide / repeated(jnp.where(scale == 0, 1, scale))
+    return jnp.round(steps).astype(jnp.int32), scale
 
 
 def scaled(values: Array, scale: Array) -> Array:
-    """float32 [..., D]: the inverse of `integers`."""
-    wide = grouped(values.astype(jnp.float32)) * scale.astype(jnp.float32)[..., None]
-    return wide.reshape(values.shape)
+    """float32 [B, T, D]: the inverse of `integers`."""
+    return values.astype(jnp.float32) * repeated(scale)
+
+
+def repeated(scale: Array) -> Array:
+    """float32 [B, T, D] of scales [B, T, D / GROUP]. By a product whose sums have one term: where
+    TPUs repeat along lanes, they store what they repeat and what becomes of it."""
+    ones = jnp.repeat(jnp.eye(scale.shape[-1], dtype=scale.dtype), GROUP, axis=1)
+    return jnp.einsum("btg,gd->btd", scale, ones, preferred_element_type=jnp.float32)
 
 
 @dataclass(frozen=True)
