@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from lmwright.config.registry import Registry
 
+Block = Callable[..., Any]
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 ContextAttention = Literal["ring", "all_to_all"]
 
@@ -53,29 +54,22 @@ class Remat:
         """True if the backward pass reads the result of this name rather than recomputing it."""
         return self.everything or name in self.kept | self.offloaded
 
-    def apply(
-        self, block: Callable[..., Any], *, prevent_cse: bool = False, place: int = 1
-    ) -> Callable[..., Any]:
+    def apply(self, block: Block, *, prevent_cse: bool = False, place: int = 1) -> Block:
         """`block` whose backward pass recomputes what is not kept; its input is argument number
         `place`. Outside of a loop, `prevent_cse` keeps the compiler from reusing the forward
         pass's results."""
         if self.everything:
             return block
         if self.format is not None:
-            rest = replace(self, format=None, offloaded=self.offloaded - {BLOCK_INPUT})
-            again = rest.apply(block, prevent_cse=prevent_cse)
-            return self.format.around(again, place, on_host=BLOCK_INPUT in self.offloaded)
+            return self.format.around(self, block, place, prevent_cse)
         policies = jax.checkpoint_policies
-        policy = policies.nothing_saveable
+        policy = policies.save_only_these_names(*sorted(self.kept))
         if self.offloaded:
             policy = policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=sorted(self.kept),
                 names_which_can_be_offloaded=sorted(self.offloaded),
-                offload_src="device",
-                offload_dst=HOST_MEMORY,
-            )
-        elif self.kept:
-            policy = policies.save_only_these_names(*sorted(self.kept))
+                offload_src="device", offload_dst=HOST_MEMORY,
+            )  # fmt: skip
         return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
 
 
@@ -99,9 +93,8 @@ OFFLOADS: dict[OffloadName, frozenset[str]] = {
 def remat_of(remat: RematName, offload: OffloadName = "none", inputs: str = "exact") -> Remat:
     """The policy that keeps what `remat` names on the device, but what `offload` names on the
     host, and block inputs as `inputs` says."""
-    policy, offloaded = REMATS[remat], OFFLOADS[offload]
-    kept, format = policy.kept - offloaded, FORMATS.get(inputs)
-    return replace(policy, kept=kept, offloaded=offloaded, format=format)
+    policy, offloaded, form = REMATS[remat], OFFLOADS[offload], FORMATS.get(inputs)
+    return replace(policy, kept=policy.kept - offloaded, offloaded=offloaded, format=form)
 
 
 @dataclass(frozen=True)

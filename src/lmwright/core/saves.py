@@ -9,14 +9,16 @@ D, with a scale of its own: channels of the residual stream differ by orders of 
 scales along tokens are far worse (`benchmarks/gradient_error.py`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from lmwright.core.compute import BLOCK_INPUT, Block, Remat
 
 GROUP = 64  # values along D that share a scale
 OUTLIERS = 8  # channels of a row that int8 keeps as they are
@@ -40,11 +42,13 @@ class Format:
         """float32 [B, T, D], close to what was packed."""
         raise NotImplementedError
 
-    def around(
-        self, block: Callable[..., Any], place: int, *, on_host: bool = False
-    ) -> Callable[..., Any]:
-        """`block`, whose backward pass reads argument number `place` from what is kept of it, in
-        the host's memory if `on_host`. What else the backward pass reads is as `block` has it."""
+    def around(self, remat: Remat, block: Block, place: int, prevent_cse: bool) -> Block:
+        """`block` under a policy of rematerialization, whose backward pass reads argument number
+        `place` from what is kept of it, on the host if the policy says so. What else it reads is
+        as the policy has it."""
+        on_host = BLOCK_INPUT in remat.offloaded
+        rest = replace(remat, format=None, offloaded=remat.offloaded - {BLOCK_INPUT})
+        block = rest.apply(block, prevent_cse=prevent_cse)
 
         @jax.custom_vjp
         def run(*args: Any) -> Any:
