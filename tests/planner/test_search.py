@@ -15,6 +15,7 @@ from lmwright.planner.command import Wanted, plan_command
 from lmwright.planner.compare import compare, compare_lines
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate
+from lmwright.planner.cost import cost_of
 from lmwright.planner.search import Search
 from lmwright.planner.suggestions import larger, single_changes, suggest
 from tests.planner.runs import run_of
@@ -161,6 +162,9 @@ def test_fewer_bits_of_block_inputs_are_offered_last(tmp_path):
     lines = suggest(run, between).lines
     assert any("train.block_inputs=int12 (trains differently): " in line for line in lines)
     assert "block inputs int12*" in changes[-1].label
+    quick = changes[-1].quick
+    cost = cost_of(quick.run, between, quick.step_s, quick.plan.tokens_per_step)
+    assert "block inputs in int12, which changes gradients" in "\n".join(quick.lines(cost))
 
 
 def test_the_smallest_slice_that_trains_it(tmp_path):
