@@ -56,6 +56,25 @@ def test_saved_activations_are_the_residuals_that_jax_keeps(remat, head, tmp_pat
     assert got == pytest.approx(want, rel=0.01 if remat == "none" else 1e-9)
 
 
+@pytest.mark.parametrize("kept", ["int12", "int8"])
+@pytest.mark.parametrize("remat", ["block", "mlp"])
+def test_inputs_in_fewer_bits_are_the_residuals_that_jax_keeps(remat, kept, tmp_path):
+    words = (*SMALL, "model.embed_dim=192", f"train.remat={remat}", f"train.block_inputs={kept}")
+    run = run_of(tmp_path, *words, batch=3)
+    compute = Compute(precision="bf16", remat=remat, block_inputs=kept, kernels="tpu")
+    leaf = lambda dtype: jax.ShapeDtypeStruct((3, 256), dtype)  # noqa: E731
+    batch = Batch(leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.float32))
+
+    def residuals(w, batch):
+        return jax.vjp(lambda w: run.model.hidden(w, batch, compute)[0], w)[1]
+
+    tree = jax.eval_shape(residuals, abstract_weights(run.model.spec()), batch)
+    stacked = [a for a in jax.tree.leaves(tree) if a.shape[:2] == (run.model.num_layers, 3)]
+    want = sum(math.prod(a.shape) * a.dtype.itemsize for a in stacked)
+    got = saved_bytes(Layout.of(on_paper(run, parse_machine("v5e:1x1")))[0])
+    assert got == pytest.approx(want, rel=1e-9)
+
+
 def test_pieces_shrink_what_is_saved_and_add_gradients(tmp_path):
     machine = parse_machine("v4-32")
     one, four = (

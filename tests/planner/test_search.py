@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,12 +10,14 @@ from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.planner import command, search
 from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.command import Wanted, plan_command
 from lmwright.planner.compare import compare, compare_lines
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate
+from lmwright.planner.cost import cost_of
 from lmwright.planner.search import Search
-from lmwright.planner.suggestions import larger, suggest
+from lmwright.planner.suggestions import larger, single_changes, suggest
 from tests.planner.runs import run_of
 
 GIB = 2**30
@@ -142,6 +145,26 @@ def test_cures_fit_and_paste(tmp_path):
             words = line.split(": ")[0].replace("(trains differently)", "").split()
             new = load_run(tmp_path / "run.toml", words)
             assert command.Quick.of(new, machine).fits
+
+
+def test_fewer_bits_of_block_inputs_are_offered_last(tmp_path):
+    """Where nothing that trains identically fits: the least of them that does."""
+    run = run_of(tmp_path, "train.remat=block", "train.num_microbatches=1", batch=1)
+    machine = parse_machine("v5e-1")
+    alone = Quick.of(run, machine).memory
+    packed = replace(run, train=replace(run.train, block_inputs="int12"))
+    saved = Quick.of(packed, machine).memory
+    assert saved.saved == pytest.approx(alone.saved * 12.25 / 16)
+    between = replace(machine, usable_bytes=int((alone.peak + saved.peak) / 2))
+    changes = list(single_changes(run, between))
+    assert changes[-1].overrides == ("train.block_inputs=int12",)
+    assert changes[-1].changes_training and changes[-1].quick.fits
+    lines = suggest(run, between).lines
+    assert any("train.block_inputs=int12 (trains differently): " in line for line in lines)
+    assert "block inputs int12*" in changes[-1].label
+    quick = changes[-1].quick
+    cost = cost_of(quick.run, between, quick.step_s, quick.plan.tokens_per_step)
+    assert "block inputs in int12, which changes gradients" in "\n".join(quick.lines(cost))
 
 
 def test_the_smallest_slice_that_trains_it(tmp_path):

@@ -18,6 +18,8 @@ from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
 from lmwright.storage.bucket import is_bucket
 
+SCALED_TOGETHER = 64  # values of a block's input with one scale, in `core.saves`
+
 
 def check_run(run: Run) -> None:
     """Raises UserError for a run whose sections contradict each other or that sets a field without
@@ -89,6 +91,7 @@ def check_memory(run: Run) -> None:
             f"train.offload: {train.offload!r} has no effect with train.remat = 'none', which "
             "keeps everything on the device; use train.remat = 'block'"
         )
+    _check_block_inputs(run)
     if train.offload == "products" and train.remat != "block":
         raise UserError(
             f"train.remat: {train.remat!r} has no effect with train.offload = 'products', which "
@@ -127,6 +130,22 @@ def _check_head_gradient(run: Run) -> None:
         reason = f"on rows of {seq_len_of(run)} tokens, whose loss is one chunk"
     if reason:
         raise UserError(f"train.head_gradient: 'once' has no effect {reason}; leave it out")
+
+
+def _check_block_inputs(run: Run) -> None:
+    kept, embed_dim = run.train.block_inputs, run.model.embed_dim
+    if kept == "exact":
+        return
+    if run.train.remat == "none":
+        raise UserError(
+            f"train.block_inputs: {kept!r} takes nothing off the peak with train.remat = 'none', "
+            "which keeps what blocks compute beside their inputs; use train.remat = 'block'"
+        )
+    if embed_dim % SCALED_TOGETHER:
+        raise UserError(
+            f"train.block_inputs: {kept!r} gives {SCALED_TOGETHER} neighbors one scale, which do "
+            f"not divide model.embed_dim = {embed_dim}; use train.block_inputs = 'exact'"
+        )
 
 
 def _divisor_below(number: int, most: int) -> int:

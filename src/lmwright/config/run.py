@@ -257,6 +257,9 @@ class Train:
     offload: Free[Literal["none", "block_inputs", "attention", "products"]] = "none"
     """What the backward pass reads from the host's memory rather than computing it again: the
     inputs of blocks, these and attention's queries, keys, values and outputs, or all matmuls."""
+    block_inputs: Literal["exact", "int12", "int8"] = "exact"
+    """How the inputs of blocks are kept for the backward pass: as they are, as 12-bit integers or
+    as 8-bit integers beside 8 exact channels. The last two change gradients a little."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
     head_gradient: Free[Literal["by_chunk", "once"]] = "by_chunk"

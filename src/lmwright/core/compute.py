@@ -12,6 +12,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from lmwright.config.registry import Registry
+
+Block = Callable[..., Any]
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
 ContextAttention = Literal["ring", "all_to_all"]
 HeadGradient = Literal["by_chunk", "once"]
@@ -32,6 +35,7 @@ EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
+FORMATS = Registry("lmwright.core", {"int12": "saves.INT12", "int8": "saves.INT8"})
 
 
 @dataclass(frozen=True)
@@ -44,27 +48,29 @@ class Remat:
     """Keeps all results, named or not."""
     offloaded: frozenset[str] = frozenset()
     """In the memory of the host."""
+    format: Any = None
+    """Of `core.saves`: how block inputs are kept; as they are if None."""
 
     def keeps(self, name: str) -> bool:
         """True if the backward pass reads the result of this name rather than recomputing it."""
         return self.everything or name in self.kept | self.offloaded
 
-    def apply(self, block: Callable[..., Any], *, prevent_cse: bool = False) -> Callable[..., Any]:
-        """`block` whose backward pass recomputes what is not kept. Outside of a loop,
-        `prevent_cse` keeps the compiler from reusing the forward pass's results."""
+    def apply(self, block: Block, *, prevent_cse: bool = False, place: int = 1) -> Block:
+        """`block` whose backward pass recomputes what is not kept; its input is argument number
+        `place`. Outside of a loop, `prevent_cse` keeps the compiler from reusing the forward
+        pass's results."""
         if self.everything:
             return block
+        if self.format is not None:
+            return self.format.around(self, block, place, prevent_cse)
         policies = jax.checkpoint_policies
-        policy = policies.nothing_saveable
+        policy = policies.save_only_these_names(*sorted(self.kept))
         if self.offloaded:
             policy = policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=sorted(self.kept),
                 names_which_can_be_offloaded=sorted(self.offloaded),
-                offload_src="device",
-                offload_dst=HOST_MEMORY,
-            )
-        elif self.kept:
-            policy = policies.save_only_these_names(*sorted(self.kept))
+                offload_src="device", offload_dst=HOST_MEMORY,
+            )  # fmt: skip
         return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
 
 
@@ -85,23 +91,24 @@ OFFLOADS: dict[OffloadName, frozenset[str]] = {
 }
 
 
-def remat_of(remat: RematName, offload: OffloadName = "none") -> Remat:
+def remat_of(remat: RematName, offload: OffloadName = "none", inputs: str = "exact") -> Remat:
     """The policy that keeps what `remat` names on the device, but what `offload` names on the
-    host."""
-    policy, offloaded = REMATS[remat], OFFLOADS[offload]
-    return replace(policy, kept=policy.kept - offloaded, offloaded=offloaded)
+    host, and block inputs as `inputs` says."""
+    policy, offloaded, form = REMATS[remat], OFFLOADS[offload], FORMATS.get(inputs)
+    return replace(policy, kept=policy.kept - offloaded, offloaded=offloaded, format=form)
 
 
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
-    recomputes or reads from the host, whether layers are unrolled, the set of kernels, tokens of a
-    row whose logits or wide activations exist at once, how attention sees rows that are cut over
-    devices, and the pieces in which rows pass through the stages of a pipeline."""
+    recomputes, reads from the host or in fewer bits, whether layers are unrolled, the set of
+    kernels, tokens of a row whose logits or wide activations exist at once, how attention sees rows
+    that are cut over devices, and the pieces in which rows pass through a pipeline's stages."""
 
     precision: str = "fp32"
     remat: RematName = "none"
     offload: OffloadName = "none"
+    block_inputs: str = "exact"
     unroll: bool = False
     kernels: Kernels = "reference"
     loss_chunk_tokens: int = 1024
@@ -113,7 +120,7 @@ class Compute:
     @property
     def policy(self) -> Remat:
         """The policy of rematerialization."""
-        return remat_of(self.remat, self.offload)
+        return remat_of(self.remat, self.offload, self.block_inputs)
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -75,7 +75,7 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
-        again = policy.apply(partial(one, index), prevent_cse=True)
+        again = policy.apply(partial(one, index), prevent_cse=True, place=2)
         x, *tied = joint_gradients(x, *slots)
         x, new = again(tied, fixed, x, *side)
         aux = jax.tree.map(jnp.add, aux, new) if aux else new

@@ -23,6 +23,7 @@ from lmwright.planner.units import (
     host_lines,
     memory_size,
     mesh_text,
+    saves_text,
     short_duration,
 )
 
@@ -135,7 +136,7 @@ class Report:
             f"{self.run.name} on {where.name}: {where.num_chips} chips"
             f" ({where.num_slices} x {shape}), mesh {mesh_text(c.mesh)}",
             f"{c.num_params:,} parameters, {c.tokens_per_step:,} tokens a step, "
-            f"remat {self.run.train.remat}",
+            f"{saves_text(self.run.train)}",
             "",
             self._verdict(),
         ]

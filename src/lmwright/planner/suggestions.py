@@ -5,13 +5,18 @@ generation on which some way fits, with the arithmetic of each.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
+from lmwright.config.check import check_memory
 from lmwright.config.run import Run
+from lmwright.errors import UserError
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.devices import GPUS
 from lmwright.hardware.slices import names_of
 from lmwright.planner.analytic.candidates import (
+    PACKED,
     SMALLER_STATE,
     Candidate,
     candidates,
@@ -67,7 +72,7 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
 
 
 def single_changes(run: Run, machine: Machine) -> Iterator[Candidate]:
-    """Ways that change one of remat, microbatches, mesh and optimizer."""
+    """Ways that change one of remat, microbatches, mesh, optimizer and bits of block inputs."""
     yield from sorted(
         (c for c in candidates(run, machine, meshes=[run.mesh]) if c.quick.fits),
         key=lambda c: (len(c.overrides), c.quick.step_s),
@@ -77,6 +82,17 @@ def single_changes(run: Run, machine: Machine) -> Iterator[Candidate]:
     for kind in SMALLER_STATE.get(run.optim.kind, ()):
         new = replace(run, optim=with_kind(run.optim, kind))
         yield Candidate(new, run, Quick.of(new, machine))
+    yield from islice((c for c in fewer_bits(run, machine) if c.quick.fits), 1)
+
+
+def fewer_bits(run: Run, machine: Machine) -> Iterator[Candidate]:
+    """The run with block inputs in fewer bits, the least harmful first."""
+    remat = "block" if run.train.remat == "none" else run.train.remat
+    for kept in PACKED:
+        new = replace(run, train=replace(run.train, remat=remat, block_inputs=kept))
+        with suppress(UserError):
+            check_memory(new)
+            yield Candidate(new, run, Quick.of(new, machine))
 
 
 def _line(candidate: Candidate) -> str:

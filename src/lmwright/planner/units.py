@@ -1,5 +1,6 @@
-"""Units: bytes and seconds as people read them, small ones too."""
+"""Units: bytes, seconds and settings as people read them, small ones too."""
 
+from lmwright.config.run import Train
 from lmwright.hardware.chips import GIB
 
 MIB = 2**20
@@ -52,3 +53,10 @@ def host_lines(host_bytes: float, memory_bytes: float | None) -> list[str]:
     line += f", which has {memory_size(memory_bytes)}"
     over = "" if fits_host(host_bytes, memory_bytes) else f": more than {HOST_SHARE:.0%} of it"
     return [line + over]
+
+
+def saves_text(train: Train) -> str:
+    """How a run keeps what its backward pass reads."""
+    inputs = train.block_inputs
+    fewer = "" if inputs == "exact" else f", block inputs in {inputs}, which changes gradients"
+    return f"remat {train.remat}{fewer}"

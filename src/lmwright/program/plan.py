@@ -143,6 +143,7 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         precision=run.train.precision,
         remat=run.train.remat,
         offload=run.train.offload,
+        block_inputs=run.train.block_inputs,
         unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
         kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,

@@ -58,7 +58,21 @@ def _outcome(record: RunRecord) -> Rows:
             rows["training loss not finite"] = f"first at step {bad[0]:,}, {len(bad):,} times"
     for source, curves in record.evals.items():
         rows |= _held_out_rows(source, curves)
-    return rows
+    return rows | _gradient_rows(record)
+
+
+def _gradient_rows(record: RunRecord) -> Rows:
+    """The newest gradient error that was measured (`train.gradient_error`)."""
+    found = [e for e in record.events if e["kind"] == "gradient error" and "error" in e]
+    if not found:
+        return {}
+    newest = found[-1]
+    error, parts = float(newest["error"]), [k for k in newest if k.endswith(" error")]
+    text = f"{error:.2%} at step {newest['step']:,}, by {newest['setting']}"
+    if parts:
+        worst = max(parts, key=lambda name: float(newest[name]))
+        text += f" (most in {worst.removesuffix(' error')}: {float(newest[worst]):.2%})"
+    return {"gradients changed": text}
 
 
 def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:

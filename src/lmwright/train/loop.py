@@ -40,6 +40,7 @@ from lmwright.train.corruption import Checks
 from lmwright.train.display import Display, headline
 from lmwright.train.evaluated import eval_weights, write_down
 from lmwright.train.finite import refuse_state
+from lmwright.train.gradient_error import note_gradient_error
 from lmwright.train.hooks import HOOKS, Hook, Values
 from lmwright.train.host_memory import refuse_small_host
 from lmwright.train.memory import keeping
@@ -201,6 +202,8 @@ class Session:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
         done = self._passed_over(self.start)
+        with self.budget.apart("compile"):
+            note_gradient_error(self.plan, self.active, self.state, self.stores, self, done)
         self._compile()
         self.stop.starting = False
         while done < self.steps:

@@ -4,7 +4,8 @@
 
 The global batch, and with it what is learned, stays; an optimizer with smaller state is offered
 beside the run's own and marked, since it trains differently. For a run that does not fit, the
-host's memory and mlps by chunks are tried too, which train identically.
+host's memory and mlps by chunks are tried too, which train identically, and last of all block
+inputs in fewer bits.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 from lmwright.config.check import check_memory
 from lmwright.config.fields import default_of
 from lmwright.config.run import Mesh, Run, Train, seq_len_of
-from lmwright.core.compute import OFFLOADS, REMATS
+from lmwright.core.compute import FORMATS, OFFLOADS, REMATS
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.planner.advice import TIE_SHARE
@@ -28,6 +29,7 @@ from lmwright.program.plan import Plan, refuse_chunks
 
 CHUNK_TOKENS = 4096  # of a row, of an mlp's chunk
 SMALLER_STATE = {"adamw": ("adam8bit",)}
+PACKED = tuple(FORMATS)  # the least harmful first
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save
 LEAST_CONTEXT_TOKENS = 2048  # of a row on one device
 
@@ -55,6 +57,11 @@ class Candidate:
 
     @property
     def changes_training(self) -> bool:
+        ours, theirs = self.run.train.block_inputs, self.given.train.block_inputs
+        return self.has_other_optimizer or ours != theirs
+
+    @property
+    def has_other_optimizer(self) -> bool:
         return replace(self.run.optim, offload=self.given.optim.offload) != self.given.optim
 
     @property
@@ -62,7 +69,9 @@ class Candidate:
         """Mesh, remat, microbatches and, where it is another one, the optimizer."""
         train = self.run.train
         pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
-        star = f", {self.run.optim.kind}*" if self.changes_training else ""
+        star = f", {self.run.optim.kind}*" if self.has_other_optimizer else ""
+        if train.block_inputs != self.given.train.block_inputs:
+            star += f", block inputs {train.block_inputs}*"
         host = "" if train.offload == "none" else f", {train.offload} on the host"
         host += "" if self.run.optim.offload == "none" else ", moments on the host"
         chunk = f", mlp by {train.mlp_chunk_tokens:,} tokens" if train.mlp_chunk_tokens else ""
@@ -93,6 +102,8 @@ def candidates(
     ways = _ways(run, machine, meshes, [(t, o) for t in keeps_of(run, remats) for o in optims])
     if not _fits(run, machine):
         ways += _ways(run, machine, meshes, [pair for o in optims for pair in on_host(run, o)])
+        if optimizers and not any(way.quick.fits for way in ways):
+            ways += _ways(run, machine, meshes, [pair for o in optims for pair in packed(run, o)])
     return sorted(ways, key=rank)
 
 
@@ -160,6 +171,20 @@ def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
             continue
         if new != run:
             yield new.train, new.optim
+
+
+def packed(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
+    """(train, optim) that keep block inputs in fewer bits, which changes gradients, beside what
+    `on_host` says; those that are legal and not as the run is."""
+    for train, other in [(replace(run.train, remat="block"), optim), *on_host(run, optim)]:
+        for kept in PACKED:
+            new = replace(run, train=replace(train, block_inputs=kept), optim=other)
+            try:
+                check_memory(new)
+            except UserError:
+                continue
+            if new != run:
+                yield new.train, new.optim
 
 
 def rank(candidate: Candidate) -> tuple:

@@ -262,7 +262,8 @@ class Layout:
 
     @property
     def remat(self) -> Remat:
-        return remat_of(self.run.train.remat, self.run.train.offload)
+        train = self.run.train
+        return remat_of(train.remat, train.offload, train.block_inputs)
 
     @property
     def weights(self) -> tuple[Weight, ...]:

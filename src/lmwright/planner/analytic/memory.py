@@ -4,7 +4,8 @@
     cast           the weights in the precision of the products, where that is another
     gradients      of the weights; with several microbatches also their sum
     saved          what the backward pass keeps of the forward pass, layer by layer; what
-                   `train.offload` puts on the host is counted apart
+                   `train.offload` puts on the host is counted apart, and what
+                   `train.block_inputs` keeps in fewer bits with these
     temporaries    of the fuller of two moments: a chunk of logits with its gradient, when the
                    head's is the only gradient yet, or one layer's backward pass
 
@@ -125,8 +126,17 @@ def saved_results(layout: Layout) -> list[Saved]:
         Saved(w.path, layout.output_bytes(w) * layout.share(w), w.product_name in remat.offloaded)
         for w in named
     ]
-    inputs = Saved("block input", stream, BLOCK_INPUT in remat.offloaded)
+    inputs = Saved("block input", block_input_bytes(layout), BLOCK_INPUT in remat.offloaded)
     return [inputs, *([attention] if keeps_attention(layout) else []), *products]
+
+
+def block_input_bytes(layout: Layout) -> float:
+    """Bytes of one block's input as `train.block_inputs` keeps it."""
+    values, format = layout.stream_bytes() / layout.activation_bytes, layout.remat.format
+    bits = 8 * layout.activation_bytes
+    if format is not None:
+        bits = format.bits(layout.seq_len, layout.work.embed_dim)
+    return values * bits / 8
 
 
 def saved_bytes(layout: Layout, *, on_host: bool = False) -> float:

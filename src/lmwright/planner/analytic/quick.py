@@ -24,6 +24,7 @@ from lmwright.planner.units import (
     host_lines,
     memory_size,
     mesh_text,
+    saves_text,
     short_duration,
 )
 from lmwright.program.plan import Plan
@@ -148,7 +149,7 @@ class Quick:
             f"{self.run.name} on {self.machine.name}: {machine_text(self.machine)}, "
             f"mesh {mesh_text(dict(self.plan.mesh.shape))}",
             f"{self.plan.num_params:,} parameters, {self.plan.tokens_per_step:,} tokens a step, "
-            f"remat {train.remat}{pieces}, {self.run.optim.kind}",
+            f"{saves_text(train)}{pieces}, {self.run.optim.kind}",
             "",
             self.verdict(),
         ]
