@@ -7,6 +7,7 @@ import pytest
 
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.hardware.slices import parse_slice
 from lmwright.planner import command, search
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.command import Wanted, plan_command
@@ -156,3 +157,29 @@ def test_larger_machines_of_a_kind():
     assert list(larger(parse_machine("v5e-64")))[:3] == ["v5e-128", "v5e-256", "2xv5e-256"]
     assert next(larger(parse_machine("gpu:h100x8"))) == "gpu:h100x16"
     assert list(larger(parse_machine("cpu:8"))) == []
+
+
+def test_programs_with_the_host_or_chunks_get_more_time(tmp_path):
+    given = run_of(tmp_path)
+    long = "train.remat=block", "data.pack.seq_len=1024"
+    for word in (
+        "train.offload=block_inputs",
+        "train.mlp_chunk_tokens=512",
+        "optim.offload=moments",
+    ):
+        assert search.timeout_s(run_of(tmp_path, *long, word)) == 2 * search.timeout_s(given)
+
+
+def test_the_compiler_is_given_that_time(tmp_path, monkeypatch):
+    seconds = []
+
+    def compiler(run, where, *, timeout_s):
+        seconds.append((run.train.mlp_chunk_tokens, timeout_s))
+        raise UserError("no")
+
+    monkeypatch.setattr(search, "require_libtpu", lambda: None)
+    monkeypatch.setattr(search, "compile_for", compiler)
+    run = run_of(tmp_path, preset="llama-8b", batch=8)
+    found = Search.of(run, parse_machine("v5e-8"))
+    found.compile_finalists(parse_slice("v5e-8"), 2)
+    assert set(seconds) == {(4096, 1800), (None, 900)}
