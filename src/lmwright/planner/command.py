@@ -24,6 +24,7 @@ from lmwright.planner.suggestions import larger_way, suggest
 from lmwright.program.length import with_steps
 from lmwright.program.lora import only
 
+FINALISTS = 4
 EXIT_DOES_NOT_FIT = 1
 EXIT_HOST_MEMORY = 3
 
@@ -39,8 +40,10 @@ class Wanted:
     quick: bool = False
     """The analytic answer."""
     search: bool = False
+    longest: bool = False
+    """The longest rows that fit."""
     finalists: int | None = None
-    """Candidates of the search that the compiler sees."""
+    """Candidates of a search, or options of `longest`, that the compiler sees."""
     price: float | None = None
     """USD per chip-hour, of every machine."""
     hours: float | None = None
@@ -90,8 +93,9 @@ def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
     from lmwright.planner.measured import Comparison, machine_of_run
     from lmwright.report.read import read_run
 
-    if wanted.search or (wanted.keep and wanted.forget):
-        other = "--search" if wanted.search else "--keep and --forget"
+    clash = {"--search": wanted.search, "--longest": wanted.longest}
+    clash |= {"--keep and --forget": wanted.keep and wanted.forget}
+    if other := next((name for name, value in clash.items() if value), None):
         raise UserError(f"--measured: cannot be combined with {other}; remove one")
     if wanted.forget:
         machine = parse_machine(wanted.on or machine_of_run(read_run(name))).name
@@ -118,8 +122,7 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     compiler. Raises UserError for an unknown machine, a mesh that it cannot hold, or options
     that do not go together.
     """
-    if wanted.finalists is not None and (wanted.quick or not wanted.search):
-        raise UserError("--finalists: only applies to --search without --quick; remove it")
+    _refuse(wanted)
     alias = known_as(wanted.on)
     if alias is not None:
         own = wanted.hours is None and run.limits.session_hours is None
@@ -134,6 +137,22 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
         print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
     _show(answer.lines, answer.json, wanted)
     return answer.code
+
+
+def _refuse(wanted: Wanted) -> None:
+    """Raises UserError for options that have no effect together."""
+    if wanted.finalists is not None and (wanted.quick or not (wanted.search or wanted.longest)):
+        raise UserError(
+            "--finalists: only applies to --search or --longest without --quick; remove it"
+        )
+    if not wanted.longest:
+        return
+    others = {"--search": wanted.search, "--hours": wanted.hours, "--price": wanted.price}
+    for name, value in others.items():
+        if value not in (False, None):
+            raise UserError(f"--longest: cannot be combined with {name}; remove one")
+    if wanted.on.strip().lower() == "any":
+        raise UserError("--longest: needs one machine; replace --on any")
 
 
 def _show(lines: Sequence[str], text: str, wanted: Wanted) -> None:
@@ -152,18 +171,28 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
     compiles = machine.platform == "tpu" and not wanted.quick
     if compiles and not has_libtpu():
-        answer = (
-            _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
-        )
+        answer = _estimated(run, machine, wanted)
         instead = (
             f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
             f"compiler's own answer {install('tpu')} (no TPU is needed)"
         )
         return replace(answer, lines=[*answer.lines, instead])
+    if not compiles:
+        return _estimated(run, machine, wanted)
+    where = parse_slice(wanted.on)
     if wanted.search:
-        return _search(run, machine, wanted, parse_slice(wanted.on) if compiles else None)
-    if compiles:
-        return _compiled(run, parse_slice(wanted.on), wanted)
+        return _search(run, machine, wanted, where)
+    if wanted.longest:
+        return _longest(run, machine, wanted, where)
+    return _compiled(run, where, wanted)
+
+
+def _estimated(run: Run, machine: Machine, wanted: Wanted) -> Answer:
+    """The answer without a compiler."""
+    if wanted.search:
+        return _search(run, machine, wanted, None)
+    if wanted.longest:
+        return _longest(run, machine, wanted, None)
     return _quick(run, machine, wanted)
 
 
@@ -181,7 +210,7 @@ def _any(run: Run, wanted: Wanted) -> Answer:
 
 
 def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
-    from lmwright.planner.search import FINALISTS, Search
+    from lmwright.planner.search import Search
 
     search, stopped = Search.of(run, machine), False
     if where is not None:
@@ -199,6 +228,22 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> 
     else:
         lines += larger_way(run, machine, wanted.hours)[1]
     return Answer(lines, search.to_json(), best.fits, stopped)
+
+
+def _longest(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
+    from lmwright.planner.longest import Longest
+
+    longest, stopped = Longest.of(run, machine), False
+    if where is not None:
+        try:
+            longest.confirm(where, wanted.finalists or FINALISTS)
+        except KeyboardInterrupt:
+            stopped = True
+    lines = ["interrupted; this is what is known so far", ""] if stopped else []
+    lines += longest.lines()
+    if where is None:
+        lines += ["", "by the analytic model; no compiler was asked"]
+    return Answer(lines, longest.to_json(), longest.fits, stopped)
 
 
 def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
@@ -232,7 +277,7 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         cost = _takes(run, machine, mean_s, compiled.tokens_per_step, wanted)
         last = advise(quick, took.by_kind, took.parts)
         lines = [*report.lines(cost), *(phase.line() for phase in later), "", last.text]
-        fits = compiled.fits and all(phase.fits for phase in later)
+        fits = report.fits and all(phase.fits for phase in later)
         return Answer(lines, with_later(report.to_json(cost, last), later), fits)
     cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
     suggestions = suggest(run, machine, wanted.hours)
@@ -246,7 +291,7 @@ def _remaining(run: Run, where: Slice, phase: Phase) -> Later:
     print(f"compiling the step that remains from step {phase.start:,} on", file=sys.stderr)
     report = Report(run, where, compile_for(run, where, trainees=names))
     step_s = report.estimate.step_s if report.estimate else None
-    return Later(phase, report.compiled.peak_bytes, step_s, report.compiled.fits)
+    return Later(phase, report.compiled.peak_bytes, step_s, report.fits)
 
 
 def _takes(

@@ -20,6 +20,7 @@ from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.units import (
     duration,
+    fits_host,
     host_lines,
     memory_size,
     mesh_text,
@@ -46,6 +47,11 @@ class Report:
         """HBM of one device that a program may use."""
         peak = self.where.family.peak
         return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
+
+    @property
+    def fits(self) -> bool:
+        """True if the chip, and the host where something is put there, have the memory."""
+        return self.compiled.fits and fits_host(self.compiled.host_bytes, self.host_memory_bytes)
 
     @property
     def host_memory_bytes(self) -> float:
@@ -178,7 +184,8 @@ class Report:
         used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
         if self.compiled.fits:
             small = memory_size(self.compiled.peak_bytes).removesuffix(" GiB")
-            return f"FITS: {small} of {limit:.2f} GiB"
+            verdict = "FITS" if self.fits else "DOES NOT FIT THE HOST"
+            return f"{verdict}: {small} of {limit:.2f} GiB"
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 

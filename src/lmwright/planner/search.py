@@ -21,7 +21,6 @@ from lmwright.planner.compiler.compile import compile_for, require_libtpu
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.report import Report
 
-FINALISTS = 4
 SHOWN = 12  # rows of the table
 COMPILE_TIMEOUT_S = 900.0
 LONG_TIMEOUT_S = 1800.0  # of programs with transfers to the host or loops over chunks
@@ -39,7 +38,7 @@ class Entry:
     @property
     def fits(self) -> bool:
         quick = self.candidate.quick
-        return (self.report.compiled.fits if self.report else quick.fits) and not self.failure
+        return (self.report.fits if self.report else quick.fits) and not self.failure
 
     @property
     def over_bytes(self) -> float:

@@ -43,15 +43,7 @@ class Candidate:
     @cached_property
     def overrides(self) -> tuple[str, ...]:
         """Words that turn the given run into this one, for the command line."""
-        words = []
-        for section in ("mesh", "train"):
-            new, old = getattr(self.run, section), getattr(self.given, section)
-            words += [
-                f"{section}.{f.name}={getattr(new, f.name)}"
-                for f in fields(new)
-                if getattr(new, f.name) != getattr(old, f.name)
-            ]
-        return (*words, *optimizer_overrides(self.given.optim, self.run.optim))
+        return overrides(self.given, self.run)
 
     @property
     def changes_training(self) -> bool:
@@ -205,6 +197,19 @@ def with_kind(optim: Any, kind: str) -> Any:
     return cls(**{name: getattr(optim, name) for name in shared})
 
 
+def overrides(old: Run, new: Run) -> tuple[str, ...]:
+    """Words that turn one run into another that differs in mesh, `train` and optimizer."""
+    words = []
+    for section in ("mesh", "train"):
+        values, before = getattr(new, section), getattr(old, section)
+        words += [
+            f"{section}.{f.name}={_word(getattr(values, f.name))}"
+            for f in fields(values)
+            if getattr(values, f.name) != getattr(before, f.name)
+        ]
+    return (*words, *optimizer_overrides(old.optim, new.optim))
+
+
 def optimizer_overrides(old: Any, new: Any) -> list[str]:
     """Words that turn one optimizer section into another: naming a kind empties it."""
     if new == old:
@@ -222,4 +227,8 @@ def _said(section: str, value: Any) -> Iterator[str]:
     for f in fields(value):
         set_to = getattr(value, f.name)
         if f.name not in ("kind", "schedule") and set_to != default_of(f):
-            yield f"{section}.{f.name}={'none' if set_to is None else set_to}"
+            yield f"{section}.{f.name}={_word(set_to)}"
+
+
+def _word(value: Any) -> Any:
+    return "none" if value is None else value
