@@ -90,9 +90,7 @@ class Option:
         pack = replace(run.data.pack, seq_len=tokens)
         model = replace(model, seq_len=max(model.seq_len, tokens))
         data = replace(run.data, pack=pack)
-        return replace(
-            run, train=train, optim=self.optim, mesh=self.mesh, data=data, model=model
-        )
+        return replace(run, train=train, optim=self.optim, mesh=self.mesh, data=data, model=model)
 
     def words(self, tokens: int, skip: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Overrides over the run as it was given, without those of these fields of `train`."""
