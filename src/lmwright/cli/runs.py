@@ -44,7 +44,7 @@ from lmwright.cli.shared import OVERRIDES, RUN, given, load
 )
 @click.option("--forget", is_flag=True, help="With --measured: stop correcting them.")
 @click.option("--json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
+@click.option("--out", metavar="FOLDER", help="Also write plan.json and plan.html into FOLDER.")
 def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     """Predict memory, speed and cost on hardware you don't have.
 

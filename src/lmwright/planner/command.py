@@ -15,8 +15,10 @@ from lmwright.planner.advice import bound_of
 from lmwright.planner.advise import advise, too_large
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.tensors import Tensor
 from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
 from lmwright.planner.cost import RunCost, cost_of
+from lmwright.planner.page import write_page
 from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
@@ -36,7 +38,7 @@ class Wanted:
     on: str | None = None
     """A machine, or `any`; of a measured run, where it was if that is not in its env.json."""
     out: str | None = None
-    """Folder of plan.json."""
+    """Folder of plan.json and plan.html."""
     quick: bool = False
     """The analytic answer."""
     search: bool = False
@@ -66,6 +68,9 @@ class Answer:
     json: str
     fits: bool
     stopped: bool = False
+    tensors: Sequence[Tensor] = ()
+    report: Report | None = None
+    """The compiler's, whose program is drawn in plan.html."""
 
     @property
     def code(self) -> int:
@@ -136,6 +141,11 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     if notes:
         print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
     _show(answer.lines, answer.json, wanted)
+    if wanted.out is not None:
+        chart = answer.report.chart() if answer.report else None
+        title = f"{run.name} on {wanted.on}"
+        page = write_page(Path(wanted.out), title, answer.lines, answer.tensors, chart)
+        print(f"written: {page}", file=sys.stderr if wanted.json else sys.stdout)
     return answer.code
 
 
@@ -262,7 +272,7 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
         last = too_large(quick.memory.parts(), quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
     text = with_later(quick.to_json(cost, last), later)
-    return Answer([*lines, "", last.text], text, quick.fits)
+    return Answer([*lines, "", last.text], text, quick.fits, tensors=quick.tensors)
 
 
 def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
@@ -278,12 +288,14 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         last = advise(quick, took.by_kind, took.parts)
         lines = [*report.lines(cost), *(phase.line() for phase in later), "", last.text]
         fits = report.fits and all(phase.fits for phase in later)
-        return Answer(lines, with_later(report.to_json(cost, last), later), fits)
+        text = with_later(report.to_json(cost, last), later)
+        return Answer(lines, text, fits, tensors=report.tensors, report=report)
     cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
     suggestions = suggest(run, machine, wanted.hours)
     last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
     lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", last.text]
-    return Answer(lines, report.to_json(cost, last), compiled.fits)
+    text = report.to_json(cost, last)
+    return Answer(lines, text, report.fits, tensors=report.tensors, report=report)
 
 
 def _remaining(run: Run, where: Slice, phase: Phase) -> Later:

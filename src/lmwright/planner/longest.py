@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def refusal(self) -> str:
-        """What keeps rows of this length from fitting."""
+        """Reason why rows of this length do not fit."""
         if self.why or self.peak_bytes is None or self.limit_bytes is None:
             return self.why
         if self.peak_bytes <= self.limit_bytes:

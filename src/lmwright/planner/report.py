@@ -19,8 +19,10 @@ from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import HOST, Estimate, estimate
 from lmwright.planner.compiler.hlo import Program, parse
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
+from lmwright.planner.compiler.timeline import Timeline
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
+from lmwright.planner.page import Chart
 from lmwright.planner.units import (
     bus_line,
     duration,
@@ -104,8 +106,15 @@ class Report:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """What the backward pass reads, by the shapes of the run."""
+        """Tensors that the backward pass reads, by the shapes of the run."""
         return Quick.of(self.run, machine_of(self.where)).tensors
+
+    def chart(self) -> Chart | None:
+        """The memory over a step; None where nothing was compiled."""
+        if self.program is None:
+            return None
+        state = self.compiled.weights_bytes + self.compiled.optimizer_bytes
+        return Chart.of(Timeline.of(self.program), state)
 
     @property
     def mfu(self) -> float | None:

@@ -200,7 +200,7 @@ def _width(layout: Layout) -> int:
 
 
 def _readers(layout: Layout, saved: Saved, weight: Weight | None) -> tuple[str, ...]:
-    """What reads a result in the backward pass, by the arrows: the products that take it in, for
+    """Readers of a result in the backward pass, by the arrows: the products that take it in, for
     the gradients of their weights, and what lies between."""
     inside = _products(layout)
     if weight is None:
