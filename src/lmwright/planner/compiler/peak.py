@@ -54,8 +54,11 @@ class Walk:
         last: dict[str, int] = {}
         for at, step in enumerate(computation.instructions):
             values[step.name] = self._value(step, values)
-            for name in step.operands:
-                last |= dict.fromkeys(names_in(values.get(name, frozenset())), at)
+            read = [values.get(name, frozenset()) for name in step.operands]
+            if step.opcode == "get-tuple-element":  # of a tuple, one part is read
+                read = [values[step.name]]
+            for value in read:
+                last |= dict.fromkeys(names_in(value), at)
         result = list(names_in(values[computation.root.name]))
         last |= dict.fromkeys(result, len(computation.instructions))
         if computation.name == self.program.entry:  # the new state takes the place of the old
