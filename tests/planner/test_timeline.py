@@ -103,7 +103,7 @@ def test_a_page_without_a_program_has_no_timeline():
 
 @needs_browser
 def test_a_browser_shows_what_is_under_the_pointer(timeline, tmp_path):
-    """The page's own script, as Chromium runs it: the pointer goes to an instruction, and leaves."""
+    """The page's own script in Chromium: the pointer goes to an instruction, and leaves."""
     at = timeline.fullest[0]
     move = f"""<script>
     const svg = document.getElementById("timeline"), box = svg.getBoundingClientRect();

@@ -299,11 +299,8 @@ class Longest:
             f"{verdict.peak_bytes / GIB:6.2f} {verdict.host_bytes / GIB:6.2f} {step:>8}  "
             f"{verdict.by:<8}  {self.label(option)}"
         )
-        return [
-            f"{line}; {refused.tokens:,}: {refused.refusal}"
-            if refused
-            else f"{line}; no more tried"
-        ]
+        more = f"{refused.tokens:,}: {refused.refusal}" if refused else "no longer ones tried"
+        return [f"{line}; {more}"]
 
     def to_json(self) -> str:
         """Every option with its verdicts, in tokens, bytes and seconds."""

@@ -47,14 +47,43 @@ class Candidate:
 
     @property
     def changes_training(self) -> bool:
-        return replace(self.run.optim, offload=self.given.optim.offload) != self.given.optim
+        same = replace(self.run.optim, offload=self.given.optim.offload) == self.given.optim
+        return not same or self.run.lora != self.given.lora
+
+    @cached_property
+    def slower(self) -> float:
+        """Share of the given run's step time that is added, by the analytic model, if that run fit;
+        0 where it cannot be laid out."""
+        try:
+            return self.quick.step_s / Quick.of(self.given, self.quick.machine).step_s - 1
+        except UserError:
+            return 0.0
+
+    @property
+    def harm(self) -> int:
+        """0 if it trains identically and is not slower, 1 if it takes time, 2 if it trains
+        differently."""
+        if self.changes_training:
+            return 2
+        return int(self.slower > TIE_SHARE)
+
+    @property
+    def harm_text(self) -> str:
+        """The harm in words."""
+        if self.changes_training:
+            return "trains differently"
+        if self.harm:
+            return f"trains identically, {self.slower:.0%} slower"
+        return "trains identically, no slower"
 
     @property
     def label(self) -> str:
         """Mesh, remat, microbatches and, where it is another one, the optimizer."""
         train = self.run.train
         pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
-        star = f", {self.run.optim.kind}*" if self.changes_training else ""
+        star = ", adapters*" if self.run.lora != self.given.lora else ""
+        if self.run.optim.kind != self.given.optim.kind:
+            star += f", {self.run.optim.kind}*"
         host = "" if train.offload == "none" else f", {train.offload} on the host"
         host += "" if self.run.optim.offload == "none" else ", moments on the host"
         chunk = f", mlp by {train.mlp_chunk_tokens:,} tokens" if train.mlp_chunk_tokens else ""
@@ -207,6 +236,8 @@ def overrides(old: Run, new: Run) -> tuple[str, ...]:
             for f in fields(values)
             if getattr(values, f.name) != getattr(before, f.name)
         ]
+    if new.lora != old.lora:
+        words.append(f"lora.rank={new.lora.rank}")
     return (*words, *optimizer_overrides(old.optim, new.optim))
 
 

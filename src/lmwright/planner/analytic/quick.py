@@ -61,7 +61,7 @@ class Quick:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """What the backward pass reads, the largest first."""
+        """Tensors that the backward pass reads, the largest first."""
         return tensors(self.layouts)
 
     @cached_property
