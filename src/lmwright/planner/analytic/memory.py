@@ -144,14 +144,20 @@ def saved_bytes(layout: Layout, *, on_host: bool = False) -> float:
 
 
 def is_needed(layout: Layout, weight: Weight) -> bool:
-    """True if the backward pass reads the product of a layer's matmul. The last one of a block is
-    added to the stream, and not needed again unless it is normed before."""
-    return "mlp" not in weight.param.inputs or layout.is_normed(weight)
+    """True if the backward pass of a layer reads the product of a matmul. The last one of a block
+    is added to the stream, and not needed again unless it is normed before; chunks do that
+    within."""
+    if "mlp" not in weight.param.inputs:
+        return True
+    within = layout.has_chunks and layout.sizes["tensor"] == 1
+    return layout.is_normed(weight) and not within
 
 
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
     """True if the backward pass recomputes a layer's matmul."""
     kept = layout.remat.keeps(weight.product_name)
+    if layout.has_chunks and "mlp" in weight.param.inputs:  # a chunk keeps nothing
+        return layout.is_normed(weight)
     if layout.is_normed(weight):  # queries and keys as the kernel reads them are not enough
         kept = kept and layout.remat.keeps(MATMUL)
     return is_needed(layout, weight) and not kept

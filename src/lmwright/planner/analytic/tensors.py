@@ -120,7 +120,8 @@ def _recomputed(layout: Layout) -> Iterator[Tensor]:
     chunk = min(1.0, (train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
     for w in _products(layout):
         if is_recomputed(layout, w):
-            part = chunk if w.is_wide and not w.is_expert else 1.0
+            of_mlp = w.is_wide or "mlp" in w.param.inputs
+            part = chunk if of_mlp and not w.is_expert else 1.0
             result = Saved(w.path, part * layout.output_bytes(w))
             yield Tensor(
                 name=_short(w.path),
@@ -189,7 +190,7 @@ def _shape(
     if weight.is_expert:  # of the experts that a token is sent to
         return rows, tokens, round(weight.per_token * weight.fan_out)
     if outputs == ("embed",):
-        return rows, round(layout.seq_len / layout.ways("batch", "stream")), _width(layout)
+        return rows, round(part * layout.seq_len / layout.ways("batch", "stream")), _width(layout)
     sizes = weight.param.shape[len(weight.param.shape) - len(outputs) :]
     cut = (size // layout.ways("batch", "seq", *outputs[: i + 1]) for i, size in enumerate(sizes))
     return rows, round(part * tokens), *cut
