@@ -83,3 +83,25 @@ def test_an_open_mesh_keeps_its_words(tmp_path):
     run = run_of(tmp_path)
     found = candidates(run, V4, meshes=[run.mesh], remats=["block"])
     assert len(found) == 1 and found[0].run.mesh == Mesh()
+
+
+LONG = "model.seq_len=8192", "data.pack.seq_len=8192"
+
+
+@pytest.mark.parametrize("preset, cut", [("llama-70b", True), ("mixtral-8x7b", False),
+                                         ("phi-3-medium", False)])  # fmt: skip
+def test_chunks_are_offered_where_they_cut_something(tmp_path, preset, cut):
+    """Tokens go to experts whole, and Phi-3's gate and up are one matrix."""
+    run = run_of(tmp_path, *LONG, preset=preset, batch=8)
+    found = candidates(run, parse_machine("v5e-8"))
+    chunks = {c.run.train.mlp_chunk_tokens for c in found}
+    assert {c.run.train.offload for c in found} > {"none", "block_inputs"}  # nothing fits as it is
+    assert chunks == ({None, 4096} if cut else {None})
+
+
+def test_chunks_are_not_offered_of_rows_that_are_no_longer(tmp_path):
+    short = "model.seq_len=4096", "data.pack.seq_len=4096"
+    run = run_of(tmp_path, *short, preset="llama-70b", batch=8)
+    found = candidates(run, parse_machine("v5e-8"))
+    assert {c.run.train.offload for c in found} > {"none", "block_inputs"}
+    assert {c.run.train.mlp_chunk_tokens for c in found} == {None}

@@ -45,7 +45,7 @@ def test_what_does_not(plan, tmp_path, capsys):
     last = out.strip().splitlines()[-1]
     found = re.fullmatch(
         r"bound by memory: it needs \S+ times the available memory \(\d+% of that: .+\); to try: "
-        r"(.+?)(?: \(trains differently\))?, which fits, (\S+) s a step by --quick(; close, .*)?",
+        r"(.+?) \(trains identically, .*\), which fits, (\S+) s a step by --quick(; close, .*)?",
         last,
     )  # fmt: skip
     better = Quick.of(load_run(tmp_path / "run.toml", found[1].split()), parse_machine("v5e-8"))

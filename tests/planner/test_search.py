@@ -8,7 +8,9 @@ import pytest
 
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.hardware.slices import parse_slice
 from lmwright.planner import command, search
+from lmwright.planner.analytic.candidates import candidates
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.command import Wanted, plan_command
@@ -139,10 +141,10 @@ def test_cures_fit_and_paste(tmp_path):
     run = run_of(tmp_path)
     machine = parse_machine("v5e-8")
     text = "\n".join(suggest(run, machine).lines)
-    assert "train.num_microbatches=2: " in text
+    assert "train.num_microbatches=2 (trains identically, no slower): " in text
     for line in text.splitlines():
-        if line.startswith("  ") and ": " in line and "=" in line.split(": ")[0]:
-            words = line.split(": ")[0].replace("(trains differently)", "").split()
+        if line.startswith("  ") and " (trains" in line:
+            words = line.split(" (")[0].split()
             new = load_run(tmp_path / "run.toml", words)
             assert command.Quick.of(new, machine).fits
 
@@ -167,6 +169,45 @@ def test_fewer_bits_of_block_inputs_are_offered_last(tmp_path):
     assert "block inputs in int12, which changes gradients" in "\n".join(quick.lines(cost))
 
 
+def test_suggestions_are_in_the_order_of_harm(tmp_path):
+    """What is exact and free, what is exact and takes time, what trains differently."""
+    sizes = "model.num_layers=10", "train.remat=none"
+    run = run_of(tmp_path, *sizes, preset="llama-8b", batch=16)
+    machine = parse_machine("v5e-8")
+    text = suggest(run, machine).lines
+    marks = [line.partition(" (")[2].partition(")")[0] for line in text if "(trains" in line]
+    order = [2 if "differently" in mark else "slower" in mark and "no" not in mark
+             for mark in marks]  # fmt: skip
+    assert order == sorted(order) and len(order) > 1
+    best = suggest(run, machine).best
+    every = [c for c in candidates(run, machine, optimizers=True) if c.quick.fits]
+    assert min(c.harm for c in every) == best.harm < 2
+    given = command.Quick.of(run, machine).step_s
+    for candidate in every:
+        assert candidate.slower == pytest.approx(candidate.quick.step_s / given - 1)
+        exact = candidate.run.optim.kind == run.optim.kind
+        slow = candidate.quick.step_s > (1 + search.TIE_SHARE) * given
+        assert candidate.harm == (int(slow) if exact else 2)
+
+
+def test_adapters_are_offered_where_nothing_else_fits(tmp_path):
+    """Of weights that are there already, and marked as what trains differently."""
+    given = run_of(tmp_path, preset="llama-3b", batch=8)
+    machine = parse_machine("v5e:1x1")
+    fresh = suggest(given, machine)
+    assert "adapters" not in "\n".join(fresh.lines) and fresh.best.run.lora is None
+    run = replace(given, train=replace(given.train, init_from="somewhere"))
+    found = suggest(run, machine)
+    words = found.best.overrides
+    assert found.best.quick.fits and found.best.harm == 2 and "lora.rank=16" in words
+    assert load_run(tmp_path / "run.toml", words).lora == found.best.run.lora
+    text = "\n".join(found.lines)
+    assert "with a frozen model and adapters beside it:" in text and "smallest v5e" in text
+    parts = command.Quick.of(run, machine)
+    advice = command.too_large(parts.memory.parts(), parts.limit_bytes, parts, found.best)
+    assert "lora.rank=16" in advice.text and "(trains differently), which fits" in advice.text
+
+
 def test_the_smallest_slice_that_trains_it(tmp_path):
     run = run_of(tmp_path, preset="600b", batch=1024)
     text = "\n".join(suggest(run, parse_machine("v4-32"), 720).lines)
@@ -179,3 +220,29 @@ def test_larger_machines_of_a_kind():
     assert list(larger(parse_machine("v5e-64")))[:3] == ["v5e-128", "v5e-256", "2xv5e-256"]
     assert next(larger(parse_machine("gpu:h100x8"))) == "gpu:h100x16"
     assert list(larger(parse_machine("cpu:8"))) == []
+
+
+def test_programs_with_the_host_or_chunks_get_more_time(tmp_path):
+    given = run_of(tmp_path)
+    long = "train.remat=block", "data.pack.seq_len=1024"
+    for word in (
+        "train.offload=block_inputs",
+        "train.mlp_chunk_tokens=512",
+        "optim.offload=moments",
+    ):
+        assert search.timeout_s(run_of(tmp_path, *long, word)) == 2 * search.timeout_s(given)
+
+
+def test_the_compiler_is_given_that_time(tmp_path, monkeypatch):
+    seconds = []
+
+    def compiler(run, where, *, timeout_s):
+        seconds.append((run.train.mlp_chunk_tokens, timeout_s))
+        raise UserError("no")
+
+    monkeypatch.setattr(search, "require_libtpu", lambda: None)
+    monkeypatch.setattr(search, "compile_for", compiler)
+    run = run_of(tmp_path, preset="llama-8b", batch=8)
+    found = Search.of(run, parse_machine("v5e-8"))
+    found.compile_finalists(parse_slice("v5e-8"), 2)
+    assert set(seconds) == {(4096, 1800), (None, 900)}

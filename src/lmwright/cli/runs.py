@@ -22,10 +22,11 @@ from lmwright.cli.shared import OVERRIDES, RUN, given, load
     help="Estimate analytically, without the compiler (about two seconds).",
 )
 @click.option("--search", is_flag=True, help="Find the best mesh, remat, microbatches, optimizer.")
+@click.option("--longest", is_flag=True, help="Find the longest rows that fit, for each option.")
 @click.option(
     "--finalists",
     type=click.IntRange(min=1),
-    help="Number of configurations that --search compiles.  [default: 4]",
+    help="Number of configurations that --search or --longest compile.  [default: 4]",
 )
 @click.option(
     "--hours",
@@ -43,7 +44,7 @@ from lmwright.cli.shared import OVERRIDES, RUN, given, load
 )
 @click.option("--forget", is_flag=True, help="With --measured: stop correcting them.")
 @click.option("--json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--out", metavar="FOLDER", help="Also write FOLDER/plan.json.")
+@click.option("--out", metavar="FOLDER", help="Also write plan.json and plan.html into FOLDER.")
 def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     """Predict memory, speed and cost on hardware you don't have.
 
@@ -61,6 +62,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     Example:  lmwright plan run.toml --on v4-32
               lmwright plan run.toml train.remat=block --on v5e-8 --quick --hours 9
               lmwright plan run.toml --on v4-32 --search --finalists 2
+              lmwright plan run.toml --on v6e-8 --longest --quick
               lmwright plan run.toml --on any --price 1.20
               lmwright plan llama-8b --on v5p-16 --quick
               lmwright plan --measured runs/mine

@@ -71,6 +71,8 @@ class Work:
     """Elements of a token, in all layers, that such mixing saves for its backward pass."""
     soft_capped: bool = False
     """Whether a soft cap changes the logits."""
+    normed: frozenset[str] = frozenset()
+    """Own names of the weights whose product a norm takes in, which its backward pass needs."""
 
     def flops_per_token(self, per_weight: int = 6) -> float:
         """Forward and backward: `per_weight` for each matmul weight that a token meets, 12 N H for

@@ -136,6 +136,11 @@ class Decoder(BlockFields):
                 total, metrics = total + added, metrics | new
         return total, metrics
 
+    @property
+    def branches_normed(self) -> frozenset[str]:
+        """Last weights of the branches that are normed before they join the stream."""
+        return frozenset()
+
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
         return _work(self, seq_len)
@@ -273,4 +278,5 @@ def _work(model: Decoder, seq_len: int) -> Work:
         active=active,
         attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
         soft_capped=model.logits_soft_cap is not None,
+        normed=frozenset(("q", "k") if model.qk_norm != "none" else ()) | model.branches_normed,
     )

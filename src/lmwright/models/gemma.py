@@ -61,6 +61,10 @@ class Gemma(Decoder):
         """Every weight, once."""
         return super().spec() | {"norm": _norm("norm", self.embed_dim)}
 
+    @property
+    def branches_normed(self) -> frozenset[str]:
+        return frozenset(("o", "down"))
+
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         layer = attention_spec(self) | mlp_spec(self)

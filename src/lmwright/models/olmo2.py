@@ -43,6 +43,10 @@ class Olmo2(Decoder):
     bias: Literal["none", "attention"] = "none"
     """Which projections add a bias."""
 
+    @property
+    def branches_normed(self) -> frozenset[str]:
+        return frozenset(("o", "down"))
+
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         return {

@@ -39,6 +39,8 @@ class Advice:
     for."""
     changes_training: bool = False
     """Whether another optimizer is part of the change."""
+    harm: str = ""
+    """How the change affects training: identical, identical but slower, different."""
     on: str | None = None
     """The machine to try, where it is another one."""
     step_s: float | None = None
@@ -72,8 +74,11 @@ class Advice:
                 f"{TIE_SHARE:.0%}, by --quick"
             )
         words = " ".join([*([f"--on {self.on}"] if self.on else []), *self.overrides])
-        speed = f"{self.gain:.2f} times as fast" if self.bound != MEMORY else "which fits"
-        mark = " (trains differently)" if self.changes_training else ""
+        speed, mark = f"{self.gain:.2f} times as fast" if self.gain else "", ""
+        if self.bound == MEMORY:  # of a larger machine, no harm is known
+            speed, mark = "which fits", "" if self.on else f" ({self.harm})"
+        elif self.changes_training:
+            mark = " (trains differently)"
         step = short_duration(self.step_s)
         close = "; close, ask the compiler" if self.close else ""
         return f"{what}; to try: {words}{mark}, {speed}, {step} a step by --quick{close}"

@@ -27,6 +27,7 @@ def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
     return {
         "overrides": words,
         "changes_training": best.changes_training,
+        "harm": best.harm_text,
         "on": None if machine.name == quick.machine.name else machine.name,
         "step_s": best.quick.step_s,
         "close": best.quick.is_close,

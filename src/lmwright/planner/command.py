@@ -15,8 +15,10 @@ from lmwright.planner.advice import bound_of
 from lmwright.planner.advise import advise, too_large
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.tensors import Tensor
 from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
 from lmwright.planner.cost import RunCost, cost_of
+from lmwright.planner.page import write_page
 from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
@@ -24,6 +26,7 @@ from lmwright.planner.suggestions import larger_way, suggest
 from lmwright.program.length import with_steps
 from lmwright.program.lora import only
 
+FINALISTS = 4
 EXIT_DOES_NOT_FIT = 1
 EXIT_HOST_MEMORY = 3
 
@@ -35,12 +38,14 @@ class Wanted:
     on: str | None = None
     """A machine, or `any`; of a measured run, where it was if that is not in its env.json."""
     out: str | None = None
-    """Folder of plan.json."""
+    """Folder of plan.json and plan.html."""
     quick: bool = False
     """The analytic answer."""
     search: bool = False
+    longest: bool = False
+    """The longest rows that fit."""
     finalists: int | None = None
-    """Candidates of the search that the compiler sees."""
+    """Candidates of a search, or options of `longest`, that the compiler sees."""
     price: float | None = None
     """USD per chip-hour, of every machine."""
     hours: float | None = None
@@ -63,6 +68,9 @@ class Answer:
     json: str
     fits: bool
     stopped: bool = False
+    tensors: Sequence[Tensor] = ()
+    report: Report | None = None
+    """The compiler's, whose program is drawn in plan.html."""
 
     @property
     def code(self) -> int:
@@ -90,8 +98,9 @@ def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
     from lmwright.planner.measured import Comparison, machine_of_run
     from lmwright.report.read import read_run
 
-    if wanted.search or (wanted.keep and wanted.forget):
-        other = "--search" if wanted.search else "--keep and --forget"
+    clash = {"--search": wanted.search, "--longest": wanted.longest}
+    clash |= {"--keep and --forget": wanted.keep and wanted.forget}
+    if other := next((name for name, value in clash.items() if value), None):
         raise UserError(f"--measured: cannot be combined with {other}; remove one")
     if wanted.forget:
         machine = parse_machine(wanted.on or machine_of_run(read_run(name))).name
@@ -118,8 +127,7 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     compiler. Raises UserError for an unknown machine, a mesh that it cannot hold, or options
     that do not go together.
     """
-    if wanted.finalists is not None and (wanted.quick or not wanted.search):
-        raise UserError("--finalists: only applies to --search without --quick; remove it")
+    _refuse(wanted)
     alias = known_as(wanted.on)
     if alias is not None:
         own = wanted.hours is None and run.limits.session_hours is None
@@ -133,7 +141,28 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     if notes:
         print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
     _show(answer.lines, answer.json, wanted)
+    if wanted.out is not None:
+        chart = answer.report.chart() if answer.report else None
+        title = f"{run.name} on {wanted.on}"
+        page = write_page(Path(wanted.out), title, answer.lines, answer.tensors, chart)
+        print(f"written: {page}", file=sys.stderr if wanted.json else sys.stdout)
     return answer.code
+
+
+def _refuse(wanted: Wanted) -> None:
+    """Raises UserError for options that have no effect together."""
+    if wanted.finalists is not None and (wanted.quick or not (wanted.search or wanted.longest)):
+        raise UserError(
+            "--finalists: only applies to --search or --longest without --quick; remove it"
+        )
+    if not wanted.longest:
+        return
+    others = {"--search": wanted.search, "--hours": wanted.hours, "--price": wanted.price}
+    for name, value in others.items():
+        if value not in (False, None):
+            raise UserError(f"--longest: cannot be combined with {name}; remove one")
+    if wanted.on.strip().lower() == "any":
+        raise UserError("--longest: needs one machine; replace --on any")
 
 
 def _show(lines: Sequence[str], text: str, wanted: Wanted) -> None:
@@ -152,18 +181,28 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
     compiles = machine.platform == "tpu" and not wanted.quick
     if compiles and not has_libtpu():
-        answer = (
-            _search(run, machine, wanted, None) if wanted.search else _quick(run, machine, wanted)
-        )
+        answer = _estimated(run, machine, wanted)
         instead = (
             f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
             f"compiler's own answer {install('tpu')} (no TPU is needed)"
         )
         return replace(answer, lines=[*answer.lines, instead])
+    if not compiles:
+        return _estimated(run, machine, wanted)
+    where = parse_slice(wanted.on)
     if wanted.search:
-        return _search(run, machine, wanted, parse_slice(wanted.on) if compiles else None)
-    if compiles:
-        return _compiled(run, parse_slice(wanted.on), wanted)
+        return _search(run, machine, wanted, where)
+    if wanted.longest:
+        return _longest(run, machine, wanted, where)
+    return _compiled(run, where, wanted)
+
+
+def _estimated(run: Run, machine: Machine, wanted: Wanted) -> Answer:
+    """The answer without a compiler."""
+    if wanted.search:
+        return _search(run, machine, wanted, None)
+    if wanted.longest:
+        return _longest(run, machine, wanted, None)
     return _quick(run, machine, wanted)
 
 
@@ -181,7 +220,7 @@ def _any(run: Run, wanted: Wanted) -> Answer:
 
 
 def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
-    from lmwright.planner.search import FINALISTS, Search
+    from lmwright.planner.search import Search
 
     search, stopped = Search.of(run, machine), False
     if where is not None:
@@ -201,6 +240,22 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> 
     return Answer(lines, search.to_json(), best.fits, stopped)
 
 
+def _longest(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
+    from lmwright.planner.longest import Longest
+
+    longest, stopped = Longest.of(run, machine), False
+    if where is not None:
+        try:
+            longest.confirm(where, wanted.finalists or FINALISTS)
+        except KeyboardInterrupt:
+            stopped = True
+    lines = ["interrupted; this is what is known so far", ""] if stopped else []
+    lines += longest.lines()
+    if where is None:
+        lines += ["", "by the analytic model; no compiler was asked"]
+    return Answer(lines, longest.to_json(), longest.fits, stopped)
+
+
 def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     quick = Quick.of(run, machine)
     later = []
@@ -217,7 +272,7 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
         last = too_large(quick.memory.parts(), quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
     text = with_later(quick.to_json(cost, last), later)
-    return Answer([*lines, "", last.text], text, quick.fits)
+    return Answer([*lines, "", last.text], text, quick.fits, tensors=quick.tensors)
 
 
 def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
@@ -232,13 +287,15 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         cost = _takes(run, machine, mean_s, compiled.tokens_per_step, wanted)
         last = advise(quick, took.by_kind, took.parts)
         lines = [*report.lines(cost), *(phase.line() for phase in later), "", last.text]
-        fits = compiled.fits and all(phase.fits for phase in later)
-        return Answer(lines, with_later(report.to_json(cost, last), later), fits)
+        fits = report.fits and all(phase.fits for phase in later)
+        text = with_later(report.to_json(cost, last), later)
+        return Answer(lines, text, fits, tensors=report.tensors, report=report)
     cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
     suggestions = suggest(run, machine, wanted.hours)
     last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
     lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", last.text]
-    return Answer(lines, report.to_json(cost, last), compiled.fits)
+    text = report.to_json(cost, last)
+    return Answer(lines, text, report.fits, tensors=report.tensors, report=report)
 
 
 def _remaining(run: Run, where: Slice, phase: Phase) -> Later:
@@ -246,7 +303,7 @@ def _remaining(run: Run, where: Slice, phase: Phase) -> Later:
     print(f"compiling the step that remains from step {phase.start:,} on", file=sys.stderr)
     report = Report(run, where, compile_for(run, where, trainees=names))
     step_s = report.estimate.step_s if report.estimate else None
-    return Later(phase, report.compiled.peak_bytes, step_s, report.compiled.fits)
+    return Later(phase, report.compiled.peak_bytes, step_s, report.fits)
 
 
 def _takes(

@@ -10,16 +10,23 @@ from lmwright.config.run import Run
 from lmwright.guard.files import write_whole
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
+from lmwright.planner.analytic.machine import machine_of
+from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.step_time import error_share
+from lmwright.planner.analytic.tensors import Tensor, tensor_lines, tensors_json
 from lmwright.planner.compiler.buffers import Buffer, largest_buffers
 from lmwright.planner.compiler.compile import Compiled
-from lmwright.planner.compiler.cost import Estimate, estimate
+from lmwright.planner.compiler.cost import HOST, Estimate, estimate
 from lmwright.planner.compiler.hlo import Program, parse
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
+from lmwright.planner.compiler.timeline import Timeline
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
+from lmwright.planner.page import Chart
 from lmwright.planner.units import (
+    bus_line,
     duration,
+    fits_host,
     host_lines,
     memory_size,
     mesh_text,
@@ -47,6 +54,11 @@ class Report:
         """HBM of one device that a program may use."""
         peak = self.where.family.peak
         return self.compiled.limit_bytes or peak.usable_bytes or peak.hbm_bytes
+
+    @property
+    def fits(self) -> bool:
+        """True if the chip, and the host where something is put there, have the memory."""
+        return self.compiled.fits and fits_host(self.compiled.host_bytes, self.host_memory_bytes)
 
     @property
     def host_memory_bytes(self) -> float:
@@ -93,6 +105,18 @@ class Report:
         """The program's largest arrays."""
         return largest_buffers(self.program) if self.program else []
 
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """Tensors that the backward pass reads, by the shapes of the run."""
+        return Quick.of(self.run, machine_of(self.where)).tensors
+
+    def chart(self) -> Chart | None:
+        """The memory over a step; None where nothing was compiled."""
+        if self.program is None:
+            return None
+        state = self.compiled.weights_bytes + self.compiled.optimizer_bytes
+        return Chart.of(Timeline.of(self.program), state)
+
     @property
     def mfu(self) -> float | None:
         """MFU: model FLOPs without recomputation over peak FLOPs."""
@@ -119,6 +143,7 @@ class Report:
                 "peak": self.parts,
                 "estimate": asdict(self.estimate) if self.estimate else None,
                 "factor": self.factor,
+                "tensors": tensors_json(self.tensors),
                 "buffers": [asdict(buffer) for buffer in self.buffers],
                 "steps": self.run.train.steps,
                 "tokens": tokens,
@@ -145,7 +170,8 @@ class Report:
         ]
         per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
         lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler"]
-        lines += [*host_lines(c.host_bytes, self.host_memory_bytes), ""]
+        lines += [*host_lines(c.host_bytes, self.host_memory_bytes), *self._bus(), ""]
+        lines += tensor_lines(self.tensors)
         lines += buffer_lines(self.buffers)
         lines += self._time() if self.estimate else []
         lines += [*cost.lines(), ""] if cost else []
@@ -161,6 +187,13 @@ class Report:
         if self.factor is not None:
             lines.append(factor_of(where.name).note(where.name, self.factor))
         return lines
+
+    def _bus(self) -> list[str]:
+        took = self.estimate
+        if took is None or not took.host_bytes:
+            return []
+        rate, exposed = self.where.family.rates.host_bytes_per_s, took.by_kind.get(HOST, 0.0)
+        return [bus_line(took.host_bytes, took.step_s, rate, exposed)]
 
     def _time(self) -> list[str]:
         took, c = self.estimate, self.compiled
@@ -179,7 +212,8 @@ class Report:
         used, limit = self.compiled.peak_bytes / GIB, self.limit_bytes / GIB
         if self.compiled.fits:
             small = memory_size(self.compiled.peak_bytes).removesuffix(" GiB")
-            return f"FITS: {small} of {limit:.2f} GiB"
+            verdict = "FITS" if self.fits else "DOES NOT FIT THE HOST"
+            return f"{verdict}: {small} of {limit:.2f} GiB"
         return f"DOES NOT FIT: {used:.2f} of {limit:.2f} GiB, {used - limit:.2f} GiB too much"
 
 

@@ -21,9 +21,9 @@ from lmwright.planner.compiler.compile import compile_for, require_libtpu
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.report import Report
 
-FINALISTS = 4
 SHOWN = 12  # rows of the table
 COMPILE_TIMEOUT_S = 900.0
+LONG_TIMEOUT_S = 1800.0  # of programs with transfers to the host or loops over chunks
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Entry:
     @property
     def fits(self) -> bool:
         quick = self.candidate.quick
-        return (self.report.compiled.fits if self.report else quick.fits) and not self.failure
+        return (self.report.fits if self.report else quick.fits) and not self.failure
 
     @property
     def over_bytes(self) -> float:
@@ -76,6 +76,13 @@ class Entry:
         return "compiler" if self.report else "failed" if self.failure else "analytic"
 
 
+def timeout_s(run: Run) -> float:
+    """Seconds that the compiler gets for one candidate."""
+    train = run.train
+    far = train.offload != "none" or run.optim.offload != "none"
+    return LONG_TIMEOUT_S if far or train.mlp_chunk_tokens is not None else COMPILE_TIMEOUT_S
+
+
 @dataclass
 class Search:
     """All candidates of a run on a machine, and what is known of them so far."""
@@ -108,7 +115,9 @@ class Search:
             more = f"{number} of {finalists}" if number <= finalists else "another, as none fits"
             print(f"compiling {more}: {entry.candidate.label}", file=sys.stderr, flush=True)
             try:
-                compiled = compile_for(entry.candidate.run, where, timeout_s=COMPILE_TIMEOUT_S)
+                compiled = compile_for(
+                    entry.candidate.run, where, timeout_s=timeout_s(entry.candidate.run)
+                )
                 entry.report = Report(entry.candidate.run, where, compiled)
                 _ = entry.report.estimate
             except (UserError, RuntimeError) as error:

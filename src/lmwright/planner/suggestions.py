@@ -1,7 +1,8 @@
 """Suggestions: changes that make a run fit that does not, by the analytic model.
 
 First what changes one thing, then what changes several, then the smallest slice of the same
-generation on which some way fits, with the arithmetic of each.
+generation on which some way fits, with the arithmetic of each. In the order of harm: what trains
+identically and is no slower, what takes time, what trains differently.
 """
 
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.cost import cost_of
 from lmwright.planner.units import short_duration
+from lmwright.program.lora_section import LowRank
 
 MOST_NODES = 64
 
@@ -46,7 +48,9 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
     """Suggestions that would make the run fit the machine, or machines on which it would fit;
     `hours` is the length of a session."""
     lines = ["", "what would make it fit, by the analytic model:"]
-    single = {c.overrides: c for c in single_changes(run, machine) if c.quick.fits}
+    fitting = [c for c in single_changes(run, machine) if c.quick.fits]
+    fitting.sort(key=lambda c: (c.harm, c.quick.step_s))
+    single = {c.overrides: c for c in fitting}
     lines += [_line(candidate) for candidate in single.values()]
     every = candidates(run, machine, optimizers=True)
     fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
@@ -67,6 +71,10 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
         )
     if single:
         return Suggestions(lines, fastest or next(iter(single.values())))
+    tuned = adapters(run, machine)
+    if tuned is not None:
+        lines += ["  with a frozen model and adapters beside it:", "  " + _line(tuned)]
+        return Suggestions([*lines, *larger_way(run, machine, hours)[1]], tuned)
     way, more = larger_way(run, machine, hours)
     return Suggestions(lines + more, way)
 
@@ -95,13 +103,25 @@ def fewer_bits(run: Run, machine: Machine) -> Iterator[Candidate]:
             yield Candidate(new, run, Quick.of(new, machine))
 
 
+def adapters(run: Run, machine: Machine) -> Candidate | None:
+    """The best way to train adapters on a frozen model instead; None where none fits, or the run
+    does so already or starts from nothing, which adapters cannot."""
+    if run.lora is not None or run.train.init_from is None:
+        return None
+    try:
+        ways = candidates(replace(run, lora=LowRank()), machine)
+    except UserError:
+        return None
+    way = next((way for way in ways if way.quick.fits), None)
+    return None if way is None else replace(way, given=run)
+
+
 def _line(candidate: Candidate) -> str:
     quick = candidate.quick
     parts = quick.memory
-    mark = " (trains differently)" if candidate.changes_training else ""
     close = "; close, ask the compiler" if quick.is_close else ""
     return (
-        f"  {' '.join(candidate.overrides)}{mark}: {parts.peak / GIB:.2f} GiB = "
+        f"  {' '.join(candidate.overrides)} ({candidate.harm_text}): {parts.peak / GIB:.2f} GiB = "
         f"{parts.state / GIB:.2f} state + {(parts.cast + parts.gradients) / GIB:.2f} cast weights "
         f"and gradients + "
         f"{parts.saved / GIB:.2f} saved + {parts.temporaries / GIB:.2f} temporaries, "

@@ -60,3 +60,14 @@ def saves_text(train: Train) -> str:
     inputs = train.block_inputs
     fewer = "" if inputs == "exact" else f", block inputs in {inputs}, which changes gradients"
     return f"remat {train.remat}{fewer}"
+
+
+def bus_line(moved_bytes: float, step_s: float, bytes_per_s: float, exposed_s: float) -> str:
+    """The line about transfers of a step between a device and its host, of so many bytes both ways
+    together: what they need of the bus, and the seconds that arithmetic does not hide."""
+    each_way = moved_bytes / 2
+    return (
+        f"  {memory_size(each_way, width=8)}  to the host and back in a step: "
+        f"{each_way / step_s / 1e9:.2g} of {bytes_per_s / 1e9:.0f} GB/s each way, "
+        f"{duration(exposed_s, step_s)} of it exposed"
+    )

@@ -45,31 +45,49 @@ class Candidate:
     @cached_property
     def overrides(self) -> tuple[str, ...]:
         """Words that turn the given run into this one, for the command line."""
-        words = []
-        for section in ("mesh", "train"):
-            new, old = getattr(self.run, section), getattr(self.given, section)
-            words += [
-                f"{section}.{f.name}={getattr(new, f.name)}"
-                for f in fields(new)
-                if getattr(new, f.name) != getattr(old, f.name)
-            ]
-        return (*words, *optimizer_overrides(self.given.optim, self.run.optim))
+        return overrides(self.given, self.run)
 
     @property
     def changes_training(self) -> bool:
-        ours, theirs = self.run.train.block_inputs, self.given.train.block_inputs
-        return self.has_other_optimizer or ours != theirs
+        ours, theirs = self.run, self.given
+        other_optimizer = replace(ours.optim, offload=theirs.optim.offload) != theirs.optim
+        other_inputs = ours.train.block_inputs != theirs.train.block_inputs
+        return other_optimizer or other_inputs or ours.lora != theirs.lora
+
+    @cached_property
+    def slower(self) -> float:
+        """Share of the given run's step time that is added, by the analytic model, if that run fit;
+        0 where it cannot be laid out."""
+        try:
+            return self.quick.step_s / Quick.of(self.given, self.quick.machine).step_s - 1
+        except UserError:
+            return 0.0
 
     @property
-    def has_other_optimizer(self) -> bool:
-        return replace(self.run.optim, offload=self.given.optim.offload) != self.given.optim
+    def harm(self) -> int:
+        """0 if it trains identically and is not slower, 1 if it takes time, 2 if it trains
+        differently."""
+        if self.changes_training:
+            return 2
+        return int(self.slower > TIE_SHARE)
+
+    @property
+    def harm_text(self) -> str:
+        """The harm in words."""
+        if self.changes_training:
+            return "trains differently"
+        if self.harm:
+            return f"trains identically, {self.slower:.0%} slower"
+        return "trains identically, no slower"
 
     @property
     def label(self) -> str:
         """Mesh, remat, microbatches and, where it is another one, the optimizer."""
         train = self.run.train
         pieces = f", {train.num_microbatches} microbatches" if train.num_microbatches > 1 else ""
-        star = f", {self.run.optim.kind}*" if self.has_other_optimizer else ""
+        star = ", adapters*" if self.run.lora != self.given.lora else ""
+        if self.run.optim.kind != self.given.optim.kind:
+            star += f", {self.run.optim.kind}*"
         if train.block_inputs != self.given.train.block_inputs:
             star += f", block inputs {train.block_inputs}*"
         host = "" if train.offload == "none" else f", {train.offload} on the host"
@@ -230,6 +248,21 @@ def with_kind(optim: Any, kind: str) -> Any:
     return cls(**{name: getattr(optim, name) for name in shared})
 
 
+def overrides(old: Run, new: Run) -> tuple[str, ...]:
+    """Words that turn one run into another that differs in mesh, `train` and optimizer."""
+    words = []
+    for section in ("mesh", "train"):
+        values, before = getattr(new, section), getattr(old, section)
+        words += [
+            f"{section}.{f.name}={_word(getattr(values, f.name))}"
+            for f in fields(values)
+            if getattr(values, f.name) != getattr(before, f.name)
+        ]
+    if new.lora != old.lora:
+        words.append(f"lora.rank={new.lora.rank}")
+    return (*words, *optimizer_overrides(old.optim, new.optim))
+
+
 def optimizer_overrides(old: Any, new: Any) -> list[str]:
     """Words that turn one optimizer section into another: naming a kind empties it."""
     if new == old:
@@ -247,4 +280,8 @@ def _said(section: str, value: Any) -> Iterator[str]:
     for f in fields(value):
         set_to = getattr(value, f.name)
         if f.name not in ("kind", "schedule") and set_to != default_of(f):
-            yield f"{section}.{f.name}={'none' if set_to is None else set_to}"
+            yield f"{section}.{f.name}={_word(set_to)}"
+
+
+def _word(value: Any) -> Any:
+    return "none" if value is None else value

@@ -319,6 +319,16 @@ class Layout:
         """Fraction of the layers that have a weight of this stack."""
         return weight.layers / self.work.num_layers
 
+    @property
+    def has_chunks(self) -> bool:
+        """True if mlps go by chunks of a row."""
+        chunk = self.run.train.mlp_chunk_tokens
+        return chunk is not None and chunk < self.seq_len
+
+    def is_normed(self, weight: Weight) -> bool:
+        """True if a norm takes in a product, which is then needed in the backward pass."""
+        return weight.path.rpartition(".")[2] in self.work.normed
+
     def product_ways(self, weight: Weight) -> int:
         """Devices that share the product of one token with a weight."""
         return split_ways(self._sizes, weight.param.axes)[0]

@@ -16,9 +16,10 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from lmwright.core.compute import ATTENTION, BLOCK_INPUT
+from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
+BEFORE_NORM = " before its norm"
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
 CAPPED_ALIVE = 2  # and with a soft cap
 HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for the products
@@ -120,11 +121,16 @@ def saved_results(layout: Layout) -> list[Saved]:
             Saved("scores", score_bytes(layout)),
             Saved("mixing", layout.tokens * mixing * layout.activation_bytes),
         ]
-    # the block's last product is added to the stream, and not needed again
-    named = [w for w in inside if "mlp" not in w.param.inputs and remat.keeps(w.product_name)]
+    named = [w for w in inside if is_needed(layout, w) and remat.keeps(w.product_name)]
     products = [
         Saved(w.path, layout.output_bytes(w) * layout.share(w), w.product_name in remat.offloaded)
         for w in named
+    ]
+    before = [w for w in named if w.product_name == HEADS and layout.is_normed(w)]
+    products += [  # beside what the kernel reads
+        Saved(f"{w.path}{BEFORE_NORM}", plain_bytes(layout, w), MATMUL in remat.offloaded)
+        for w in before
+        if remat.keeps(MATMUL)
     ]
     inputs = Saved("block input", block_input_bytes(layout), BLOCK_INPUT in remat.offloaded)
     return [inputs, *([attention] if keeps_attention(layout) else []), *products]
@@ -147,10 +153,30 @@ def saved_bytes(layout: Layout, *, on_host: bool = False) -> float:
     return layout.layers * saved * under_way
 
 
+def is_needed(layout: Layout, weight: Weight) -> bool:
+    """True if the backward pass of a layer reads the product of a matmul. The last one of a block
+    is added to the stream, and not needed again unless it is normed before; chunks do that
+    within."""
+    if "mlp" not in weight.param.inputs:
+        return True
+    within = layout.has_chunks and layout.sizes["tensor"] == 1
+    return layout.is_normed(weight) and not within
+
+
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
-    """True if the backward pass recomputes a layer's matmul. The last matmul of a block is not
-    needed again."""
-    return "mlp" not in weight.param.inputs and not layout.remat.keeps(weight.product_name)
+    """True if the backward pass recomputes a layer's matmul."""
+    kept = layout.remat.keeps(weight.product_name)
+    if layout.has_chunks and "mlp" in weight.param.inputs:  # a chunk keeps nothing
+        return layout.is_normed(weight)
+    if layout.is_normed(weight):  # queries and keys as the kernel reads them are not enough
+        kept = kept and layout.remat.keeps(MATMUL)
+    return is_needed(layout, weight) and not kept
+
+
+def plain_bytes(layout: Layout, weight: Weight) -> float:
+    """Bytes of a mean layer's queries or keys before a kernel pads them."""
+    size = weight.param.shape[-1]
+    return layout.output_bytes(weight) * layout.share(weight) * size / layout.lanes(size)
 
 
 def keeps_attention(layout: Layout) -> bool:

@@ -15,10 +15,12 @@ from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import Memory, memory
-from lmwright.planner.analytic.step_time import Timing, error_share, timing
+from lmwright.planner.analytic.step_time import HOST, Timing, error_share, timing
+from lmwright.planner.analytic.tensors import Tensor, tensor_lines, tensors, tensors_json
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.units import (
+    bus_line,
     duration,
     fits_host,
     host_lines,
@@ -57,6 +59,11 @@ class Quick:
     @cached_property
     def memory(self) -> Memory:
         return memory(self.layouts)
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """Tensors that the backward pass reads, the largest first."""
+        return tensors(self.layouts)
 
     @cached_property
     def timing(self) -> Timing:
@@ -134,6 +141,8 @@ class Quick:
             "by_kind_s": dict(self.timing.by_kind),
             "by_part_s": dict(self.timing.by_part),
             "hidden_s": self.timing.hidden_s,
+            "host_transfer_bytes": self.timing.host_bytes,
+            "tensors": tensors_json(self.tensors),
             "mfu": self.mfu,
             "factor": self.factor,
             "takes": cost.to_json(),
@@ -157,6 +166,11 @@ class Quick:
         peak = self.memory.peak
         lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
         lines += host_lines(self.memory.host, self.machine.host_memory_bytes)
+        took = self.timing
+        if took.host_bytes:
+            rate, exposed = self.machine.host_bytes_per_s, took.by_kind[HOST]
+            lines.append(bus_line(took.host_bytes, self.step_s, rate, exposed))
+        lines += ["", *tensor_lines(self.tensors)[:-1]]
         if not self.fits:
             return [*lines, "", *self.would_take(cost), "", *self._unknown()]
         lines += ["", f"predicted: {self._speed()}"]

@@ -58,6 +58,7 @@ GATHERS = 2  # of each weight in a microbatch: for the forward pass and for the 
 GATHER_BYTES, REDUCE_BYTES = 2, 4  # of an element: weights travel as bfloat16
 GATHERS_EXPOSED = 0.35
 REDUCTIONS_EXPOSED = 0.9  # of gradients; partial sums of activations are waited for
+HOST = "exposed host transfers"
 HOST_EXPOSED = 0.6  # of activations; as the compiler schedules examples/gemma2-9b-32k.toml
 NETWORK_EXPOSED = 0.5  # of what crosses slices or nodes
 
@@ -72,6 +73,8 @@ class Timing:
     """Products and attention by the part of the model."""
     hidden_s: float = 0.0
     """Collectives behind arithmetic."""
+    host_bytes: float = 0.0
+    """To and from the memory of the host."""
 
     @property
     def step_s(self) -> float:
@@ -83,12 +86,13 @@ class Timing:
             Counter({name: factor * seconds for name, seconds in counts.items()})
             for counts in (self.by_kind, self.by_part)
         )
-        return Timing(kinds, parts, factor * self.hidden_s)
+        return Timing(kinds, parts, factor * self.hidden_s, self.host_bytes)
 
     def plus(self, other: "Timing") -> "Timing":
         """Sum of two timings."""
         kinds, parts = self.by_kind + other.by_kind, self.by_part + other.by_part
-        return Timing(kinds, parts, self.hidden_s + other.hidden_s)
+        hidden, moved = self.hidden_s + other.hidden_s, self.host_bytes + other.host_bytes
+        return Timing(kinds, parts, hidden, moved)
 
 
 def timing(layouts: Sequence[Layout], machine: Machine) -> Timing:
@@ -125,7 +129,8 @@ def _host_transfers(took: Timing, layout: Layout, machine: Machine) -> None:
     if layout.stages == 1:
         kept *= layout.run.train.num_microbatches
     moments = layout.host_optimizer_bytes / machine.host_bytes_per_s
-    took.by_kind["exposed host transfers"] = 2 * (HOST_EXPOSED * kept + moments)
+    took.by_kind[HOST] = 2 * (HOST_EXPOSED * kept + moments)
+    took.host_bytes = 2 * (kept + moments) * machine.host_bytes_per_s
     took.hidden_s += 2 * (1 - HOST_EXPOSED) * kept
 
 

@@ -24,7 +24,7 @@ Value = frozenset | list
 def peak_split(program: Program) -> dict[str, int]:
     """Bytes of gradients, saved activations and temporaries alive at once at the fullest
     moment, weights and optimizer not counted."""
-    walk = _Walk(program)
+    walk = Walk(program)
     alive = walk.fullest(program.computations[program.entry])
     split = dict.fromkeys((GRADIENTS, SAVED, TEMPORARIES), 0)
     for name in alive:
@@ -33,7 +33,9 @@ def peak_split(program: Program) -> dict[str, int]:
 
 
 @dataclass
-class _Walk:
+class Walk:
+    """One pass over a program, in its order."""
+
     program: Program
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes by the name of the instruction that made them."""
@@ -45,17 +47,27 @@ class _Walk:
         given = [i for i in entry.instructions if i.opcode == "parameter"]
         self.weights = {dims for i in given for _, dims in arrays(i.shape) if len(dims) > 1}
 
+    def last_reads(self, computation: Computation) -> dict[str, int]:
+        """The number of the last instruction of a computation that reads an array, by its name; one
+        more than there are where the array is handed on."""
+        values: dict[str, Value] = {}
+        last: dict[str, int] = {}
+        for at, step in enumerate(computation.instructions):
+            values[step.name] = self._value(step, values)
+            read = [values.get(name, frozenset()) for name in step.operands]
+            if step.opcode == "get-tuple-element":  # of a tuple, one part is read
+                read = [values[step.name]]
+            for value in read:
+                last |= dict.fromkeys(names_in(value), at)
+        result = list(names_in(values[computation.root.name]))
+        last |= dict.fromkeys(result, len(computation.instructions))
+        if computation.name == self.program.entry:  # the new state takes the place of the old
+            self.sizes |= dict.fromkeys(result, 0)
+        return last
+
     def fullest(self, computation: Computation) -> frozenset[str]:
         """Arrays alive at the fullest moment of a computation, of those made in it."""
-        steps = computation.instructions
-        values, last = {}, {}
-        for at, step in enumerate(steps):
-            values[step.name] = self._value(step, values)
-            for name in step.operands:
-                last |= dict.fromkeys(_names(values.get(name, frozenset())), at)
-        last |= dict.fromkeys(_names(values[computation.root.name]), len(steps))
-        if computation.name == self.program.entry:  # the new state takes the place of the old
-            self.sizes |= dict.fromkeys(_names(values[computation.root.name]), 0)
+        steps, last = computation.instructions, self.last_reads(computation)
         best, most, alive = frozenset(), -1, set()
         for at, step in enumerate(steps):
             if step.name in self.made:
@@ -94,10 +106,10 @@ class _Walk:
         size = sum(map(padded_bytes, texts))
         old: frozenset[str] = frozenset()
         if "dynamic-update-slice" in step.name + step.opcode and texts:  # in place of the largest
-            old = frozenset(_names(given))
+            old = frozenset(names_in(given))
             size -= max(map(padded_bytes, texts))
         if step.opcode.endswith("-start"):  # its result holds its operands as well
-            size -= self._total(frozenset(_names(given)))
+            size -= self._total(frozenset(names_in(given)))
         if size <= 0:
             return old
         self.sizes[step.name], self.made[step.name] = size, step
@@ -116,9 +128,10 @@ class _Walk:
         return TEMPORARIES
 
 
-def _names(value: Value) -> Iterator[str]:
+def names_in(value: Value) -> Iterator[str]:
+    """Names in a value and in the tuples that it is made of."""
     if isinstance(value, frozenset):
         yield from value
     else:
         for item in value:
-            yield from _names(item)
+            yield from names_in(item)
