@@ -86,6 +86,7 @@ def main() -> None:
     """Measures every setting, or one as the child."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lora", type=int, metavar="RANK")
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=SETTINGS, metavar="SETTING")
     parser.add_argument("--child", nargs="*")
     asked = parser.parse_args()
     if asked.child is not None:
@@ -93,8 +94,8 @@ def main() -> None:
         return
     lora = (f"lora.rank={asked.lora}",) if asked.lora else ()
     whole = None
-    for name, changes in SETTINGS.items():
-        got = measure((*TINY, *lora, *changes))
+    for name in asked.only:
+        got = measure((*TINY, *lora, *SETTINGS[name]))
         whole = whole or got["bytes"]
         figures = f"{got['bytes'] / 2**30:6.2f} GiB  {got['bytes'] / whole:6.1%}"
         print(f"{name:18} {figures}  {got['loss']:.6f}  {got['grad_norm']:.6f}", flush=True)
