@@ -93,6 +93,7 @@ def test_the_check_sees_arrays_of_every_kind():
     assert widest(text) == 1000000000
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_no_flat_index_in_the_program_of_the_long_example():
     """gemma2-9b-32k.toml for v6e-8, as it is traced for all devices together: there are arrays of

@@ -5,11 +5,14 @@ eval MODEL --needle          held-out rows, or a text, as haystack --> numbers f
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from lmwright.config.run import Mesh
 from lmwright.core.compute import DTYPES
 from lmwright.core.leaves import cast
 from lmwright.data.rows.store import TokenStore
@@ -28,6 +31,8 @@ from lmwright.evals.text import CONTEXT, encode_file, text_batches
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import RUN, open_place, open_run
+from lmwright.formats.train_state import pick
+from lmwright.program.plan import resolve
 from lmwright.report.measured import Line, keep_measured
 
 HAY_ROWS = 64  # held-out rows of each source in the haystack
@@ -92,7 +97,7 @@ def needle_command(
             "take shorter ones, or extend the context (docs/long-context.md)"
         )
     source = Path(text).name if text else "held-out data"
-    ids = encode_file(loaded, text, max_chars) if text else _held_out_ids(path)
+    ids = encode_file(loaded, text, max_chars) if text else _held_out_ids(path, adapter)
     hay = Hay(loaded.tokenizer, _plain(loaded, ids), loaded.prompt_prefix)
     if not len(hay.ids):
         raise UserError(f"{text or path}: holds no text to hide a needle in; give --text FILE")
@@ -109,11 +114,12 @@ def needle_command(
     return 0
 
 
-def _held_out_ids(path: str) -> np.ndarray:
-    """Tokens of held-out rows of a run, spread evenly over each source."""
+def _held_out_ids(path: str, adapter: str | None) -> np.ndarray:
+    """Tokens of held-out rows of a run, or of an adapter, spread evenly over each source."""
     if open_place(path).kind != RUN:
         raise UserError(f"{path}: not a run directory, so it has no held-out data; add --text FILE")
-    store = TokenStore.open(open_run(path).run.data.dir)
+    run = replace(open_run(path).run, mesh=Mesh())
+    store = TokenStore.open(pick(resolve(run, jax.local_devices()[:1]), adapter).data)
     pieces = []
     for source in store.eval_sources:
         rows = min(store.eval_rows(source), HAY_ROWS)

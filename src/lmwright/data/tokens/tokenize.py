@@ -110,9 +110,7 @@ def tokenize(
     normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
     facts = _facts(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
-    fingerprint = _fingerprint(folder, parts, settings, conversations, facts)
-    if lengths:
-        fingerprint["lengths"] = {name: list(limits) for name, limits in lengths.items()}
+    fingerprint = _fingerprint(folder, parts, settings, conversations, facts, lengths)
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
     manifest = find_finished_stage(
@@ -154,6 +152,7 @@ def _fingerprint(
     settings: Tokenize,
     conversations: Conversations | None,
     facts: dict[str, Any],
+    lengths: Lengths | None,
 ) -> dict[str, Any]:
     """Fingerprint of everything the output depends on."""
     # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
@@ -165,6 +164,8 @@ def _fingerprint(
         "route": named,
         "tokenizer": facts["tokenizer_fingerprint"],
     }
+    if lengths:
+        fingerprint["lengths"] = {name: list(limits) for name, limits in lengths.items()}
     if conversations:
         # the template is in the tokenizer's folder; its name says nothing more
         fingerprint["conversations"] = {
