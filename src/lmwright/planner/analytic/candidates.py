@@ -28,6 +28,7 @@ from lmwright.planner.units import mesh_text
 from lmwright.program.plan import Plan, refuse_chunks
 
 CHUNK_TOKENS = 4096  # of a row, of an mlp's chunk
+MANY_CHUNKS = 8  # of the loss; for fewer, adding up the head's gradient once brings little
 SMALLER_STATE = {"adamw": ("adam8bit",)}
 PACKED = tuple(FORMATS)  # the least harmful first
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save
@@ -93,6 +94,7 @@ class Candidate:
         host = "" if train.offload == "none" else f", {train.offload} on the host"
         host += "" if self.run.optim.offload == "none" else ", moments on the host"
         chunk = f", mlp by {train.mlp_chunk_tokens:,} tokens" if train.mlp_chunk_tokens else ""
+        chunk += ", head's gradient once" if train.head_gradient == "once" else ""
         mesh = mesh_text(dict(self.quick.plan.mesh.shape))
         return f"{mesh}, remat {train.remat}{host}{chunk}{pieces}{star}"
 
@@ -122,6 +124,7 @@ def candidates(
         ways += _ways(run, machine, meshes, [pair for o in optims for pair in on_host(run, o)])
         if optimizers and not any(way.quick.fits for way in ways):
             ways += _ways(run, machine, meshes, [pair for o in optims for pair in packed(run, o)])
+    ways += [new for way in ways if (new := summed_once(way)) is not None]
     return sorted(ways, key=rank)
 
 
@@ -174,6 +177,23 @@ def keeps_of(run: Run, remats: Iterable[str]) -> Iterator[Train]:
         except UserError:
             continue
         yield train
+
+
+def summed_once(way: Candidate) -> Candidate | None:
+    """A candidate that fits, with the gradient of the head added up once; None where that does not
+    fit, or there are few chunks of the loss."""
+    train = way.run.train
+    many = seq_len_of(way.run) >= MANY_CHUNKS * train.loss_chunk_tokens
+    if not way.quick.fits or not many or train.head_gradient == "once":
+        return None
+    new = replace(way.run, train=replace(train, head_gradient="once"))
+    try:
+        check_memory(new)
+    except UserError:
+        return None
+    plan = replace(way.quick.plan, run=new)
+    candidate = Candidate(new, way.given, Quick(new, way.quick.machine, plan))
+    return candidate if candidate.quick.fits else None
 
 
 def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:

@@ -213,6 +213,8 @@ def loss_bytes(layout: Layout) -> float:
     head = m.vocab_size * m.embed_dim / ways
     capped = CAPPED_ALIVE if m.soft_capped else 0
     first = (LOGITS_ALIVE + capped) * logits * WEIGHT_BYTES + (logits + head) * size
+    if train.head_gradient == "once":  # which is there in every chunk, and has no copies
+        return first + head * WEIGHT_BYTES + 2 * layout.stream_bytes()
     then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
     return max(first, then) + 2 * layout.stream_bytes()
 

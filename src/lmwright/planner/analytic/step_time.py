@@ -302,9 +302,11 @@ def is_scattered(layout: Layout, machine: Machine) -> bool:
 
 def uses(layout: Layout, weight: Weight) -> int:
     """Times that a microbatch gathers a weight and reduces its gradient: the head once for
-    each chunk of logits."""
+    each chunk of logits, unless `train.head_gradient` says otherwise."""
     is_head = weight.part in ("embedding", "head") and products(layout, weight)
-    return -(-layout.seq_len // layout.run.train.loss_chunk_tokens) if is_head else 1
+    if not is_head or layout.run.train.head_gradient == "once":
+        return 1
+    return -(-layout.seq_len // layout.run.train.loss_chunk_tokens)
 
 
 def activation_sums_s(layout: Layout, machine: Machine) -> float:
