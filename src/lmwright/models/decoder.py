@@ -274,7 +274,5 @@ def _work(model: Decoder, seq_len: int) -> Work:
         active=active,
         attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
         soft_capped=model.logits_soft_cap is not None,
-        normed=frozenset(
-            (*model.normed_branches, *(("q", "k") if model.qk_norm != "none" else ()))
-        ),
+        normed=frozenset((*model.normed_branches, *("qk" if model.qk_norm != "none" else ""))),
     )
