@@ -55,6 +55,7 @@ class Decoder(BlockFields):
 
     hf: ClassVar[TableOf] = TableOf()
     """The family's table of Hugging Face names."""
+    normed_branches: ClassVar[tuple[str, ...]] = ()  # last weights of those with a norm behind
 
     vocab_size: PositiveInt
     embed_dim: PositiveInt
@@ -135,11 +136,6 @@ class Decoder(BlockFields):
                 added, new = experts.penalty(aux, prefix)
                 total, metrics = total + added, metrics | new
         return total, metrics
-
-    @property
-    def branches_normed(self) -> frozenset[str]:
-        """Last weights of the branches that are normed before they join the stream."""
-        return frozenset()
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
@@ -278,5 +274,5 @@ def _work(model: Decoder, seq_len: int) -> Work:
         active=active,
         attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
         soft_capped=model.logits_soft_cap is not None,
-        normed=frozenset(("q", "k") if model.qk_norm != "none" else ()) | model.branches_normed,
+        normed=frozenset((*model.normed_branches, *("qk" if model.qk_norm != "none" else ""))),
     )

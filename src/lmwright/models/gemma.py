@@ -9,7 +9,7 @@ embeddings times the root of their width. Soft caps are Gemma 2's; norms of q an
 rotations of their own for local layers, Gemma 3's.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -33,6 +33,7 @@ class Gemma(Decoder):
     """A decoder of the Gemma family; its fields are the model."""
 
     kind: Literal["gemma"] = "gemma"
+    normed_branches: ClassVar = ("o", "down")
     mlp_dim: PositiveInt
     window: PositiveInt
     """Tokens that local layers look at, the query included."""
@@ -60,10 +61,6 @@ class Gemma(Decoder):
     def spec(self) -> Tree:
         """Every weight, once."""
         return super().spec() | {"norm": _norm("norm", self.embed_dim)}
-
-    @property
-    def branches_normed(self) -> frozenset[str]:
-        return frozenset(("o", "down"))
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""

@@ -36,16 +36,13 @@ class Olmo2(Decoder):
     """A decoder of the OLMo 2 family; its fields are the model."""
 
     qk_norm: ClassVar = "all"  # type: ignore[misc]
+    normed_branches: ClassVar = ("o", "down")
     kind: Literal["olmo2"] = "olmo2"
     mlp_dim: PositiveInt
     rope_theta: Positive = 500_000.0
     norm_eps: Positive = 1e-6
     bias: Literal["none", "attention"] = "none"
     """Which projections add a bias."""
-
-    @property
-    def branches_normed(self) -> frozenset[str]:
-        return frozenset(("o", "down"))
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
