@@ -35,6 +35,8 @@ CASES = {
         "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 4.0,
         "attention_factor": 1.7, **OLD,
     },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.6, "factor": 3.0},
+    "proportional-whole": {"rope_type": "proportional"},
 }  # fmt: skip
 LENGTHS = (17, 64, 65, 200, 1000)
 

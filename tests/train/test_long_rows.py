@@ -11,8 +11,7 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "long_rows.py"
 
 @pytest.mark.slow
 def test_pieces_need_a_third_of_the_memory():
-    """The same loss and norm of the gradient, in less than half of the memory, and as the page says
-    about a third."""
+    """The same loss and norm of the gradient, in at most a third of the memory."""
     done = subprocess.run(
         [sys.executable, BENCHMARK, "--only", "whole", "remat and chunks"],
         capture_output=True, text=True, check=True,

@@ -9,6 +9,7 @@ dynamic   a larger theta for rows longer than those of training ("NTK-aware")
 yarn      slow ones slower, fast ones as they were (https://arxiv.org/abs/2309.00071)
 llama3    the same with other borders (https://arxiv.org/abs/2407.21783)
 longrope  a searched factor for each pair (https://arxiv.org/abs/2402.13753)
+proportional  slow pairs not rotated at all, those of the whole head divided by a factor (Gemma 4)
 
 Numbers are those of transformers' `modeling_rope_utils`, in float32 as there. What depends on
 the length of a row (dynamic, longrope) takes the length that the compiled program is made for:
@@ -101,8 +102,20 @@ class LongRope:
     """Length of q and k; sqrt(1 + log(factor) / log(original_seq_len)) if unset."""
 
 
+@section
+class ProportionalRope:
+    """Slow pairs not rotated, fast ones as if all were, divided by a factor."""
+
+    kind: Literal["proportional"] = "proportional"
+    fraction: Annotated[float, Field(gt=0, le=1)]
+    """Share of the pairs that are rotated."""
+    factor: Factor = 1.0
+    """How many times longer the context becomes."""
+
+
 RopeScaling = Annotated[
-    LinearRope | DynamicRope | YarnRope | Llama3Rope | LongRope, Field(discriminator="kind")
+    LinearRope | DynamicRope | YarnRope | Llama3Rope | LongRope | ProportionalRope,
+    Field(discriminator="kind"),
 ]
 
 
@@ -122,6 +135,9 @@ def rotations(
         return _yarn(periods, scaling, rotary_dim, theta)
     plain = 1 / periods
     if isinstance(scaling, LinearRope):
+        return plain / np.float32(scaling.factor), 1.0
+    if isinstance(scaling, ProportionalRope):
+        plain[int(scaling.fraction * rotary_dim // 2) :] = 0
         return plain / np.float32(scaling.factor), 1.0
     return (_llama3(plain, scaling) if isinstance(scaling, Llama3Rope) else plain), 1.0
 

@@ -7,7 +7,7 @@
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.nn.rope import DynamicRope, LongRope, RopeScaling
+from lmwright.nn.rope import DynamicRope, LongRope, ProportionalRope, RopeScaling
 
 SAME = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
         "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
@@ -17,6 +17,7 @@ NEEDED = {
     "yarn": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 ORIGINAL = "original_max_position_embeddings"
 BESIDE = {
@@ -37,9 +38,11 @@ def rope_fields(config: dict[str, Any], where: str, partial: bool = False) -> di
     for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{where}: {name} = {value!r} is not a number; correct it")
+    scaling = _scaling(rope, config, where)
+    if scaling and scaling["kind"] == "proportional":  # which has the part in its own field
+        scaling["fraction"], part = float(part), 1.0
     if part != 1.0 and not partial:
         raise UserError(f"{where}: partial_rotary_factor is not computed for this architecture")
-    scaling = _scaling(rope, config, where)
     fields = {"rope_theta": float(theta), "rope_scaling": scaling}
     if scaling and scaling["kind"] == "dynamic":  # there, the context length is the original one
         fields["seq_len"] = int(scaling["original_seq_len"] * scaling["factor"])
@@ -61,7 +64,7 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any], where: str) -> dict[s
     if missing := [name for name in NEEDED[kind] if name not in rope]:
         raise UserError(f"{where}: rope scaling {kind!r} lacks {', '.join(missing)}; add them")
     fields: dict[str, Any] = {"kind": kind} | {name: rope[name] for name in SAME if name in rope}
-    if kind == "linear":
+    if kind in ("linear", "proportional"):
         return fields
     context = config.get("max_position_embeddings") or 0
     original = context if kind == "dynamic" else config.get(ORIGINAL) or rope.get(ORIGINAL)
@@ -83,6 +86,8 @@ def rope_config(
     config: dict[str, Any] = {"max_position_embeddings": seq_len, "rope_theta": theta}
     if fraction is not None:
         values["partial_rotary_factor"] = config["partial_rotary_factor"] = fraction
+    if isinstance(scaling, ProportionalRope):
+        values["partial_rotary_factor"] = scaling.fraction
     if isinstance(scaling, DynamicRope):
         config["max_position_embeddings"] = scaling.original_seq_len  # what it is over there
     elif original := getattr(scaling, "original_seq_len", None):
