@@ -24,11 +24,16 @@ TINY = (
     "model.num_layers=6", "model.embed_dim=512", "model.mlp_dim=2048", "model.num_heads=2",
     "model.num_kv_heads=1", "model.head_dim=32", "model.query_dim=32", "model.vocab_size=2048",
     "train.global_batch_size=1", "train.precision=fp32", "mesh.fsdp=1", "train.steps=10",
+    "train.offload=none", "train.head_gradient=by_chunk",
 )  # fmt: skip
 SETTINGS = {
-    "whole": ("train.remat=none", f"train.loss_chunk_tokens={SEQ_LEN}"),
+    "whole": (
+        "train.remat=none",
+        "train.mlp_chunk_tokens=none",
+        f"train.loss_chunk_tokens={SEQ_LEN}",
+    ),
     "remat and chunks": ("train.remat=block", "train.mlp_chunk_tokens=4096"),
-    "remat": ("train.remat=block",),
+    "remat": ("train.remat=block", "train.mlp_chunk_tokens=none"),
 }
 
 
