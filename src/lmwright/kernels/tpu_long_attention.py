@@ -1,0 +1,397 @@
+"""Attention for TPUs whose rows do not fit the vector memory: one Pallas kernel each way, which
+streams spans of a row from the chip's memory (`tpu_spans` says which).
+
+    forward   grid (row, head, pair of spans of queries, spans of keys that they see)
+    backward  grid (row, kv head, pair of spans of keys, spans of queries that see them, head)
+
+As in `tpu_row_attention`, tokens are in the vector lanes:
+
+    scores' [keys, queries] = k [keys, H] q' [H, queries]      out' [H, queries] += v' probs'
+
+The scores of the next keys are made before the softmax of these, so that the matrix units work
+behind the vector units. The backward pass makes all three gradients of a block's scores at once. It
+keeps those of a span of keys in vector memory until all of their queries came; those of queries are
+added up in float32 in the chip's memory: what is there already arrives behind the arithmetic of
+the step that adds to it, and the sum leaves behind that of the steps after it. Online softmax as in
+https://arxiv.org/abs/2307.08691, in powers of two.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from lmwright.core.compute import ATTENTION, LANES
+from lmwright.kernels.tpu_spans import (
+    Ref,
+    Sizes,
+    Step,
+    Tables,
+    Walk,
+    intervals,
+    sizes_of,
+)
+from lmwright.nn.attention import MASKED, Scoring
+
+AHEAD = 256  # keys whose scores are made while those before them become probabilities
+LOG2_E = math.log2(math.e)
+TABLES = len(Tables._fields)
+
+
+def _dot(a: Array, b: Array, over: tuple[int, int] = (1, 0)) -> Array:
+    contracted = ((over[0],), (over[1],))
+    return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _at(number: Any, size: int, tokens: int | None = None) -> Any:
+    """A slice of the block of this number, or of the first tokens there."""
+    return pl.ds(pl.multiple_of(number * size, tokens or size), tokens or size)
+
+
+def _factor(scoring: Scoring) -> float:
+    """Of the keys, so that products with queries are what `_scores` takes."""
+    cap = scoring.soft_cap
+    return scoring.scale * LOG2_E if cap is None else scoring.scale / cap
+
+
+def _scores(
+    scoring: Scoring, products: Array, first: Any, sees: tuple[Array, Array] | None
+) -> tuple[Array, Array | None]:
+    """Scores [keys, queries] in powers of two, from products with scaled keys of which the first is
+    number `first`, and the derivative of the soft cap (None without one); `sees` is (start, end)
+    [1, queries], None where they see all."""
+    slope = None
+    if scoring.soft_cap is not None:
+        tanh = jnp.tanh(products)
+        products, slope = tanh * (scoring.soft_cap * LOG2_E), 1 - tanh**2
+    if sees is None:
+        return products, slope
+    start, end = (side - first for side in sees)
+    key = lax.broadcasted_iota(jnp.int32, products.shape, 0)
+    return jnp.where((key >= start) & (key < end), products, MASKED), slope
+
+
+class _Program(NamedTuple):
+    """What both kernels know when they are compiled."""
+
+    scoring: Scoring
+    walk: Walk
+
+    def visit(self, tables: Tables, row: Any, step: Step, attend: Callable[..., None]) -> None:
+        """`attend(i, j, masked)` for the blocks of two spans, by number, of which queries of i see
+        keys of j."""
+        sizes = self.walk.sizes
+        count_q, count_k = sizes.span_q // sizes.block_q, sizes.span_k // sizes.block_k
+
+        def block(n: Array, _: None) -> None:
+            i, j = lax.rem(n, count_q), lax.div(n, count_q)
+            queries, keys = step.queries * count_q + i, step.keys * count_k + j
+            some, every = tables.seen(sizes, row, queries, keys)
+            pl.when(every)(partial(attend, i, j, False))
+            pl.when(some & jnp.logical_not(every))(partial(attend, i, j, True))
+
+        lax.fori_loop(0, count_q * count_k, block, None)
+
+
+def _forward_kernel(program: _Program, *refs: Ref) -> None:
+    tables = Tables(*refs[:TABLES])
+    start, end, q, k, v, out, log_sums, top, total, sums = refs[TABLES:]
+    scoring, walk = program
+    row, _, pair, number = (pl.program_id(axis) for axis in range(4))
+    step = walk.step(tables, row, pair, number)
+    size = walk.sizes.block_k
+    ahead = next(n for n in range(min(AHEAD, size), 0, -LANES) if size % n == 0)
+
+    @pl.when(step.first)
+    def _() -> None:
+        top[...] = jnp.full(top.shape, MASKED, top.dtype)
+        total[...] = jnp.zeros(total.shape, total.dtype)
+        sums[...] = jnp.zeros(sums.shape, sums.dtype)
+
+    def attend(i: Array, j: Array, masked: bool) -> None:
+        at = _at(i, walk.sizes.block_q)
+        queries, sees = q[:, at], (start[:, at], end[:, at]) if masked else None
+        parts = [_at(j * (size // ahead) + n, ahead) for n in range(size // ahead)]
+
+        def scores(n: int) -> Array:
+            first = step.keys * walk.sizes.span_k + j * size + n * ahead
+            return _scores(scoring, _dot(k[parts[n], :], queries), first, sees)[0]
+
+        old_top, so_far, result = top[:, at], total[:, at], sums[:, at]
+        following = scores(0)
+        for n, part in enumerate(parts):
+            found = following
+            if n + 1 < len(parts):
+                following = scores(n + 1)
+            new_top = jnp.maximum(old_top, jnp.max(found, axis=0, keepdims=True))
+            probs, keep = jnp.exp2(found - new_top), jnp.exp2(old_top - new_top)
+            so_far = so_far * keep + jnp.sum(probs, axis=0, keepdims=True)
+            result = result * keep + _dot(v[:, part], probs.astype(v.dtype))
+            old_top = new_top
+        top[:, at], total[:, at], sums[:, at] = old_top, so_far, result
+
+    pl.when(step.active)(lambda: program.visit(tables, row, step, attend))
+
+    @pl.when(step.active & step.last)
+    def _() -> None:
+        out[...] = (sums[...] / total[...]).astype(out.dtype)
+        log_sums[...] = top[...] + jnp.log2(total[...])
+
+
+class _Sums(NamedTuple):
+    """Gradients of queries on their way to the chip's memory and back."""
+
+    memory: Ref
+    """float32 [B, N, spans of queries, H, tokens of a span], in the chip's memory."""
+    before: Ref
+    """What a span has there already."""
+    slots: Ref
+    """Two spans: of this step, and of the one before it, which may still be under way."""
+    state: Ref
+    """The slot of this step; whether each is under way; which span left last."""
+    arriving: Ref
+    leaving: Ref
+
+    def reset(self) -> None:
+        """For the first step of a kv head."""
+        self.state[0], self.state[1], self.state[2], self.state[3] = 0, 0, 0, -1
+
+    def finish(self, slot: Any, span: Ref) -> None:
+        """Waits until a slot is free; `span` is any span in memory."""
+
+        @pl.when(self.state[1 + slot] == 1)
+        def _() -> None:
+            pltpu.make_async_copy(self.slots.at[slot], span, self.leaving.at[slot]).wait()
+            self.state[1 + slot] = 0
+
+    def add(self, span: Ref, number: Any, begins: Any, compute: Callable[[Ref], None]) -> None:
+        """Adds to a span, of this number, what `compute` adds to zeros; it begins with that, or has
+        a sum already."""
+        slot, arrival = self.state[0], pltpu.make_async_copy(span, self.before, self.arriving)
+        self.finish(slot, span)
+        pl.when(self.state[3] == number)(lambda: self.finish(1 - slot, span))
+        pl.when(jnp.logical_not(begins))(arrival.start)
+        here = self.slots.at[slot]
+        here[...] = jnp.zeros(here.shape, here.dtype)
+        compute(here)
+
+        @pl.when(jnp.logical_not(begins))
+        def _() -> None:
+            arrival.wait()
+            here[...] += self.before[...]
+
+        pltpu.make_async_copy(here, span, self.leaving.at[slot]).start()
+        self.state[0], self.state[1 + slot], self.state[3] = 1 - slot, 1, number
+
+
+def _backward_kernel(program: _Program, *refs: Ref) -> None:
+    tables = Tables(*refs[:TABLES])
+    start, end, q, k, v, g, log_sums, inner, dq, dk, dv, *scratch = refs[TABLES:]
+    turned_k, turned_v, dk_sum, dv_sum, *rest = scratch
+    sums, (scoring, walk) = _Sums(dq, *rest), program
+    row, kv, pair, number, member = (pl.program_id(axis) for axis in range(5))
+    pairs, steps, members = (pl.num_programs(axis) for axis in range(2, 5))
+    step = walk.step(tables, row, pair, number)
+    head = kv * members + member
+    span = dq.at[row, head, step.queries]
+    at_span = row * walk.sizes.spans_q + step.queries
+
+    @pl.when(step.first & (member == 0))
+    def _() -> None:
+        turned_k[...] = (k[...].astype(jnp.float32) * _factor(scoring)).T.astype(k.dtype)
+        turned_v[...] = v[...].astype(jnp.float32).T.astype(v.dtype)
+        dk_sum[...] = jnp.zeros(dk_sum.shape, dk_sum.dtype)
+        dv_sum[...] = jnp.zeros(dv_sum.shape, dv_sum.dtype)
+
+    pl.when((pair == 0) & (number == 0) & (member == 0))(sums.reset)
+
+    def compute(dq_sum: Ref) -> None:
+        def attend(i: Array, j: Array, masked: bool) -> None:
+            at, at_keys = _at(i, walk.sizes.block_q), _at(j, walk.sizes.block_k)
+            first = step.keys * walk.sizes.span_k + j * walk.sizes.block_k
+            sees = (start[:, at], end[:, at]) if masked else None
+            products = _dot(turned_k[at_keys, :], q[:, at])
+            scores, slope = _scores(scoring, products, first, sees)
+            probs = jnp.exp2(scores - log_sums[:, at])
+            dv_sum[:, at_keys] += _dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
+            dscores = probs * (_dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])
+            dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
+            dk_sum[:, at_keys] += _dot(q[:, at], dscores, over=(1, 1))
+            dq_sum[:, at] += _dot(k[:, at_keys], dscores)
+
+        program.visit(tables, row, step, attend)
+
+    begins = tables.begins[at_span] == step.keys
+    which = head * walk.sizes.spans_q + step.queries
+    pl.when(step.active)(lambda: sums.add(span, which, begins, compute))
+
+    @pl.when((pair == pairs - 1) & (number == steps - 1) & (member == members - 1))
+    def _() -> None:
+        sums.finish(0, span)
+        sums.finish(1, span)
+
+    @pl.when(step.active & step.last & (member == members - 1))
+    def _() -> None:
+        dk[...] = (dk_sum[...] * scoring.scale).astype(dk.dtype)
+        dv[...] = dv_sum[...].astype(dv.dtype)
+
+
+class _Specs(NamedTuple):
+    """Where a step of the grid finds its spans."""
+
+    walk: Walk
+    group: int
+    """Heads of a kv head."""
+
+    def _index(self, side: str, row: Any, head: Any, pair: Any, number: Any, *rest: Any) -> Any:
+        """(row, head, span) of an operand."""
+        member, tables = (rest[0], rest[1:]) if self.walk.by_keys else (None, rest)
+        step = self.walk.step(Tables(*tables), row, pair, number)
+        if side == "keys":
+            kv = head if self.walk.by_keys else lax.div(head, self.group)
+            return row, kv, step.keys
+        query_head = head * self.group + member if self.walk.by_keys else head
+        return row, query_head, step.queries
+
+    def of(self, side: str, rows: int) -> pl.BlockSpec:
+        """Of an array [B, heads, rows, T]."""
+        size = self.walk.sizes.span_k if side == "keys" else self.walk.sizes.span_q
+
+        def index(*step: Any) -> Any:
+            row, head, span = self._index(side, *step)
+            return row, head, 0, span
+
+        return pl.BlockSpec((None, None, rows, size), index)
+
+    def turned_keys(self, head_dim: int) -> pl.BlockSpec:
+        """Of an array [B, K, T, H]."""
+        index = lambda *step: (*self._index("keys", *step), 0)  # noqa: E731
+        return pl.BlockSpec((None, None, self.walk.sizes.span_k, head_dim), index)
+
+    def intervals(self) -> pl.BlockSpec:
+        """Of an array [B, 1, T]."""
+
+        def index(*step: Any) -> Any:
+            row, _, span = self._index("queries", *step)
+            return row, 0, span
+
+        return pl.BlockSpec((None, 1, self.walk.sizes.span_q), index)
+
+
+class _Call(NamedTuple):
+    """Arguments of both kernels."""
+
+    scoring: Scoring
+    interpret: Any
+
+    def __call__(
+        self,
+        kernel: Callable[..., None],
+        name: str,
+        walk: Walk,
+        heads: tuple[int, ...],
+        sees: tuple[Array, Array],
+        arrays: list[tuple[Array, pl.BlockSpec]],
+        out: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+        scratch: list[Any],
+    ) -> list[Array]:
+        """`kernel(program, *tables, start, end, *arrays, *out, *scratch)`; `heads` are the kernel's
+        (kv heads, heads of each) or (heads,)."""
+        start, end = sees
+        window, sizes = self.scoring.window, walk.sizes
+        said = {"block_q": sizes.block_q, "block_kv": sizes.block_k}  # for `kernel_cost`
+        said |= {"span_q": sizes.span_q, "span_kv": sizes.span_k}
+        if window is not None:
+            said["window"] = window
+        grid = (start.shape[0], heads[0], walk.pairs, walk.most_steps(window), *heads[1:])
+        by_query = _Specs(walk, 1 if len(heads) == 1 else heads[1]).intervals()
+        order = ("parallel", "parallel", *["arbitrary"] * (len(grid) - 2))
+        spec = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=TABLES,
+            grid=grid,
+            in_specs=[by_query, by_query, *(spec for _, spec in arrays)],
+            out_specs=[spec for _, spec in out],
+            scratch_shapes=scratch,
+        )
+        with jax.named_scope(name):
+            return pl.pallas_call(
+                partial(kernel, _Program(self.scoring, walk)),
+                name=name,
+                grid_spec=spec,
+                out_shape=[shape for shape, _ in out],
+                compiler_params=pltpu.CompilerParams(dimension_semantics=order),
+                interpret=self.interpret,
+                metadata={"xprof_metadata": json.dumps(said)},
+            )(*walk.tables(start, end), start[:, None], end[:, None], *(a for a, _ in arrays))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array) -> Array:
+    """q [B, N, H, T]; k, v [B, K, H, T]; start, end [B, T]."""
+    return _forward(call, q, k, v, start, end)[0]
+
+
+def _forward(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array):
+    b, n, h, t = q.shape
+    walk = Walk(sizes_of(t, h, q.dtype.itemsize), by_keys=False)
+    specs, size = _Specs(walk, n // k.shape[1]), walk.sizes.span_q
+    queries, keys = specs.of("queries", h), specs.of("keys", h)
+    scaled = (k.astype(jnp.float32) * _factor(call.scoring)).astype(k.dtype).swapaxes(2, 3)
+    arrays = [(q, queries), (scaled, specs.turned_keys(h)), (v, keys)]
+    sums = jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)
+    made = [(_like(q), queries), (sums, specs.of("queries", 1))]
+    scratch = [pltpu.VMEM((rows, size), jnp.float32) for rows in (1, 1, h)]
+    out, log_sums = call(
+        _forward_kernel, "long_attention_fwd", walk, (n,), (start, end), arrays, made, scratch
+    )
+    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    return out, (q, k, v, start, end, out, log_sums)
+
+
+def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
+    q, k, v, start, end, out, log_sums = residuals
+    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
+    (b, n, h, t), kv_heads = q.shape, k.shape[1]
+    walk = Walk(sizes_of(t, h, q.dtype.itemsize), by_keys=True)
+    sizes, specs = walk.sizes, _Specs(walk, n // kv_heads)
+    queries, keys, one = specs.of("queries", h), specs.of("keys", h), specs.of("queries", 1)
+    arrays = [(q, queries), (k, keys), (v, keys), (g.astype(q.dtype), queries)]
+    arrays += [(log_sums, one), (inner, one)]
+    parts = jax.ShapeDtypeStruct((b, n, sizes.spans_q, h, sizes.span_q), jnp.float32)
+    made = [(parts, pl.BlockSpec(memory_space=pltpu.HBM)), (_like(k), keys), (_like(v), keys)]
+    turned, by_key = (pltpu.VMEM((sizes.span_k, h), a.dtype) for a in (k, v)), (h, sizes.span_k)
+    scratch = [*turned, pltpu.VMEM(by_key, jnp.float32), pltpu.VMEM(by_key, jnp.float32)]
+    scratch += [pltpu.VMEM((*two, h, sizes.span_q), jnp.float32) for two in ((), (2,))]
+    scratch += [pltpu.SMEM((4,), jnp.int32)]
+    scratch += [pltpu.SemaphoreType.DMA(()), pltpu.SemaphoreType.DMA((2,))]
+    heads = (kv_heads, n // kv_heads)
+    dq, dk, dv = call(
+        _backward_kernel, "long_attention_bwd", walk, heads, (start, end), arrays, made, scratch
+    )
+    dq = (dq * call.scoring.scale).astype(q.dtype).swapaxes(2, 3).reshape(q.shape)
+    return dq, dk, dv, None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _like(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def causal_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *, interpret: Any = False
+) -> Array:
+    """As `nn.attention.causal_attention`, of one device's own rows, for which `tpu_spans.fits`
+    holds; tokens of a segment stand together."""
+    start, end = intervals(segment_ids, scoring.window)
+    q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
+    return _attend(_Call(scoring, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)

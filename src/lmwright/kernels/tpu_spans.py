@@ -1,0 +1,211 @@
+"""Which blocks of a long row `tpu_long_attention` visits, and in what order.
+
+A row of T tokens is cut into spans, which are fetched from the chip's memory, and a span into
+blocks, whose scores exist at once:
+
+    span of queries  [block block]
+    span of keys     [    block     block    ]
+
+Which keys a query sees is an interval, `start <= key < end`. Tables of the intervals' extremes say
+which spans meet, and which blocks of theirs are left out, computed as they are, or with a mask.
+Kernels take the spans of one side in pairs, the first with the last and so on, so that the pairs
+of a causal row have the same number of steps.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lmwright.core.compute import LANES
+
+VECTOR_MEMORY = 2**24  # bytes that a kernel may use on every generation
+SHAPES = (
+    (512, 1024, 1024, 2048),
+    (512, 1024, 1024, 1024),
+    (512, 1024, 512, 1024),
+    (512, 512, 512, 512),
+    (256, 256, 256, 256),
+    (LANES, LANES, LANES, LANES),
+)
+"""The most tokens of a block of queries and of keys, and of a span of each, best first."""
+
+Ref = Any  # of an array in a memory of the chip
+Flag = Any  # a boolean, known or traced
+
+
+class Sizes(NamedTuple):
+    """Tokens of a row, of a block of queries and of keys, and of a span of each."""
+
+    tokens: int
+    block_q: int
+    block_k: int
+    span_q: int
+    span_k: int
+
+    @property
+    def spans_q(self) -> int:
+        """Spans of queries in a row."""
+        return self.tokens // self.span_q
+
+    @property
+    def spans_k(self) -> int:
+        """Spans of keys in a row."""
+        return self.tokens // self.span_k
+
+    def vector_memory(self, head_dim: int, itemsize: int) -> int:
+        """Bytes of the backward kernel: queries, keys, values and gradients with the next ones
+        under way, keys and values turned around, sums, and scores of a block with their
+        gradients."""
+        wide = -(-head_dim // LANES) * LANES
+        by_query = head_dim * (4 * itemsize + 3 * 4) + 4 * 2 * 4 * 8
+        by_key = head_dim * (8 * itemsize + 2 * 4) + 2 * wide * itemsize
+        scores = self.block_q * self.block_k * (2 * 4 + 2 * itemsize)
+        return self.span_q * by_query + self.span_k * by_key + scores
+
+
+def fits(seq_len: int, head_dim: int) -> bool:
+    """True for rows and heads that fill tiles; no row is too long."""
+    return seq_len % LANES == 0 and head_dim % 16 == 0
+
+
+def sizes_of(seq_len: int, head_dim: int, itemsize: int) -> Sizes:
+    """The best sizes that divide a row, for which `fits` holds, and fit the vector memory."""
+    every = (_divide(seq_len, *shape) for shape in SHAPES)
+    return next(s for s in every if s.vector_memory(head_dim, itemsize) <= VECTOR_MEMORY)
+
+
+def _divide(seq_len: int, block_q: int, block_k: int, span_q: int, span_k: int) -> Sizes:
+    def part(of: int, most: int, unit: int) -> int:
+        return next(n for n in range(max(most // unit, 1) * unit, 0, -unit) if of % n == 0)
+
+    block_q, block_k = (part(seq_len, most, LANES) for most in (block_q, block_k))
+    spans = part(seq_len, span_q, block_q), part(seq_len, span_k, block_k)
+    return Sizes(seq_len, block_q, block_k, *spans)
+
+
+def intervals(segment_ids: Array, window: int | None) -> tuple[Array, Array]:
+    """(start, end) int32 [B, T] of the keys that each query sees in causal rows: of its own
+    segment [B, T], whose tokens stand together, and its window."""
+    at = lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
+    new = segment_ids != jnp.roll(segment_ids, 1, axis=1)
+    start = lax.cummax(jnp.where(new, at, 0), axis=1)
+    if window is not None:
+        start = jnp.maximum(start, at + 1 - window)
+    return start, at + 1
+
+
+class Step(NamedTuple):
+    """One step of a kernel's grid."""
+
+    queries: Any
+    """Number of the span."""
+    keys: Any
+    active: Flag
+    """False for steps after the last of a pair."""
+    first: Flag
+    """Of those of a span of the outer side."""
+    last: Flag
+
+
+class Tables(NamedTuple):
+    """int32 tables of a batch of rows, one row after the other."""
+
+    low: Ref
+    """The first span of the inner side that a span of the outer side meets."""
+    high: Ref
+    """The end of these spans."""
+    begins: Ref
+    """The span of keys that meets a span of queries first."""
+    min_start: Ref
+    """By block of queries, as the following ones."""
+    max_start: Ref
+    min_end: Ref
+    max_end: Ref
+
+    def seen(self, sizes: Sizes, row: Any, queries: Any, keys: Any) -> tuple[Flag, Flag]:
+        """Whether some, and whether all, of a block's queries see keys of a block, all of them."""
+        at = row * (sizes.tokens // sizes.block_q) + queries
+        first = keys * sizes.block_k
+        end = first + sizes.block_k
+        some = (self.min_start[at] < end) & (self.max_end[at] > first)
+        every = (self.max_start[at] <= first) & (self.min_end[at] >= end)
+        return some, some & every
+
+
+class Walk(NamedTuple):
+    """The order in which a kernel visits the spans of a row."""
+
+    sizes: Sizes
+    by_keys: bool
+    """Whether its outer spans are those of keys."""
+
+    @property
+    def outer(self) -> int:
+        """Spans of the outer side."""
+        return self.sizes.spans_k if self.by_keys else self.sizes.spans_q
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of spans, where the middle one of an odd number stands alone."""
+        return -(-self.outer // 2)
+
+    @property
+    def order(self) -> list[int]:
+        """Outer spans as they are visited."""
+        last = self.outer - 1
+        both = ((pair, last - pair) for pair in range(self.pairs))
+        return [span for pair in both for span in dict.fromkeys(pair)]
+
+    def step(self, tables: Tables, row: Any, pair: Any, step: Any) -> Step:
+        """What a row does in a step of a pair."""
+        base, other = row * self.outer, self.outer - 1 - pair
+        before = tables.high[base + pair] - tables.low[base + pair]
+        second = (step >= before) & (other > pair)
+        outer = jnp.where(second, other, pair)
+        step = jnp.where(second, step - before, step)
+        low = tables.low[base + outer]
+        count = tables.high[base + outer] - low
+        inner = low + jnp.minimum(step, count - 1)
+        queries, keys = (inner, outer) if self.by_keys else (outer, inner)
+        return Step(queries, keys, step < count, step == 0, step == count - 1)
+
+    def most_steps(self, window: int | None) -> int:
+        """The most steps of a pair in causal rows, whose segments can only make it less."""
+        met = causal_spans(self.sizes, window)
+        spans = [sum(row) for row in (zip(*met, strict=True) if self.by_keys else met)]
+        return max(
+            spans[pair] + (spans[-1 - pair] if pair < self.outer - 1 - pair else 0)
+            for pair in range(self.pairs)
+        )
+
+    def tables(self, start: Array, end: Array) -> Tables:
+        """Of intervals [B, T] that are not empty."""
+        sizes, rows = self.sizes, start.shape[0]
+        least = start.reshape(rows, sizes.spans_q, -1).min(axis=2)
+        most = end.reshape(rows, sizes.spans_q, -1).max(axis=2)
+        low, high = lax.div(least, sizes.span_k), lax.div(most - 1, sizes.span_k) + 1
+        begins = low
+        if self.by_keys:
+            keys = jnp.arange(sizes.spans_k, dtype=jnp.int32)[:, None]
+            queries = jnp.arange(sizes.spans_q, dtype=jnp.int32)
+            met = (low[:, None] <= keys) & (high[:, None] > keys)  # [B, spans_k, spans_q]
+            low = jnp.min(jnp.where(met, queries, sizes.spans_q - 1), axis=2)
+            high = jnp.maximum(jnp.max(jnp.where(met, queries + 1, 0), axis=2), low + 1)
+            visited = (low[:, :, None] <= queries) & (high[:, :, None] > queries)
+            order = jnp.array(self.order, jnp.int32)
+            begins = order[jnp.argmax(visited[:, order], axis=1)]
+        blocks = (a.reshape(rows, -1, sizes.block_q) for a in (start, start, end, end))
+        extremes = (jnp.min, jnp.max, jnp.min, jnp.max)
+        by_block = [of(a, axis=2) for of, a in zip(extremes, blocks, strict=True)]
+        return Tables(*(a.reshape(-1) for a in (low, high, begins, *by_block)))
+
+
+def causal_spans(sizes: Sizes, window: int | None) -> list[list[bool]]:
+    """[spans of queries][spans of keys]: whether they meet in a causal row of one segment."""
+    met = []
+    for first in range(0, sizes.tokens, sizes.span_q):
+        start, end = 0 if window is None else first + 1 - window, first + sizes.span_q
+        keys = range(0, sizes.tokens, sizes.span_k)
+        met.append([start < key + sizes.span_k and end > key for key in keys])
+    return met
