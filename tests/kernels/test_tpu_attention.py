@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from lmwright.core.sharding import AXES
-from lmwright.kernels import tpu_attention, tpu_row_attention
+from lmwright.kernels import tpu_attention, tpu_row_attention, tpu_spans
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import problem
@@ -33,11 +33,20 @@ def interpreted(q, k, v, ids, scoring):
     return tpu_attention.causal_attention(q, k, v, ids, scoring, interpret=True)
 
 
-@pytest.fixture(params=["whole rows", "whole rows in blocks", "splash"])
+def take_splash(monkeypatch):
+    """Neither of our own kernels."""
+    monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
+    monkeypatch.setattr(tpu_attention, "TILE", 1000)
+
+
+@pytest.fixture(params=["whole rows", "whole rows in blocks", "long rows", "splash"])
 def kernel(request, monkeypatch):
     """Each kernel in turn; three blocks of 128 in a row of 384."""
     if request.param == "splash":
+        take_splash(monkeypatch)
+    if request.param == "long rows":
         monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
+        monkeypatch.setattr(tpu_spans, "SHAPES", ((128, 128, 128, 256),))
     if request.param == "whole rows in blocks":
         monkeypatch.setattr(tpu_row_attention, "BLOCK", 128)
     return request.param
@@ -77,8 +86,8 @@ def test_windows_and_soft_caps_of_rows_that_are_padded(choices):
     check_choices(200, choices)
 
 
-def test_the_separate_backward_kernels_of_long_rows(monkeypatch):
-    monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
+def test_the_separate_backward_kernels_of_splash(monkeypatch):
+    take_splash(monkeypatch)
     args = problem(1, 384, 3, 3, 96)
     fused = both(interpreted, *args)
     monkeypatch.setattr(tpu_attention, "FUSED_LEN", 0)
@@ -97,11 +106,13 @@ def test_bfloat16_is_as_near_to_the_reference_as_splash(monkeypatch):
 
     ours = errors()
     monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
-    for mine, splash in zip(ours, errors(), strict=True):
-        assert 0 < mine < 1.2 * splash
+    long = errors()
+    take_splash(monkeypatch)
+    for mine, longer, splash in zip(ours, long, errors(), strict=True):
+        assert 0 < mine < 1.2 * splash and 0 < longer < 1.2 * splash
 
 
-def test_rows_that_do_not_fit_take_splash():
+def test_rows_that_fit_the_vector_memory():
     assert tpu_row_attention.fits(2048, 128, 2) and not tpu_row_attention.fits(4096, 128, 2)
     assert not tpu_row_attention.fits(200, 64, 2)  # no multiple of 128
     assert not tpu_row_attention.fits(2048, 72, 2)  # of a half tile

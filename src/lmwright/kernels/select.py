@@ -18,6 +18,7 @@ KERNELS = Registry(
     "lmwright.kernels",
     {
         "tpu attention": "tpu_attention.causal_attention",
+        "tpu long attention": "tpu_long_attention.causal_attention",
         "cpu attention": "cpu_attention.causal_attention",
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",

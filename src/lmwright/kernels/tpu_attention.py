@@ -1,5 +1,5 @@
-"""Causal attention for TPUs, on each device's own rows and heads: JAX's splash attention, or
-`tpu_row_attention` where rows fit it.
+"""Causal attention for TPUs, on each device's own rows and heads: `tpu_row_attention` where rows
+fit it, `tpu_long_attention` beyond, JAX's splash attention on v2 and v3.
 
     q [B, T, N, H], k v [B, T, K, H] --shard_map: batch, heads--> one Pallas kernel per row
 
@@ -17,10 +17,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import tpu_row_attention
+from lmwright.kernels import select, tpu_row_attention
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 
+TILE = 16  # sublanes in bfloat16; our own kernels take heads that fill them
 FUSED_LEN = 4096  # tokens; the fused backward keeps one partial dq for each block of keys
 
 
@@ -59,6 +60,9 @@ def splash_attention(
 ) -> Array:  # fmt: skip
     """Queries [B, T, N, H] at the end of keys and values [B, S, K, H]."""
     dtype, (_, t, n, h), s = q.dtype, q.shape, k.shape[1]
+    if not early and h % TILE == 0:
+        attend = select.KERNELS["tpu long attention"]
+        return attend(q, k, v, segment_ids, scoring, interpret=interpret)
     q, window = q * scoring.scale, scoring.window
     if early:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))

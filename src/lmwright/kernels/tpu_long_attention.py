@@ -32,7 +32,6 @@ from jax.experimental.pallas import tpu as pltpu
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.kernels.tpu_spans import (
     Ref,
-    Sizes,
     Step,
     Tables,
     Walk,

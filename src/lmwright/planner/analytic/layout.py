@@ -20,6 +20,7 @@ from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, walk
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
+from lmwright.kernels import tpu_spans
 from lmwright.kernels.tpu_row_attention import fits
 from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
@@ -387,13 +388,21 @@ class Layout:
         return alone and fits(self.seq_len, self.attention.head_dim, self.activation_bytes)
 
     @property
+    def has_long_rows(self) -> bool:
+        """True if attention is computed by `kernels/tpu_long_attention.py`."""
+        alone = self.kernels == "tpu" and self.has_kernel and self.attention is not None
+        long = alone and tpu_spans.fits(self.seq_len, self.attention.head_dim)
+        return long and not self.has_whole_rows
+
+    @property
     def attention_bytes(self) -> float:
         """Bytes that attention saves of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
         if self.attention is None:
             return 0.0
         size = self.attention.head_dim
-        lanes = size if self.has_whole_rows else self.lanes(size)
+        ours = self.has_whole_rows or self.has_long_rows
+        lanes = size if ours else self.lanes(size)
         width = lanes * self.activation_bytes + 4
         ways = self.ways("batch", "seq", "heads")
         return self.tokens * self.attention.num_heads * width / ways

@@ -24,6 +24,7 @@ from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels.tpu_attention import block_sizes, fits
 from lmwright.kernels.tpu_row_attention import block_of
+from lmwright.kernels.tpu_spans import sizes_of
 from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
@@ -41,6 +42,7 @@ from lmwright.planner.compiler.kernel_cost import (
     visited,
     windowed,
 )
+from lmwright.planner.compiler.long_attention import long_attention_s
 
 TILE = 128  # products are padded to multiples of it
 
@@ -186,6 +188,8 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     again = 0 if keeps_attention(layout) else 2
     if layout.has_whole_rows:
         return _whole_rows_s(layout, machine, forward=1 + again // 2)
+    if layout.has_long_rows:
+        return _long_rows_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "tpu" and layout.has_kernel and fits(layout.seq_len):
         return _splash_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "reference":
@@ -206,6 +210,17 @@ def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     return sum(
         times * row_attention_s(CHIPS[machine.kind].rates, cycles, below, tokens)
         for times, cycles in ways
+    )
+
+
+def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
+    """Seconds of attention by `kernels/tpu_long_attention.py`, counted so many times forward."""
+    m, rates = layout.attention, CHIPS[machine.kind].rates
+    sizes = sizes_of(layout.seq_len, m.head_dim, layout.activation_bytes)
+    return _heads(layout) * sum(
+        times * long_attention_s(machine.kind, rates, m.head_dim, sizes, window, way)
+        for window in m.windows
+        for way, times in enumerate((forward, 1))
     )
 
 

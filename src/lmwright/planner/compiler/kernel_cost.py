@@ -7,7 +7,8 @@ diagonal in full; behind a window, none:
     # # .            # # .
     # # #            . # #      with a window of one block
 
-Both kernels cost what the compiler's own schedule of them has, as
+All kernels cost what the compiler's own schedule of them has (that of long rows in
+`long_attention`), as
 `benchmarks/attention_schedule.py` reads it, and never less than the matrix units need for
 their products: our own (`kernels/tpu_row_attention.py`) by score below the diagonal and by token
 for all else (`hardware.chips`), JAX's splash kernel by score of the blocks that it
@@ -23,8 +24,11 @@ import numpy as np
 
 from lmwright.hardware.chips import CHIPS, LONG_ROWS, Rates
 from lmwright.kernels.tpu_row_attention import BLOCK
+from lmwright.kernels.tpu_spans import Sizes
+from lmwright.planner.compiler import long_attention
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
+_SPANS = re.compile(r'(block|span)_(q|kv)\\?": (\d+)')
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
 _WINDOW = re.compile(r'window\\?": (\d+)')
 _TABLE = re.compile(r"[su](?:8|16|32)\[(\d+(?:,\d+)+)\]")
@@ -41,7 +45,7 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     """Seconds of an attention kernel on a device: from its queries [..., N, T, H], where the batch
     is left out if it is one row, its name and its blocks; 0 for other kernels."""
     called = step.name + step.op_name
-    which = next((w for w in (*_SPLASH, *_ROW) if w in called), None)
+    which = next((w for w in (*_SPLASH, *_ROW, *long_attention.WAYS) if w in called), None)
     given = [holder.by_name[name].shape for name in step.operands if name in holder.by_name]
     queries = [
         dims
@@ -56,6 +60,15 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     *mapped, one, other = q_dims
     heads, t, h = math.prod(mapped), max(one, other), min(one, other)  # either may be the minor one
     blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
+    if which in long_attention.WAYS:
+        window, way = _WINDOW.search(step.rest), long_attention.WAYS.index(which)
+        given_sizes = {(of, side): int(size) for of, side, size in _SPANS.findall(step.rest)}
+        sizes = Sizes(
+            t, *(given_sizes[of, side] for of in ("block", "span") for side in ("q", "kv"))
+        )
+        return heads * long_attention.long_attention_s(
+            generation, rates, h, sizes, int(window[1]) if window else None, way
+        )
     if which in _ROW:
         window = _WINDOW.search(step.rest)
         size = blocks.get(("q", ""), t)

@@ -19,6 +19,8 @@ PLACES = {
     "nn/attention.py": "attention",
     "kernels/tpu_attention.py": "attention",
     "kernels/tpu_row_attention.py": "attention",
+    "kernels/tpu_long_attention.py": "attention",
+    "kernels/tpu_spans.py": "attention",
     "nn/mlp.py": "mlp",
     "nn/moe.py": "experts",
     "nn/exchange.py": "experts",

@@ -1,0 +1,99 @@
+"""Cost of `kernels/tpu_long_attention.py`: by blocks, by steps of its grid, and by spans.
+
+Cycles are those of the compiler's own schedule, as `benchmarks/attention_schedule.py --long` reads
+it, without waits for memory; never less than the matrix units need for a block's products.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from lmwright.hardware.chips import CHIPS, Rates
+from lmwright.kernels.tpu_spans import Sizes, causal_spans
+
+WAYS = ("long_attention_fwd", "long_attention_bwd")
+PRODUCTS = (2, 5)
+"""Of queries, keys, values and gradients, for each score, forward and backward."""
+
+
+@dataclass(frozen=True)
+class LongCycles:
+    """Cycles of one core."""
+
+    plain: float
+    """For 1,000 scores of a block whose queries see all of its keys."""
+    masked: float
+    """For 1,000 scores of another block that some queries see."""
+    step: float
+    """Of a step of the grid, beside its blocks."""
+    span: float
+    """Of a span of the outer side, beside its steps."""
+
+
+CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
+    "v4": {
+        128: (LongCycles(6.72, 7.55, 527, 326), LongCycles(9.75, 11.91, 1245, 2065)),
+        256: (LongCycles(10.29, 10.96, 519, 298), LongCycles(18.43, 19.18, 1232, 2152)),
+    },
+    "v5e": {
+        128: (LongCycles(4.48, 4.79, 451, 252), LongCycles(8.97, 8.88, 1412, 1595)),
+        256: (LongCycles(8.21, 8.21, 435, 246), LongCycles(17.36, 18.08, 1385, 1568)),
+    },
+    "v5p": {
+        128: (LongCycles(4.57, 4.85, 432, 254), LongCycles(9.09, 8.68, 1225, 1595)),
+    },
+    "v6e": {
+        128: (LongCycles(2.7, 3.46, 321, 164), LongCycles(4.28, 4.63, 1003, 1091)),
+        256: (LongCycles(3.51, 4.02, 307, 163), LongCycles(5.09, 5.6, 935, 1128)),
+    },
+    "7x": {
+        128: (LongCycles(2.58, 3.28, 311, 161), LongCycles(3.86, 3.74, 936, 1058)),
+        256: (LongCycles(3.28, 3.91, 291, 158), LongCycles(4.31, 4.54, 845, 1057)),
+    },
+}
+"""By generation and head size: forward and backward."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Blocks, steps and spans of one head and row."""
+
+    plain: int
+    masked: int
+    steps: int
+
+
+@cache
+def visits(sizes: Sizes, window: int | None) -> Visits:
+    """Of a causal row of one segment."""
+    plain = masked = 0
+    for query in range(0, sizes.tokens, sizes.block_q):
+        last = query + sizes.block_q - 1
+        for key in range(0, last + 1, sizes.block_k):
+            end = key + sizes.block_k
+            if window is not None and end <= query + 1 - window:
+                continue
+            seen = end - 1 <= query and (window is None or key >= last + 1 - window)
+            plain, masked = plain + seen, masked + (not seen)
+    return Visits(plain, masked, sum(map(sum, causal_spans(sizes, window))))
+
+
+def long_attention_s(
+    generation: str, rates: Rates, head_dim: int, sizes: Sizes, window: int | None, way: int
+) -> float:
+    """Seconds of one head and row of the kernel, forward (way 0) or backward (1)."""
+    known = CYCLES[generation]
+
+    def at(name: str) -> float:
+        values = [getattr(cycles[way], name) for cycles in known.values()]
+        return float(np.interp(head_dim, list(known), values))
+
+    peak = CHIPS[generation].peak.bf16_flops / (rates.clock_hz * rates.cores)
+    least = 1000 * PRODUCTS[way] * 2 * head_dim / peak
+    met, spans = visits(sizes, window), sizes.spans_k if way else sizes.spans_q
+    thousands = sizes.block_q * sizes.block_k / 1000
+    cycles = thousands * met.plain * max(at("plain"), least)
+    cycles += thousands * met.masked * max(at("masked"), least)
+    cycles += met.steps * at("step") + spans * at("span")
+    return cycles / (rates.kernel_share * rates.clock_hz * rates.cores)
