@@ -46,6 +46,9 @@ def causal_attention(
     def local(q: Array, k: Array, v: Array, ids: Array) -> Array:
         if not early and tpu_row_attention.fits(q.shape[1], q.shape[3], q.dtype.itemsize):
             return tpu_row_attention.causal_attention(q, k, v, ids, scoring, interpret=interpret)
+        if not early and q.shape[3] % TILE == 0:
+            attend = select.KERNELS["tpu long attention"]
+            return attend(q, k, v, ids, scoring, interpret=interpret)
         return splash_attention(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
 
     mesh = jax.sharding.get_abstract_mesh()
@@ -60,9 +63,6 @@ def splash_attention(
 ) -> Array:  # fmt: skip
     """Queries [B, T, N, H] at the end of keys and values [B, S, K, H]."""
     dtype, (_, t, n, h), s = q.dtype, q.shape, k.shape[1]
-    if not early and h % TILE == 0:
-        attend = select.KERNELS["tpu long attention"]
-        return attend(q, k, v, segment_ids, scoring, interpret=interpret)
     q, window = q * scoring.scale, scoring.window
     if early:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))

@@ -37,6 +37,7 @@ CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
         256: (LongCycles(10.29, 10.96, 519, 298), LongCycles(18.43, 19.18, 1232, 2152)),
     },
     "v5e": {
+        64: (LongCycles(3.63, 3.93, 318, 161), LongCycles(6.25, 6.62, 869, 1191)),
         128: (LongCycles(4.48, 4.79, 451, 252), LongCycles(8.97, 8.88, 1412, 1595)),
         256: (LongCycles(8.21, 8.21, 435, 246), LongCycles(17.36, 18.08, 1385, 1568)),
     },
@@ -44,6 +45,7 @@ CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
         128: (LongCycles(4.57, 4.85, 432, 254), LongCycles(9.09, 8.68, 1225, 1595)),
     },
     "v6e": {
+        64: (LongCycles(2.46, 3.09, 271, 91), LongCycles(3.82, 4.23, 734, 821)),
         128: (LongCycles(2.7, 3.46, 321, 164), LongCycles(4.28, 4.63, 1003, 1091)),
         256: (LongCycles(3.51, 4.02, 307, 163), LongCycles(5.09, 5.6, 935, 1128)),
     },
