@@ -79,7 +79,7 @@ def _scores(
 
 
 class _Program(NamedTuple):
-    """What both kernels know when they are compiled."""
+    """Constants of both kernels."""
 
     scoring: Scoring
     walk: Walk

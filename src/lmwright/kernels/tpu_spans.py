@@ -124,7 +124,7 @@ class Tables(NamedTuple):
     max_end: Ref
 
     def seen(self, sizes: Sizes, row: Any, queries: Any, keys: Any) -> tuple[Flag, Flag]:
-        """Whether some, and whether all, of a block's queries see keys of a block, all of them."""
+        """(some query of a block sees a key of a block, all of them see all keys)."""
         at = row * (sizes.tokens // sizes.block_q) + queries
         first = keys * sizes.block_k
         end = first + sizes.block_k
@@ -158,7 +158,7 @@ class Walk(NamedTuple):
         return [span for pair in both for span in dict.fromkeys(pair)]
 
     def step(self, tables: Tables, row: Any, pair: Any, step: Any) -> Step:
-        """What a row does in a step of a pair."""
+        """The spans that a row visits in a step of a pair."""
         base, other = row * self.outer, self.outer - 1 - pair
         before = tables.high[base + pair] - tables.low[base + pair]
         second = (step >= before) & (other > pair)

@@ -388,20 +388,13 @@ class Layout:
         return alone and fits(self.seq_len, self.attention.head_dim, self.activation_bytes)
 
     @property
-    def has_long_rows(self) -> bool:
-        """True if attention is computed by `kernels/tpu_long_attention.py`."""
-        alone = self.kernels == "tpu" and self.has_kernel and self.attention is not None
-        long = alone and tpu_spans.fits(self.seq_len, self.attention.head_dim)
-        return long and not self.has_whole_rows
-
-    @property
     def attention_bytes(self) -> float:
         """Bytes that attention saves of its forward pass: its output and, for each query and head,
         the float32 log of its sum."""
         if self.attention is None:
             return 0.0
         size = self.attention.head_dim
-        ours = self.has_whole_rows or self.has_long_rows
+        ours = self.kernels == "tpu" and self.has_kernel and tpu_spans.fits(self.seq_len, size)
         lanes = size if ours else self.lanes(size)
         width = lanes * self.activation_bytes + 4
         ways = self.ways("batch", "seq", "heads")

@@ -22,9 +22,9 @@ from lmwright.config.run import Run
 from lmwright.core.compute import ATTENTION
 from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
+from lmwright.kernels import tpu_spans
 from lmwright.kernels.tpu_attention import block_sizes, fits
 from lmwright.kernels.tpu_row_attention import block_of
-from lmwright.kernels.tpu_spans import sizes_of
 from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
@@ -188,10 +188,9 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     again = 0 if keeps_attention(layout) else 2
     if layout.has_whole_rows:
         return _whole_rows_s(layout, machine, forward=1 + again // 2)
-    if layout.has_long_rows:
-        return _long_rows_s(layout, machine, forward=1 + again // 2)
     if layout.kernels == "tpu" and layout.has_kernel and fits(layout.seq_len):
-        return _splash_s(layout, machine, forward=1 + again // 2)
+        long = tpu_spans.fits(layout.seq_len, m.head_dim)
+        return (_long_rows_s if long else _splash_s)(layout, machine, forward=1 + again // 2)
     if layout.kernels == "reference":
         keys = float(layout.seq_len * len(m.windows))  # hidden ones are computed too
     else:
@@ -216,7 +215,7 @@ def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
 def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by `kernels/tpu_long_attention.py`, counted so many times forward."""
     m, rates = layout.attention, CHIPS[machine.kind].rates
-    sizes = sizes_of(layout.seq_len, m.head_dim, layout.activation_bytes)
+    sizes = tpu_spans.sizes_of(layout.seq_len, m.head_dim, layout.activation_bytes)
     return _heads(layout) * sum(
         times * long_attention_s(machine.kind, rates, m.head_dim, sizes, window, way)
         for window in m.windows
