@@ -20,8 +20,7 @@ from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, walk
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
-from lmwright.kernels import tpu_spans
-from lmwright.kernels.tpu_row_attention import fits
+from lmwright.kernels import tpu_row_attention, tpu_spans
 from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.machine import Machine
@@ -385,7 +384,8 @@ class Layout:
     def has_whole_rows(self) -> bool:
         """True if attention is computed by `kernels/tpu_row_attention.py`."""
         alone = self.kernels == "tpu" and self.has_kernel and self.attention is not None
-        return alone and fits(self.seq_len, self.attention.head_dim, self.activation_bytes)
+        size, itemsize = self.attention.head_dim if alone else 0, self.activation_bytes
+        return alone and tpu_row_attention.fits(self.seq_len, size, itemsize)
 
     @property
     def attention_bytes(self) -> float:
@@ -395,7 +395,6 @@ class Layout:
             return 0.0
         size = self.attention.head_dim
         ours = self.kernels == "tpu" and self.has_kernel and tpu_spans.fits(self.seq_len, size)
-        lanes = size if ours else self.lanes(size)
-        width = lanes * self.activation_bytes + 4
+        width = (size if ours else self.lanes(size)) * self.activation_bytes + 4
         ways = self.ways("batch", "seq", "heads")
         return self.tokens * self.attention.num_heads * width / ways

@@ -1,6 +1,6 @@
 """Cost of `kernels/tpu_long_attention.py`: by blocks, by steps of its grid, and by spans.
 
-Cycles are those of the compiler's own schedule, as `benchmarks/attention_schedule.py --long` reads
+Cycles are those of the compiler's own schedule, as `benchmarks/long_attention_schedule.py` reads
 it, without waits for memory; never less than the matrix units need for a block's products.
 """
 
