@@ -33,6 +33,8 @@ class LongCycles:
 
 CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
     "v4": {
+        64: (LongCycles(5.73, 6.66, 414, 301), LongCycles(7.49, 9.75, 1097, 1563)),
+        96: (LongCycles(6.11, 7.24, 448, 348), LongCycles(8.51, 10.79, 1188, 1858)),
         128: (LongCycles(6.72, 7.55, 527, 326), LongCycles(9.75, 11.91, 1245, 2065)),
         256: (LongCycles(10.29, 10.96, 519, 298), LongCycles(18.43, 19.18, 1232, 2152)),
     },
