@@ -36,3 +36,9 @@ def test_it_takes_memory_of_the_head(tmp_path):
     before, after = (Quick.of(each, machine) for each in (run, once))
     assert after.memory.peak >= before.memory.peak
     assert after.step_s < before.step_s
+
+
+def test_it_is_taken_back_where_it_does_not_fit(tmp_path):
+    once = run_of(tmp_path, *LONG, ONCE, "train.mlp_chunk_tokens=4096", preset="gemma2-9b", batch=8)
+    found = best(once, "v5e-8")
+    assert found.quick.fits and "train.head_gradient=by_chunk" in found.overrides

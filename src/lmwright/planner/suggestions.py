@@ -108,8 +108,9 @@ def adapters(run: Run, machine: Machine) -> Candidate | None:
     does so already or starts from nothing, which adapters cannot."""
     if run.lora is not None or run.train.init_from is None:
         return None
+    train = replace(run.train, head_gradient="by_chunk")  # it has none
     try:
-        ways = candidates(replace(run, lora=LowRank()), machine)
+        ways = candidates(replace(run, lora=LowRank(), train=train), machine)
     except UserError:
         return None
     way = next((way for way in ways if way.quick.fits), None)

@@ -124,7 +124,10 @@ def candidates(
         ways += _ways(run, machine, meshes, [pair for o in optims for pair in on_host(run, o)])
         if optimizers and not any(way.quick.fits for way in ways):
             ways += _ways(run, machine, meshes, [pair for o in optims for pair in packed(run, o)])
-    ways += [new for way in ways if (new := summed_once(way)) is not None]
+    for way in tuple(ways):
+        new = summed_once(way)
+        if new is not None and all(new.run != other.run for other in ways):
+            ways.append(new)
     return sorted(ways, key=rank)
 
 
@@ -170,8 +173,8 @@ def _ways(
 
 def keeps_of(run: Run, remats: Iterable[str]) -> Iterator[Train]:
     """The run's `train` with each remat that goes with the rest of it."""
-    for remat in remats:
-        train = replace(run.train, remat=remat)
+    for remat, head in product(remats, dict.fromkeys((run.train.head_gradient, "by_chunk"))):
+        train = replace(run.train, remat=remat, head_gradient=head)
         try:
             check_memory(replace(run, train=train))
         except UserError:
@@ -201,7 +204,10 @@ def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
     and not as the run is. Numbers stay the same."""
     chunks = [None, CHUNK_TOKENS] if seq_len_of(run) > CHUNK_TOKENS else [None]
     for offload, chunk, moments in product(OFFLOADS, chunks, ("none", "moments")):
-        train = replace(run.train, remat="block", offload=offload, mlp_chunk_tokens=chunk)
+        train = replace(
+            run.train, remat="block", offload=offload, mlp_chunk_tokens=chunk,
+            head_gradient="by_chunk",  # which takes less memory
+        )  # fmt: skip
         new = replace(run, train=train, optim=replace(optim, offload=moments))
         try:
             check_memory(new)
