@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 ALL = ("attention", "rope", "gradients", "swiglu", "matrices", "norms")
+NO_TILE = 1 << 20  # which no head fills
 # instead of "attention": as some published runs, and as lmwright did before
 OTHER_ATTENTION = ("splash 2048", "no kernel", "one block of keys", "whole rows")
 
@@ -34,7 +35,9 @@ def undo(names: list[str]) -> None:
 
     ours = tpu_attention.block_sizes
 
-    def one_block_of_keys(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+    def one_block_of_keys(
+        seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
+    ) -> splash.BlockSizes:
         sizes = {"block_q_dkv": min(seq_len, 512), "block_kv_dkv": min(seq_len, 2048)}
         return replace(ours(seq_len, head_dim, early), **sizes)
 
@@ -42,14 +45,18 @@ def undo(names: list[str]) -> None:
     def behind_barrier(kind: str, gate: jax.Array, up: jax.Array) -> jax.Array:
         return mlp.activate(kind, gate) * up
 
-    def head_minor(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+    def head_minor(
+        seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
+    ) -> splash.BlockSizes:
         fitting = (s for s in (1024, 512, 256, 128) if seq_len % s == 0 and s * head_dim <= 2**17)
         size = next(fitting)
         names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
         inner = {"block_kv_compute": min(size, 512), "block_kv_dkv_compute": min(size, 512)}
         return splash.BlockSizes(**{f"block_{name}": size for name in names}, **inner)
 
-    def fused_2048(seq_len: int, head_dim: int, early: bool = False) -> splash.BlockSizes:
+    def fused_2048(
+        seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
+    ) -> splash.BlockSizes:
         size = min(seq_len, 2048)
         names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
         blocks = {f"block_{name}": size for name in names}
@@ -57,6 +64,7 @@ def undo(names: list[str]) -> None:
 
     if {"attention", *OTHER_ATTENTION} & set(names):
         _replace(tpu_row_attention, "VECTOR_MEMORY", 0)
+        _replace(tpu_attention, "TILE", NO_TILE)  # splash takes long rows, too
     if "matrices" in names:
         _replace(weight, "_heads_as_one", lambda eqn: None)
         _replace(weight, "added_up", lambda sums: jnp.sum(sums.astype(jnp.float32), axis=0))
