@@ -1,0 +1,54 @@
+"""What makes another run of a directory: all that is learned from, and nothing else."""
+
+from dataclasses import replace
+
+import pytest
+
+from lmwright.config.run import Checkpoint, Eval, Limits, Mesh, Metrics, Planning
+from lmwright.optim import KINDS
+from lmwright.train.rundir import differences, identity
+from tests.train.test_step import make_run
+
+RUN = make_run()
+
+
+def changed(section, **fields):
+    return replace(RUN, **{section: replace(getattr(RUN, section), **fields)})
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        replace(RUN, name="other", dir="elsewhere"),
+        replace(RUN, mesh=Mesh(data=2)),
+        replace(RUN, eval=Eval(every_steps=3), checkpoint=Checkpoint(keep_last=9)),
+        replace(RUN, metrics=Metrics(log_every_steps=3), limits=Limits(session_hours=9)),
+        replace(RUN, plan=Planning(prices={"v4": 1.0})),
+        changed("train", steps=99, remat="block", head_gradient="once", max_skipped_steps=3),
+        changed("train", num_microbatches=2),  # rows are alone
+        changed("data", workers=3, cache_gib=1.0),
+        changed("optim", offload="moments"),
+    ],
+)
+def test_other_ways_to_the_same_weights(run):
+    assert differences(identity(RUN), identity(run)) == set()
+
+
+@pytest.mark.parametrize(
+    "run, fields",
+    [
+        (replace(RUN, seed=1), {"seed"}),
+        (changed("model", rope_theta=9e3), {"model.rope_theta"}),
+        (changed("train", global_batch_size=16), {"train.global_batch_size"}),
+        (changed("train", remat="block", block_inputs="int8"), {"train.block_inputs"}),
+        (changed("train", precision="bf16"), {"train.precision"}),
+        (changed("optim", learning_rate=1e-4), {"optim.learning_rate"}),
+        (changed("data", holdout_fraction=0.1), {"data.holdout_fraction"}),
+        (replace(RUN, optim=KINDS["lion"](learning_rate=1e-2)), {"optim.kind"}),
+    ],
+)
+def test_other_weights(run, fields):
+    other = differences(identity(RUN), identity(run))
+    assert fields <= other
+    sections = {name.partition(".")[0] for name in fields}
+    assert {name.partition(".")[0] for name in other} == sections
