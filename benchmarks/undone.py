@@ -36,27 +36,23 @@ def undo(names: list[str]) -> None:
     ours = tpu_attention.block_sizes
 
     def one_block_of_keys(
-        seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
+        seq_len: int, head_dim: int, *rest: bool, **keys: int
     ) -> splash.BlockSizes:
         sizes = {"block_q_dkv": min(seq_len, 512), "block_kv_dkv": min(seq_len, 2048)}
-        return replace(ours(seq_len, head_dim, early), **sizes)
+        return replace(ours(seq_len, head_dim, *rest, **keys), **sizes)
 
     @partial(jax.checkpoint, static_argnums=0)
     def behind_barrier(kind: str, gate: jax.Array, up: jax.Array) -> jax.Array:
         return mlp.activate(kind, gate) * up
 
-    def head_minor(
-        seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
-    ) -> splash.BlockSizes:
+    def head_minor(seq_len: int, head_dim: int, *rest: bool, **keys: int) -> splash.BlockSizes:
         fitting = (s for s in (1024, 512, 256, 128) if seq_len % s == 0 and s * head_dim <= 2**17)
         size = next(fitting)
         names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
         inner = {"block_kv_compute": min(size, 512), "block_kv_dkv_compute": min(size, 512)}
         return splash.BlockSizes(**{f"block_{name}": size for name in names}, **inner)
 
-    def fused_2048(
-        seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
-    ) -> splash.BlockSizes:
+    def fused_2048(seq_len: int, head_dim: int, *rest: bool, **keys: int) -> splash.BlockSizes:
         size = min(seq_len, 2048)
         names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
         blocks = {f"block_{name}": size for name in names}

@@ -1,14 +1,8 @@
 """A run that was planned for two slices goes on on one: the same run, state and rows of a step."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 
-import pytest
-
-from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
+from tests.aot.slices import needs_libtpu, with_compiler
 
 RUN = "examples/kisoku-3b.toml"
 TWO, ONE = "2xv5e-16", "v5e-16"
@@ -45,15 +39,9 @@ def planned(name, *words):
     }
 
 
+@needs_libtpu
 def test_two_slices_to_one():
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is absent: pip install libtpu")
-    environment = os.environ | COMPILER_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    two, one = json.loads(done.stdout.splitlines()[-1])
+    two, one = json.loads(with_compiler("-m", __name__).splitlines()[-1])
     assert (two["devices"], two["data"]) == (2 * one["devices"], 2 * one["data"])
     assert two["rows"] == one["rows"] == list(range(64))
     assert two["identity"] == one["identity"] and two["state"] == one["state"]

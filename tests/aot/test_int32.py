@@ -2,15 +2,11 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 
-from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 from tests.aot.int32 import LIMIT, too_large, widest
-from tests.aot.slices import EXAMPLES, needs_libtpu
+from tests.aot.slices import EXAMPLES, needs_libtpu, with_compiler
 
 TRACED = """
 import json, math, sys
@@ -70,15 +66,7 @@ open(sys.argv[1], "w").write(step.lower(w, state, w).compile().as_text())
 
 def child(code, *words):
     """What a program printed that uses the TPU compiler."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        env=os.environ | COMPILER_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return with_compiler("-c", code, *words, timeout_s=1200)
 
 
 def test_the_check_sees_arrays_of_every_kind():

@@ -2,15 +2,12 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from lmwright.hardware.chips import CHIPS
-from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 from lmwright.planner.compiler.kernel_cost import row_attention_cycles
+from tests.aot.slices import with_compiler
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is absent: pip install libtpu"
@@ -51,15 +48,7 @@ LOCAL = {"window": 512, "soft_cap": 50.0}
 
 def kernels_of(cases):
     """[number of kernels, whether whole rows, seconds that plan reckons with] of each."""
-    answer = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(cases)],
-        env=os.environ | COMPILER_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    return json.loads(answer.stdout)
+    return json.loads(with_compiler("-c", CHILD, json.dumps(cases), timeout_s=600))
 
 
 def test_every_generation_compiles_the_kernel():

@@ -1,17 +1,13 @@
 """Meshes over the devices of slices that are not here: each can be laid out, and where there
 are several slices only the data axis crosses them."""
 
-import importlib.util
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 
-from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
+from tests.aot.slices import needs_libtpu, with_compiler
 
 SLICES = ("v4-32", "v5e-16", "v3-8", "2xv5e-8")
 
@@ -52,22 +48,17 @@ def lay_out(slice_name):
 
 @pytest.fixture(scope="module")
 def found():
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is absent: pip install libtpu")
-    environment = os.environ | COMPILER_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(with_compiler("-m", __name__).splitlines()[-1])
 
 
+@needs_libtpu
 def test_every_mesh_of_one_slice_can_be_made(found):
     for name, devices in (("v4-32", 16), ("v5e-16", 16), ("v3-8", 8)):
         power = devices.bit_length() - 1
         assert found[name] == {"made": math.comb(power + 3, 3), "refused": 0, "crossed": []}
 
 
+@needs_libtpu
 def test_only_data_crosses_slices(found):
     assert found["2xv5e-8"] == {"made": 20, "refused": 15, "crossed": ["data"]}
 
