@@ -35,11 +35,9 @@ def undo(names: list[str]) -> None:
 
     ours = tpu_attention.block_sizes
 
-    def one_block_of_keys(
-        seq_len: int, head_dim: int, *rest: bool, **keys: int
-    ) -> splash.BlockSizes:
+    def one_block_of_keys(seq_len: int, *rest: int, **keys: int) -> splash.BlockSizes:
         sizes = {"block_q_dkv": min(seq_len, 512), "block_kv_dkv": min(seq_len, 2048)}
-        return replace(ours(seq_len, head_dim, *rest, **keys), **sizes)
+        return replace(ours(seq_len, *rest, **keys), **sizes)
 
     @partial(jax.checkpoint, static_argnums=0)
     def behind_barrier(kind: str, gate: jax.Array, up: jax.Array) -> jax.Array:
