@@ -158,7 +158,7 @@ def test_fewer_bits_of_block_inputs_are_offered_last(tmp_path):
     saved = Quick.of(packed, machine).memory
     assert saved.saved == pytest.approx(alone.saved * 12.25 / 16)
     between = replace(machine, usable_bytes=int((alone.peak + saved.peak) / 2))
-    changes = list(single_changes(run, between))
+    changes = list(single_changes(run, between, lambda way: way.quick.fits))
     assert changes[-1].overrides == ("train.block_inputs=int12",)
     assert changes[-1].changes_training and changes[-1].quick.fits
     lines = suggest(run, between).lines
@@ -237,7 +237,8 @@ def test_the_compiler_is_given_that_time(tmp_path, monkeypatch):
     seconds = []
 
     def compiler(run, where, *, timeout_s):
-        seconds.append((run.train.mlp_chunk_tokens, timeout_s))
+        train = run.train
+        seconds.append((train.mlp_chunk_tokens or train.offload != "none", timeout_s))
         raise UserError("no")
 
     monkeypatch.setattr(search, "require_libtpu", lambda: None)
@@ -245,4 +246,4 @@ def test_the_compiler_is_given_that_time(tmp_path, monkeypatch):
     run = run_of(tmp_path, preset="llama-8b", batch=8)
     found = Search.of(run, parse_machine("v5e-8"))
     found.compile_finalists(parse_slice("v5e-8"), 2)
-    assert set(seconds) == {(4096, 1800), (None, 900)}
+    assert set(seconds) == {(4096, 1800), (True, 1800), (False, 900)}

@@ -291,7 +291,8 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         text = with_later(report.to_json(cost, last), later)
         return Answer(lines, text, fits, tensors=report.tensors, report=report)
     cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
-    suggestions = suggest(run, machine, wanted.hours)
+    over_bytes = compiled.peak_bytes - report.limit_bytes
+    suggestions = suggest(run, machine, wanted.hours, over_bytes)
     last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
     lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", last.text]
     text = report.to_json(cost, last)

@@ -5,7 +5,7 @@ generation on which some way fits, with the arithmetic of each. In the order of 
 identically and is no slower, what takes time, what trains differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -44,16 +44,25 @@ class Suggestions:
     is neither."""
 
 
-def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestions:
+def suggest(
+    run: Run, machine: Machine, hours: float | None = None, over_bytes: float = 0.0
+) -> Suggestions:
     """Suggestions that would make the run fit the machine, or machines on which it would fit;
-    `hours` is the length of a session."""
+    `hours` is the length of a session. `over_bytes` are too much by the compiler: each suggestion
+    saves as many, by the analytic model, which may hold that the run itself fits."""
+    most = Quick.of(run, machine).memory.peak - over_bytes
+
+    def cures(way: Candidate) -> bool:
+        return way.quick.fits and bool(way.overrides) and way.quick.memory.peak <= most
+
     lines = ["", "what would make it fit, by the analytic model:"]
-    fitting = [c for c in single_changes(run, machine) if c.quick.fits]
+    fitting = [c for c in single_changes(run, machine, cures) if cures(c)]
     fitting.sort(key=lambda c: (c.harm, c.quick.step_s))
     single = {c.overrides: c for c in fitting}
     lines += [_line(candidate) for candidate in single.values()]
-    every = candidates(run, machine, optimizers=True)
-    fastest = next((c for c in every if c.quick.fits and not c.changes_training), None)
+    every = candidates(run, machine, optimizers=True, refused=True)
+    every = [c for c in every if cures(c) or not c.quick.fits]
+    fastest = next((c for c in every if cures(c) and not c.changes_training), None)
     ways = [c for c in every if c.overrides not in single]
     best = ways[0] if ways else None
     faster = all(best is not None and rank(best) < rank(other) for other in single.values())
@@ -79,10 +88,13 @@ def suggest(run: Run, machine: Machine, hours: float | None = None) -> Suggestio
     return Suggestions(lines + more, way)
 
 
-def single_changes(run: Run, machine: Machine) -> Iterator[Candidate]:
-    """Ways that change one of remat, microbatches, mesh, optimizer and bits of block inputs."""
+def single_changes(
+    run: Run, machine: Machine, cures: Callable[[Candidate], bool]
+) -> Iterator[Candidate]:
+    """Ways that change one of remat, microbatches, mesh, optimizer and bits of block inputs; of the
+    first two, the best that cure."""
     yield from sorted(
-        (c for c in candidates(run, machine, meshes=[run.mesh]) if c.quick.fits),
+        filter(cures, candidates(run, machine, meshes=[run.mesh], refused=True)),
         key=lambda c: (len(c.overrides), c.quick.step_s),
     )[:2]
     same = [run.train.remat]
@@ -90,7 +102,7 @@ def single_changes(run: Run, machine: Machine) -> Iterator[Candidate]:
     for kind in SMALLER_STATE.get(run.optim.kind, ()):
         new = replace(run, optim=with_kind(run.optim, kind))
         yield Candidate(new, run, Quick.of(new, machine))
-    yield from islice((c for c in fewer_bits(run, machine) if c.quick.fits), 1)
+    yield from islice(filter(cures, fewer_bits(run, machine)), 1)
 
 
 def fewer_bits(run: Run, machine: Machine) -> Iterator[Candidate]:

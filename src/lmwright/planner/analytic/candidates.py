@@ -106,9 +106,10 @@ def candidates(
     meshes: Iterable[Mesh] | None = None,
     remats: Iterable[str] = tuple(REMATS),
     optimizers: bool = False,
+    refused: bool = False,
 ) -> list[Candidate]:
     """Every legal way to run, those that fit and are fast first; of ways that differ in
-    microbatches alone, the best one."""
+    microbatches alone, the best one. `refused`: the run does not fit, whatever the model says."""
     optims = [run.optim]
     if optimizers:
         optims += [with_kind(run.optim, kind) for kind in SMALLER_STATE.get(run.optim.kind, ())]
@@ -120,7 +121,7 @@ def candidates(
             return ways  # meshes that cut torus axes share links: only where there is no other
     meshes = list(meshes)
     ways = _ways(run, machine, meshes, [(t, o) for t in keeps_of(run, remats) for o in optims])
-    if not _fits(run, machine):
+    if refused or not _fits(run, machine):
         ways += _ways(run, machine, meshes, [pair for o in optims for pair in on_host(run, o)])
         if optimizers and not any(way.quick.fits for way in ways):
             ways += _ways(run, machine, meshes, [pair for o in optims for pair in packed(run, o)])
