@@ -28,10 +28,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("aot")
 
 
+@pytest.mark.slow  # two programs, minutes
 @needs_libtpu
-@pytest.mark.parametrize(
-    "kept, bits", [("int8", 8.5), pytest.param("int12", 12.25, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kept, bits", [("int8", 8.5), ("int12", 12.25)])
 def test_the_peak_falls_by_the_bits(kept, bits, folder):
     exact, ours = compiled(folder), compiled(folder, f"train.block_inputs={kept}")
     saves = VALUES * (16 - bits) / 8
