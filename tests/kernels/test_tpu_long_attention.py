@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmwright.kernels import tpu_long_attention, tpu_spans
-from lmwright.nn import attention
+from lmwright.nn import attention, intervals
 from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import problem
 
@@ -60,7 +60,7 @@ def test_rows_mapped_over():
 def test_intervals_are_the_mask_of_the_reference():
     ids, at = problem(2, 256, 1, 1, 16)[3], jnp.arange(256)
     for window in (None, 1, 70):
-        start, end = tpu_spans.intervals(ids, window)
+        start, end = intervals.causal(ids, window)
         seen = (at >= start[..., None]) & (at < end[..., None])
         np.testing.assert_array_equal(seen, attention.causal_mask(ids, window))
 
@@ -71,7 +71,7 @@ def test_steps_visit_every_span_that_queries_see_once(by_keys, window):
     """And none that they do not see; in no more steps than the grid has."""
     ids = problem(2, 1280, 1, 1, 16)[3]
     walk = tpu_spans.Walk(tpu_spans.Sizes(1280, 128, 128, 128, 256), by_keys)
-    tables = walk.tables(*tpu_spans.intervals(ids, window))
+    tables = walk.tables(*intervals.causal(ids, window))
     mask = np.array(attention.causal_mask(ids, window))
     for row in range(2):
         met = []

@@ -35,10 +35,10 @@ from lmwright.kernels.tpu_spans import (
     Step,
     Tables,
     Walk,
-    intervals,
     sizes_of,
 )
 from lmwright.nn.attention import MASKED, Scoring
+from lmwright.nn.intervals import causal
 
 AHEAD = 256  # keys whose scores are made while those before them become probabilities
 LOG2_E = math.log2(math.e)
@@ -391,6 +391,6 @@ def causal_attention(
 ) -> Array:
     """As `nn.attention.causal_attention`, of one device's own rows, for which `tpu_spans.fits`
     holds; tokens of a segment stand together."""
-    start, end = intervals(segment_ids, scoring.window)
+    start, end = causal(segment_ids, scoring.window)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     return _attend(_Call(scoring, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)

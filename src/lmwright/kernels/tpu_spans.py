@@ -84,17 +84,6 @@ def _divide(seq_len: int, block_q: int, block_k: int, span_q: int, span_k: int) 
     return Sizes(seq_len, block_q, block_k, *spans)
 
 
-def intervals(segment_ids: Array, window: int | None) -> tuple[Array, Array]:
-    """(start, end) int32 [B, T] of the keys that each query sees in causal rows: of its own
-    segment [B, T], whose tokens stand together, and its window."""
-    at = lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
-    new = segment_ids != jnp.roll(segment_ids, 1, axis=1)
-    start = lax.cummax(jnp.where(new, at, 0), axis=1)
-    if window is not None:
-        start = jnp.maximum(start, at + 1 - window)
-    return start, at + 1
-
-
 class Step(NamedTuple):
     """One step of a kernel's grid."""
 
