@@ -56,8 +56,18 @@ def _sums(model: Model, objective: Objective, compute: Compute) -> Callable[...,
     def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
         return objective.for_eval().loss(model, w, batch, jax.random.key(0), compute).metrics
 
+    return compiled(metrics, compute)
+
+
+def compiled(fn: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
+    """`fn` under jit, with the compiler's options for this platform."""
     options = compiler_options(compute, jax.local_devices()[0].device_kind)
-    return jax.jit(metrics, compiler_options=options)
+    return jax.jit(fn, compiler_options=options)
+
+
+def batch_of(rows: Rows) -> Batch:
+    """The rows as a model reads them."""
+    return Batch(**{name: rows[name] for name in Batch.__dataclass_fields__})
 
 
 def evaluate_rows(
@@ -73,8 +83,7 @@ def evaluate_rows(
     nll = correct = tokens = 0.0
     text_bytes = 0.0
     for rows in batches:
-        batch = Batch(**{name: rows[name] for name in Batch.__dataclass_fields__})
-        sums = _sums(model, objective, compute)(weights, place(batch))
+        sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
         nll += float(sums["nll"][0])
         tokens += float(sums["nll"][1])
         correct += float(sums["accuracy"][0])

@@ -21,9 +21,8 @@ from rich.text import Text
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
-from lmwright.evals.loss import Rows
+from lmwright.evals.loss import Rows, batch_of, compiled
 from lmwright.guard.terminal import visible
-from lmwright.kernels.select import compiler_options
 from lmwright.nn.logps import token_logps
 from lmwright.objectives.clm import next_tokens
 from lmwright.report.measured import between
@@ -74,8 +73,7 @@ def _sums(model: Model, compute: Compute, starts: tuple[int, ...]) -> Callable[.
         here = (bucket == jnp.arange(len(starts))[:, None, None]) * weights  # [buckets, B, T]
         return -jnp.sum(here * logps, axis=(1, 2)), jnp.sum(here, axis=(1, 2))
 
-    options = compiler_options(compute, jax.local_devices()[0].device_kind)
-    return jax.jit(sums, compiler_options=options)
+    return compiled(sums, compute)
 
 
 def position_losses(
@@ -92,8 +90,7 @@ def position_losses(
     starts = bucket_starts(most)
     nll, tokens = np.zeros(len(starts)), np.zeros(len(starts))
     for rows in batches:
-        batch = Batch(**{name: rows[name] for name in Batch.__dataclass_fields__})
-        sums = _sums(model, compute, starts)(weights, place(batch))
+        sums = _sums(model, compute, starts)(weights, place(batch_of(rows)))
         nll += np.asarray(sums[0], np.float64)
         tokens += np.asarray(sums[1], np.float64)
     some = np.flatnonzero(tokens)
