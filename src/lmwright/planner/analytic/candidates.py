@@ -176,11 +176,17 @@ def keeps_of(run: Run, remats: Iterable[str]) -> Iterator[Train]:
     """The run's `train` with each remat that goes with the rest of it."""
     for remat, head in product(remats, dict.fromkeys((run.train.head_gradient, "by_chunk"))):
         train = replace(run.train, remat=remat, head_gradient=head)
-        try:
-            check_memory(replace(run, train=train))
-        except UserError:
-            continue
-        yield train
+        if is_legal(replace(run, train=train)):
+            yield train
+
+
+def is_legal(run: Run) -> bool:
+    """True if what the run keeps for the backward pass does not contradict itself."""
+    try:
+        check_memory(run)
+    except UserError:
+        return False
+    return True
 
 
 def summed_once(way: Candidate) -> Candidate | None:
@@ -191,9 +197,7 @@ def summed_once(way: Candidate) -> Candidate | None:
     if not way.quick.fits or not many or train.head_gradient == "once":
         return None
     new = replace(way.run, train=replace(train, head_gradient="once"))
-    try:
-        check_memory(new)
-    except UserError:
+    if not is_legal(new):
         return None
     plan = replace(way.quick.plan, run=new)
     candidate = Candidate(new, way.given, Quick(new, way.quick.machine, plan))
@@ -210,11 +214,7 @@ def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
             head_gradient="by_chunk",  # which takes less memory
         )  # fmt: skip
         new = replace(run, train=train, optim=replace(optim, offload=moments))
-        try:
-            check_memory(new)
-        except UserError:
-            continue
-        if new != run:
+        if new != run and is_legal(new):
             yield new.train, new.optim
 
 
@@ -224,11 +224,7 @@ def packed(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
     for train, other in [(replace(run.train, remat="block"), optim), *on_host(run, optim)]:
         for kept in PACKED:
             new = replace(run, train=replace(train, block_inputs=kept), optim=other)
-            try:
-                check_memory(new)
-            except UserError:
-                continue
-            if new != run:
+            if new != run and is_legal(new):
                 yield new.train, new.optim
 
 
