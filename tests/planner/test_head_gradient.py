@@ -4,6 +4,7 @@ import pytest
 
 from lmwright.planner.analytic.candidates import candidates, summed_once
 from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.memory import head_bytes, loss_bytes
 from lmwright.planner.analytic.quick import Quick
 from tests.aot.slices import run_of
 
@@ -34,6 +35,10 @@ def test_it_takes_memory_of_the_head(tmp_path):
     machine = parse_machine("v6e-8")
     once = run_of(tmp_path, *LONG, ONCE, preset="llama-1b", batch=16)
     before, after = (Quick.of(each, machine) for each in (run, once))
+    (near,), (far,) = before.layouts, after.layouts
+    head = 4 * run.model.vocab_size * run.model.embed_dim
+    assert head_bytes(far) + loss_bytes(far) >= head  # there in every chunk of the loss
+    assert loss_bytes(far) > loss_bytes(near)
     assert after.memory.peak >= before.memory.peak
     assert after.step_s < before.step_s
 
