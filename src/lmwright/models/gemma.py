@@ -26,6 +26,7 @@ from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
+from lmwright.nn.xent import soft_capped
 
 
 @section
@@ -92,7 +93,7 @@ class Gemma(Decoder):
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
         logits, cap = super().logits(w, hidden), self.logits_soft_cap
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        return logits if cap is None else soft_capped(logits, cap)
 
     def _norm(self, x: Array, scale: Array) -> Array:
         return rms_norm_from_zero(x, scale, self.norm_eps)

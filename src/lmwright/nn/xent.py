@@ -40,6 +40,32 @@ class Xent(NamedTuple):
     correct: Array
 
 
+def at_targets(logits: Array, targets: Array, axis: int = -1) -> Array:
+    """bool [..., V]: where a logit is that of its token's target. The vocabulary lies along
+    `axis`."""
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
+    return ids == jnp.expand_dims(targets, axis)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def soft_capped(logits: Array, cap: float) -> Array:
+    """`cap * tanh(logits / cap)`, whose backward pass reads nothing but this result."""
+    return cap * jnp.tanh(logits / cap)
+
+
+def _soft_capped_fwd(logits: Array, cap: float) -> tuple[Array, Array]:
+    # without a barrier, TPUs keep the logits too and take the tangent again
+    capped = jax.lax.optimization_barrier(soft_capped(logits, cap))
+    return capped, capped
+
+
+def _soft_capped_bwd(cap: float, capped: Array, g: Array) -> tuple[Array]:
+    return (g * (1 - jnp.square(capped / cap)),)
+
+
+soft_capped.defvjp(_soft_capped_fwd, _soft_capped_bwd)
+
+
 def _sums(
     logits: Array,
     targets: Array,
@@ -52,12 +78,15 @@ def _sums(
     and log Z of each token. A target counts as correct where no logit is larger; `nll` is that of
     the targets alone, whatever the `smoothing`."""
     expand = partial(jnp.expand_dims, axis=axis)
-    top = jnp.max(logits, axis=axis)
+    # one pass for both: TPUs take twice as long for a plain maximum, and gather from all of it
+    chosen = jnp.sum(jnp.where(at_targets(logits, targets, axis), logits, 0), axis=axis)
+    others = jnp.where(at_targets(logits, targets, axis), -jnp.inf, logits)
+    second = jnp.max(others, axis=axis)
+    top = jnp.maximum(chosen, second)
     log_z = top + jnp.log(jnp.sum(jnp.exp(logits - expand(top)), axis=axis))
-    chosen = jnp.squeeze(jnp.take_along_axis(logits, expand(targets), axis=axis), axis)
     nll = jnp.sum((log_z - chosen) * weights)
     z = jnp.sum(jnp.square(log_z) * weights)
-    correct = jnp.sum((chosen >= top) * weights)
+    correct = jnp.sum((chosen >= second) * weights)
     total = nll + z_loss * z
     if smoothing:
         total += smoothing * jnp.sum((chosen - jnp.mean(logits, axis=axis)) * weights)
@@ -78,12 +107,11 @@ def logits_gradient(
     expand = partial(jnp.expand_dims, axis=axis)
     probs = jnp.exp(logits - expand(log_z))
     pull = weights * (1.0 + 2.0 * z_loss * log_z)
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
     spread, chosen = 0.0, expand(weights)
     if smoothing:
         spread = chosen * (smoothing / logits.shape[axis])
         chosen = chosen * (1.0 - smoothing) + spread
-    return probs * expand(pull) - jnp.where(ids == expand(targets), chosen, spread)
+    return probs * expand(pull) - jnp.where(at_targets(logits, targets, axis), chosen, spread)
 
 
 def chunked_xent(
@@ -168,8 +196,9 @@ def _xent_fwd(
         wide = jax.lax.optimization_barrier(wide)
         new, log_z = _sums(wide, tc, wc, *extra)
         dlogits = logits_gradient(wide, log_z, tc, wc, *extra)
-        # behind a barrier, or each of the two products computes it anew
-        dlogits = jax.lax.optimization_barrier(dlogits.astype(logits.dtype))
+        if x.dtype == logits.dtype or not plain:  # otherwise the product does it, in few bytes
+            # behind a barrier, or each of the two products computes it anew
+            dlogits = jax.lax.optimization_barrier(dlogits)
         dwc, dxc = pull_back(jnp.moveaxis(dlogits, axis, -1))
         dw = jax.tree.map(lambda a, b: a + b.astype(a.dtype), dw, dwc)
         return (jax.tree.map(jnp.add, sums, new), dw), shards.join(dxc)
