@@ -1,0 +1,39 @@
+"""Cross-entropy: pieces that differ by platform, and the soft cap, against plain formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lmwright.nn import xent
+
+KEY = jax.random.key(3)
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_the_targets_and_largest_logits_are_the_same_on_every_platform(axis):
+    logits = jax.random.normal(KEY, (2, 5, 7))
+    logits = logits.at[0, 0].set(1.0)  # all equal
+    logits = logits.at[0, 1, 2].set(-jnp.inf)
+    logits = logits.at[1, 1, 3].set(jnp.nan)
+    targets = jnp.array([[3, 2, 0, 6, 1], [0, 1, 6, 4, 5]])
+    targets = targets.at[1, 0].set(jnp.argmax(logits[1, 0]))
+    wide = jnp.moveaxis(logits, -1, axis)
+    chosen, top = xent._in_one_pass(axis, wide, targets)
+    np.testing.assert_array_equal(chosen, np.take_along_axis(logits, targets[..., None], 2)[..., 0])
+    np.testing.assert_array_equal(top, np.max(logits, axis=-1))
+    for mine, other in zip((chosen, top), xent._gathered(axis, wide, targets), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_soft_cap_has_the_gradient_of_its_formula(precision):
+    logits = (40 * jax.random.normal(KEY, (3, 50))).astype(precision)
+    pull = jax.random.normal(jax.random.key(1), (3, 50)).astype(precision)
+    plain = lambda x: 30.0 * jnp.tanh(x / 30.0)  # noqa: E731
+    value, back = jax.vjp(lambda x: xent.soft_capped(x, 30.0), logits)
+    wanted, wanted_back = jax.vjp(plain, logits.astype(jnp.float32))
+    share = 1e-6 if precision == "float32" else 2e-2
+    np.testing.assert_allclose(value.astype(jnp.float32), wanted, rtol=share, atol=share)
+    (got,), (there,) = back(pull), wanted_back(pull.astype(jnp.float32))
+    np.testing.assert_allclose(got.astype(jnp.float32), there, rtol=share, atol=2 * share)
