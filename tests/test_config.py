@@ -1,6 +1,7 @@
 """Run files: layers, where values come from, and the round trip through TOML."""
 
 import json
+import re
 import tomllib
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from lmwright import presets
 from lmwright.cli.main import main
 from lmwright.config.fields import all_sections, field_types
-from lmwright.config.load import dump_toml, show
+from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
+from lmwright.config.show import show
 from lmwright.config.text import leaves, parse_override, read_toml
 from lmwright.formats.open import RUN_FILES, load_run, resolve_layers, run_schema
 from lmwright.optim.build import make_schedule
@@ -139,11 +141,35 @@ def test_a_run_directory_stands_for_its_run_file(run_file):
 
 def test_show_is_a_run_file_of_the_same_run(run_file, tmp_path):
     run, origin = resolve_layers(run_file, ["optim.clip_norm=none", "data.workers=3"])
-    text = show(run, origin)
     again = tmp_path / "again.toml"
-    again.write_text(text)
-    assert load_run(again) == run
-    assert f"# {run_file}:17" in text and "# preset llama-5m" in text and "# default" in text
+    for defaults in (False, True):
+        text = show(run, origin, defaults=defaults)
+        again.write_text(text)
+        assert load_run(again) == run
+        assert f"# {run_file}:17" in text and "# preset llama-5m" in text
+        assert ("# default" in text) == defaults
+
+
+def test_show_counts_what_it_leaves_out(run_file):
+    run, origin = resolve_layers(run_file)
+    every = show(run, origin, defaults=True)
+    less = show(run, origin)
+    count = re.search(r"^# (\d+) more have their defaults: --all$", less, re.M)
+    assert int(count[1]) == every.count("# default") > 50
+    values = [text.count(" = ") for text in (every, less)]
+    assert values[0] - values[1] <= int(count[1])  # a kind stays with its table
+
+
+def test_show_of_a_run_directory_says_what_is_not_a_default(run_file):
+    folder = run_file.parent / "trained"
+    folder.mkdir()
+    run = load_run(run_file, [f"dir={folder}"])
+    (folder / "run.toml").write_text(dump_toml(run))
+    (folder / "env.json").write_text("{}")
+    kept, origin = resolve_layers(folder, ["train.remat=none"])
+    text = show(kept, origin)
+    assert re.search(r'^remat = "none" +# command line$', text, re.M)
+    assert "[limits]" not in text and "[limits]" in show(kept, origin, defaults=True)
 
 
 def test_windows_line_ends_and_a_byte_order_mark(run_file):

@@ -109,6 +109,7 @@ def test_sharded_bf16_export(tmp_path, tokenizer_dir):
         MODEL, w, tokenizer_dir, out, dtype="bf16", max_shard_bytes=20_000, facts=facts
     )
     assert leftovers(tmp_path) == ["out"]
+    assert found.folder_to_transformers is not None, found.transformers
     assert found.folder_to_transformers.greedy_agreement == 1.0
     index = json.loads((out / "model.safetensors.index.json").read_text())
     shards = sorted(out.glob("*.safetensors"))

@@ -16,18 +16,19 @@ def config() -> None:
 @config.command("show")
 @RUN
 @OVERRIDES
-def config_show(run: str, overrides: Sequence[str]) -> None:
-    """Print the whole run and the origin of each value.
+@click.option("--all", "defaults", is_flag=True, help="Also print what nothing sets: the defaults.")
+def config_show(run: str, overrides: Sequence[str], defaults: bool) -> None:
+    """Print the resolved run and the origin of each value.
 
     The output is itself a run file.
 
     \b
     Example:  lmwright config show run.toml model.preset=llama-15m
     """
-    from lmwright.config.load import show
+    from lmwright.config.show import show
     from lmwright.formats.open import resolve_layers
 
-    click.echo(show(*resolve_layers(run, overrides)))
+    click.echo(show(*resolve_layers(run, overrides), defaults=defaults))
 
 
 @config.command("schema")

@@ -10,7 +10,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from lmwright.config.run import FREE, Kind, Kinds, Run
+from lmwright.config.run import Kind, Kinds, Run
 from lmwright.config.text import Keys
 
 UNSET = "none"
@@ -120,19 +120,28 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
     return value
 
 
-def without_free(value: Any) -> Any:
-    """Dataclasses as nested dicts, without the fields that may differ between the sessions of a
-    run."""
+def names_of(mark: str, kinds: Kinds) -> frozenset[str]:
+    """Own names of the fields with a mark, in all sections."""
+    sections = all_sections(kinds)
+    return frozenset(n for cls in sections for n, a in field_types(cls).items() if _has(mark, a))
+
+
+def _has(mark: str, annotation: Any) -> bool:
+    return mark in getattr(annotation, "__metadata__", ())
+
+
+def without(mark: str, value: Any) -> Any:
+    """Dataclasses as nested dicts, without the fields that have a mark."""
     if is_dataclass(value):
         return {
-            name: without_free(getattr(value, name))
+            name: without(mark, getattr(value, name))
             for name, annotation in field_types(type(value)).items()
-            if FREE not in getattr(annotation, "__metadata__", ())
+            if not _has(mark, annotation)
         }
     if isinstance(value, dict):
-        return {k: without_free(v) for k, v in value.items()}
+        return {k: without(mark, v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [without_free(v) for v in value]
+        return [without(mark, v) for v in value]
     return value
 
 

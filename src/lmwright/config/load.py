@@ -20,10 +20,10 @@ from lmwright.config.check import check_run
 from lmwright.config.errors import explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
-from lmwright.config.merge import COMMAND_LINE, Merged, Provenance
+from lmwright.config.merge import COMMAND_LINE, DEFAULT, Merged, Provenance
 from lmwright.config.run import OFFERED, Kinds, Run
 from lmwright.config.schema import schema_of
-from lmwright.config.text import Keys, is_tables, join_keys, leaves, parse_override, read_toml
+from lmwright.config.text import Keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.storage.bucket import is_bucket
@@ -116,7 +116,7 @@ class RunFiles:
         notes = fit_schedule(merged, self.epoch_rows)
         run = self._validated(merged)
         check_run(run)
-        return run, _provenance(run, merged.origin), notes
+        return run, _provenance(run, path, merged.origin), notes
 
     def _names_layer(self, keys: Keys) -> bool:
         return keys in (("recipe",), ("depth",)) or (
@@ -207,13 +207,17 @@ def _adapter(kinds: Frozen) -> TypeAdapter:
 def _find_moved(path: Path, written: Any) -> str | None:
     """Run directory that contains a run file, if it was moved or copied since the file was written;
     None for any other run file."""
+    if not _is_kept(path) or not isinstance(written, str):
+        return None
     folder = path.parent
-    if path.name != "run.toml" or not isinstance(written, str):
-        return None
-    if not any((folder / name).exists() for name in OF_RUN_DIRECTORY):
-        return None
     here = shown(folder)
     return None if same_folder(here, written) else here
+
+
+def _is_kept(path: Path) -> bool:
+    """True for the run file in a run directory."""
+    beside = any((path.parent / name).exists() for name in OF_RUN_DIRECTORY)
+    return path.name == "run.toml" and beside
 
 
 def same_folder(folder: str | Path, written: str) -> bool:
@@ -243,49 +247,16 @@ def _find_named(name: Any, known: Mapping[str, Any], field: str, where: str) -> 
     return known[name]
 
 
-def _provenance(run: Run, origin: Provenance) -> Provenance:
-    return {keys: origin.get(keys, "default") for keys, _ in leaves(to_plain(run))}
+def _provenance(run: Run, path: Path, origin: Provenance) -> Provenance:
+    """The origin of each leaf. In the complete file that a run directory has, what equals its
+    default counts as one."""
+    if _is_kept(path):
+        set_at = {keys for keys, _ in leaves(to_plain(run, defaults="omit"))}
+        origin = {k: at for k, at in origin.items() if k in set_at or at == COMMAND_LINE}
+    return {keys: origin.get(keys, DEFAULT) for keys, _ in leaves(to_plain(run))}
 
 
 def dump_toml(run: Run) -> str:
     """Whole run as a run file. Loading it gives an equal run, except for the credentials of URLs,
     which are not written."""
     return tomli_w.dumps(redact_tree(to_plain(run)))
-
-
-def show(run: Run, provenance: Provenance) -> str:
-    """Whole run as a run file with the origin of each value."""
-    blocks: list[list[tuple[str, str]]] = []
-    _blocks(to_plain(run), (), provenance, blocks)
-    width = min(max(len(text) for block in blocks for text, note in block if note), 60)
-    return "\n\n".join(
-        "\n".join(f"{text:<{width}}  # {note}" if note else text for text, note in block)
-        for block in blocks
-    )
-
-
-def _blocks(
-    table: dict[str, Any], keys: Keys, provenance: Provenance, blocks: list[list[tuple[str, str]]]
-) -> None:
-    """Appends one block per table, with its scalars first as TOML requires."""
-    inner = {k: v for k, v in table.items() if isinstance(v, dict) or is_tables(v)}
-    names = tuple(key for key in keys if isinstance(key, str))
-    header = (
-        f"[[{join_keys(names)}]]" if keys and isinstance(keys[-1], int) else f"[{join_keys(names)}]"
-    )
-    block = [(header, "")] if keys else []
-    for key, value in table.items():
-        if key not in inner:
-            block.append((f"{key} = {_literal(value)}", provenance[(*keys, key)]))
-    if len(block) > bool(keys) or not inner:
-        blocks.append(block)
-    for key, value in inner.items():
-        for place, element in enumerate(value) if is_tables(value) else ((None, value),):
-            path = (*keys, key) if place is None else (*keys, key, place)
-            _blocks(element, path, provenance, blocks)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return tomli_w.dumps({"v": redact_tree(value)}).removeprefix("v = ").strip()

@@ -9,6 +9,7 @@ from lmwright.errors import UserError
 
 Provenance = dict[Keys, str]
 COMMAND_LINE = "command line"
+DEFAULT = "default"
 
 
 class Merged:

@@ -28,6 +28,11 @@ Free = Annotated[T, FREE]
 """A field that may differ between the sessions of a run. It changes nothing that is learned, but
 how long, where and how it is watched; or another check compares what follows from it."""
 
+PLACE = "place"
+Place = Annotated[T, PLACE]
+"""A field that names a file or a folder, perhaps on somebody's disk: what is published leaves it
+out."""
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[T]) -> type[T]:
@@ -66,7 +71,7 @@ class Kind:
 class Source:
     """Source of text: its location, and the columns that hold what is needed."""
 
-    path: str
+    path: Place[str]
     """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
     name: str | None = None
     """How the source is called in reports and mixing; the last part of the path if unset."""
@@ -110,7 +115,7 @@ EARLIER_VOCAB_SIZE = 8192
 class Tokenizer:
     """An imported tokenizer (`path`), or one trained on the run's own sources."""
 
-    path: str | None = None
+    path: Place[str | None] = None
     """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
     train: Literal["bpe", "unigram"] = "bpe"
     """What is trained when no path is given."""
@@ -197,7 +202,7 @@ class Shuffle:
 class Data:
     """Data of a run, from any text to batches."""
 
-    dir: Free[str]
+    dir: Free[Place[str]]
     """Folder of the prepared data, one sub-folder a stage."""
     sources: tuple[Source, ...] = ()
     """What is read."""
@@ -273,7 +278,7 @@ class Train:
     """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
     ema_decay: Fraction | None = None
     """Keeps an exponential moving average of the weights, used by eval and export."""
-    init_from: Free[str | None] = None
+    init_from: Free[Place[str | None]] = None
     """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
     tokenizer come from; fresh weights if unset."""
     max_skipped_steps: Free[PositiveInt] = 20
@@ -369,7 +374,7 @@ class Run:
     """One complete run, stored with every checkpoint."""
 
     name: Free[str]
-    dir: Free[str]
+    dir: Free[Place[str]]
     """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""
     seed: NonNegativeInt = 0
     model: Annotated[Any, Kind("model")]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 import lmwright
+from lmwright.config.fields import names_of
+from lmwright.config.run import PLACE
 from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
@@ -22,12 +24,6 @@ if TYPE_CHECKING:
 
 Rows = tuple[dict[str, Any], ...]
 SECTIONS = ("objective.", "optim.", "lora.", "train.", "data.pack.", "data.tokenizer.", "seed")
-PLACES = (
-    "path",
-    "dir",
-    "init_from",
-    ".data",
-)  # endings of settings that may name a place on a disk
 DATASETS = f"{PREFIX}datasets/"
 
 
@@ -287,14 +283,23 @@ def facts_of_run(run_dir: Path, step: int | None = None) -> Facts:
         sources=_sources(record.config.get("data.dir")),
         results=_results(record, step),
         training={label: summary[label] for label in wanted if label in summary},
-        settings={
-            name: value
-            for name, value in record.config.items()
-            if name.startswith(SECTIONS) and (not name.endswith(PLACES) or is_hub_name(str(value)))
-        },
+        settings=_settings(record.config),
         base=base,
         datasets=_datasets(record.config),
     )
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a training run by dotted name, without places on a disk."""
+    from lmwright.formats.open import RUN_FILES
+
+    places = names_of(PLACE, RUN_FILES.kinds)
+    return {
+        name: value
+        for name, value in config.items()
+        if name.startswith(SECTIONS)
+        if name.rpartition(".")[2] not in places or is_hub_name(str(value))
+    }
 
 
 def _results(record: "RunRecord", step: int | None) -> Rows:

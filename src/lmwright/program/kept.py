@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import lmwright
-from lmwright.config.fields import to_plain
-from lmwright.config.run import Run
+from lmwright.config.fields import without
+from lmwright.config.run import PLACE, Run
 from lmwright.config.text import join_keys, leaves
 from lmwright.data.json_text import parse_json
 
@@ -125,13 +125,10 @@ def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    plain = to_plain(run)
-    kept = {name: plain[name] for name in SECTIONS if name in plain}
+    plain = without(PLACE, run)
+    kept = {name: plain[name] for name in SECTIONS if plain[name] is not None}
     kept["data"] = {"pack": plain["data"]["pack"]}
-    train = {k: v for k, v in kept["train"].items() if k != "init_from"}
-    lora = {k: v for k, v in (kept.get("lora") or {}).items() if k != "adapters"}
-    settings = leaves(kept | {"train": train, "lora": lora})
-    return json.loads(json.dumps({join_keys(keys): value for keys, value in settings}))
+    return json.loads(json.dumps({join_keys(keys): value for keys, value in leaves(kept)}))
 
 
 @cache

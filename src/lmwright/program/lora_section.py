@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import Fraction, Free, Positive, PositiveInt, section
+from lmwright.config.run import Fraction, Free, Place, Positive, PositiveInt, section
 from lmwright.optim.kinds import Schedule
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -19,7 +19,7 @@ class Adapter:
     """One of several adapters that train at once; fields that are unset are the run's."""
 
     name: Name
-    data: Free[str | None] = None
+    data: Free[Place[str | None]] = None
     """Folder of its prepared data; that of `data.dir` if unset."""
     rows: Free[PositiveInt | None] = None
     """Its rows of each step; an equal share of `train.global_batch_size` if unset."""
@@ -37,7 +37,7 @@ class Adapter:
     """Overrides `lora.dropout`."""
     patience: Free[PositiveInt | None] = None
     """It stops after so many evaluations without a lower held-out loss; never if unset."""
-    init_from: Free[str | None] = None
+    init_from: Free[Place[str | None]] = None
     """PEFT folder that it starts from."""
 
 
@@ -71,7 +71,7 @@ class LowRank:
     b_rate_ratio: Positive = 1.0
     """Learning rate of the second factor relative to the first (LoRA+,
     https://arxiv.org/abs/2402.12354)."""
-    init_from: str | None = None
+    init_from: Free[Place[str | None]] = None
     """PEFT folder that the adapter starts from; a fresh one if unset."""
     adapters: tuple[Adapter, ...] = ()
     """Several at once on one frozen base; a single one, called `default`, if none is listed."""

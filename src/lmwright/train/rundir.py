@@ -22,9 +22,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.files import root_of
-from lmwright.config.fields import without_free
+from lmwright.config.fields import without
 from lmwright.config.load import dump_toml, same_folder
-from lmwright.config.run import Run
+from lmwright.config.run import FREE, Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
@@ -234,7 +234,7 @@ def _show_value(fields: dict[str, Any], path: str) -> str:
 
 def identity(run: Run) -> dict[str, Any]:
     """The part of a run that its checkpoints depend on."""
-    fields = redact_tree(without_free(run), without_secrets)  # a new token makes no new run
+    fields = redact_tree(without(FREE, run), without_secrets)  # a new token makes no new run
     if rows_are_alone(run):
         fields["train"].pop("num_microbatches")
     if listed := training_of(run).listed:  # each is kept or dropped by itself

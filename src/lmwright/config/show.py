@@ -1,0 +1,63 @@
+"""A resolved run as text: a run file with the origin of each value."""
+
+from typing import Any
+
+import tomli_w
+
+from lmwright.config.fields import to_plain
+from lmwright.config.merge import DEFAULT, Provenance
+from lmwright.config.run import Run
+from lmwright.config.text import Keys, is_tables, join_keys
+from lmwright.guard.redact import redact_tree
+
+Lines = list[tuple[str, str]]  # of a table, with the origin of each
+
+
+def show(run: Run, provenance: Provenance, *, defaults: bool = False) -> str:
+    """The run as a run file with the origin of each value; those that nothing sets are counted,
+    unless `defaults` asks for them."""
+    blocks: list[Lines] = []
+    _blocks(to_plain(run), (), provenance, blocks)
+    left_out = 0
+    if not defaults:
+        left_out = sum(note == DEFAULT for block in blocks for _, note in block)
+        blocks = [kept for block in blocks if (kept := _set_lines(block))]
+    width = min(max(len(text) for block in blocks for text, note in block if note), 60)
+    lines = "\n\n".join(
+        "\n".join(f"{text:<{width}}  # {note}" if note else text for text, note in block)
+        for block in blocks
+    )
+    return f"{lines}\n\n# {left_out} more have their defaults: --all" if left_out else lines
+
+
+def _set_lines(block: Lines) -> Lines:
+    """The lines of a table that something sets, with its header and kind; none if nothing does."""
+    kept = [line for line in block if line[1] not in ("", DEFAULT)]
+    if not kept:
+        return []
+    return [line for line in block if line in kept or not line[1] or line[0].startswith("kind = ")]
+
+
+def _blocks(table: dict[str, Any], keys: Keys, provenance: Provenance, blocks: list[Lines]) -> None:
+    """Appends one block per table, with its scalars first as TOML requires."""
+    inner = {k: v for k, v in table.items() if isinstance(v, dict) or is_tables(v)}
+    names = tuple(key for key in keys if isinstance(key, str))
+    header = (
+        f"[[{join_keys(names)}]]" if keys and isinstance(keys[-1], int) else f"[{join_keys(names)}]"
+    )
+    block = [(header, "")] if keys else []
+    for key, value in table.items():
+        if key not in inner:
+            block.append((f"{key} = {_literal(value)}", provenance[(*keys, key)]))
+    if len(block) > bool(keys) or not inner:
+        blocks.append(block)
+    for key, value in inner.items():
+        for place, element in enumerate(value) if is_tables(value) else ((None, value),):
+            path = (*keys, key) if place is None else (*keys, key, place)
+            _blocks(element, path, provenance, blocks)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return tomli_w.dumps({"v": redact_tree(value)}).removeprefix("v = ").strip()
