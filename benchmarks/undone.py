@@ -29,11 +29,11 @@ def undo(names: list[str]) -> None:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     from lmwright.core import weight
-    from lmwright.kernels import tpu_attention, tpu_row_attention
+    from lmwright.kernels import tpu_attention, tpu_row_attention, tpu_splash
     from lmwright.models import block
     from lmwright.nn import mlp, rope
 
-    ours = tpu_attention.block_sizes
+    ours = tpu_splash.block_sizes
 
     def one_block_of_keys(seq_len: int, *rest: int, **keys: int) -> splash.BlockSizes:
         sizes = {"block_q_dkv": min(seq_len, 512), "block_kv_dkv": min(seq_len, 2048)}
@@ -69,11 +69,11 @@ def undo(names: list[str]) -> None:
     if "rope" in names:
         _replace(rope, "_by_product", rope._by_halves)
     if "attention" in names:
-        _replace(tpu_attention, "block_sizes", head_minor)
+        _replace(tpu_splash, "block_sizes", head_minor)
     if "splash 2048" in names:
-        _replace(tpu_attention, "block_sizes", fused_2048)
+        _replace(tpu_splash, "block_sizes", fused_2048)
     if "one block of keys" in names:
-        _replace(tpu_attention, "block_sizes", one_block_of_keys)
+        _replace(tpu_splash, "block_sizes", one_block_of_keys)
     if "swiglu" in names:
         _replace(block, "gated", behind_barrier)
     if "no kernel" in names:

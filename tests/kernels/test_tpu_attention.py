@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from lmwright.core.sharding import AXES
-from lmwright.kernels import tpu_attention, tpu_row_attention, tpu_spans
+from lmwright.kernels import tpu_attention, tpu_row_attention, tpu_spans, tpu_splash
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import problem
@@ -90,7 +90,7 @@ def test_the_separate_backward_kernels_of_splash(monkeypatch):
     take_splash(monkeypatch)
     args = problem(1, 384, 3, 3, 96)
     fused = both(interpreted, *args)
-    monkeypatch.setattr(tpu_attention, "FUSED_LEN", 0)
+    monkeypatch.setattr(tpu_splash, "FUSED_LEN", 0)
     for a, b in zip(both(interpreted, *args), fused, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()) + 1e-5)
 

@@ -76,7 +76,7 @@ def test_steps_visit_every_span_that_queries_see_once(by_keys, window):
     for row in range(2):
         met = []
         for pair in range(walk.pairs):
-            for number in range(walk.most_steps(window)):
+            for number in range(walk.most_steps(intervals.causal_reach(window))):
                 step = walk.step(tables, row, pair, number)
                 if step.active:
                     met.append((int(step.queries), int(step.keys)))

@@ -271,8 +271,8 @@ class TokenShards:
 
 
 def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:
-    """Attention `local(q, k, v, segment_ids)`, run by every device of the mesh on what it holds of
-    q [B, T, N, H], k and v [B, T, K, H] and ids [B, T]."""
+    """Attention `local(q, k, v, seen)`, run by every device of the mesh on what it holds of
+    q [B, T, N, H], k and v [B, T, K, H] and segment ids or intervals [B, T]."""
     spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
     heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
     return jax.shard_map(

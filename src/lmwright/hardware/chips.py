@@ -95,7 +95,7 @@ class AttentionCycles:
 @dataclass(frozen=True, kw_only=True)
 class SplashCycles:
     """Cycles of one core for 1,000 scores of the blocks that JAX's splash kernel visits, as
-    `kernels/tpu_attention.py` chooses them."""
+    `kernels/tpu_splash.py` chooses them."""
 
     fwd: float
     bwd: float

@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import use_abstract_mesh
 
+from lmwright.core.param import Tree
 from lmwright.core.sharding import NO_MESH, by_shard
 from lmwright.nn.attention import Scoring
+from lmwright.nn.intervals import Interval, Reach
 
 AXIS = "context"
 
@@ -41,13 +44,29 @@ def causal_attention(
     return by_shard(partial(_local, attend))(q, k, v, segment_ids)
 
 
-def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, ids: Array) -> Array:
+def attention(
+    inner: Callable[..., Array],
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: Interval,
+    scoring: Scoring,
+    reach: Reach,
+) -> Array:
+    """As `nn.intervals.attention`, of intervals within `reach`; `inner` has this signature and sees
+    one device."""
+    attend = partial(inner, scoring=scoring, reach=reach)
+    return by_shard(partial(_local, attend))(q, k, v, seen)
+
+
+def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, seen: Tree) -> Array:
+    """`seen`, segment ids or intervals, is of tokens alone: every device needs all of it."""
     trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
     copies = copies_of(k.shape[2], lax.axis_size(AXIS))
     if copies > 1:
         k, v = (jnp.repeat(a, copies, axis=2) for a in (k, v))
     q, k, v = (trade(a, split_axis=2, concat_axis=1) for a in (q, k, v))
-    ids = lax.all_gather(ids, AXIS, axis=1, tiled=True)
+    seen = jax.tree.map(lambda a: lax.all_gather(a, AXIS, axis=1, tiled=True), seen)
     with use_abstract_mesh(NO_MESH):  # what follows is one device's own
-        out = attend(q, k, v, ids)
+        out = attend(q, k, v, seen)
     return trade(out, split_axis=1, concat_axis=2)

@@ -142,7 +142,7 @@ def joined(a: Array) -> Array:
     return jnp.moveaxis(a, 0, 3).reshape(*a.shape[1:4], -1, *a.shape[5:])
 
 
-def _seen(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
+def softmax_sums(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
     """Online softmax: (out, top, total) after one more chunk (k, v, start) of keys."""
     q, seen = queries
     k, v, k_start = keys
@@ -175,17 +175,17 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
     shape = q.shape[1:-1]
     zeros = jnp.zeros((*shape, q.shape[-1]), jnp.float32)
     none = (zeros, jnp.full(shape, MASKED, jnp.float32), zeros[..., 0])
-    low = _seen(scoring, _at(0, queries), _at(0, mine), none)
-    high = _seen(scoring, _at(1, queries), _at(0, mine), none)
-    high = _seen(scoring, _at(1, queries), _at(1, mine), high)
+    low = softmax_sums(scoring, _at(0, queries), _at(0, mine), none)
+    high = softmax_sums(scoring, _at(1, queries), _at(0, mine), none)
+    high = softmax_sums(scoring, _at(1, queries), _at(1, mine), high)
 
     def body(carry, step: Array):
         kv, low, high = carry
         owner = (rank - step) % ways
         keys, before = (*kv, _starts(ways, owner, size)), owner < rank
-        high = _seen(scoring, _at(1, queries), _at(0, keys), high)
+        high = softmax_sums(scoring, _at(1, queries), _at(0, keys), high)
         sums = jax.tree.map(partial(jnp.where, before), low, high)
-        new = _seen(scoring, _pick(before, queries), _pick(before, keys), sums)
+        new = softmax_sums(scoring, _pick(before, queries), _pick(before, keys), sums)
         low = jax.tree.map(partial(jnp.where, before), new, low)
         high = jax.tree.map(partial(jnp.where, before), high, new)
         return (_rotated(ways, kv), low, high), None
@@ -198,7 +198,7 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
     return out, (q, k, v, seen, out, log_sums)
 
 
-def _gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
+def pair_gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
     """(dq, dk, dv) in float32 of one pair of chunks."""
     *arrays, seen = queries
 
@@ -236,7 +236,7 @@ def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
     queries = (q, g.astype(q.dtype), inner, log_sums, seen)
     mine = (k, v, _starts(ways, rank, size))
 
-    pair = lambda i, j: _gradients(scoring, _at(i, queries), _at(j, mine))  # noqa: E731
+    pair = lambda i, j: pair_gradients(scoring, _at(i, queries), _at(j, mine))  # noqa: E731
     (dq_low, *dkv_low), (dq_high, *dkv_both), (dq_last, *dkv_high) = (
         pair(0, 0),
         pair(1, 0),
@@ -249,8 +249,8 @@ def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
         kv, dq, dkv = carry
         owner = (rank - step) % ways
         keys, before = (*kv, _starts(ways, owner, size)), owner < rank
-        dq_high, *dkv_low = _gradients(scoring, _at(1, queries), _at(0, keys))
-        new_dq, *new_dkv = _gradients(scoring, _pick(before, queries), _pick(before, keys))
+        dq_high, *dkv_low = pair_gradients(scoring, _at(1, queries), _at(0, keys))
+        new_dq, *new_dkv = pair_gradients(scoring, _pick(before, queries), _pick(before, keys))
         chunk = jnp.where(before, 0, 1)
         dq = dq.at[1].add(dq_high).at[chunk].add(new_dq)
         dkv = [

@@ -19,6 +19,12 @@ KERNELS = Registry(
     {
         "tpu attention": "tpu_attention.causal_attention",
         "tpu long attention": "tpu_long_attention.causal_attention",
+        "splash attention": "tpu_splash.splash_attention",
+        "attention of intervals": "interval_attention.attend_by",
+        "cpu attention of intervals": "cpu_attention.attention",
+        "tpu attention of intervals": "tpu_interval_attention.attention",
+        "ring of intervals": "interval_ring.attention",
+        "all-to-all of intervals": "all_to_all_attention.attention",
         "cpu attention": "cpu_attention.causal_attention",
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
@@ -65,6 +71,12 @@ def causal_attention(compute: Compute) -> Callable[..., Array]:
     if compute.context_attention == "ring":
         return partial(KERNELS["ring attention"], _windows(compute))
     return partial(KERNELS["all-to-all attention"], _whole_rows(compute))
+
+
+def attend(compute: Compute) -> Callable[..., Array]:
+    """`attend(q, k, v, seen, scoring, reach)` for this platform, as `nn.intervals.attention` of
+    intervals that lie within `reach`, over the mesh that is set."""
+    return KERNELS["attention of intervals"](compute)
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:

@@ -4,18 +4,13 @@ fit it, `tpu_long_attention` beyond, JAX's splash attention on v2 and v3.
     q [B, T, N, H], k v [B, T, K, H] --shard_map: batch, heads--> one Pallas kernel per row
 
 Scores never leave the chip's vector memory, forward or backward; blocks that the mask hides
-are skipped. The kernel is `jax.experimental.pallas.ops.tpu.splash_attention`; it keeps the
-output and the log of the softmax sum, named ATTENTION, for the backward pass. It reads q, k
-and v with the sequence in the vector lanes: heads of 64 or 96 would leave lanes empty.
+are skipped.
 """
 
 import jax
-import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from lmwright.core.compute import ATTENTION, LANES
+from lmwright.core.compute import LANES
 from lmwright.core.sharding import by_shard
 from lmwright.kernels import select, tpu_row_attention
 from lmwright.nn import attention
@@ -49,72 +44,10 @@ def causal_attention(
         if not early and q.shape[3] % TILE == 0:
             attend = select.KERNELS["tpu long attention"]
             return attend(q, k, v, ids, scoring, interpret=interpret)
-        return splash_attention(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
+        splash = select.KERNELS["splash attention"]
+        return splash(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         local = by_shard(local)
     return local(q, k, v, segment_ids)
-
-
-def splash_attention(
-    q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array, scoring: Scoring,
-    *, early: bool, interpret: bool,
-) -> Array:  # fmt: skip
-    """Queries [B, T, N, H] at the end of keys and values [B, S, K, H]."""
-    dtype, (_, t, n, h), s = q.dtype, q.shape, k.shape[1]
-    q, window = q * scoring.scale, scoring.window
-    if early:
-        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
-    seen = masks.CausalMask((t, s), s - t)
-    if window is not None and window < s:
-        seen = masks.LocalMask((t, s), (window - 1, 0), s - t)
-    kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([seen] * n),
-        block_sizes=block_sizes(t, h, early, num_keys=s),
-        head_shards=1,
-        q_seq_shards=1,
-        attn_logits_soft_cap=scoring.soft_cap,
-        residual_checkpoint_name=ATTENTION,
-        interpret=interpret,
-    )
-
-    def row(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
-        by_heads = (a.swapaxes(0, 1) for a in (q, k, v))  # [N, T, H]
-        out = kernel(*by_heads, segment_ids=splash.SegmentIds(q_ids, k_ids))
-        return out.swapaxes(0, 1)
-
-    return jax.vmap(row)(q, k, v, q_ids, k_ids).astype(dtype)
-
-
-def block_sizes(
-    seq_len: int, head_dim: int, early: bool = False, *, num_keys: int | None = None
-) -> splash.BlockSizes:
-    """Blocks for rows of `seq_len` tokens, at the end of `num_keys` if those are more: large ones
-    that the generations still compile."""
-    share = -(-head_dim // LANES) * (4 if early else 1)  # of a block in vector memory
-    most, keys = max(1024 // share // LANES, 1) * LANES, num_keys or seq_len
-
-    def block(length: int) -> int:
-        return next(size for size in range(most, 0, -LANES) if length % size == 0)
-
-    fused = keys <= FUSED_LEN
-    minor = splash.QKVLayout.SEQ_MINOR
-    return splash.BlockSizes(
-        block_q=block(seq_len),
-        block_kv=block(keys),
-        block_kv_compute=_divisor(block(keys), 512),
-        block_q_dkv=block(seq_len),
-        block_kv_dkv=block(keys),
-        block_kv_dkv_compute=_divisor(block(keys), 512),
-        block_q_dq=None if fused else block(seq_len),
-        block_kv_dq=None if fused else block(keys),
-        use_fused_bwd_kernel=fused,
-        q_layout=minor,
-        k_layout=minor,
-        v_layout=minor,
-    )
-
-
-def _divisor(block: int, most: int) -> int:
-    return next(size for size in range(most, 0, -LANES) if block % size == 0)

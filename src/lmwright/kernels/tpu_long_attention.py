@@ -32,13 +32,21 @@ from jax.experimental.pallas import tpu as pltpu
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.kernels.tpu_spans import (
     Ref,
+    Specs,
     Step,
     Tables,
     Walk,
     sizes_of,
 )
 from lmwright.nn.attention import MASKED, Scoring
-from lmwright.nn.intervals import causal
+from lmwright.nn.intervals import (
+    Interval,
+    Reach,
+    causal,
+    causal_reach,
+    in_place,
+    zero_unseen,
+)
 
 AHEAD = 256  # keys whose scores are made while those before them become probabilities
 LOG2_E = math.log2(math.e)
@@ -243,52 +251,11 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
         dv[...] = dv_sum[...].astype(dv.dtype)
 
 
-class _Specs(NamedTuple):
-    """Where a step of the grid finds its spans."""
-
-    walk: Walk
-    group: int
-    """Heads of a kv head."""
-
-    def _index(self, side: str, row: Any, head: Any, pair: Any, number: Any, *rest: Any) -> Any:
-        """(row, head, span) of an operand."""
-        member, tables = (rest[0], rest[1:]) if self.walk.by_keys else (None, rest)
-        step = self.walk.step(Tables(*tables), row, pair, number)
-        if side == "keys":
-            kv = head if self.walk.by_keys else lax.div(head, self.group)
-            return row, kv, step.keys
-        query_head = head * self.group + member if self.walk.by_keys else head
-        return row, query_head, step.queries
-
-    def of(self, side: str, rows: int) -> pl.BlockSpec:
-        """Of an array [B, heads, rows, T]."""
-        size = self.walk.sizes.span_k if side == "keys" else self.walk.sizes.span_q
-
-        def index(*step: Any) -> Any:
-            row, head, span = self._index(side, *step)
-            return row, head, 0, span
-
-        return pl.BlockSpec((None, None, rows, size), index)
-
-    def turned_keys(self, head_dim: int) -> pl.BlockSpec:
-        """Of an array [B, K, T, H]."""
-        index = lambda *step: (*self._index("keys", *step), 0)  # noqa: E731
-        return pl.BlockSpec((None, None, self.walk.sizes.span_k, head_dim), index)
-
-    def intervals(self) -> pl.BlockSpec:
-        """Of an array [B, 1, T]."""
-
-        def index(*step: Any) -> Any:
-            row, _, span = self._index("queries", *step)
-            return row, 0, span
-
-        return pl.BlockSpec((None, 1, self.walk.sizes.span_q), index)
-
-
 class _Call(NamedTuple):
     """Arguments of both kernels."""
 
     scoring: Scoring
+    reach: Reach
     interpret: Any
 
     def __call__(
@@ -305,13 +272,11 @@ class _Call(NamedTuple):
         """`kernel(program, *tables, start, end, *arrays, *out, *scratch)`; `heads` are the kernel's
         (kv heads, heads of each) or (heads,)."""
         start, end = sees
-        window, sizes = self.scoring.window, walk.sizes
+        sizes, steps = walk.sizes, walk.most_steps(self.reach)
         said = {"block_q": sizes.block_q, "block_kv": sizes.block_k}  # for `kernel_cost`
-        said |= {"span_q": sizes.span_q, "span_kv": sizes.span_k}
-        if window is not None:
-            said["window"] = window
-        grid = (start.shape[0], heads[0], walk.pairs, walk.most_steps(window), *heads[1:])
-        by_query = _Specs(walk, 1 if len(heads) == 1 else heads[1]).intervals()
+        said |= {"span_q": sizes.span_q, "span_kv": sizes.span_k, **self.reach.metadata}
+        grid = (start.shape[0], heads[0], walk.pairs, steps, *heads[1:])
+        by_query = Specs(walk, 1 if len(heads) == 1 else heads[1]).intervals()
         order = ("parallel", "parallel", *["arbitrary"] * (len(grid) - 2))
         spec = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=TABLES,
@@ -341,7 +306,7 @@ def _attend(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array)
 def _forward(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array):
     b, n, h, t = q.shape
     walk = Walk(sizes_of(t, h, q.dtype.itemsize), by_keys=False)
-    specs, size = _Specs(walk, n // k.shape[1]), walk.sizes.span_q
+    specs, size = Specs(walk, n // k.shape[1]), walk.sizes.span_q
     queries, keys = specs.of("queries", h), specs.of("keys", h)
     scaled = (k.astype(jnp.float32) * _factor(call.scoring)).astype(k.dtype).swapaxes(2, 3)
     arrays = [(q, queries), (scaled, specs.turned_keys(h)), (v, keys)]
@@ -360,7 +325,7 @@ def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
     (b, n, h, t), kv_heads = q.shape, k.shape[1]
     walk = Walk(sizes_of(t, h, q.dtype.itemsize), by_keys=True)
-    sizes, specs = walk.sizes, _Specs(walk, n // kv_heads)
+    sizes, specs = walk.sizes, Specs(walk, n // kv_heads)
     queries, keys, one = specs.of("queries", h), specs.of("keys", h), specs.of("queries", 1)
     arrays = [(q, queries), (k, keys), (v, keys), (g.astype(q.dtype), queries)]
     arrays += [(log_sums, one), (inner, one)]
@@ -391,6 +356,17 @@ def causal_attention(
 ) -> Array:
     """As `nn.attention.causal_attention`, of one device's own rows, for which `tpu_spans.fits`
     holds; tokens of a segment stand together."""
-    start, end = causal(segment_ids, scoring.window)
+    seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
+    return attention(q, k, v, seen, scoring, reach, interpret=interpret)
+
+
+def attention(
+    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach,
+    *, interpret: Any = False,
+) -> Array:  # fmt: skip
+    """As `nn.intervals.attention`, of one device's own rows, for which `tpu_spans.fits` holds, and
+    of intervals that all lie within `reach`."""
+    start, end = seen if reach.exact else in_place(seen)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
-    return _attend(_Call(scoring, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)
+    out = _attend(_Call(scoring, reach, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)
+    return out if reach.exact else zero_unseen(out, seen)

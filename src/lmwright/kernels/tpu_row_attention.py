@@ -14,8 +14,9 @@ leaves the chip. Online softmax as in https://arxiv.org/abs/2307.08691.
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +54,8 @@ def block_of(seq_len: int) -> int:
     return next(size for size in range(BLOCK, 0, -LANES) if seq_len % size == 0)
 
 
-class _Row(NamedTuple):
-    """Blocks of a row, and the transformation of their scores."""
+class Row(NamedTuple):
+    """Blocks of a row, which of them are visited, and the transformation of their scores."""
 
     size: int
     count: int
@@ -67,26 +68,32 @@ class _Row(NamedTuple):
     def at(self, block: Array) -> Any:
         return pl.ds(pl.multiple_of(block * self.size, self.size), self.size)
 
-    def first_keys(self, queries: Array) -> Array | int:
-        """The first block of keys that a block of queries sees."""
-        if self.scoring.window is None:
-            return 0
-        first = jnp.maximum(0, queries * self.size - self.scoring.window + 1)
-        return lax.div(first, self.size)  # `//` asks which TPU this is, which a plan cannot say
+    def over_keys(self, queries: Array, some: Callable[..., Sums], none: Sums) -> Sums:
+        """Sums after the blocks of keys that a block of queries sees."""
+        first, window = 0, self.scoring.window
+        if window is not None:
+            first = jnp.maximum(0, queries * self.size - window + 1)
+            first = lax.div(
+                first, self.size
+            )  # `//` asks which TPU this is, which a plan cannot say
+        before = lax.fori_loop(first, queries, some, none)
+        return some(queries, before, diagonal=True)
 
-    def end_of_queries(self, keys: Array) -> Array | int:
-        """The first block of queries after those that see a block of keys."""
-        if self.scoring.window is None:
-            return self.count
-        last = (keys + 1) * self.size + self.scoring.window - 2  # who sees the block's last key
-        return jnp.minimum(self.count, lax.div(last, self.size) + 1)
+    def over_queries(self, keys: Array, some: Callable[..., None]) -> None:
+        """`some` of the blocks of queries that see a block of keys."""
+        end = self.count
+        if self.scoring.window is not None:
+            last = (keys + 1) * self.size + self.scoring.window - 2  # who sees the last key
+            end = jnp.minimum(end, lax.div(last, self.size) + 1)
+        some(keys, None, diagonal=True)
+        lax.fori_loop(keys + 1, end, some, None)
 
     def scores(
         self, k: Array, q: Array, keys: Array, queries: Array, diagonal: bool
     ) -> tuple[Array, Array | None]:
         """Masked float32 [keys, queries] of scaled k [keys, H] and q [H, queries], and the
         derivative of the soft cap (None without one). Below the diagonal all are in order."""
-        scores, slope = self.scoring.capped_with_slope(_dot(k, q))
+        scores, slope = self.scoring.capped_with_slope(dot(k, q))
         ids = jnp.tile(self.k_ids[self.at(keys), :], (1, self.size // LANES))
         seen = ids == self.q_ids[:, self.at(queries)]
         if diagonal or self.scoring.window is not None:
@@ -98,13 +105,14 @@ class _Row(NamedTuple):
         return jnp.where(seen, scores, MASKED), slope
 
 
-def _dot(a: Array, b: Array, over: tuple[int, int] = (1, 0)) -> Array:
+def dot(a: Array, b: Array, over: tuple[int, int] = (1, 0)) -> Array:
     contracted = ((over[0],), (over[1],))
     return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _forward_kernel(size: int, scoring: Scoring, q_ids, k_ids, q, k, v, out, log_sums, keys):
-    row = _Row(size, q.shape[1] // size, scoring, q_ids, k_ids)
+def _forward_kernel(call: "Call", size: int, *refs: Ref) -> None:
+    *marks, q, k, v, out, log_sums, keys = refs
+    row, scoring = call.row(size, q.shape[1] // size, call.scoring, *marks), call.scoring
 
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -119,23 +127,21 @@ def _forward_kernel(size: int, scoring: Scoring, q_ids, k_ids, q, k, v, out, log
             new_top = jnp.maximum(top, jnp.max(scores, axis=0, keepdims=True))
             probs, keep = jnp.exp(scores - new_top), jnp.exp(top - new_top)
             total = total * keep + jnp.sum(probs, axis=0, keepdims=True)
-            return new_top, total, out * keep + _dot(v[:, row.at(j)], probs.astype(v.dtype))
+            return new_top, total, out * keep + dot(v[:, row.at(j)], probs.astype(v.dtype))
 
         zero_row = jnp.zeros((1, size), jnp.float32)
         none = (zero_row + MASKED, zero_row, jnp.zeros(block.shape, jnp.float32))
-        before = lax.fori_loop(row.first_keys(i), i, some, none)
-        top, total, sums = some(i, before, diagonal=True)
+        top, total, sums = row.over_keys(i, some, none)
         out[:, row.at(i)] = (sums / total).astype(out.dtype)
         log_sums[:, row.at(i)] = top + jnp.log(total)
 
     lax.fori_loop(0, row.count, queries, None)
 
 
-def _backward_kernel(
-    size: int, scoring: Scoring, q_ids, k_ids, q, k, v, g, log_sums, inner,
-    dq, dk, dv, turned_k, turned_v, scaled_k, dq_sum, dk_sum, dv_sum,
-):  # fmt: skip
-    row = _Row(size, q.shape[1] // size, scoring, q_ids, k_ids)
+def _backward_kernel(call: "Call", size: int, *refs: Ref) -> None:
+    *marks, q, k, v, g, log_sums, inner, dq, dk, dv = refs[:-6]
+    turned_k, turned_v, scaled_k, dq_sum, dk_sum, dv_sum = refs[-6:]
+    row, scoring = call.row(size, q.shape[1] // size, call.scoring, *marks), call.scoring
 
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -155,14 +161,13 @@ def _backward_kernel(
             at = row.at(i)
             scores, slope = row.scores(turned_k[at_keys, :], q[:, at], j, i, diagonal)
             probs = jnp.exp(scores - log_sums[:, at])
-            dv_sum[:, at_keys] += _dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
-            dscores = probs * (_dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])
+            dv_sum[:, at_keys] += dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
+            dscores = probs * (dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])
             dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
-            dk_sum[:, at_keys] += _dot(q[:, at], dscores, over=(1, 1))
-            dq_sum[:, at] += _dot(scaled_k[:, at_keys], dscores)
+            dk_sum[:, at_keys] += dot(q[:, at], dscores, over=(1, 1))
+            dq_sum[:, at] += dot(scaled_k[:, at_keys], dscores)
 
-        some(j, None, diagonal=True)
-        lax.fori_loop(j + 1, row.end_of_queries(j), some, None)
+        row.over_queries(j, some)
 
     lax.fori_loop(0, row.count, keys, None)
     dq[...] = dq_sum[...].astype(dq.dtype)
@@ -173,22 +178,39 @@ def _backward_kernel(
         dv[...] = dv_sum[...].astype(dv.dtype)
 
 
-class _Call(NamedTuple):
-    """Arguments of both kernels."""
+@dataclass(frozen=True)
+class Call:
+    """Arguments of both kernels, for causal rows; `tpu_row_intervals` has those of intervals."""
 
     scoring: Scoring
     interpret: bool
+    row: ClassVar[Callable[..., Any]] = Row
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """What the kernels' metadata says of the mask."""
+        window = self.scoring.window
+        return {} if window is None else {"window": window}
+
+    def marks(self, ids: Array) -> list[tuple[Array, pl.BlockSpec]]:
+        """Operands that say what is seen, here of ids [B, T]."""
+        b, t = ids.shape
+        wide = jnp.broadcast_to(ids[:, :, None], (b, t, LANES))
+        return [
+            (ids[:, None], pl.BlockSpec((None, 1, t), lambda b, *_: (b, 0, 0))),
+            (wide, pl.BlockSpec((None, t, LANES), lambda b, *_: (b, 0, 0))),
+        ]
 
     def __call__(
         self,
         kernel: Callable[..., None],
         name: str,
-        ids: Array,
+        seen: tuple[Array, ...],
         arrays: tuple[Array, ...],
         out: list[jax.ShapeDtypeStruct],
         scratch: list[Any],
     ) -> list[Array]:
-        """`kernel(size, scoring, ids, ids, *arrays, *out, *scratch)`; `arrays`, of which the first
+        """`kernel(call, size, *marks, *arrays, *out, *scratch)`; `arrays`, of which the first
         two are q and k, and `out` are [B, N, ., T] or [B, K, ., T]."""
         (b, n, _, t), kv_heads = arrays[0].shape, arrays[1].shape[1]
         group = n // kv_heads
@@ -199,21 +221,14 @@ class _Call(NamedTuple):
             block = (None, None, *array.shape[2:])
             return pl.BlockSpec(block, by_query if array.shape[1] == n else by_key)
 
-        size = block_of(t)
-        sizes = {"block_q": size, "block_kv": size}  # what `planner.compiler.kernel_cost` reads
-        if self.scoring.window is not None:
-            sizes["window"] = self.scoring.window
-        ids_specs = [
-            pl.BlockSpec((None, 1, t), lambda b, *_: (b, 0, 0)),
-            pl.BlockSpec((None, t, LANES), lambda b, *_: (b, 0, 0)),
-        ]
-        wide_ids = jnp.broadcast_to(ids[:, :, None], (b, t, LANES))
+        size, marks = block_of(t), self.marks(*seen)
+        said = {"block_q": size, "block_kv": size, **self.metadata}  # for `kernel_cost`
         with jax.named_scope(name):
             return pl.pallas_call(
-                partial(kernel, size, self.scoring),
+                partial(kernel, self, size),
                 name=name,
                 grid=(b, kv_heads, group),
-                in_specs=[*ids_specs, *map(whole, arrays)],
+                in_specs=[*(spec for _, spec in marks), *map(whole, arrays)],
                 out_specs=[whole(a) for a in out],
                 out_shape=out,
                 scratch_shapes=scratch,
@@ -221,37 +236,37 @@ class _Call(NamedTuple):
                     dimension_semantics=("parallel", "parallel", "arbitrary"),
                 ),
                 interpret=self.interpret,
-                metadata={"xprof_metadata": json.dumps(sizes)},
-            )(ids[:, None], wide_ids, *arrays)
+                metadata={"xprof_metadata": json.dumps(said)},
+            )(*(array for array, _ in marks), *arrays)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: _Call, q: Array, k: Array, v: Array, ids: Array) -> Array:
-    """q [B, N, H, T]; k, v [B, K, H, T]; ids [B, T]."""
-    return _forward(call, q, k, v, ids)[0]
+def attend(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]) -> Array:
+    """q [B, N, H, T]; k, v [B, K, H, T]; `call.marks` takes `seen`."""
+    return _forward(call, q, k, v, seen)[0]
 
 
-def _forward(call: _Call, q: Array, k: Array, v: Array, ids: Array):
+def _forward(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]):
     b, n, h, t = q.shape
     out = [_like(q), jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)]
     scratch = [pltpu.VMEM((t, h), k.dtype)]
-    out, log_sums = call(_forward_kernel, "row_attention_fwd", ids, (q, k, v), out, scratch)
+    out, log_sums = call(_forward_kernel, "row_attention_fwd", seen, (q, k, v), out, scratch)
     out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
-    return out, (q, k, v, ids, out, log_sums)
+    return out, (q, k, v, seen, out, log_sums)
 
 
-def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
-    q, k, v, ids, out, log_sums = residuals
+def _backward(call: Call, residuals: tuple, g: Array):
+    q, k, v, seen, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
     h, t = q.shape[2:]
     turned, sums = pltpu.VMEM((t, h), k.dtype), pltpu.VMEM((h, t), jnp.float32)
     scratch = [turned, turned, pltpu.VMEM((h, t), k.dtype), sums, sums, sums]
     arrays = (q, k, v, g.astype(q.dtype), log_sums, inner)
     out = [_like(a) for a in (q, k, v)]
-    return *call(_backward_kernel, "row_attention_bwd", ids, arrays, out, scratch), None
+    return *call(_backward_kernel, "row_attention_bwd", seen, arrays, out, scratch), None
 
 
-_attend.defvjp(_forward, _backward)
+attend.defvjp(_forward, _backward)
 
 
 def _like(array: Array) -> jax.ShapeDtypeStruct:
@@ -263,4 +278,4 @@ def causal_attention(
 ) -> Array:
     """As `nn.attention.causal_attention`, of one device's own rows, for which `fits` holds."""
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
-    return _attend(_Call(scoring, interpret), q, k, v, segment_ids).transpose(0, 3, 1, 2)
+    return attend(Call(scoring, interpret), q, k, v, (segment_ids,)).transpose(0, 3, 1, 2)

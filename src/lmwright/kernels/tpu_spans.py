@@ -9,15 +9,17 @@ blocks, whose scores exist at once:
 Which keys a query sees is an interval, `start <= key < end`. Tables of the intervals' extremes say
 which spans meet, and which blocks of theirs are left out, computed as they are, or with a mask.
 Kernels take the spans of one side in pairs, the first with the last and so on, so that the pairs
-of a causal row have the same number of steps.
+of a causal row have the same number of steps; those of a row seen both ways have it in any order.
 """
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from lmwright.core.compute import LANES
+from lmwright.nn.intervals import Reach
 
 VECTOR_MEMORY = 2**24  # bytes that a kernel may use on every generation
 SHAPES = (
@@ -159,9 +161,9 @@ class Walk(NamedTuple):
         queries, keys = (inner, outer) if self.by_keys else (outer, inner)
         return Step(queries, keys, step < count, step == 0, step == count - 1)
 
-    def most_steps(self, window: int | None) -> int:
-        """The most steps of a pair in causal rows, whose segments can only make it less."""
-        met = causal_spans(self.sizes, window)
+    def most_steps(self, reach: Reach) -> int:
+        """The most steps of a pair in rows of one segment; several can only make it less."""
+        met = spans_met(self.sizes, reach)
         spans = [sum(row) for row in (zip(*met, strict=True) if self.by_keys else met)]
         return max(
             spans[pair] + (spans[-1 - pair] if pair < self.outer - 1 - pair else 0)
@@ -169,7 +171,7 @@ class Walk(NamedTuple):
         )
 
     def tables(self, start: Array, end: Array) -> Tables:
-        """Of intervals [B, T] that are not empty."""
+        """Of intervals [B, T], of which empty ones stand at their query."""
         sizes, rows = self.sizes, start.shape[0]
         least = start.reshape(rows, sizes.spans_q, -1).min(axis=2)
         most = end.reshape(rows, sizes.spans_q, -1).max(axis=2)
@@ -190,11 +192,53 @@ class Walk(NamedTuple):
         return Tables(*(a.reshape(-1) for a in (low, high, begins, *by_block)))
 
 
-def causal_spans(sizes: Sizes, window: int | None) -> list[list[bool]]:
-    """[spans of queries][spans of keys]: whether they meet in a causal row of one segment."""
-    met = []
-    for first in range(0, sizes.tokens, sizes.span_q):
-        start, end = 0 if window is None else first + 1 - window, first + sizes.span_q
-        keys = range(0, sizes.tokens, sizes.span_k)
-        met.append([start < key + sizes.span_k and end > key for key in keys])
-    return met
+def spans_met(sizes: Sizes, reach: Reach) -> list[list[bool]]:
+    """[spans of queries][spans of keys]: whether they meet in a row of one segment."""
+    starts = range(0, sizes.tokens, sizes.span_k)
+    keys = [range(start, start + sizes.span_k) for start in starts]
+    return [
+        [reach.meets(range(first, first + sizes.span_q), span) for span in keys]
+        for first in range(0, sizes.tokens, sizes.span_q)
+    ]
+
+
+class Specs(NamedTuple):
+    """Where a step of the grid finds its spans."""
+
+    walk: Walk
+    group: int
+    """Heads of a kv head."""
+
+    def _index(self, side: str, row: Any, head: Any, pair: Any, number: Any, *rest: Any) -> Any:
+        """(row, head, span) of an operand."""
+        member, tables = (rest[0], rest[1:]) if self.walk.by_keys else (None, rest)
+        step = self.walk.step(Tables(*tables), row, pair, number)
+        if side == "keys":
+            kv = head if self.walk.by_keys else lax.div(head, self.group)
+            return row, kv, step.keys
+        query_head = head * self.group + member if self.walk.by_keys else head
+        return row, query_head, step.queries
+
+    def of(self, side: str, rows: int) -> pl.BlockSpec:
+        """Of an array [B, heads, rows, T]."""
+        size = self.walk.sizes.span_k if side == "keys" else self.walk.sizes.span_q
+
+        def index(*step: Any) -> Any:
+            row, head, span = self._index(side, *step)
+            return row, head, 0, span
+
+        return pl.BlockSpec((None, None, rows, size), index)
+
+    def turned_keys(self, head_dim: int) -> pl.BlockSpec:
+        """Of an array [B, K, T, H]."""
+        index = lambda *step: (*self._index("keys", *step), 0)  # noqa: E731
+        return pl.BlockSpec((None, None, self.walk.sizes.span_k, head_dim), index)
+
+    def intervals(self) -> pl.BlockSpec:
+        """Of an array [B, 1, T]."""
+
+        def index(*step: Any) -> Any:
+            row, _, span = self._index("queries", *step)
+            return row, 0, span
+
+        return pl.BlockSpec((None, 1, self.walk.sizes.span_q), index)

@@ -3,7 +3,8 @@
 from jax import Array
 
 from lmwright.kernels import window_attention
-from lmwright.kernels.tpu_attention import fits, splash_attention
+from lmwright.kernels.tpu_attention import fits
+from lmwright.kernels.tpu_splash import splash_attention
 from lmwright.nn.attention import Scoring
 
 

@@ -37,16 +37,46 @@ class Reach(NamedTuple):
 
     before: int | None = None
     after: int | None = None
+    exact: bool = False
+    """True where a query always sees itself and all tokens of its segment that are so near."""
 
     def keys(self, start: int, end: int, num_keys: int) -> slice:
         """Those that queries from `start` to `end` may see."""
         first = 0 if self.before is None else max(0, start - self.before)
         return slice(first, num_keys if self.after is None else min(num_keys, end + self.after))
 
+    def meets(self, queries: range, keys: range) -> bool:
+        """Whether some of these queries may see some of these keys."""
+        seen = self.keys(queries.start, queries.stop, keys.stop)
+        return seen.start < keys.stop and seen.stop > keys.start
+
+    def covers(self, queries: range, keys: range) -> bool:
+        """Whether all of these keys are near enough to all of these queries."""
+        before, after = queries.stop - 1 - keys.start, keys.stop - 1 - queries.start
+        near = self.before is None or before <= self.before
+        return near and (self.after is None or after <= self.after)
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        """What a kernel's metadata says of it; `planner.compiler.kernel_cost` reads it."""
+        if self.after == 0:
+            return {} if self.before is None else {"window": self.before + 1}
+        return {"reach": [self.before, self.after]}
+
 
 def causal_reach(window: int | None) -> Reach:
     """That of `causal`."""
-    return Reach(None if window is None else window - 1, 0)
+    return Reach(None if window is None else window - 1, 0, exact=True)
+
+
+def both_ways_reach(reach: int | None = None) -> Reach:
+    """That of `both_ways`."""
+    return Reach(reach, reach, exact=True)
+
+
+def blocks_reach(size: int) -> Reach:
+    """That of `blocks`."""
+    return Reach(after=size - 1)
 
 
 def causal(segment_ids: Array, window: int | None = None) -> Interval:
@@ -72,8 +102,28 @@ def blocks(segment_ids: Array, size: int) -> Interval:
     return Interval(start, jnp.minimum(end, start + ((at - start) // size + 1) * size))
 
 
+def segments(seen: Interval) -> Array:
+    """Ids [B, T] of the segments that intervals of an exact reach were made of: a query that sees
+    nothing before itself begins one, or sees itself alone."""
+    at = lax.broadcasted_iota(jnp.int32, seen.start.shape, 1)
+    return jnp.cumsum(seen.start == at, axis=1, dtype=jnp.int32)
+
+
+def in_place(seen: Interval) -> Interval:
+    """The same intervals, of which empty ones stand at their query, for kernels that visit what
+    lies between the first and the last key of several queries; and all within the row."""
+    at = lax.broadcasted_iota(jnp.int32, seen.start.shape, 1)
+    start, end = jnp.maximum(seen.start, 0), jnp.minimum(seen.end, at.shape[1])
+    some = start < end
+    return Interval(jnp.where(some, start, at), jnp.where(some, end, at))
+
+
+def zero_unseen(out: Array, seen: Interval) -> Array:
+    """Results [B, T, N, H] of queries that see a key, zeros for others."""
+    return jnp.where((seen.start < seen.end)[..., None, None], out, 0)
+
+
 def attention(q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring) -> Array:
     """Attention of queries to the keys that they see, the reference of kernels that take intervals;
     shapes as in `masked_attention`. A query that sees none gives zeros."""
-    out = masked_attention(q, k, v, seen.mask(k.shape[1]), scoring)
-    return jnp.where((seen.start < seen.end)[..., None, None], out, 0)
+    return zero_unseen(masked_attention(q, k, v, seen.mask(k.shape[1]), scoring), seen)

@@ -23,8 +23,10 @@ from lmwright.core.compute import ATTENTION
 from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels import tpu_spans
-from lmwright.kernels.tpu_attention import block_sizes, fits
+from lmwright.kernels.tpu_attention import fits
 from lmwright.kernels.tpu_row_attention import block_of
+from lmwright.kernels.tpu_splash import block_sizes
+from lmwright.nn.intervals import causal_reach
 from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
@@ -217,7 +219,7 @@ def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     m, rates = layout.attention, CHIPS[machine.kind].rates
     sizes = tpu_spans.sizes_of(layout.seq_len, m.head_dim, layout.activation_bytes)
     return _heads(layout) * sum(
-        times * long_attention_s(machine.kind, rates, m.head_dim, sizes, window, way)
+        times * long_attention_s(machine.kind, rates, m.head_dim, sizes, causal_reach(window), way)
         for window in m.windows
         for way, times in enumerate((forward, 1))
     )

@@ -25,12 +25,14 @@ import numpy as np
 from lmwright.hardware.chips import CHIPS, LONG_ROWS, Rates
 from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
+from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.compiler import long_attention
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
 _SPANS = re.compile(r'(block|span)_(q|kv)\\?": (\d+)')
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
 _WINDOW = re.compile(r'window\\?": (\d+)')
+_REACH = re.compile(r'reach\\?": \[(\d+|null), (\d+|null)\]')
 _TABLE = re.compile(r"[su](?:8|16|32)\[(\d+(?:,\d+)+)\]")
 _FLOATS = re.compile(r"\b(?:bf|f)(?:8\w*|16|32)\[[\d,]*\]")
 _SPLASH = {"splash_mha_fwd": "fwd", "splash_mha_dkv": "dkv", "splash_mha_dq": "dq"}
@@ -61,13 +63,13 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     heads, t, h = math.prod(mapped), max(one, other), min(one, other)  # either may be the minor one
     blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
     if which in long_attention.WAYS:
-        window, way = _WINDOW.search(step.rest), long_attention.WAYS.index(which)
+        way = long_attention.WAYS.index(which)
         given_sizes = {(of, side): int(size) for of, side, size in _SPANS.findall(step.rest)}
         sizes = Sizes(
             t, *(given_sizes[of, side] for of in ("block", "span") for side in ("q", "kv"))
         )
         return heads * long_attention.long_attention_s(
-            generation, rates, h, sizes, int(window[1]) if window else None, way
+            generation, rates, h, sizes, reach_of(step.rest), way
         )
     if which in _ROW:
         window = _WINDOW.search(step.rest)
@@ -87,6 +89,14 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     else:
         scores = visited(t, q, kv, most=sides[-1] if sides else None)
     return splash_s(rates, generation, h, way, heads * scores)
+
+
+def reach_of(metadata: str) -> Reach:
+    """How far queries see, from what `Reach.metadata` wrote; causal where that is nothing."""
+    if found := _REACH.search(metadata):
+        return Reach(*(None if side == "null" else int(side) for side in found.groups()))
+    window = _WINDOW.search(metadata)
+    return causal_reach(int(window[1]) if window else None)
 
 
 def splash_s(rates: Rates, generation: str, head_dim: int, way: str, scores: float) -> float:

@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 
 from lmwright.hardware.chips import CHIPS, Rates
-from lmwright.kernels.tpu_spans import Sizes, causal_spans
+from lmwright.kernels.tpu_spans import Sizes, spans_met
+from lmwright.nn.intervals import Reach
 
 WAYS = ("long_attention_fwd", "long_attention_bwd")
 PRODUCTS = (2, 5)
@@ -69,22 +70,19 @@ class Visits:
 
 
 @cache
-def visits(sizes: Sizes, window: int | None) -> Visits:
-    """Of a causal row of one segment."""
+def visits(sizes: Sizes, reach: Reach) -> Visits:
+    """Of a row of one segment."""
     plain = masked = 0
     for query in range(0, sizes.tokens, sizes.block_q):
-        last = query + sizes.block_q - 1
-        for key in range(0, last + 1, sizes.block_k):
-            end = key + sizes.block_k
-            if window is not None and end <= query + 1 - window:
-                continue
-            seen = end - 1 <= query and (window is None or key >= last + 1 - window)
-            plain, masked = plain + seen, masked + (not seen)
-    return Visits(plain, masked, sum(map(sum, causal_spans(sizes, window))))
+        for key in range(0, sizes.tokens, sizes.block_k):
+            pair = range(query, query + sizes.block_q), range(key, key + sizes.block_k)
+            every = reach.covers(*pair)
+            plain, masked = plain + every, masked + (reach.meets(*pair) and not every)
+    return Visits(plain, masked, sum(map(sum, spans_met(sizes, reach))))
 
 
 def long_attention_s(
-    generation: str, rates: Rates, head_dim: int, sizes: Sizes, window: int | None, way: int
+    generation: str, rates: Rates, head_dim: int, sizes: Sizes, reach: Reach, way: int
 ) -> float:
     """Seconds of one head and row of the kernel, forward (way 0) or backward (1)."""
     known = CYCLES[generation]
@@ -95,7 +93,7 @@ def long_attention_s(
 
     peak = CHIPS[generation].peak.bf16_flops / (rates.clock_hz * rates.cores)
     least = 1000 * PRODUCTS[way] * 2 * head_dim / peak
-    met, spans = visits(sizes, window), sizes.spans_k if way else sizes.spans_q
+    met, spans = visits(sizes, reach), sizes.spans_k if way else sizes.spans_q
     thousands = sizes.block_q * sizes.block_k / 1000
     cycles = thousands * met.plain * max(at("plain"), least)
     cycles += thousands * met.masked * max(at("masked"), least)

@@ -1,0 +1,49 @@
+"""Attention to intervals of keys (`nn.intervals`), by the kernels of each platform.
+
+attend(q [B, T, N, H], k v [B, T, K, H], seen [B, T], scoring, reach) -> [B, T, N, H]
+
+              whole rows on a device               rows cut over `context`
+reference     nn.intervals                         a ring of its own, or all-to-all around
+CPU           cpu_attention                        what computes whole rows
+TPU           tpu_interval_attention
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from jax import Array
+
+from lmwright.core.compute import Compute
+from lmwright.core.sharding import context_ways
+from lmwright.kernels.select import KERNELS
+from lmwright.nn import intervals
+from lmwright.nn.attention import Scoring
+from lmwright.nn.intervals import Interval, Reach
+
+Attend = Callable[[Array, Array, Array, Interval, Scoring, Reach], Array]
+
+
+def attend_by(compute: Compute) -> Attend:
+    """The `attend` of these settings."""
+    whole = _whole_rows(compute)
+    if context_ways() == 1:
+        return whole
+    if compute.context_attention == "ring":
+        return KERNELS["ring of intervals"]
+    return partial(KERNELS["all-to-all of intervals"], whole)
+
+
+def _whole_rows(compute: Compute) -> Attend:
+    if compute.kernels == "cpu":
+        return KERNELS["cpu attention of intervals"]
+    if compute.kernels in ("tpu", "early tpu"):
+        attend = KERNELS["tpu attention of intervals"]
+        return partial(attend, early=True) if compute.kernels == "early tpu" else attend
+    return reference
+
+
+def reference(
+    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach
+) -> Array:
+    """`nn.intervals.attention`, which computes what is out of reach, too."""
+    return intervals.attention(q, k, v, seen, scoring)
