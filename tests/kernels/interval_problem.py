@@ -18,6 +18,12 @@ def odd(ids, seed=1):
     return Interval(jnp.asarray(start, jnp.int32), jnp.asarray(end, jnp.int32))
 
 
+def odd_within(ids, before, after):
+    """Those of them within reach."""
+    (start, end), at = odd(ids), jnp.arange(ids.shape[1])
+    return Interval(jnp.maximum(start, at - before), jnp.minimum(end, at + 1 + after))
+
+
 def without_padding(ids):
     """Causal, of which padding sees nothing and is not seen."""
     start, end = intervals.causal(ids)

@@ -18,7 +18,7 @@ from lmwright.nn import attention, intervals
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach
 from tests.kernels.attention_problem import problem
-from tests.kernels.interval_problem import EXACT, KINDS, check, odd, with_gradients
+from tests.kernels.interval_problem import EXACT, KINDS, check, odd, odd_within, with_gradients
 
 
 def kernel(reach, **options):
@@ -31,13 +31,17 @@ def take_long(monkeypatch, *shape):
     monkeypatch.setattr(tpu_spans, "SHAPES", (shape,))
 
 
-@pytest.fixture(params=["whole rows", "whole rows in blocks", "long rows", "odd long rows"])
+SHAPES = {"whole rows": (1, 256, 4, 2, 32), "whole rows in blocks": (1, 384, 4, 2, 32),
+          "long rows": (2, 512, 4, 2, 32), "odd long rows": (2, 512, 4, 2, 32)}  # fmt: skip
+
+
+@pytest.fixture(params=SHAPES)
 def scheme(request, monkeypatch):
     if request.param == "whole rows in blocks":
         monkeypatch.setattr(tpu_row_attention, "BLOCK", 128)
     if request.param == "long rows":
         take_long(monkeypatch, 128, 128, 128, 256)
-    if request.param == "odd long rows":  # an odd number of spans of queries
+    if request.param == "odd long rows":  # spans of keys are the smaller ones
         take_long(monkeypatch, 128, 128, 256, 128)
     return request.param
 
@@ -45,9 +49,7 @@ def scheme(request, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_the_reference(kind, scheme):
     """Heads that share a kv head, a soft cap, segments and padding."""
-    q, k, v, ids, g = problem(
-        *((1, 256, 4, 2, 32) if scheme == "whole rows" else (2, 512, 4, 2, 32))
-    )
+    q, k, v, ids, g = problem(*SHAPES[scheme])
     make, reach = KINDS[kind]
     check(kernel(reach), make(ids), (q, k, v, g))
 
@@ -58,6 +60,18 @@ def test_an_odd_number_of_spans(kind, monkeypatch):
     q, k, v, ids, g = problem(1, 640, 2, 1, 16)
     make, reach = KINDS[kind]
     check(kernel(reach), make(ids), (q, k, v, g), scoring=Scoring(0.4))
+
+
+@pytest.mark.parametrize("kind", ["near", "odd, near"])
+def test_bands_of_long_rows(kind, monkeypatch):
+    """Queries near the edge of a span of keys meet two; parts of 128 keys."""
+    take_long(monkeypatch, 128, 128, 128, 128)
+    monkeypatch.setattr(tpu_spans, "BAND", 128)
+    monkeypatch.setattr(tpu_spans, "BAND_SPANS", (640,))
+    q, k, v, ids, g = problem(2, 1280, 2, 1, 16)
+    make, reach = KINDS.get(kind, (lambda ids: odd_within(ids, 60, 130), Reach(60, 130)))
+    assert tpu_spans.sizes_of(1280, 16, 4, reach).band
+    check(kernel(reach), make(ids), (q, k, v, g))
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -97,8 +111,9 @@ def test_rows_mapped_over(long, monkeypatch):
     attend = kernel(Reach())
 
     def one_by_one(q, k, v, seen, scoring):
-        one = lambda q, k, v, seen: attend(*(a[None] for a in (q, k, v)),  # noqa: E731
-                                           jax.tree.map(lambda a: a[None], seen), scoring)[0]  # fmt: skip
+        def one(*row):
+            return attend(*jax.tree.map(lambda a: a[None], row), scoring)[0]
+
         return jax.vmap(one)(q, k, v, seen)
 
     check(one_by_one, odd(ids), (q, k, v, g))
@@ -112,7 +127,8 @@ def test_any_intervals_within_any_reach(data, long):
     sides = st.one_of(st.none(), st.integers(0, t))
     reach = Reach(data.draw(sides), data.draw(sides))
     drawn = data.draw(st.lists(st.tuples(*[st.integers(0, t)] * 2), min_size=8, max_size=8))
-    start, end = (jnp.repeat(jnp.array(side, jnp.int32), size)[None] for side in zip(*drawn))
+    sides = jnp.array(drawn, jnp.int32).T
+    start, end = (jnp.repeat(side, size)[None] for side in sides)
     at = jnp.arange(t, dtype=jnp.int32)
     start = start if reach.before is None else jnp.maximum(start, at - reach.before)
     end = end if reach.after is None else jnp.minimum(end, at + 1 + reach.after)

@@ -30,14 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lmwright.core.compute import ATTENTION, LANES
-from lmwright.kernels.tpu_spans import (
-    Ref,
-    Specs,
-    Step,
-    Tables,
-    Walk,
-    sizes_of,
-)
+from lmwright.kernels.tpu_spans import Ref, Specs, Step, Tables, Walk, sizes_of
 from lmwright.nn.attention import MASKED, Scoring
 from lmwright.nn.intervals import (
     Interval,
@@ -86,32 +79,62 @@ def _scores(
     return jnp.where((key >= start) & (key < end), products, MASKED), slope
 
 
+class _Keys(NamedTuple):
+    """A block of keys of a span."""
+
+    first: Any
+    """The place of its first one in the row."""
+    unit: int
+    start: Any
+    """Units of the span before it."""
+
+    def part(self, number: int, size: int) -> Any:
+        """A slice of the span: a piece of the block, of `size` tokens."""
+        if self.unit % size == 0:
+            return _at(self.start * (self.unit // size) + number, size)
+        return pl.ds(pl.multiple_of(self.start * self.unit + number * size, self.unit), size)
+
+
 class _Program(NamedTuple):
     """Constants of both kernels."""
 
     scoring: Scoring
     walk: Walk
+    reach: Reach
 
     def visit(self, tables: Tables, row: Any, step: Step, attend: Callable[..., None]) -> None:
-        """`attend(i, j, masked)` for the blocks of two spans, by number, of which queries of i see
-        keys of j."""
+        """`attend(i, keys, masked)` for the blocks of queries of a span, by number, and of keys of
+        another, of which they see some."""
         sizes = self.walk.sizes
         count_q, count_k = sizes.span_q // sizes.block_q, sizes.span_k // sizes.block_k
 
         def block(n: Array, _: None) -> None:
             i, j = lax.rem(n, count_q), lax.div(n, count_q)
             queries, keys = step.queries * count_q + i, step.keys * count_k + j
-            some, every = tables.seen(sizes, row, queries, keys)
-            pl.when(every)(partial(attend, i, j, False))
-            pl.when(some & jnp.logical_not(every))(partial(attend, i, j, True))
+            some, every = tables.seen(sizes, row, queries, keys * sizes.block_k)
+            at = partial(_Keys, step.keys * sizes.span_k + j * sizes.block_k, sizes.block_k)
+            pl.when(every)(partial(attend, i, at(j), False))
+            pl.when(some & jnp.logical_not(every))(partial(attend, i, at(j), True))
 
-        lax.fori_loop(0, count_q * count_k, block, None)
+        def band(i: Array, _: None) -> None:
+            queries, span = step.queries * count_q + i, step.keys * sizes.span_k
+            before = -(-self.reach.before // LANES) * LANES
+            first = queries * sizes.block_q - before - span
+            first = lax.div(jnp.clip(first, 0, sizes.span_k - sizes.block_k), LANES)
+            keys = _Keys(span + first * LANES, LANES, first)
+            some, _ = tables.seen(sizes, row, queries, keys.first)
+            pl.when(some)(partial(attend, i, keys, True))
+
+        if sizes.band:
+            lax.fori_loop(0, count_q, band, None)
+        else:
+            lax.fori_loop(0, count_q * count_k, block, None)
 
 
 def _forward_kernel(program: _Program, *refs: Ref) -> None:
     tables = Tables(*refs[:TABLES])
     start, end, q, k, v, out, log_sums, top, total, sums = refs[TABLES:]
-    scoring, walk = program
+    scoring, walk, _ = program
     row, _, pair, number = (pl.program_id(axis) for axis in range(4))
     step = walk.step(tables, row, pair, number)
     size = walk.sizes.block_k
@@ -123,14 +146,14 @@ def _forward_kernel(program: _Program, *refs: Ref) -> None:
         total[...] = jnp.zeros(total.shape, total.dtype)
         sums[...] = jnp.zeros(sums.shape, sums.dtype)
 
-    def attend(i: Array, j: Array, masked: bool) -> None:
+    def attend(i: Array, keys: _Keys, masked: bool) -> None:
         at = _at(i, walk.sizes.block_q)
         queries, sees = q[:, at], (start[:, at], end[:, at]) if masked else None
-        parts = [_at(j * (size // ahead) + n, ahead) for n in range(size // ahead)]
+        parts = [keys.part(n, ahead) for n in range(size // ahead)]
 
         def scores(n: int) -> Array:
-            first = step.keys * walk.sizes.span_k + j * size + n * ahead
-            return _scores(scoring, _dot(k[parts[n], :], queries), first, sees)[0]
+            products = _dot(k[parts[n], :], queries)
+            return _scores(scoring, products, keys.first + n * ahead, sees)[0]
 
         old_top, so_far, result = top[:, at], total[:, at], sums[:, at]
         following = scores(0)
@@ -203,7 +226,7 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
     tables = Tables(*refs[:TABLES])
     start, end, q, k, v, g, log_sums, inner, dq, dk, dv, *scratch = refs[TABLES:]
     turned_k, turned_v, dk_sum, dv_sum, *rest = scratch
-    sums, (scoring, walk) = _Sums(dq, *rest), program
+    sums, (scoring, walk, _) = _Sums(dq, *rest), program
     row, kv, pair, number, member = (pl.program_id(axis) for axis in range(5))
     pairs, steps, members = (pl.num_programs(axis) for axis in range(2, 5))
     step = walk.step(tables, row, pair, number)
@@ -221,12 +244,11 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
     pl.when((pair == 0) & (number == 0) & (member == 0))(sums.reset)
 
     def compute(dq_sum: Ref) -> None:
-        def attend(i: Array, j: Array, masked: bool) -> None:
-            at, at_keys = _at(i, walk.sizes.block_q), _at(j, walk.sizes.block_k)
-            first = step.keys * walk.sizes.span_k + j * walk.sizes.block_k
+        def attend(i: Array, keys: _Keys, masked: bool) -> None:
+            at, at_keys = _at(i, walk.sizes.block_q), keys.part(0, walk.sizes.block_k)
             sees = (start[:, at], end[:, at]) if masked else None
             products = _dot(turned_k[at_keys, :], q[:, at])
-            scores, slope = _scores(scoring, products, first, sees)
+            scores, slope = _scores(scoring, products, keys.first, sees)
             probs = jnp.exp2(scores - log_sums[:, at])
             dv_sum[:, at_keys] += _dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
             dscores = probs * (_dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])
@@ -275,6 +297,7 @@ class _Call(NamedTuple):
         sizes, steps = walk.sizes, walk.most_steps(self.reach)
         said = {"block_q": sizes.block_q, "block_kv": sizes.block_k}  # for `kernel_cost`
         said |= {"span_q": sizes.span_q, "span_kv": sizes.span_k, **self.reach.metadata}
+        said |= {"band": 1} if sizes.band else {}
         grid = (start.shape[0], heads[0], walk.pairs, steps, *heads[1:])
         by_query = Specs(walk, 1 if len(heads) == 1 else heads[1]).intervals()
         order = ("parallel", "parallel", *["arbitrary"] * (len(grid) - 2))
@@ -287,7 +310,7 @@ class _Call(NamedTuple):
         )
         with jax.named_scope(name):
             return pl.pallas_call(
-                partial(kernel, _Program(self.scoring, walk)),
+                partial(kernel, _Program(self.scoring, walk, self.reach)),
                 name=name,
                 grid_spec=spec,
                 out_shape=[shape for shape, _ in out],
@@ -305,7 +328,7 @@ def _attend(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array)
 
 def _forward(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array):
     b, n, h, t = q.shape
-    walk = Walk(sizes_of(t, h, q.dtype.itemsize), by_keys=False)
+    walk = Walk(sizes_of(t, h, q.dtype.itemsize, call.reach), by_keys=False)
     specs, size = Specs(walk, n // k.shape[1]), walk.sizes.span_q
     queries, keys = specs.of("queries", h), specs.of("keys", h)
     scaled = (k.astype(jnp.float32) * _factor(call.scoring)).astype(k.dtype).swapaxes(2, 3)
@@ -324,7 +347,7 @@ def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
     q, k, v, start, end, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
     (b, n, h, t), kv_heads = q.shape, k.shape[1]
-    walk = Walk(sizes_of(t, h, q.dtype.itemsize), by_keys=True)
+    walk = Walk(sizes_of(t, h, q.dtype.itemsize, call.reach), by_keys=True)
     sizes, specs = walk.sizes, Specs(walk, n // kv_heads)
     queries, keys, one = specs.of("queries", h), specs.of("keys", h), specs.of("queries", 1)
     arrays = [(q, queries), (k, keys), (v, keys), (g.astype(q.dtype), queries)]

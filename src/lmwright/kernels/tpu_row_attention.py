@@ -81,11 +81,11 @@ class Row(NamedTuple):
 
     def over_queries(self, keys: Array, some: Callable[..., None]) -> None:
         """`some` of the blocks of queries that see a block of keys."""
+        some(keys, None, diagonal=True)
         end = self.count
         if self.scoring.window is not None:
             last = (keys + 1) * self.size + self.scoring.window - 2  # who sees the last key
             end = jnp.minimum(end, lax.div(last, self.size) + 1)
-        some(keys, None, diagonal=True)
         lax.fori_loop(keys + 1, end, some, None)
 
     def scores(

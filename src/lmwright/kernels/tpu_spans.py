@@ -32,6 +32,11 @@ SHAPES = (
 )
 """The most tokens of a block of queries and of keys, and of a span of each, best first."""
 
+BAND = 256  # queries of a block where few keys before and after them are seen
+MOST_BAND = 1024  # keys that such a block sees
+BAND_SPANS = (2048, 1024, 512)
+CAUSAL = Reach(after=0)
+
 Ref = Any  # of an array in a memory of the chip
 Flag = Any  # a boolean, known or traced
 
@@ -44,6 +49,9 @@ class Sizes(NamedTuple):
     block_k: int
     span_q: int
     span_k: int
+    band: bool = False
+    """True where a block of queries meets a span of keys in one block, which stands where the
+    queries see, not in a grid of its own."""
 
     @property
     def spans_q(self) -> int:
@@ -71,9 +79,14 @@ def fits(seq_len: int, head_dim: int) -> bool:
     return seq_len % LANES == 0 and head_dim % 16 == 0
 
 
-def sizes_of(seq_len: int, head_dim: int, itemsize: int) -> Sizes:
+def sizes_of(seq_len: int, head_dim: int, itemsize: int, reach: Reach = CAUSAL) -> Sizes:
     """The best sizes that divide a row, for which `fits` holds, and fit the vector memory."""
-    every = (_divide(seq_len, *shape) for shape in SHAPES)
+    every = [_divide(seq_len, *shape) for shape in SHAPES]
+    if reach.before is not None and reach.after:
+        sides = [-(-side // LANES) * LANES for side in (reach.before, reach.after)]
+        bands = [_divide(seq_len, BAND, LANES, span, span) for span in BAND_SPANS]
+        bands = [s._replace(block_k=sum(sides) + s.block_q, band=True) for s in bands]
+        every = [s for s in bands if s.block_k <= min(MOST_BAND, s.span_k)] + every
     return next(s for s in every if s.vector_memory(head_dim, itemsize) <= VECTOR_MEMORY)
 
 
@@ -114,10 +127,10 @@ class Tables(NamedTuple):
     min_end: Ref
     max_end: Ref
 
-    def seen(self, sizes: Sizes, row: Any, queries: Any, keys: Any) -> tuple[Flag, Flag]:
-        """(some query of a block sees a key of a block, all of them see all keys)."""
+    def seen(self, sizes: Sizes, row: Any, queries: Any, first: Any) -> tuple[Flag, Flag]:
+        """(some query of a block sees a key of the block that begins there, all of them see all
+        keys)."""
         at = row * (sizes.tokens // sizes.block_q) + queries
-        first = keys * sizes.block_k
         end = first + sizes.block_k
         some = (self.min_start[at] < end) & (self.max_end[at] > first)
         every = (self.max_start[at] <= first) & (self.min_end[at] >= end)

@@ -66,7 +66,9 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
         way = long_attention.WAYS.index(which)
         given_sizes = {(of, side): int(size) for of, side, size in _SPANS.findall(step.rest)}
         sizes = Sizes(
-            t, *(given_sizes[of, side] for of in ("block", "span") for side in ("q", "kv"))
+            t,
+            *(given_sizes[of, side] for of in ("block", "span") for side in ("q", "kv")),
+            band="band" in step.rest,
         )
         return heads * long_attention.long_attention_s(
             generation, rates, h, sizes, reach_of(step.rest), way

@@ -73,12 +73,16 @@ class Visits:
 def visits(sizes: Sizes, reach: Reach) -> Visits:
     """Of a row of one segment."""
     plain = masked = 0
+    met = sum(map(sum, spans_met(sizes, reach)))
+    if sizes.band:
+        blocks = sizes._replace(span_q=sizes.block_q)
+        return Visits(0, sum(map(sum, spans_met(blocks, reach))), met)
     for query in range(0, sizes.tokens, sizes.block_q):
         for key in range(0, sizes.tokens, sizes.block_k):
             pair = range(query, query + sizes.block_q), range(key, key + sizes.block_k)
             every = reach.covers(*pair)
             plain, masked = plain + every, masked + (reach.meets(*pair) and not every)
-    return Visits(plain, masked, sum(map(sum, spans_met(sizes, reach))))
+    return Visits(plain, masked, met)
 
 
 def long_attention_s(
