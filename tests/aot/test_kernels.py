@@ -18,7 +18,8 @@ import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
-from lmwright.kernels import tpu_attention
+from lmwright.kernels import tpu_attention, tpu_interval_attention
+from lmwright.nn import intervals
 from lmwright.nn.attention import Scoring
 from lmwright.planner.compiler.cost import estimate
 from lmwright.planner.compiler.hlo import parse
@@ -30,7 +31,13 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
     array = lambda *s, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(s, dtype, sharding=place)
     def loss(q, k, v, ids):
         early = slice_name.startswith(("v2", "v3"))
-        out = tpu_attention.causal_attention(q, k, v, ids, Scoring(0.1, **choices), early=early)
+        if "reach" in choices:
+            near = choices["reach"]
+            seen, reach = intervals.both_ways(ids, near), intervals.both_ways_reach(near)
+            attend, rest = tpu_interval_attention.attention, (seen, Scoring(0.1), reach)
+        else:
+            attend, rest = tpu_attention.causal_attention, (ids, Scoring(0.1, **choices))
+        out = attend(q, k, v, *rest, early=early)
         return jnp.sum(out.astype(jnp.float32) ** 2)
     args = array(b, t, n, h), array(b, t, k, h), array(b, t, k, h), array(b, t, dtype=jnp.int32)
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*args).compile().as_text()
@@ -59,6 +66,33 @@ def test_every_generation_compiles_the_kernel():
         name: [2, name not in EARLY] for name in GENERATIONS
     }
     assert all(cost > 0 for *_, cost in answers)
+
+
+def test_a_near_layer_that_looks_both_ways_costs_its_band():
+    """With heads of 64 as in ModernBERT, whose near layers see 64 tokens before and after."""
+    shape = (1, 8192, 1, 1, 64)
+    whole, near, causal = kernels_of(
+        [("v5e-4", *shape, choices) for choices in ({"reach": None}, {"reach": 64}, {})]
+    )
+    assert [kernels for kernels, _, _ in (whole, near, causal)] == [2, 2, 2]
+    assert near[-1] <= whole[-1] / 8
+    assert 1.7 < whole[-1] / causal[-1] < 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slice_name", GENERATIONS)
+def test_every_generation_compiles_kernels_that_look_both_ways(slice_name):
+    """Whole rows, and long ones; near layers of these in bands, and in blocks."""
+    early = slice_name in EARLY
+    cases = [(slice_name, 2, 1024, 4, 2, 64, {"reach": near}) for near in (None, 64)]
+    cases += [(slice_name, 1, 8192, 2, 1, 128, {"reach": near}) for near in (None, 64, 2048)]
+    cases += [(slice_name, 1, 4096, 2, 1, 256, {"reach": near}) for near in (None, 128)]
+    found = kernels_of(cases)
+    long = [0 if early else 2, False]
+    assert [kernel for *kernel, _ in found[:5]] == [[2, not early]] * 2 + [long] * 3
+    assert [kernel for *kernel, _ in found[5:]] == [[2, False]] * 2
+    row, near_row, whole, near, far, wide, near_wide = (cost for *_, cost in found)
+    assert 0 < near_row <= row and (early or near < far < whole) and 0 < near_wide < wide
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """The attention kernel of long rows, interpreted on CPU in small blocks, against the reference."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -55,6 +58,45 @@ def test_rows_mapped_over():
     got = both(one_by_one, q, k, v, ids, g)
     for a, b in zip(got, both(attention.causal_attention, q, k, v, ids, g), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * float(jnp.abs(b).max()) + 1e-5)
+
+
+RACES = """
+import sys
+import jax
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
+from jax.experimental.pallas import tpu as pltpu
+from lmwright.kernels import tpu_long_attention, tpu_spans
+from lmwright.nn import intervals
+from lmwright.nn.attention import Scoring
+from tests.kernels.attention_problem import problem
+
+tpu_spans.SHAPES, tpu_spans.BAND, tpu_spans.BAND_SPANS = ((128,) * 4,), 128, (384,)
+tokens, reach = int(sys.argv[1]), intervals.Reach(*(int(n) if n else None for n in sys.argv[2:4]))
+q, k, v, ids, g = problem(1, tokens, 2, 1, 16)
+seen = intervals.both_ways(ids, reach.before) if reach.after != 0 else intervals.causal(ids)
+
+def attend(q, k, v):
+    options = pltpu.InterpretParams(detect_races=True)
+    return tpu_long_attention.attention(q, k, v, seen, Scoring(0.3), reach, interpret=options)
+
+out, back = jax.vjp(attend, q, k, v)
+jax.block_until_ready(back(g))
+print("races:", interpreter.races.races_found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "before", "after"),
+    [(384, "", "0"), (384, "", ""), (768, "40", "40")],
+)
+def test_no_copy_races_with_another(tokens, before, after):
+    """In a process of its own: the interpreter keeps threads, which once hung the next test."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", RACES, str(tokens), before, after],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.stdout.strip() == "races: False", done.stderr[-3000:]
 
 
 def test_intervals_are_the_mask_of_the_reference():

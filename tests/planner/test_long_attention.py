@@ -1,18 +1,22 @@
 """Cost of the attention kernel of long rows."""
 
+import json
+
 import numpy as np
 import pytest
 
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.slices import parse_slice
 from lmwright.kernels.tpu_spans import Sizes, sizes_of
-from lmwright.nn.intervals import causal_reach
+from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.compiler.cost import estimate
 from lmwright.planner.compiler.hlo import parse
+from lmwright.planner.compiler.kernel_cost import reach_of
 from lmwright.planner.compiler.long_attention import (
     CYCLES,
     PRODUCTS,
     WAYS,
+    Visits,
     long_attention_s,
     visits,
 )
@@ -37,6 +41,53 @@ def test_blocks_are_those_that_the_mask_touches(window):
     assert found.plain == blocks.all(axis=1).sum()
     assert found.plain + found.masked == blocks.any(axis=1).sum()
     assert found.steps == mask.reshape(4, 1024, 2, 2048).any(axis=(1, 3)).sum()
+
+
+@pytest.mark.parametrize("reach", [(None, None), (700, 700), (1500, 200), (None, 511)])
+def test_blocks_of_rows_seen_both_ways(reach):
+    sizes, (before, after) = Sizes(4096, 512, 1024, 1024, 2048), reach
+    behind = np.arange(4096)[:, None] - np.arange(4096)
+    mask = (behind <= (4096 if before is None else before)) & (
+        -behind <= (4096 if after is None else after)
+    )
+    blocks = mask.reshape(8, 512, 4, 1024).swapaxes(1, 2).reshape(32, -1)
+    found = visits(sizes, Reach(*reach))
+    assert found.plain == blocks.all(axis=1).sum()
+    assert found.plain + found.masked == blocks.any(axis=1).sum()
+    assert found.steps == mask.reshape(4, 1024, 2, 2048).any(axis=(1, 3)).sum()
+
+
+def test_blocks_of_a_band():
+    """One for each block of queries in each span of keys that it meets: two at an edge."""
+    sizes = sizes_of(8192, 64, 2, Reach(64, 64))
+    assert sizes == Sizes(8192, 256, 512, 2048, 2048, band=True)
+    assert visits(sizes, Reach(64, 64)) == Visits(0, 32 + 2 * 3, 4 + 2 * 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "reach"),
+    [("", (None, 0)), ('\\"window\\": 64', (63, 0)), ('\\"reach\\": [null, null]', (None, None)),
+     ('\\"reach\\": [64, 9]', (64, 9))],
+)  # fmt: skip
+def test_the_reach_is_read_off_the_program(said, reach):
+    assert reach_of(said)[:2] == reach
+    assert not said or json.dumps(Reach(*reach).metadata)[1:-1] == said.replace("\\", "")
+
+
+@pytest.mark.parametrize("generation", CYCLES)
+def test_whole_rows_seen_both_ways_cost_all_of_their_blocks(generation):
+    """16 blocks and not 10; of near ones 10."""
+    text = (
+        KERNEL.replace("NAME", "row_attention_fwd").replace("1024", "512").replace("8192", "2048")
+    )
+    both = text.replace('{\\"block_q', '{\\"reach\\": [null, null], \\"block_q')
+    near = text.replace('{\\"block_q', '{\\"reach\\": [64, 64], \\"block_q')
+    causal, both, near = (
+        estimate(parse(t), parse_slice(f"{generation}-8")).by_kind["attention"]
+        for t in (text, both, near)
+    )
+    assert 1.4 * causal < both < 1.9 * causal
+    assert near == pytest.approx(both * 10 / 16, rel=0.04)
 
 
 @pytest.mark.parametrize("way", [0, 1])

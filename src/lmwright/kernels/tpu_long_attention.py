@@ -82,11 +82,15 @@ def _scores(
 class _Keys(NamedTuple):
     """A block of keys of a span."""
 
-    first: Any
-    """The place of its first one in the row."""
-    unit: int
+    span: Any
+    """Tokens of the row before the span."""
     start: Any
-    """Units of the span before it."""
+    """Units of the span before the block."""
+    unit: int
+
+    def place(self, number: int) -> Any:
+        """That of a token of the block in the row."""
+        return self.span + self.start * self.unit + number
 
     def part(self, number: int, size: int) -> Any:
         """A slice of the span: a piece of the block, of `size` tokens."""
@@ -111,19 +115,19 @@ class _Program(NamedTuple):
         def block(n: Array, _: None) -> None:
             i, j = lax.rem(n, count_q), lax.div(n, count_q)
             queries, keys = step.queries * count_q + i, step.keys * count_k + j
-            some, every = tables.seen(sizes, row, queries, keys * sizes.block_k)
-            at = partial(_Keys, step.keys * sizes.span_k + j * sizes.block_k, sizes.block_k)
-            pl.when(every)(partial(attend, i, at(j), False))
-            pl.when(some & jnp.logical_not(every))(partial(attend, i, at(j), True))
+            some, every = tables.seen(sizes, row, queries, keys, sizes.block_k)
+            at = lambda: _Keys(step.keys * sizes.span_k, j, sizes.block_k)  # noqa: E731
+            pl.when(every)(lambda: attend(i, at(), False))
+            pl.when(some & jnp.logical_not(every))(lambda: attend(i, at(), True))
 
         def band(i: Array, _: None) -> None:
             queries, span = step.queries * count_q + i, step.keys * sizes.span_k
             before = -(-self.reach.before // LANES) * LANES
-            first = queries * sizes.block_q - before - span
-            first = lax.div(jnp.clip(first, 0, sizes.span_k - sizes.block_k), LANES)
-            keys = _Keys(span + first * LANES, LANES, first)
-            some, _ = tables.seen(sizes, row, queries, keys.first)
-            pl.when(some)(partial(attend, i, keys, True))
+            first = jnp.maximum(queries * sizes.block_q - before - span, 0)
+            first = lax.div(jnp.minimum(first, sizes.span_k - sizes.block_k), LANES)
+            keys = step.keys * (sizes.span_k // LANES) + first
+            some, _ = tables.seen(sizes, row, queries, keys, LANES)
+            pl.when(some)(lambda: attend(i, _Keys(span, first, LANES), True))
 
         if sizes.band:
             lax.fori_loop(0, count_q, band, None)
@@ -152,8 +156,8 @@ def _forward_kernel(program: _Program, *refs: Ref) -> None:
         parts = [keys.part(n, ahead) for n in range(size // ahead)]
 
         def scores(n: int) -> Array:
-            products = _dot(k[parts[n], :], queries)
-            return _scores(scoring, products, keys.first + n * ahead, sees)[0]
+            first = keys.place(n * ahead)
+            return _scores(scoring, _dot(k[parts[n], :], queries), first, sees)[0]
 
         old_top, so_far, result = top[:, at], total[:, at], sums[:, at]
         following = scores(0)
@@ -246,9 +250,10 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
     def compute(dq_sum: Ref) -> None:
         def attend(i: Array, keys: _Keys, masked: bool) -> None:
             at, at_keys = _at(i, walk.sizes.block_q), keys.part(0, walk.sizes.block_k)
+            first = keys.place(0)
             sees = (start[:, at], end[:, at]) if masked else None
             products = _dot(turned_k[at_keys, :], q[:, at])
-            scores, slope = _scores(scoring, products, keys.first, sees)
+            scores, slope = _scores(scoring, products, first, sees)
             probs = jnp.exp2(scores - log_sums[:, at])
             dv_sum[:, at_keys] += _dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
             dscores = probs * (_dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])

@@ -127,10 +127,11 @@ class Tables(NamedTuple):
     min_end: Ref
     max_end: Ref
 
-    def seen(self, sizes: Sizes, row: Any, queries: Any, first: Any) -> tuple[Flag, Flag]:
-        """(some query of a block sees a key of the block that begins there, all of them see all
-        keys)."""
+    def seen(self, sizes: Sizes, row: Any, queries: Any, keys: Any, unit: int) -> tuple[Flag, Flag]:
+        """(some query of a block sees a key of a block, all of them see all keys); it begins `keys`
+        units after the row."""
         at = row * (sizes.tokens // sizes.block_q) + queries
+        first = keys * unit
         end = first + sizes.block_k
         some = (self.min_start[at] < end) & (self.max_end[at] > first)
         every = (self.max_start[at] <= first) & (self.min_end[at] >= end)

@@ -15,6 +15,8 @@ from lmwright.core.compute import ATTENTION, LANES
 from lmwright.kernels.tpu_attention import FUSED_LEN
 from lmwright.nn.attention import Scoring
 
+BOTH_WAYS = "both_ways"  # scope of kernels that look ahead, which `kernel_cost` reads
+
 
 def splash_attention(
     q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array, scoring: Scoring,
@@ -46,7 +48,10 @@ def splash_attention(
         out = kernel(*by_heads, segment_ids=splash.SegmentIds(q_ids, k_ids))
         return out.swapaxes(0, 1)
 
-    return jax.vmap(row)(q, k, v, q_ids, k_ids).astype(dtype)
+    rows = jax.vmap(row)
+    if after != 0:
+        rows = jax.named_scope(BOTH_WAYS)(rows)
+    return rows(q, k, v, q_ids, k_ids).astype(dtype)
 
 
 def block_sizes(

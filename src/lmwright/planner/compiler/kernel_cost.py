@@ -7,6 +7,7 @@ diagonal in full; behind a window, none:
     # # .            # # .
     # # #            . # #      with a window of one block
 
+Of rows that are seen both ways, all, or those within reach.
 All kernels cost what the compiler's own schedule of them has (that of long rows in
 `long_attention`), as
 `benchmarks/attention_schedule.py` reads it, and never less than the matrix units need for
@@ -25,6 +26,7 @@ import numpy as np
 from lmwright.hardware.chips import CHIPS, LONG_ROWS, Rates
 from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
+from lmwright.kernels.tpu_splash import BOTH_WAYS
 from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.compiler import long_attention
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
@@ -74,22 +76,27 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
             generation, rates, h, sizes, reach_of(step.rest), way
         )
     if which in _ROW:
-        window = _WINDOW.search(step.rest)
-        size = blocks.get(("q", ""), t)
-        below = heads * scores_below(t, size, int(window[1]) if window else None)
-        return row_attention_s(rates, row_attention_cycles(generation, h)[_ROW[which]], below,
-                               heads * t)  # fmt: skip
+        size, reach = blocks.get(("q", ""), t), reach_of(step.rest)
+        by_score, by_token = row_attention_cycles(generation, h)[_ROW[which]]
+        if reach.after == 0:
+            window = None if reach.before is None else reach.before + 1
+            scores = scores_below(t, size, window)
+        else:  # the diagonal is one block of those that are visited
+            scores = scores_met(t, size, reach)
+            by_token = max(by_token - BLOCK * by_score, 0.0)
+        return row_attention_s(rates, (by_score, by_token), heads * scores, heads * t)
     way = _SPLASH[which]
     q, kv = (blocks.get((side, _SUFFIX[way]), t) for side in ("q", "kv"))
     table = next((m for m in map(_TABLE.match, given) if m), None)
     sides = [int(n) for n in table[1].split(",")] if table else []
+    causal = BOTH_WAYS not in step.op_name
     if way == "dkv":
-        scores = visited(t, kv, q, most=sides[-2] if sides else None)
+        scores = visited(t, kv, q, sides[-2] if sides else None, causal)
         # dq in as many parts as there are blocks of keys: [..., blocks, N, T, H]
         if any(len(dims) == len(q_dims) + 1 for _, dims in arrays(step.shape)):
             way = "bwd"
     else:
-        scores = visited(t, q, kv, most=sides[-1] if sides else None)
+        scores = visited(t, q, kv, sides[-1] if sides else None, causal)
     return splash_s(rates, generation, h, way, heads * scores)
 
 
@@ -164,11 +171,12 @@ def ragged_flops(step: Instruction, holder: Computation) -> float:
     return 2 * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
 
 
-def visited(length: int, q: int, kv: int, most: int | None = None) -> int:
-    """Scores of one head in blocks of q x kv that the causal mask touches, of which a row of
-    blocks visits `most` where there is a window."""
+def visited(length: int, q: int, kv: int, most: int | None = None, causal: bool = True) -> int:
+    """Scores of one head in blocks of q x kv that the causal mask touches, or all, of which a row
+    of blocks visits `most` where there is a window."""
     rows = math.ceil(length / q)
-    counts = (math.ceil(min((row + 1) * q, length) / kv) for row in range(rows))
+    last = (min((row + 1) * q, length) if causal else length for row in range(rows))
+    counts = (math.ceil(end / kv) for end in last)
     return sum(min(count, most or count) for count in counts) * q * kv
 
 
@@ -181,6 +189,12 @@ def windowed(length: int, q: int, kv: int, window: int | None) -> int | None:
         math.ceil(min((row + 1) * q, length) / kv) - max(0, row * q - window + 1) // kv
         for row in rows
     )
+
+
+def scores_met(length: int, size: int, reach: Reach) -> int:
+    """Scores of one head in the blocks within reach."""
+    blocks = [range(start, start + size) for start in range(0, length, size)]
+    return sum(reach.meets(q, k) for q in blocks for k in blocks) * size**2
 
 
 def scores_below(length: int, size: int, window: int | None = None) -> int:

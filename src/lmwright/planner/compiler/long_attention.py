@@ -59,6 +59,17 @@ CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
 }
 """By generation and head size: forward and backward."""
 
+BANDS: dict[str, dict[int, tuple[float, float]]] = {
+    "v4": {64: (7.39, 10.69), 128: (8.29, 11.83)},
+    "v5e": {64: (4.78, 8.86), 128: (5.76, 10.04)},
+    "v5p": {64: (4.69, 8.9), 128: (5.34, 9.75)},
+    "v6e": {64: (4.4, 6.11), 128: (5.0, 7.05)},
+    "7x": {64: (4.04, 5.73), 128: (4.53, 6.72)},
+}
+"""Cycles for 1,000 scores of a band's blocks (`tpu_spans.Sizes.band`), forward and backward, of
+256 queries and 512 keys: smaller ones, in which less is under way at once. Larger heads cost at
+least what their products need."""
+
 
 @dataclass(frozen=True)
 class Visits:
@@ -89,7 +100,7 @@ def long_attention_s(
     generation: str, rates: Rates, head_dim: int, sizes: Sizes, reach: Reach, way: int
 ) -> float:
     """Seconds of one head and row of the kernel, forward (way 0) or backward (1)."""
-    known = CYCLES[generation]
+    known, bands = CYCLES[generation], BANDS[generation]
 
     def at(name: str) -> float:
         values = [getattr(cycles[way], name) for cycles in known.values()]
@@ -99,7 +110,10 @@ def long_attention_s(
     least = 1000 * PRODUCTS[way] * 2 * head_dim / peak
     met, spans = visits(sizes, reach), sizes.spans_k if way else sizes.spans_q
     thousands = sizes.block_q * sizes.block_k / 1000
+    masked = at("masked")
+    if sizes.band:
+        masked = float(np.interp(head_dim, list(bands), [ways[way] for ways in bands.values()]))
     cycles = thousands * met.plain * max(at("plain"), least)
-    cycles += thousands * met.masked * max(at("masked"), least)
+    cycles += thousands * met.masked * max(masked, least)
     cycles += met.steps * at("step") + spans * at("span")
     return cycles / (rates.kernel_share * rates.clock_hz * rates.cores)
