@@ -45,7 +45,7 @@ class _Ring(NamedTuple):
         )
 
     def shifted(self, by: int, tree: Tree) -> Tree:
-        """What the device that is `by` before has."""
+        """Arrays of the device that is `by` before this one."""
         moves = [(i, (i + by) % self.ways) for i in range(self.ways)]
         return jax.tree.map(lambda a: lax.ppermute(a, AXIS, moves), tree) if by else tree
 

@@ -106,6 +106,7 @@ class Row(NamedTuple):
 
 
 def dot(a: Array, b: Array, over: tuple[int, int] = (1, 0)) -> Array:
+    """Product of two matrices in float32, over these axes."""
     contracted = ((over[0],), (over[1],))
     return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
@@ -188,7 +189,7 @@ class Call:
 
     @property
     def metadata(self) -> dict[str, object]:
-        """What the kernels' metadata says of the mask."""
+        """Entries of the kernels' metadata about the mask."""
         window = self.scoring.window
         return {} if window is None else {"window": window}
 

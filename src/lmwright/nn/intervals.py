@@ -46,19 +46,19 @@ class Reach(NamedTuple):
         return slice(first, num_keys if self.after is None else min(num_keys, end + self.after))
 
     def meets(self, queries: range, keys: range) -> bool:
-        """Whether some of these queries may see some of these keys."""
+        """True if some of these queries may see some of these keys."""
         seen = self.keys(queries.start, queries.stop, keys.stop)
         return seen.start < keys.stop and seen.stop > keys.start
 
     def covers(self, queries: range, keys: range) -> bool:
-        """Whether all of these keys are near enough to all of these queries."""
+        """True if all of these keys are near enough to all of these queries."""
         before, after = queries.stop - 1 - keys.start, keys.stop - 1 - queries.start
         near = self.before is None or before <= self.before
         return near and (self.after is None or after <= self.after)
 
     @property
     def metadata(self) -> dict[str, object]:
-        """What a kernel's metadata says of it; `planner.compiler.kernel_cost` reads it."""
+        """Entries of a kernel's metadata, which `planner.compiler.kernel_cost` reads."""
         if self.after == 0:
             return {} if self.before is None else {"window": self.before + 1}
         return {"reach": [self.before, self.after]}
@@ -110,7 +110,7 @@ def segments(seen: Interval) -> Array:
 
 
 def in_place(seen: Interval) -> Interval:
-    """The same intervals, of which empty ones stand at their query, for kernels that visit what
+    """Intervals, of which empty ones stand at their query, for kernels that visit what
     lies between the first and the last key of several queries; and all within the row."""
     at = lax.broadcasted_iota(jnp.int32, seen.start.shape, 1)
     start, end = jnp.maximum(seen.start, 0), jnp.minimum(seen.end, at.shape[1])

@@ -60,15 +60,14 @@ CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
 """By generation and head size: forward and backward."""
 
 BANDS: dict[str, dict[int, tuple[float, float]]] = {
-    "v4": {64: (7.39, 10.69), 128: (8.29, 11.83)},
-    "v5e": {64: (4.78, 8.86), 128: (5.76, 10.04)},
-    "v5p": {64: (4.69, 8.9), 128: (5.34, 9.75)},
-    "v6e": {64: (4.4, 6.11), 128: (5.0, 7.05)},
-    "7x": {64: (4.04, 5.73), 128: (4.53, 6.72)},
+    "v4": {64: (7.39, 10.69), 128: (8.29, 11.83), 256: (11.1, 20.09)},
+    "v5e": {64: (4.78, 8.86), 128: (5.76, 10.04), 256: (8.08, 17.17)},
+    "v5p": {64: (4.69, 8.9), 128: (5.34, 9.75), 256: (7.9, 16.91)},
+    "v6e": {64: (4.4, 6.11), 128: (5.0, 7.05), 256: (5.89, 8.8)},
+    "7x": {64: (4.04, 5.73), 128: (4.53, 6.72), 256: (5.39, 7.79)},
 }
 """Cycles for 1,000 scores of a band's blocks (`tpu_spans.Sizes.band`), forward and backward, of
-256 queries and 512 keys: smaller ones, in which less is under way at once. Larger heads cost at
-least what their products need."""
+256 queries and 512 keys: smaller ones, in which less is under way at once."""
 
 
 @dataclass(frozen=True)
