@@ -28,6 +28,18 @@ def make_batch(tokens, real=None):
     )
 
 
+def randomize(theirs):
+    """Random weights; those of norms and biases are off their usual values."""
+    with torch.no_grad():
+        for path, parameter in theirs.named_parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.ndim == 1:
+                parameter += 0.1 * noise
+            else:
+                std = 0.3 if "embed" in path else parameter.shape[-1] ** -0.5
+                parameter.copy_(std * noise)
+
+
 def assert_near(ours, theirs, name):
     """The largest difference, as a share of their largest value, which it returns."""
     largest = np.abs(theirs).max()

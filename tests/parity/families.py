@@ -102,6 +102,11 @@ ROWS = {
         },
         generates=True,
     ),
+    "eurobert": Row(
+        "EuroBertForMaskedLM",
+        {"rope_parameters": rope("linear", factor=3.5), "attention_bias": True},
+        gradients=False,  # tests/parity/test_encoders.py
+    ),
     "gemma2": Row(
         "Gemma2ForCausalLM",
         {

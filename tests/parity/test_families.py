@@ -13,7 +13,7 @@ from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
-from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
+from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch, randomize
 from tests.parity.families import ROWS
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -40,14 +40,7 @@ def problem(name):
     row = ROWS[name]
     torch.manual_seed(0)
     theirs = theirs_of(row, row.said)
-    with torch.no_grad():
-        for path, parameter in theirs.named_parameters():
-            noise = torch.randn_like(parameter)
-            if parameter.ndim == 1:  # norms and biases, off their usual values
-                parameter += 0.1 * noise
-            else:
-                std = 0.3 if "embed" in path else parameter.shape[-1] ** -0.5
-                parameter.copy_(std * noise)
+    randomize(theirs)
     saved = json.loads(config_of(row, row.said).to_json_string(use_diff=False))
     model = model_from_config(saved, "config.json")
     tensors = {k: v.numpy() for k, v in theirs.state_dict().items()}

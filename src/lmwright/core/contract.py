@@ -42,10 +42,17 @@ class Attention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    both_ways: bool = False
+    """Whether queries see as many tokens after themselves as before."""
+
+    @property
+    def sides(self) -> int:
+        """Sides of a query on which it sees keys."""
+        return 2 if self.both_ways else 1
 
     def keys(self, seq_len: int) -> float:
         """Keys that a query sees, summed over layers: the mean over a row of `seq_len` tokens."""
-        return sum(seen_keys(window, seq_len) for window in self.windows)
+        return self.sides * sum(seen_keys(window, seq_len) for window in self.windows)
 
 
 @dataclass(frozen=True, eq=False)

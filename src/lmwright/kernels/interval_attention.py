@@ -33,6 +33,21 @@ def attend_by(compute: Compute) -> Attend:
     return partial(KERNELS["all-to-all of intervals"], whole)
 
 
+def both_ways_by(compute: Compute) -> Callable[..., Array]:
+    """`attend(q, k, v, segment_ids, scoring)` to the tokens of a query's segment on both sides, of
+    which a window w leaves those that are less than w away."""
+    attend = attend_by(compute)
+
+    def run(q: Array, k: Array, v: Array, ids: Array, scoring: Scoring) -> Array:
+        reach = None if scoring.window is None else scoring.window - 1
+        seen = intervals.both_ways(ids, reach)
+        return attend(
+            q, k, v, seen, scoring._replace(window=None), intervals.both_ways_reach(reach)
+        )
+
+    return run
+
+
 def _whole_rows(compute: Compute) -> Attend:
     if compute.kernels == "cpu":
         return KERNELS["cpu attention of intervals"]

@@ -21,6 +21,7 @@ KERNELS = Registry(
         "tpu long attention": "tpu_long_attention.causal_attention",
         "splash attention": "tpu_splash.splash_attention",
         "attention of intervals": "interval_attention.attend_by",
+        "attention both ways": "interval_attention.both_ways_by",
         "cpu attention of intervals": "cpu_attention.attention",
         "tpu attention of intervals": "tpu_interval_attention.attention",
         "ring of intervals": "interval_ring.attention",
@@ -71,6 +72,14 @@ def causal_attention(compute: Compute) -> Callable[..., Array]:
     if compute.context_attention == "ring":
         return partial(KERNELS["ring attention"], _windows(compute))
     return partial(KERNELS["all-to-all attention"], _whole_rows(compute))
+
+
+def self_attention(compute: Compute, both_ways: bool) -> Callable[..., Array]:
+    """`attend(q, k, v, segment_ids, scoring)` inside segments, for this platform: causal, or
+    `both_ways`, where a window counts on either side."""
+    if both_ways:
+        return KERNELS["attention both ways"](compute)
+    return causal_attention(compute)
 
 
 def attend(compute: Compute) -> Callable[..., Array]:

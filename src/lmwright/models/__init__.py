@@ -15,6 +15,7 @@ KINDS = Registry(
         "qwen3-moe": "moe.Qwen3Moe",
         "olmoe": "moe.Olmoe",
         "dots1": "moe.Dots1",
+        "eurobert": "eurobert.EuroBert",
     },
 )
 TABLES = Registry(
@@ -28,6 +29,7 @@ TABLES = Registry(
         "qwen3-moe": "moe.Qwen3MoeHf",
         "olmoe": "moe.OlmoeHf",
         "dots1": "moe.Dots1Hf",
+        "eurobert": "eurobert.EuroBertHf",
     },
 )
 

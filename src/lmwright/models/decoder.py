@@ -56,6 +56,7 @@ class Decoder(BlockFields):
     hf: ClassVar[TableOf] = TableOf()
     """The family's table of Hugging Face names."""
     normed_branches: ClassVar[tuple[str, ...]] = ()  # last weights of those with a norm behind
+    both_ways: ClassVar[bool] = False  # whether queries see tokens after themselves
 
     vocab_size: PositiveInt
     embed_dim: PositiveInt
@@ -182,7 +183,7 @@ class Decoder(BlockFields):
         layers return beside it."""
         x = self.embedded(w, batch.tokens, compute)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
-        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute)
+        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, self.both_ways)
         return self.last_norm(w, x), aux
 
     def head_weights(self, w: Tree) -> Tree:
@@ -272,7 +273,9 @@ def _work(model: Decoder, seq_len: int) -> Work:
         embed_dim=model.embed_dim,
         vocab_size=model.vocab_size,
         active=active,
-        attention=Attention(model.windows, model.num_heads, model.num_kv_heads, model.head_dim),
+        attention=Attention(
+            model.windows, model.num_heads, model.num_kv_heads, model.head_dim, model.both_ways
+        ),
         soft_capped=model.logits_soft_cap is not None,
         normed=frozenset((*model.normed_branches, *("qk" if model.qk_norm != "none" else ""))),
     )

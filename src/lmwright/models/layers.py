@@ -67,11 +67,12 @@ def _by_place(trees: list[Tree]) -> Tree:
 
 
 def run_layers(
-    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute
-) -> tuple[Array, Aux]:
+    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute,
+    both_ways: bool = False,
+) -> tuple[Array, Aux]:  # fmt: skip
     """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
     arrays [B, ...] that every layer sees, such as rotations."""
-    kernel, chunk = select.causal_attention(compute), compute.mlp_chunk_tokens
+    kernel, chunk = select.self_attention(compute, both_ways), compute.mlp_chunk_tokens
 
     def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
         def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:

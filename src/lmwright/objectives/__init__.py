@@ -10,5 +10,6 @@ KINDS = Registry(
         "dpo": "preference.Dpo",
         "orpo": "preference.Orpo",
         "kto": "kto.Kto",
+        "mlm": "mlm.Mlm",
     },
 )

@@ -31,7 +31,15 @@ def next_token_loss(
     """Cross-entropy of the batch's targets, where the layers read `w` and the logits `head`;
     `options` are those of `nn.xent.chunked_xent`."""
     x, aux = model.hidden(w, batch, compute)
-    targets, weights = next_tokens(batch)
+    return loss_at(model, head, x, aux, *next_tokens(batch), compute, **options)
+
+
+def loss_at(
+    model: Model, head: Tree, x: Array, aux: Aux, targets: Array, weights: Array, compute: Compute,
+    **options: float,
+) -> Loss:  # fmt: skip
+    """Cross-entropy of targets [B, T] with weights after the residual stream x [B, T, D], with what
+    the layers add to it; `aux` is what `model.hidden` returned beside x."""
     sums = select.cross_entropy(compute)(
         model.logits,
         model.head_weights(head),

@@ -26,7 +26,7 @@ from lmwright.kernels import tpu_spans
 from lmwright.kernels.tpu_attention import fits
 from lmwright.kernels.tpu_row_attention import block_of
 from lmwright.kernels.tpu_splash import block_sizes
-from lmwright.nn.intervals import causal_reach
+from lmwright.nn.intervals import both_ways_reach, causal_reach
 from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
@@ -205,7 +205,7 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by `kernels/tpu_row_attention.py`, counted so many times forward."""
     m, size, heads = layout.attention, block_of(layout.seq_len), _heads(layout)
-    below = heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
+    below = m.sides * heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
     tokens = heads * layout.seq_len * len(m.windows)
     ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
     return sum(
@@ -218,9 +218,13 @@ def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by `kernels/tpu_long_attention.py`, counted so many times forward."""
     m, rates = layout.attention, CHIPS[machine.kind].rates
     sizes = tpu_spans.sizes_of(layout.seq_len, m.head_dim, layout.activation_bytes)
-    return _heads(layout) * sum(
-        times * long_attention_s(machine.kind, rates, m.head_dim, sizes, causal_reach(window), way)
+    reaches = (
+        both_ways_reach(window and window - 1) if m.both_ways else causal_reach(window)
         for window in m.windows
+    )
+    return _heads(layout) * sum(
+        times * long_attention_s(machine.kind, rates, m.head_dim, sizes, reach, way)
+        for reach in reaches
         for way, times in enumerate((forward, 1))
     )
 
@@ -238,7 +242,7 @@ def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
             visited(length, rows, columns, windowed(length, rows, columns, w)) for w in m.windows
         )
         times = forward if way == "fwd" else 1
-        scores *= times * _heads(layout)
+        scores *= times * m.sides * _heads(layout)
         seconds += splash_s(CHIPS[machine.kind].rates, machine.kind, m.head_dim, way, scores)
     return seconds
 

@@ -1,0 +1,20 @@
+"""EuroBERT (https://arxiv.org/abs/2503.05500): the blocks of a llama that look both ways."""
+
+from typing import ClassVar, Literal
+
+from lmwright.config.run import PositiveInt, section
+from lmwright.models.decoder import Head
+from lmwright.models.llama import PreNorm
+
+
+@section
+class EuroBert(PreNorm):
+    """An encoder of pre-norm blocks, whose head predicts masked tokens."""
+
+    both_ways: ClassVar[bool] = True
+
+    kind: Literal["eurobert"] = "eurobert"
+    mlp_dim: PositiveInt
+    head: Head = "untied"
+    bias: Literal["none", "attention"] = "none"
+    """Which projections add a bias."""

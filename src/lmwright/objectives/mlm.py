@@ -1,0 +1,142 @@
+"""Masked language modeling (https://arxiv.org/abs/1810.04805): some tokens are hidden, and an
+encoder predicts them from both sides.
+
+    tokens --hide--> tokens with masks --encoder--> x [B, T, D] --pick--> [B, K, D] --head--> loss
+
+Each row hides the same share of its tokens, so that the head runs over K places of each row and
+never over the others. Which tokens are hidden follows from the key of a row alone.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.config.run import NonNegative, NonNegativeInt, section
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.param import Tree, walk
+from lmwright.core.sharding import constrain
+from lmwright.errors import UserError
+from lmwright.objectives.clm import loss_at
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@section
+class Mlm(Objective):
+    """Prediction of masked tokens."""
+
+    kind: Literal["mlm"] = "mlm"
+    mask_token_id: NonNegativeInt
+    """Id that stands for a hidden token."""
+    mask_ratio: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of a row's tokens that are predicted."""
+    random_share: Share = 0.0
+    """Share of these that a random token stands for, not the mask; 0.1 in BERT."""
+    kept_share: Share = 0.0
+    """Share of these that stay as they are; 0.1 in BERT."""
+    never_masked: tuple[NonNegativeInt, ...] = ()
+    """Ids of special tokens, which are not predicted."""
+    eval_mask_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share in held-out rows; `mask_ratio` if unset."""
+    z_loss: NonNegative = 0.0
+    """Weight of log(Z)^2, which keeps logits from drifting."""
+
+    def __post_init__(self) -> None:
+        if self.random_share + self.kept_share > 1:
+            raise UserError(
+                f"objective.kept_share: {self.kept_share:g} and objective.random_share = "
+                f"{self.random_share:g} are more than all masked tokens; lower one"
+            )
+
+    @property
+    def draws_noise(self) -> bool:
+        """True: which tokens are hidden is drawn."""
+        return True
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The work of the model, whose head runs over the masked tokens alone."""
+        work = model.work(seq_len)
+        head = (path for path, _ in walk(model.head_weights(work.spec)))
+        share = self.num_places(seq_len) / seq_len
+        return {"": replace(work, active={**work.active, **dict.fromkeys(head, share)})}
+
+    def for_eval(self) -> "Mlm":
+        """The objective on held-out rows: the same tokens are hidden whenever they are measured."""
+        ratio = self.eval_mask_ratio or self.mask_ratio
+        return _HeldOut(**vars(self) | {"mask_ratio": ratio})
+
+    def num_places(self, seq_len: int) -> int:
+        """The most tokens of a row that are predicted."""
+        return min(seq_len, math.ceil(self.mask_ratio * seq_len))
+
+    def keys(self, batch: Batch, key: Array) -> Array:
+        """A key [B] for each row."""
+        return key
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+        """Sums over the hidden tokens; `key` [B] says which they are."""
+        hidden = self.hide(batch, model.vocab_size, self.keys(batch, key))
+        x, aux = model.hidden(w, replace(batch, tokens=hidden.tokens), compute)
+        pick = lambda a: jnp.take_along_axis(a, hidden.places, axis=1)  # noqa: E731
+        x = constrain(jnp.take_along_axis(x, hidden.places[..., None], axis=1), "batch seq embed")
+        weights = pick(batch.loss_weight) * hidden.predicted
+        return loss_at(
+            model, w, x, aux, pick(batch.tokens), weights, compute, z_loss=self.z_loss
+        )
+
+    def hide(self, batch: Batch, vocab_size: int, keys: Array) -> "Hidden":
+        """The rows with some tokens hidden, by a key [B] for each."""
+        candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0)
+        for token in self.never_masked:
+            candidates &= batch.tokens != token
+        count = jnp.sum(candidates, axis=1, keepdims=True)  # [B, 1]
+        wanted = jnp.round(self.mask_ratio * count).astype(jnp.int32)
+        wanted = jnp.minimum(jnp.maximum(wanted, 1), count)
+        draws = jax.vmap(lambda key: _draw(key, batch.tokens.shape[1], vocab_size))(keys)
+        order = jnp.argsort(jnp.where(candidates, draws.order, 2.0), axis=1)
+        masked = jnp.argsort(order, axis=1) < wanted
+        other = jnp.where(draws.fate < self.random_share, draws.token, self.mask_token_id)
+        kept = draws.fate >= 1 - self.kept_share
+        tokens = jnp.where(masked & ~kept, other, batch.tokens)
+        places = order[:, : self.num_places(batch.tokens.shape[1])]
+        predicted = jnp.arange(places.shape[1]) < wanted
+        return Hidden(tokens, places, predicted.astype(jnp.float32))
+
+
+class Hidden(NamedTuple):
+    """Rows with hidden tokens, and K places of each where tokens are predicted."""
+
+    tokens: Array  # int32 [B, T]
+    places: Array  # int32 [B, K]
+    predicted: Array  # float32 [B, K]: 1 for a hidden token, 0 for a place that is left over
+
+
+class _Draws(NamedTuple):
+    """What is drawn for each token of a row."""
+
+    order: Array  # uniform in [0, 1): the smallest are hidden
+    fate: Array  # uniform in [0, 1): what stands for it
+    token: Array  # any id
+
+
+def _draw(key: Array, length: int, vocab_size: int) -> _Draws:
+    first, second, third = jax.random.split(key, 3)
+    uniform = jax.random.uniform
+    token = jax.random.randint(third, (length,), 0, vocab_size)
+    return _Draws(uniform(first, (length,)), uniform(second, (length,)), token)
+
+
+class _HeldOut(Mlm):
+    """As a held-out row is measured: its key follows from its tokens."""
+
+    def keys(self, batch: Batch, key: Array) -> Array:
+        places = jnp.arange(1, batch.tokens.shape[1] + 1, dtype=jnp.uint32)
+        sums = jnp.sum(batch.tokens.astype(jnp.uint32) * places, axis=1)  # any hash, modulo 2^32
+        return jax.vmap(lambda number: jax.random.fold_in(jax.random.key(0), number))(sums)

@@ -1,0 +1,123 @@
+"""Encoders equal transformers: loss and every gradient of masked tokens, alone and packed."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.hf_stream import from_hf
+from lmwright.objectives.mlm import Mlm
+from tests.in_memory import to_hf
+from tests.parity.compare import assert_near, randomize
+from tests.parity.families import SIZES, rope
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+transformers = pytest.importorskip("transformers")
+
+MASK, EOS, V = 3, 2, SIZES["vocab_size"]
+OBJECTIVE = Mlm(
+    mask_token_id=MASK, mask_ratio=0.4, random_share=0.1, kept_share=0.2, never_masked=(EOS,)
+)
+LENGTHS = ([11, 9, 5], [25], [3, 7, 8, 7], [0])  # of the documents of each row; the rest is padding
+T = 25
+
+
+@pytest.fixture(scope="module")
+def eurobert():
+    """(their model with random weights, ours, the same weights)."""
+    said = SIZES | {"rope_parameters": rope(), "attention_bias": True}
+    torch.manual_seed(1)
+    config = transformers.EuroBertConfig(**said)
+    config.architectures = ["EuroBertForMaskedLM"]
+    theirs = transformers.EuroBertForMaskedLM._from_config(config, attn_implementation="eager")
+    theirs = theirs.float().eval()
+    randomize(theirs)
+    saved = json.loads(config.to_json_string(use_diff=False))
+    model = model_from_config(saved, "config.json")
+    return theirs, model, from_hf(model, {k: v.numpy() for k, v in theirs.state_dict().items()})
+
+
+def packed(lengths):
+    """A batch of rows of documents that end in EOS."""
+    draws = np.random.default_rng(4)
+    tokens, ids, places = (np.zeros((len(lengths), T), np.int32) for _ in range(3))
+    for row, documents in enumerate(lengths):
+        start = 0
+        for number, length in enumerate(documents, 1):
+            at = slice(start, start + length)
+            tokens[row, at] = [*draws.integers(4, V, max(length - 1, 0)), *[EOS] * bool(length)]
+            ids[row, at], places[row, at] = number, np.arange(length)
+            start += length
+    arrays = map(jnp.asarray, (tokens, ids, places, (ids > 0).astype(np.float32)))
+    return Batch(*arrays)
+
+
+def their_loss(theirs, batch, hidden):
+    """Their mean loss of the hidden tokens, each document seeing itself alone."""
+    ids = np.asarray(batch.segment_ids)
+    same = ids[:, :, None] == ids[:, None]
+    bias = torch.tensor(np.where(same, 0.0, -1e30)[:, None], dtype=torch.float32)
+    labels = np.full(ids.shape, -100)
+    for row, (places, predicted) in enumerate(zip(hidden.places, hidden.predicted, strict=True)):
+        chosen = np.asarray(places)[np.asarray(predicted) > 0]
+        labels[row, chosen] = np.asarray(batch.tokens)[row, chosen]
+    out = theirs(
+        input_ids=torch.tensor(np.asarray(hidden.tokens)),
+        attention_mask=bias,
+        position_ids=torch.tensor(np.asarray(batch.positions)),
+    )
+    flat = out.logits.reshape(-1, V), torch.tensor(labels).reshape(-1).long()
+    return torch.nn.functional.cross_entropy(*flat)
+
+
+def test_loss_and_gradients(eurobert, record_property):
+    theirs, model, w = eurobert
+    batch, keys = packed(LENGTHS), jax.random.split(jax.random.key(5), len(LENGTHS))
+
+    def loss(w):
+        result = OBJECTIVE.loss(model, w, batch, keys, Compute(loss_chunk_tokens=4))
+        return result.total / result.weight
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(w)
+    hidden = OBJECTIVE.hide(batch, V, keys)
+    assert np.sum(hidden.predicted) == sum(round(0.4 * (sum(d) - len(d))) for d in LENGTHS[:3])
+    theirs.zero_grad()
+    expected = their_loss(theirs, batch, hidden)
+    expected.backward()
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    ours, named = to_hf(model, grads), dict(theirs.named_parameters())
+    assert set(ours) == set(named)
+    found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
+    record_property("gradients", float(max(found)))
+
+
+def test_rows_of_padding_alone_have_finite_gradients(eurobert):
+    _, model, w = eurobert
+    batch, keys = packed([[0], [0]]), jax.random.split(jax.random.key(5), 2)
+    loss = lambda w: OBJECTIVE.loss(model, w, batch, keys, Compute())  # noqa: E731
+    total, grads = jax.jit(jax.value_and_grad(lambda w: loss(w).total))(w)
+    assert total == 0 and float(loss(w).weight) == 0
+    assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_packed_documents_are_as_alone(eurobert, kernels):
+    _, model, w = eurobert
+    compute, lengths = Compute(kernels=kernels), LENGTHS[0]
+    batch = packed([lengths])
+    hidden = jax.jit(lambda w, b: model.hidden(w, b, compute)[0])
+    whole, start = hidden(w, batch), 0
+    for length in lengths:
+        at = slice(start, start + length)
+        alone = replace(
+            batch, tokens=batch.tokens[:, at], segment_ids=jnp.ones((1, length), jnp.int32),
+            positions=batch.positions[:, at], loss_weight=batch.loss_weight[:, at],
+        )  # fmt: skip
+        assert_near(whole[:, at], np.asarray(hidden(w, alone)), f"document of {length}")
+        start += length
