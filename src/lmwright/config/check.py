@@ -28,6 +28,7 @@ def check_run(run: Run) -> None:
     for check in (
         _check_places,
         _check_length,
+        _check_direction,
         _check_schedule,
         lambda run: run.mesh.rest_axis(),
         _check_row,
@@ -72,6 +73,22 @@ def _check_length(run: Run) -> None:
         raise UserError(
             f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; keep one"
         )
+
+
+def _check_direction(run: Run) -> None:
+    kind, encoder = run.model.kind, getattr(run.model, "both_ways", False)
+    if encoder and not run.objective.both_ways:
+        raise UserError(
+            f"objective.kind: {run.objective.kind!r} predicts next tokens, which {kind!r} sees; "
+            "use 'mlm', or a decoder"
+        )
+    if run.objective.both_ways and not encoder:
+        raise UserError(
+            f"objective.kind: {run.objective.kind!r} needs a model that looks both ways, which "
+            f"{kind!r} does not; use model.kind = 'eurobert'"
+        )
+    if encoder and run.eval.prompts:
+        raise UserError(f"eval.prompts: {kind!r} continues no text; leave them out")
 
 
 def _check_row(run: Run) -> None:

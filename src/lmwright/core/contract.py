@@ -195,6 +195,17 @@ class Objective(Protocol):
     learns_from: ClassVar[str] = "texts"
     """The kind of rows that a store must hold for it (`TokenStore.holds`)."""
 
+    both_ways: ClassVar[bool] = False
+    """Whether it needs a model whose tokens see those after them."""
+
+    reads_tokenizer: ClassVar[bool] = False
+    """Whether `with_tokenizer` has anything to fill in."""
+
+    def with_tokenizer(self, tokenizer: Any) -> Self:
+        """The objective with the ids of special tokens that it leaves to the tokenizer of the
+        prepared data."""
+        return self
+
     @property
     def draws_noise(self) -> bool:
         """True if the loss of a training batch depends on its key."""

@@ -44,6 +44,11 @@ def decode_compute(
     None is the fastest precision: bf16 on TPUs and GPUs, fp32 on CPUs, which have no fast product
     of a matrix and a vector in bf16. Raises UserError as `row_compute`.
     """
+    if getattr(model, "both_ways", False):
+        raise UserError(
+            f"model.kind: {model.kind!r} is an encoder, which continues no text; "
+            "give a decoder, or fill masks with the export: docs/encoders.md"
+        )
     platform = jax.local_devices()[0].platform
     compute = _compute(precision or ("fp32" if platform == "cpu" else "bf16"), kernels)
     # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.

@@ -214,7 +214,7 @@ def loss_table(losses: list[SourceLoss]) -> Table:
             f"{loss.tokens:,}",
             f"{loss.loss:.4f}",
             f"{loss.perplexity:,.2f}",
-            f"{loss.bits_per_byte:.4f}",
+            "-" if loss.bits_per_byte is None else f"{loss.bits_per_byte:.4f}",
             f"{loss.accuracy:.1%}",
             *([loss.rows_text.removesuffix(" rows")] if by_rows else []),
         )

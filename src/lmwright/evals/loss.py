@@ -30,7 +30,7 @@ class SourceLoss:
     accuracy: float
     tokens: int
     text_bytes: int
-    """UTF-8 bytes of these tokens."""
+    """UTF-8 bytes of these tokens; 0 where they are only some of a text's."""
     rows: int = 0
     of_rows: int = 0
     """Rows that the source has; 0 where it has no rows, as a text."""
@@ -47,8 +47,11 @@ class SourceLoss:
         return math.exp(min(self.loss, 700.0))
 
     @property
-    def bits_per_byte(self) -> float:
-        return self.loss * self.tokens / math.log(2) / max(self.text_bytes, 1)
+    def bits_per_byte(self) -> float | None:
+        """None where only some tokens of a text are predicted."""
+        if not self.text_bytes:
+            return None
+        return self.loss * self.tokens / math.log(2) / self.text_bytes
 
 
 @lru_cache(maxsize=8)
@@ -87,6 +90,6 @@ def evaluate_rows(
         nll += float(sums["nll"][0])
         tokens += float(sums["nll"][1])
         correct += float(sums["accuracy"][0])
-        text_bytes += float(rows["text_bytes"].sum())
+        text_bytes += 0 if objective.both_ways else float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
     return SourceLoss(source, nll / count, correct / count, int(tokens), int(text_bytes))

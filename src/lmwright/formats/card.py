@@ -86,7 +86,7 @@ CARD = (
     """\
 ---
 library_name: transformers
-pipeline_tag: text-generation
+pipeline_tag: {{ "fill-mask" if encoder else "text-generation" }}
 tags:
 - lmwright
 - {{ model.kind | tojson }}
@@ -100,6 +100,13 @@ tags:
 
 ## Use
 ```python
+{% if encoder %}
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model={{ place | tojson }})
+print(fill(f"Once upon a {fill.tokenizer.mask_token}"))
+```
+{% else %}
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
@@ -108,6 +115,7 @@ inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_id
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 ```
 or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
+{% endif %}
 
 """
     + MEASURED
@@ -192,7 +200,11 @@ def published_card(text: str, place: str, license: str) -> str:
         return text
     text = text.replace(UNLICENSED, f"License: {license}.")
     quoted = r'"(?:[^"\\\n]|\\.)*"'
-    text = re.sub(rf"(from_pretrained\(){quoted}", lambda match: f'{match[1]}"{place}"', text)
+    text = re.sub(
+        rf"(from_pretrained\(|pipeline\(.fill-mask., model=){quoted}",
+        lambda match: f'{match[1]}"{place}"',
+        text,
+    )
     verb = "`lmwright generate "
     return re.sub(rf"{verb}[^`]*(?= --prompt)", lambda _: f"{verb}{PREFIX}{place}", text)
 
@@ -209,6 +221,7 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
         proof=proof,
         dtype=dtype,
         place=place,
+        encoder=getattr(model, "both_ways", False),
         unlicensed=UNLICENSED,
     )
 

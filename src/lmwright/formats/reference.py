@@ -99,7 +99,7 @@ def _logits(
     if not is_gguf:
         file["use_safetensors"] = True
     try:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        theirs = _class_for(folder, is_gguf).from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
         )
         if adapter is not None:
@@ -109,6 +109,15 @@ def _logits(
     finally:
         transformers.logging.set_verbosity(level)
     return out.logits.float().numpy()
+
+
+def _class_for(folder: Path, is_gguf: bool) -> Any:
+    """transformers' class for the head of the model in a folder."""
+    import transformers
+
+    architecture = "" if is_gguf else parse_json(folder / "config.json")["architectures"][0]
+    masked = architecture.endswith("ForMaskedLM")
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
 def _adapted(theirs: Any, adapter: Path) -> Any:

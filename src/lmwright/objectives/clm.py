@@ -31,7 +31,8 @@ def next_token_loss(
     """Cross-entropy of the batch's targets, where the layers read `w` and the logits `head`;
     `options` are those of `nn.xent.chunked_xent`."""
     x, aux = model.hidden(w, batch, compute)
-    return loss_at(model, head, x, aux, *next_tokens(batch), compute, **options)
+    targets, weights = next_tokens(batch)
+    return loss_at(model, head, x, aux, targets, weights, compute, **options)
 
 
 def loss_at(

@@ -10,7 +10,7 @@ never over the others. Which tokens are hidden follows from the key of a row alo
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
 
 Share = Annotated[float, Field(ge=0, le=1)]
+MASK = "<|mask|>"
 
 
 @section
@@ -33,20 +34,23 @@ class Mlm(Objective):
     """Prediction of masked tokens."""
 
     kind: Literal["mlm"] = "mlm"
-    mask_token_id: NonNegativeInt
-    """Id that stands for a hidden token."""
+    mask_token_id: NonNegativeInt | None = None
+    """Id that stands for a hidden token; that of the tokenizer's mask token if unset."""
     mask_ratio: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of a row's tokens that are predicted."""
     random_share: Share = 0.0
     """Share of these that a random token stands for, not the mask; 0.1 in BERT."""
     kept_share: Share = 0.0
     """Share of these that stay as they are; 0.1 in BERT."""
-    never_masked: tuple[NonNegativeInt, ...] = ()
-    """Ids of special tokens, which are not predicted."""
+    never_masked: tuple[NonNegativeInt, ...] | None = None
+    """Ids of tokens that are not predicted; the tokenizer's special tokens if unset."""
     eval_mask_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share in held-out rows; `mask_ratio` if unset."""
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
+
+    both_ways: ClassVar[bool] = True
+    reads_tokenizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.random_share + self.kept_share > 1:
@@ -54,6 +58,25 @@ class Mlm(Objective):
                 f"objective.kept_share: {self.kept_share:g} and objective.random_share = "
                 f"{self.random_share:g} are more than all masked tokens; lower one"
             )
+
+    def with_tokenizer(self, tokenizer: Any) -> "Mlm":
+        """The objective with the ids that it leaves open. Raises UserError for a tokenizer without
+        a mask token, or of another id."""
+        known, wanted = tokenizer.mask_id, self.mask_token_id
+        special = tokenizer.special_tokens.values()
+        if known is None and wanted not in special:
+            raise UserError(
+                f"objective.mask_token_id: the tokenizer has no mask token; prepare with '{MASK}' "
+                "among data.tokenizer.special_tokens, or add one to a model by: "
+                f"lmwright vocab MODEL OUT --special --add '{MASK}'"
+            )
+        if known is not None and wanted not in (None, known):
+            raise UserError(
+                f"objective.mask_token_id: {wanted} is not the id of the tokenizer's mask token "
+                f"{tokenizer.mask!r}; leave it out, or set {known}"
+            )
+        never = tuple(sorted(special)) if self.never_masked is None else self.never_masked
+        return replace(self, mask_token_id=wanted if known is None else known, never_masked=never)
 
     @property
     def draws_noise(self) -> bool:
@@ -87,22 +110,21 @@ class Mlm(Objective):
         pick = lambda a: jnp.take_along_axis(a, hidden.places, axis=1)  # noqa: E731
         x = constrain(jnp.take_along_axis(x, hidden.places[..., None], axis=1), "batch seq embed")
         weights = pick(batch.loss_weight) * hidden.predicted
-        return loss_at(
-            model, w, x, aux, pick(batch.tokens), weights, compute, z_loss=self.z_loss
-        )
+        return loss_at(model, w, x, aux, pick(batch.tokens), weights, compute, z_loss=self.z_loss)
 
     def hide(self, batch: Batch, vocab_size: int, keys: Array) -> "Hidden":
         """The rows with some tokens hidden, by a key [B] for each."""
-        candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0)
-        for token in self.never_masked:
-            candidates &= batch.tokens != token
+        # without a tokenizer, as in a plan, any id makes the same program
+        mask = vocab_size - 1 if self.mask_token_id is None else self.mask_token_id
+        special = jnp.isin(jnp.arange(vocab_size), jnp.array(self.never_masked or (), jnp.int32))
+        candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0) & ~special[batch.tokens]
         count = jnp.sum(candidates, axis=1, keepdims=True)  # [B, 1]
         wanted = jnp.round(self.mask_ratio * count).astype(jnp.int32)
         wanted = jnp.minimum(jnp.maximum(wanted, 1), count)
         draws = jax.vmap(lambda key: _draw(key, batch.tokens.shape[1], vocab_size))(keys)
         order = jnp.argsort(jnp.where(candidates, draws.order, 2.0), axis=1)
         masked = jnp.argsort(order, axis=1) < wanted
-        other = jnp.where(draws.fate < self.random_share, draws.token, self.mask_token_id)
+        other = jnp.where(draws.fate < self.random_share, draws.token, mask)
         kept = draws.fate >= 1 - self.kept_share
         tokens = jnp.where(masked & ~kept, other, batch.tokens)
         places = order[:, : self.num_places(batch.tokens.shape[1])]

@@ -23,7 +23,7 @@ from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_l
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
 from lmwright.planner.suggestions import larger_way, suggest
-from lmwright.program.length import with_steps
+from lmwright.program.length import completed
 from lmwright.program.lora import only
 
 FINALISTS = 4
@@ -134,7 +134,7 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
         wanted = replace(wanted, on=alias.name, hours=alias.hours if own else wanted.hours)
         notes = [*notes, alias.note]
     try:
-        answer = _answer(with_steps(run), wanted)
+        answer = _answer(completed(run), wanted)
     except HostMemoryError as error:
         print(f"lmwright: error: {error}", file=sys.stderr)
         return EXIT_HOST_MEMORY

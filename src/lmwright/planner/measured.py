@@ -28,7 +28,7 @@ from lmwright.planner.compiler.profile import by_part, newest_profile, seconds_b
 from lmwright.planner.cost import checkpoint_bytes, disk
 from lmwright.planner.sessions import assumed_save_s
 from lmwright.planner.units import memory_size, short_duration
-from lmwright.program.length import with_steps
+from lmwright.program.length import completed
 from lmwright.program.plan import resolve
 from lmwright.report.read import RunRecord, read_run
 
@@ -234,7 +234,7 @@ class Comparison:
         record = read_run(folder)
         real = measured(record)
         machine = parse_machine(on or machine_of_run(record))
-        run = with_steps(load_run(folder, overrides))
+        run = completed(load_run(folder, overrides))
         planned, program = predicted(run, machine, quick)
         return cls(record, machine, real, planned, profiled(record, run, program))
 

@@ -11,7 +11,12 @@ from types import ModuleType
 from typing import Any
 
 SECTIONS = {
-    "model": ("lmwright.presets.models", "lmwright.presets.decoders", "lmwright.presets.moe")
+    "model": (
+        "lmwright.presets.models",
+        "lmwright.presets.decoders",
+        "lmwright.presets.moe",
+        "lmwright.presets.encoders",
+    )
 }
 
 

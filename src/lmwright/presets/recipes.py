@@ -51,6 +51,28 @@ def pretrain() -> dict[str, Any]:
     }
 
 
+def pretrain_encoder() -> dict[str, Any]:
+    """Masked pretraining as EuroBERT's (https://arxiv.org/abs/2503.05500): half of the tokens are
+    hidden; a tokenizer that is trained has the mask token. The model, the data and the length are
+    the run file's, and at the end the decay of a WSD schedule."""
+    return {
+        "objective": {"kind": "mlm", "mask_ratio": 0.5},
+        "optim": {
+            "kind": "adamw", "learning_rate": 1e-4, "beta2": 0.95, "eps": 1e-5,
+            "weight_decay": 0.1, "clip_norm": 1.0,
+            "schedule": {"kind": "wsd", "warmup_steps": 2000, "decay_steps": 5000},
+        },
+        "data": {
+            "holdout_fraction": 0.005,
+            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
+            "pack": {"method": "best-fit"},
+        },
+        "train": {"precision": "bf16", "remat": "block"},
+        "eval": {"every_steps": 500},
+        "checkpoint": {"save_every_steps": 500},
+    }  # fmt: skip
+
+
 def sft() -> dict[str, Any]:
     """Full fine-tuning on completions by common practice; the model comes from
     train.init_from, the data and the length are the run file's."""

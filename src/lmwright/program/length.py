@@ -1,4 +1,5 @@
-"""Length: how many steps the epochs of a run are, by the rows of its prepared data."""
+"""What follows from a run's prepared data: how many steps its epochs are, and ids of special
+tokens that its objective leaves to the tokenizer."""
 
 from dataclasses import replace
 
@@ -6,7 +7,21 @@ from lmwright.config.check import check_run
 from lmwright.config.fit import count_steps
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
+
+
+def completed(run: Run) -> Run:
+    """Run with steps in place of epochs, and with the tokenizer's ids where the data is prepared.
+    Raises UserError for a tokenizer that does not serve the objective."""
+    run = with_steps(run)
+    if not run.objective.reads_tokenizer:
+        return run
+    try:
+        folder = TokenStore.open(run.data.dir).tokenizer_dir
+    except UserError:
+        return run  # `train` says what is wrong; a plan needs no ids
+    return replace(run, objective=run.objective.with_tokenizer(load_tokenizer(folder)))
 
 
 def with_steps(run: Run) -> Run:

@@ -29,7 +29,7 @@ from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.formats.weights import load_frozen
 from lmwright.guard.heartbeat import beat
-from lmwright.program.length import with_steps
+from lmwright.program.length import completed
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import counts_of, saved
 from lmwright.program.step import IN_A_ROW, Lanes
@@ -83,7 +83,7 @@ def train(
     began = time.monotonic() if began is None else began
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest()) if stop is None else stop
-        run = with_steps(run)
+        run = completed(run)
         plan = resolve(run, devices)
         refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1

@@ -27,7 +27,7 @@ from lmwright.data.json_text import parse_json, write_json
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
-ROLES = ("eos", "bos", "pad", "unk")
+ROLES = ("eos", "bos", "pad", "unk", "mask")
 
 # The split of Llama 3: llama.cpp knows it by name, so a trained tokenizer can become GGUF.
 SPLIT = (
@@ -45,6 +45,7 @@ class TextTokenizer:
     bos: str | None = None
     pad: str | None = None
     unk: str | None = None
+    mask: str | None = None
     chat_template: str | None = None
     """Jinja source."""
     sentencepiece: bytes | None = None
@@ -81,6 +82,11 @@ class TextTokenizer:
     def pad_id(self) -> int | None:
         """Id that fills rows; None if the tokenizer has none."""
         return self._id(self.pad)
+
+    @property
+    def mask_id(self) -> int | None:
+        """Id that hides a token from an encoder; None if the tokenizer has none."""
+        return self._id(self.mask)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -141,13 +147,20 @@ class TextTokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
+def _with_roles(backend: tokenizers.Tokenizer, spec: run.Tokenizer) -> TextTokenizer:
+    """A trained tokenizer, whose first special token ends, begins and pads."""
+    first = spec.special_tokens[0]
+    mask = next((token for token in CUSTOM["mask"] if token in spec.special_tokens), None)
+    roles = {"eos": first, "bos": first, "pad": first, "mask": mask}
+    return TextTokenizer(backend, **roles, chat_template=spec.chat_template)
+
+
 def stand_in(spec: run.Tokenizer) -> TextTokenizer:
     """Placeholder with the special tokens and template of a tokenizer that is still to be
     trained."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.add_special_tokens(list(spec.special_tokens))
-    first = spec.special_tokens[0]
-    return TextTokenizer(backend, eos=first, bos=first, pad=first, chat_template=spec.chat_template)
+    return _with_roles(backend, spec)
 
 
 def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
@@ -190,8 +203,7 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
                 f"choose a string that does not occur in text, such as '<|{token.strip('<|>')}|>'"
             )
     add_special(backend, spec.special_tokens)
-    first = spec.special_tokens[0]
-    return TextTokenizer(backend, eos=first, bos=first, pad=first, chat_template=spec.chat_template)
+    return _with_roles(backend, spec)
 
 
 def split_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -343,13 +355,14 @@ CUSTOM = {
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", "[CLS]"),
     "pad": ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>"),
     "unk": ("<unk>", "[UNK]"),
+    "mask": ("<|mask|>", "<mask>", "[MASK]"),
 }
 
 
 def find_roles(
     backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None
 ) -> dict[str, str]:
-    """Tokens for eos, bos, pad and unk: as `config` sets them, else by customary names."""
+    """Tokens for eos, bos, pad, unk and mask: as `config` sets them, else by customary names."""
     config = config or {}
     silent = not any(f"{role}_token" in config for role in CUSTOM)
     roles = {}
