@@ -292,7 +292,8 @@ def test_schema_describes_every_field(run_file):
 
 def test_recipes_and_presets_hold_only_known_fields(run_file):
     for name in presets.all_recipes():
-        given = ["train.steps=5000", "train.global_batch_size=8", "model.preset=llama-5m"]
+        model = "eurobert-210m" if name.endswith("encoder") else "llama-5m"
+        given = ["train.steps=5000", "train.global_batch_size=8", f"model.preset={model}"]
         rows = ["data.sources.0.rows=alpaca"] if name.endswith("alpaca") else []
         load_run(run_file, [f"recipe={name}", *given, *rows])
     for name, function in presets.of_section("model").items():

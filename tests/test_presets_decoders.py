@@ -1,4 +1,4 @@
-"""Presets of released decoders: as many weights as published, and as transformers counts; each is
+"""Presets of released models: as many weights as published, and as transformers counts; each is
 the model that its own config.json describes, and resolves on a TPU slice."""
 
 from dataclasses import replace
@@ -13,10 +13,11 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.presets import decoders
+from lmwright.presets import decoders, encoders
 
 PRESETS = {
-    name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in decoders.PRESETS.items()
+    name.replace(".", "-").replace("phi-3", "phi3"): make
+    for name, make in (decoders.PRESETS | encoders.PRESETS).items()
 }
 # Of the published models: counts in their safetensors metadata.
 PUBLISHED = {
@@ -89,6 +90,7 @@ def test_windows_are_counted(name):
         keys += sum(min(i + 0.5, window) for i in rows) / len(rows)
     table = model.vocab_size * model.embed_dim
     vectors = model.num_layers * 8 * model.embed_dim  # norms and biases at most
+    keys *= 2 if model.both_ways else 1
     attention = 12 * keys * model.num_heads * model.head_dim
     weights = count_params(model.spec()) - (table if model.head == "untied" else 0)
     found = plan.flops_per_step / plan.tokens_per_step

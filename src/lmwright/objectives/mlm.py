@@ -141,7 +141,7 @@ class Hidden(NamedTuple):
 
 
 class _Draws(NamedTuple):
-    """What is drawn for each token of a row."""
+    """Random numbers for each token of a row."""
 
     order: Array  # uniform in [0, 1): the smallest are hidden
     fate: Array  # uniform in [0, 1): what stands for it
@@ -159,6 +159,7 @@ class _HeldOut(Mlm):
     """As a held-out row is measured: its key follows from its tokens."""
 
     def keys(self, batch: Batch, key: Array) -> Array:
+        """A key [B] for each row, from its tokens alone."""
         places = jnp.arange(1, batch.tokens.shape[1] + 1, dtype=jnp.uint32)
         sums = jnp.sum(batch.tokens.astype(jnp.uint32) * places, axis=1)  # any hash, modulo 2^32
         return jax.vmap(lambda number: jax.random.fold_in(jax.random.key(0), number))(sums)

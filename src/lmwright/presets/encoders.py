@@ -14,12 +14,12 @@ def _eurobert(shape: Shape) -> Any:
 
 PRESETS = {
     "eurobert-210m": row(
-        "0.31 B with its head: EuroBERT 210m (https://arxiv.org/abs/2503.05500)",
+        "0.31 B: EuroBERT 210m with its head (https://arxiv.org/abs/2503.05500)",
         _eurobert, (768, 3072, 12, 12, 12)),
     "eurobert-610m": row(
-        "0.76 B with its head: EuroBERT 610m (https://arxiv.org/abs/2503.05500)",
+        "0.756 B: EuroBERT 610m with its head (https://arxiv.org/abs/2503.05500)",
         _eurobert, (1152, 4096, 26, 18, 6)),
     "eurobert-2.1b": row(
-        "2.40 B with its head: EuroBERT 2.1B (https://arxiv.org/abs/2503.05500)",
+        "2.4 B: EuroBERT 2.1B with its head (https://arxiv.org/abs/2503.05500)",
         _eurobert, (2304, 6144, 32, 18, 6)),
 }  # fmt: skip

@@ -1,5 +1,5 @@
-"""What follows from a run's prepared data: how many steps its epochs are, and ids of special
-tokens that its objective leaves to the tokenizer."""
+"""Length: how many steps the epochs of a run are, by the rows of its prepared data; and what else
+follows from that data."""
 
 from dataclasses import replace
 
