@@ -13,7 +13,8 @@ ROW = 4096  # tokens, where the model takes as many
 SLICES = {
     "v5e-8": """llama-500k llama-1m llama-5m llama-15m llama-42m llama-135m llama-360m llama-1b
         llama-3b kisoku-3b llama-3-2-1b llama-3-2-3b qwen2-5-0-5b qwen2-5-1-5b qwen2-5-3b qwen3-0-6b
-        qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m eurobert-210m eurobert-610m eurobert-2-1b""",
+        qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m
+        eurobert-210m eurobert-610m eurobert-2-1b""",
     "v5e-16": "llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmoe-1b-7b",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium""",
