@@ -46,7 +46,7 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
         def step(carry: Any, turn: Any) -> Any:
             kv, sums = carry
             keys = (*kv, (rank - turn) % ways * size)
-            return (rotated(kv), ring._seen(scoring, queries, keys, sums)), None
+            return (rotated(kv), ring.softmax_sums(scoring, queries, keys, sums)), None
 
         zeros = jnp.zeros(q.shape, jnp.float32)
         none = (zeros, zeros[..., 0] + ring.MASKED, zeros[..., 0])

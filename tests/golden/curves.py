@@ -37,6 +37,7 @@ MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
     "olmo2": DENSE,
+    "eurobert": DENSE,
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
     "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
@@ -44,6 +45,8 @@ MODELS = {
     "dots1": DENSE | {"dense_layers": [0], "experts": EXPERTS | {
         "score": "sigmoid", "num_groups": 2, "shared_dim": 40, "bias_rate": 0.001}},
 }  # fmt: skip
+
+ENCODER = {"kind": "eurobert", **DENSE}
 
 ONE_LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
 THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
@@ -54,6 +57,9 @@ THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
 
 CASES: dict[str, dict] = {
     **{f"family {kind}": {"model": {"kind": kind, **sizes}} for kind, sizes in MODELS.items()},
+    "family eurobert": {"data": "masked", "model": ENCODER, "objective": {"kind": "mlm"}},
+    "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
+        "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -90,12 +96,13 @@ def write_sources(folder: Path) -> None:
         rows["sft"].append({"prompt": ask, "completion": good})
         rows["pairs"].append({"prompt": ask, "chosen": good, "rejected": bad})
         rows["rated"].append({"prompt": ask, "completion": good, "label": number % 3 > 0})
+    rows["masked"] = rows["text"]
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-ROWS = {"text": "text", "sft": "prompt", "pairs": "preference", "rated": "rated"}
+ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated"}
 
 
 def run_file(folder: Path, name: str, case: dict) -> Path:
@@ -104,8 +111,12 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
     optim = {"kind": "adamw", "learning_rate": 2e-3, "schedule": {"kind": "cosine",
              "warmup_steps": 4}}  # fmt: skip
     tokenizer = (
-        {"vocab_size": 384} if data == "text" else {"path": str(folder / "data-text" / "tokenizer")}
+        {"vocab_size": 384}
+        if ROWS[data] == "text"
+        else {"path": str(folder / "data-text" / "tokenizer")}
     )
+    if data == "masked":
+        tokenizer["special_tokens"] = ["<|endoftext|>", "<|mask|>"]
     sections = {
         "name": "curve", "dir": str(folder / "runs" / name.replace(" ", "-")), "seed": 5,
         "model": case.get("model", {"kind": "llama", **MODELS["llama"]}),
@@ -122,7 +133,7 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
         "checkpoint": {"save_every_steps": 1000},
         "metrics": {"log_every_steps": 1, "trackers": []},
     }  # fmt: skip
-    if data == "text":
+    if ROWS[data] == "text":
         del sections["data"]["chat"]
     if "lora" in case:
         sections["lora"] = {"kind": "lora", **case["lora"]}

@@ -77,12 +77,13 @@ def _check_length(run: Run) -> None:
 
 def _check_direction(run: Run) -> None:
     kind, encoder = run.model.kind, getattr(run.model, "both_ways", False)
-    if encoder and not run.objective.both_ways:
+    masked = getattr(run.objective, "both_ways", False)
+    if encoder and not masked:
         raise UserError(
             f"objective.kind: {run.objective.kind!r} predicts next tokens, which {kind!r} sees; "
             "use 'mlm', or a decoder"
         )
-    if run.objective.both_ways and not encoder:
+    if masked and not encoder:
         raise UserError(
             f"objective.kind: {run.objective.kind!r} needs a model that looks both ways, which "
             f"{kind!r} does not; use model.kind = 'eurobert'"

@@ -55,7 +55,7 @@ def convert(
                 piece.piece, special=piece.type != USER_DEFINED, normalized=False
             )
             backend.add_tokens([token])
-    ids = {role: getattr(processor, f"{role}_id")() for role in ROLES}
+    ids = {role: getattr(processor, f"{role}_id")() for role in ROLES if role != "mask"}
     roles = {role: proto.pieces[i].piece for role, i in ids.items() if i >= 0}
     if kind == BPE and "bos" in roles:  # as Llama 2 is used
         begin_with(backend, [roles["bos"]])
