@@ -63,7 +63,7 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
         def step(carry: Any, turn: Any) -> Any:
             kv, dq, dkv = carry
             keys = (*kv, (rank - turn) % ways * size)
-            new_dq, *new = ring._gradients(scoring, queries, keys)
+            new_dq, *new = ring.pair_gradients(scoring, queries, keys)
             dkv = [a + b for a, b in zip(dkv, new, strict=True)]
             return (rotated(kv), dq + new_dq, rotated(dkv)), None
 

@@ -12,12 +12,13 @@ from lmwright.config.check import check_run
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
 from lmwright.models.phi3 import Phi3
+from lmwright.objectives import KINDS as OBJECTIVES
 from lmwright.optim import KINDS
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.memory import layer_bytes
 from lmwright.program.plan import Plan, resolve
-from lmwright.program.state import init_state
+from lmwright.program.state import abstract_state, init_state
 from lmwright.program.step import make_step
 from lmwright.train.host_memory import refuse_small_host
 from lmwright.train.rundir import identity
@@ -139,6 +140,30 @@ def test_settings_without_effect(changes, told):
     with pytest.raises(UserError, match="train") as error:
         check_run(make_run(**changes))
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("kind", sorted(OBJECTIVES))
+def test_head_gradient_has_an_effect_or_is_refused(kind):
+    """The program of the step differs, or the setting is an error; dpo and kto need adapters."""
+    objective = OBJECTIVES[kind]()
+    runs = [
+        replace(make_run(head_gradient=when, loss_chunk_tokens=8), objective=objective)
+        for when in ("by_chunk", "once")
+    ]
+    if objective.learns_from != "texts":
+        with pytest.raises(UserError, match=f"'once' has no effect on objective.kind = '{kind}'"):
+            check_run(runs[1])
+        if kind != "orpo":
+            return
+    else:
+        check_run(runs[1])
+    programs = []
+    for run in runs:
+        plan = resolve(run, jax.devices()[:2])
+        with jax.set_mesh(plan.mesh):
+            lowered = make_step(plan).lower(abstract_state(plan), make_batch(run))
+        programs.append(lowered.as_text())
+    assert (programs[0] == programs[1]) == (kind == "orpo")
 
 
 def test_chunks_divide_over_the_mesh():

@@ -144,6 +144,8 @@ def _check_head_gradient(run: Run) -> None:
     reason = ""
     if run.lora is not None:
         reason = "with [lora], whose head is frozen"
+    elif not run.objective.sums_head_once:
+        reason = f"on objective.kind = {run.objective.kind!r}, which adds it up in every chunk"
     elif run.train.loss_chunk_tokens >= seq_len_of(run):
         reason = f"on rows of {seq_len_of(run)} tokens, whose loss is one chunk"
     if reason:

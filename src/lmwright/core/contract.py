@@ -206,6 +206,9 @@ class Objective(Protocol):
         prepared data."""
         return self
 
+    sums_head_once: ClassVar[bool] = False
+    """True if its loss follows `Compute.head_gradient`."""
+
     @property
     def draws_noise(self) -> bool:
         """True if the loss of a training batch depends on its key."""

@@ -1,6 +1,6 @@
 """Causal language modeling: each token predicts the next one of its segment."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,6 +19,8 @@ class Clm(Objective):
     kind: Literal["clm"] = "clm"
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
+
+    sums_head_once: ClassVar[bool] = True
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's targets; `key` is unused, nothing is sampled."""

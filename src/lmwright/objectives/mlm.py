@@ -51,6 +51,7 @@ class Mlm(Objective):
 
     both_ways: ClassVar[bool] = True
     reads_tokenizer: ClassVar[bool] = True
+    sums_head_once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.random_share + self.kept_share > 1:

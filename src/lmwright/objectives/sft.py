@@ -5,7 +5,7 @@ Which tokens these are is in the data (`loss_weight`, see docs/conversations.md)
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ class Sft(Objective):
     """Share of each target that is spread over the whole vocabulary."""
     neftune_alpha: NonNegative = 0.0
     """Noise on the embeddings while training (https://arxiv.org/abs/2310.05914); 5 is usual."""
+
+    sums_head_once: ClassVar[bool] = True
 
     @property
     def draws_noise(self) -> bool:
