@@ -108,14 +108,15 @@ def tuned(base, tmp_path, init_from, **tables):
     return path
 
 
+@pytest.mark.parametrize("devices", [ONE, slice(2, 4)])
 @pytest.mark.parametrize("place", ["hf", "run", "run/checkpoints/1"])
-def test_the_first_state_holds_those_weights(place, base, tmp_path):
+def test_the_first_state_holds_those_weights(place, devices, base, tmp_path):
     run = load_run(tuned(base, tmp_path, base / place))
     assert run.model.rope_theta == 5000.0 and run.model.embed_dim == 16
     prepare(run.data, 32)
     run = replace(run, train=replace(run.train, steps=3, epochs=None))
     Path(run.dir).mkdir()
-    plan = resolve(run, jax.devices()[ONE])
+    plan = resolve(run, jax.devices()[devices])
     state = first_state(plan, open_stores(plan)["model"], Frozen({}))
     wanted = host_weights(open_place(base / place))
     for (_, ours), (_, theirs) in zip(

@@ -75,9 +75,9 @@ def load_run_at(
     run = open_run(folder).run
     plan = resolve(replace(run, mesh=Mesh()), jax.local_devices()[:1])
     trainee = pick(plan, adapter)
-    frozen, state = _saved_state(plan, folder, step)
-    weights = averaged_weights(state["trained"][trainee.name])
-    with jax.set_mesh(plan.mesh):
+    with jax.set_mesh(plan.mesh):  # whichever the caller has set
+        frozen, state = _saved_state(plan, folder, step)
+        weights = averaged_weights(state["trained"][trainee.name])
         merged = plan.training.merged(trainee, frozen.weights, weights)
     return run, merged, int(state["step"])
 
