@@ -11,6 +11,7 @@ import pytest
 from lmwright.config.check import check_run
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
+from lmwright.models.eurobert import EuroBert
 from lmwright.models.phi3 import Phi3
 from lmwright.objectives import KINDS as OBJECTIVES
 from lmwright.optim import KINDS
@@ -150,6 +151,12 @@ def test_head_gradient_has_an_effect_or_is_refused(kind):
         replace(make_run(head_gradient=when, loss_chunk_tokens=8), objective=objective)
         for when in ("by_chunk", "once")
     ]
+    if objective.both_ways:
+        sizes = {"embed_dim": 32, "mlp_dim": 40, "num_layers": 2, "num_heads": 4,
+                 "num_kv_heads": 2, "head_dim": 8}  # fmt: skip
+        model = EuroBert(vocab_size=64, seq_len=24, **sizes)
+        objective = replace(objective, mask_ratio=1.0)
+        runs = [replace(run, model=model, objective=objective) for run in runs]
     if objective.learns_from != "texts":
         with pytest.raises(UserError, match=f"'once' has no effect on objective.kind = '{kind}'"):
             check_run(runs[1])

@@ -221,10 +221,8 @@ def _dot_bwd(
     eqn: str, dtype: jnp.dtype, residuals: tuple[Array, Array], g: Array
 ) -> tuple[Array, Array]:
     x, w = residuals
-    narrower = g.dtype != x.dtype
-    g = g.astype(x.dtype)
-    if narrower:  # once for both products
-        g = lax.optimization_barrier(g)
+    wide, g = g.dtype != x.dtype, g.astype(x.dtype)
+    g = lax.optimization_barrier(g) if wide else g  # narrowed once for both products
     x_letters, w_letters, out = letters(eqn)
     dx = untyped_dot(f"{out},{w_letters}->{x_letters}", x.dtype, g, w)
     return dx, weight_gradient(eqn, x, g).astype(w.dtype)
