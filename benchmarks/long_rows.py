@@ -1,6 +1,6 @@
 """Memory of a train step on a row of 32,768 tokens, on this CPU: whole, and in pieces.
 
-    python benchmarks/long_rows.py            # a tiny Gemma 2; a few minutes, some GB
+    python benchmarks/long_rows.py            # a tiny Gemma 2; a few minutes, 8 GiB
     python benchmarks/long_rows.py --lora 16  # the same with adapters
 
 The run is examples/gemma2-9b-32k.toml with a smaller model of the same kinds of layers. Each
@@ -21,7 +21,7 @@ from pathlib import Path
 RUN = Path(__file__).resolve().parents[1] / "examples" / "gemma2-9b-32k.toml"
 SEQ_LEN = 32_768
 TINY = (
-    "model.num_layers=6", "model.embed_dim=512", "model.mlp_dim=2048", "model.num_heads=2",
+    "model.num_layers=8", "model.embed_dim=512", "model.mlp_dim=2048", "model.num_heads=2",
     "model.num_kv_heads=1", "model.head_dim=32", "model.query_dim=32", "model.vocab_size=2048",
     "train.global_batch_size=1", "train.precision=fp32", "mesh.fsdp=1", "train.steps=10",
     "train.offload=none", "train.head_gradient=by_chunk",
