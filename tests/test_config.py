@@ -14,9 +14,10 @@ from lmwright import presets
 from lmwright.cli.main import main
 from lmwright.config.fields import all_sections, field_types
 from lmwright.config.load import dump_toml
-from lmwright.config.run import Run
+from lmwright.config.run import Run, Tokenizer
 from lmwright.config.show import show
 from lmwright.config.text import leaves, parse_override, read_toml
+from lmwright.errors import UserError
 from lmwright.formats.open import RUN_FILES, load_run, resolve_layers, run_schema
 from lmwright.optim.build import make_schedule
 
@@ -304,6 +305,18 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         model = function()
         assert is_dataclass(model) and {f.name for f in fields(model)} >= {"kind"}
         assert function.__doc__ and name == name.lower()
+
+
+def test_how_a_recipe_trains_a_tokenizer_is_left_out_where_one_is_imported(tmp_path):
+    path = tmp_path / "run.toml"
+    text = 'recipe = "pretrain-encoder"\nname = "t"\ndir = "run"\nmodel.preset = "eurobert-210m"\n'
+    text += '[data]\ndir = "data"\n[train]\nsteps = 20000\nglobal_batch_size = 8\n'
+    path.write_text(text)
+    assert "<|mask|>" in load_run(path).data.tokenizer.special_tokens
+    imported = load_run(path, ["data.tokenizer.path=tok"]).data.tokenizer
+    assert imported == Tokenizer(path="tok")
+    with pytest.raises(UserError, match=r"special_tokens: has no effect beside"):
+        load_run(path, ["data.tokenizer.path=tok", 'data.tokenizer.special_tokens=["<|x|>"]'])
 
 
 def test_the_example_of_the_docs_is_a_run(tmp_path):

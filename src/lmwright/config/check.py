@@ -18,6 +18,8 @@ from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
 from lmwright.storage.bucket import is_bucket
 
+ONLY_TRAINED = ("train", "vocab_size", "special_tokens", "sample_bytes")
+"""Fields that say how a tokenizer is trained, without effect on one that is imported."""
 SCALED_TOGETHER = 64  # values of a block's input with one scale, in `core.saves`
 
 
@@ -76,14 +78,13 @@ def _check_length(run: Run) -> None:
 
 
 def _check_direction(run: Run) -> None:
-    kind, encoder = run.model.kind, getattr(run.model, "both_ways", False)
-    masked = getattr(run.objective, "both_ways", False)
-    if encoder and not masked:
+    kind, encoder = run.model.kind, run.model.both_ways
+    if encoder and not run.objective.both_ways:
         raise UserError(
             f"objective.kind: {run.objective.kind!r} predicts next tokens, which {kind!r} sees; "
             "use 'mlm', or a decoder"
         )
-    if masked and not encoder:
+    if run.objective.both_ways and not encoder:
         raise UserError(
             f"objective.kind: {run.objective.kind!r} needs a model that looks both ways, which "
             f"{kind!r} does not; use model.kind = 'eurobert'"
@@ -209,7 +210,7 @@ def _check_tokenizer(run: Run) -> None:
                 "first one ends a document"
             )
         return
-    for name in ("train", "vocab_size", "special_tokens", "sample_bytes"):
+    for name in ONLY_TRAINED:
         field = Tokenizer.__dataclass_fields__[name]
         # run files of earlier versions spell out the size that was the default
         earlier = name == "vocab_size" and tokenizer.vocab_size == EARLIER_VOCAB_SIZE

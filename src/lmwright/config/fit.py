@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lmwright.config.merge import Merged
+from lmwright.config.merge import RECIPE, Merged
 from lmwright.config.text import Keys
 
-GIVEN = ("recipe ", "preset ", "depth ")
+GIVEN = (f"{RECIPE} ", "preset ", "depth ")
 SHARE = 10  # a fitted warm-up is a tenth of the run
 FALLING = ("linear", "cosine")
 SCHEDULE: Keys = ("optim", "schedule")

@@ -16,11 +16,11 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from lmwright.config.check import check_run
+from lmwright.config.check import ONLY_TRAINED, check_run
 from lmwright.config.errors import explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
-from lmwright.config.merge import COMMAND_LINE, DEFAULT, Merged, Provenance
+from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
 from lmwright.config.run import OFFERED, Kinds, Run
 from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, leaves, parse_override, read_toml
@@ -100,7 +100,7 @@ class RunFiles:
         if recipe is not None:
             where = COMMAND_LINE if ("recipe",) in chosen else merged.where(("recipe",))
             layer = to_plain(_find_named(recipe, self.recipes, "recipe", where)(), defaults="omit")
-            self._put_layer(merged, layer, f"recipe {recipe}", {})
+            self._put_layer(merged, layer, f"{RECIPE} {recipe}", {})
         depth = chosen.get(("depth",), values.pop("depth", None))
         if depth is not None:
             where = COMMAND_LINE if ("depth",) in chosen else merged.where(("depth",))
@@ -112,6 +112,7 @@ class RunFiles:
         for keys, value in parsed:
             if keys not in chosen:
                 merged.put(keys, value)
+        _forget_training(merged)
         self._put_origin(merged)
         notes = fit_schedule(merged, self.epoch_rows)
         run = self._validated(merged)
@@ -229,6 +230,16 @@ def same_folder(folder: str | Path, written: str) -> bool:
         return folder.samefile(written)
     except (OSError, ValueError):
         return False
+
+
+def _forget_training(merged: Merged) -> None:
+    """Leaves out how a recipe trains a tokenizer where the run imports one."""
+    data, train = (merged.values.get(name) for name in ("data", "train"))
+    table = data.get("tokenizer") if isinstance(data, dict) else None
+    origin = train.get("init_from") if isinstance(train, dict) else None
+    if isinstance(table, dict) and ("path" in table or origin not in (None, UNSET)):
+        for name in ONLY_TRAINED:
+            merged.drop_recipe(("data", "tokenizer", name))
 
 
 def _sizes(values: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from lmwright.errors import UserError
 Provenance = dict[Keys, str]
 COMMAND_LINE = "command line"
 DEFAULT = "default"
+RECIPE = "recipe"  # followed by its name
 
 
 class Merged:
@@ -40,6 +41,15 @@ class Merged:
         """Removes a whole section."""
         self.values.pop(section, None)
         self._forget((section,))
+
+    def drop_recipe(self, keys: Keys) -> None:
+        """Removes a value, or a list of values, that a recipe sets."""
+        if any(k[: len(keys)] == keys and at.startswith(RECIPE) for k, at in self.origin.items()):
+            inner = self.values
+            for key in keys[:-1]:
+                inner = inner[key]
+            del inner[keys[-1]]
+            self._forget(keys)
 
     def put(self, keys: Keys, value: Any) -> None:
         """Applies one override; a number in `keys` selects an element of a list."""
