@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 
 from lmwright.config.run import PositiveInt, section
+from lmwright.core.contract import Objective
 from lmwright.errors import UserError
 from lmwright.formats.open import RUN_FILES, load_run
 
@@ -207,13 +208,13 @@ def test_the_edge_of_each_check_is_allowed(tmp_path, overrides):
 
 
 @section
-class Square:
+class Square(Objective):
     kind: Literal["square"] = "square"
     side: PositiveInt
 
 
 @section
-class Round:
+class Round(Objective):
     kind: Literal["round"] = "round"
     radius: PositiveInt
     center: tuple[float, float] = (0.0, 0.0)

@@ -2,6 +2,7 @@
 asked of it."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,8 @@ from lmwright.program.step import make_step
 @dataclass(frozen=True, kw_only=True)
 class Leaky:
     """Layers that mix tokens by a leaky sum: s_t = a_t s_{t-1} + (1 - a_t) v_t."""
+
+    both_ways: ClassVar[bool] = False
 
     kind: str = "leaky"
     vocab_size: int = 64

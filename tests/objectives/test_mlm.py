@@ -13,7 +13,10 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights
 from lmwright.errors import UserError
+from lmwright.evals.compute import decode_compute
 from lmwright.evals.loss import evaluate_rows
+from lmwright.evals.positions import position_losses
+from lmwright.evals.text import evaluate_text
 from lmwright.models.eurobert import EuroBert
 from lmwright.objectives.mlm import Mlm
 from lmwright.program.plan import resolve
@@ -130,6 +133,19 @@ def test_held_out_rows_hide_the_same_tokens_each_time():
     hidden = objective.for_eval()
     at = hidden.hide(batch, V, hidden.keys(batch, jax.random.key(0))).places
     assert len({tuple(np.sort(row)) for row in np.asarray(at)}) == 6  # not the same in every row
+
+
+@pytest.mark.parametrize("asked", ["text", "positions", "decoding"])
+def test_next_tokens_are_not_asked_of_an_encoder(asked):
+    """It sees them: their loss would say nothing."""
+    w = init_weights(MODEL.spec(), jax.random.key(0))
+    with pytest.raises(UserError, match="'eurobert' is an encoder, which predicts no next tokens"):
+        if asked == "text":
+            evaluate_text(MODEL, w, range(4, 30), context=8)
+        elif asked == "positions":
+            position_losses(MODEL, Compute(), w, "rows", [], T)
+        else:
+            decode_compute(MODEL, w, 4)
 
 
 def test_the_head_works_for_the_hidden_tokens_alone():

@@ -45,14 +45,9 @@ class Attention:
     both_ways: bool = False
     """Whether queries see as many tokens after themselves as before."""
 
-    @property
-    def sides(self) -> int:
-        """Sides of a query on which it sees keys."""
-        return 2 if self.both_ways else 1
-
     def keys(self, seq_len: int) -> float:
         """Keys that a query sees, summed over layers: the mean over a row of `seq_len` tokens."""
-        return self.sides * sum(seen_keys(window, seq_len) for window in self.windows)
+        return (1 + self.both_ways) * sum(seen_keys(window, seq_len) for window in self.windows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +105,10 @@ class Model(Protocol):
     @property
     def kind(self) -> str:
         """The name of its family in a run file."""
+
+    @property
+    def both_ways(self) -> bool:
+        """True if its tokens see those after them, as an encoder's do."""
 
     @property
     def vocab_size(self) -> int:

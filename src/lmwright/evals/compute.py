@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 
 from lmwright.core.compute import DTYPES, Compute
-from lmwright.core.contract import CachedModel
+from lmwright.core.contract import CachedModel, Model
 from lmwright.core.cpu import has_amx
 from lmwright.core.param import Tree
 from lmwright.core.weight import nbytes
@@ -42,13 +42,10 @@ def decode_compute(
     """Compute settings for decoding `new_tokens` tokens on one device of this machine.
 
     None is the fastest precision: bf16 on TPUs and GPUs, fp32 on CPUs, which have no fast product
-    of a matrix and a vector in bf16. Raises UserError as `row_compute`.
+    of a matrix and a vector in bf16. Raises UserError as `row_compute`, and
+    for an encoder.
     """
-    if getattr(model, "both_ways", False):
-        raise UserError(
-            f"model.kind: {model.kind!r} is an encoder, which continues no text; "
-            "give a decoder, or fill masks with the export: docs/encoders.md"
-        )
+    refuse_encoder(model)
     platform = jax.local_devices()[0].platform
     compute = _compute(precision or ("fp32" if platform == "cpu" else "bf16"), kernels)
     # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.
@@ -57,6 +54,15 @@ def decode_compute(
     return replace(
         compute, unroll=compute.kernels == "cpu" and model.num_layers <= MAX_UNROLLED and pays
     )
+
+
+def refuse_encoder(model: Model) -> None:
+    """Raises UserError for a model that sees the tokens it is asked for."""
+    if model.both_ways:
+        raise UserError(
+            f"model.kind: {model.kind!r} is an encoder, which predicts no next tokens; "
+            "give a decoder, or fill masks with the export: docs/encoders.md"
+        )
 
 
 def _compute(precision: str, kernels: Kernels) -> Compute:

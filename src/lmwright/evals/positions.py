@@ -21,6 +21,7 @@ from rich.text import Text
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
+from lmwright.evals.compute import refuse_encoder
 from lmwright.evals.loss import Rows, batch_of, compiled
 from lmwright.guard.terminal import visible
 from lmwright.nn.logps import token_logps
@@ -87,6 +88,7 @@ def position_losses(
 ) -> PositionLoss:
     """Mean loss of the next token by how many tokens it follows, at most `most`, over batches of
     rows; `place` puts a batch on the devices."""
+    refuse_encoder(model)
     starts = bucket_starts(most)
     nll, tokens = np.zeros(len(starts)), np.zeros(len(starts))
     for rows in batches:

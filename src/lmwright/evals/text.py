@@ -21,7 +21,7 @@ from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, row_compute
+from lmwright.evals.compute import Kernels, refuse_encoder, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -62,6 +62,7 @@ def text_batches(
     source: str = "text",
 ) -> Iterator[dict[str, np.ndarray]]:
     """The windows of a text as batches of rows; `evaluate_text` says what is what."""
+    refuse_encoder(model)
     stride = stride or context
     if not 1 <= stride <= context:
         raise UserError(f"stride: {stride} must be from 1 to the context, {context}")

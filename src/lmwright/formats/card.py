@@ -221,7 +221,7 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
         proof=proof,
         dtype=dtype,
         place=place,
-        encoder=getattr(model, "both_ways", False),
+        encoder=model.both_ways,
         unlicensed=UNLICENSED,
     )
 

@@ -194,7 +194,7 @@ def _write_config(folder: Path, model: HfModel, tokenizer: Any, dtype: str) -> N
     ids = dict.fromkeys(names)
     if tokenizer is not None:
         ids = {name: getattr(tokenizer, name.replace("_token", "")) for name in names}
-        if getattr(model, "both_ways", False) and tokenizer.mask_id is not None:
+        if model.both_ways and tokenizer.mask_id is not None:
             ids["mask_token_id"] = tokenizer.mask_id
     name = TORCH_NAMES[dtype]
     # torch_dtype is what transformers before 4.56 reads
