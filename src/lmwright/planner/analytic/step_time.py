@@ -17,16 +17,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import product
 
 from lmwright.config.run import Run
 from lmwright.core.compute import ATTENTION
+from lmwright.core.contract import Attention
 from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
 from lmwright.kernels import tpu_spans
+from lmwright.kernels.interval_attention import both_ways_within
 from lmwright.kernels.tpu_attention import fits
 from lmwright.kernels.tpu_row_attention import block_of
 from lmwright.kernels.tpu_splash import block_sizes
-from lmwright.nn.intervals import both_ways_reach, causal_reach
+from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
@@ -38,10 +41,9 @@ from lmwright.planner.analytic.memory import (
 )
 from lmwright.planner.compiler.kernel_cost import (
     row_attention_cycles,
-    row_attention_s,
-    scores_below,
     splash_s,
     visited,
+    whole_row_s,
     windowed,
 )
 from lmwright.planner.compiler.long_attention import long_attention_s
@@ -204,29 +206,29 @@ def attention_s(layout: Layout, machine: Machine) -> float:
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by `kernels/tpu_row_attention.py`, counted so many times forward."""
-    m, size, heads = layout.attention, block_of(layout.seq_len), _heads(layout)
-    below = m.sides * heads * sum(scores_below(layout.seq_len, size, w) for w in m.windows)
-    tokens = heads * layout.seq_len * len(m.windows)
+    m, size, rates = layout.attention, block_of(layout.seq_len), CHIPS[machine.kind].rates
     ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
-    return sum(
-        times * row_attention_s(CHIPS[machine.kind].rates, cycles, below, tokens)
-        for times, cycles in ways
+    return _heads(layout) * sum(
+        times * whole_row_s(rates, cycles, layout.seq_len, size, reach)
+        for (times, cycles), reach in product(ways, _reaches(m))
     )
 
 
 def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     """Seconds of attention by `kernels/tpu_long_attention.py`, counted so many times forward."""
-    m, rates = layout.attention, CHIPS[machine.kind].rates
-    sizes = tpu_spans.sizes_of(layout.seq_len, m.head_dim, layout.activation_bytes)
-    reaches = (
-        both_ways_reach(window and window - 1) if m.both_ways else causal_reach(window)
-        for window in m.windows
-    )
-    return _heads(layout) * sum(
-        times * long_attention_s(machine.kind, rates, m.head_dim, sizes, reach, way)
-        for reach in reaches
-        for way, times in enumerate((forward, 1))
-    )
+    m, rates, length = layout.attention, CHIPS[machine.kind].rates, layout.seq_len
+    seconds = 0.0
+    for reach in _reaches(m):
+        sizes = tpu_spans.sizes_of(length, m.head_dim, layout.activation_bytes, reach)
+        for way, times in enumerate((forward, 1)):
+            cost = long_attention_s(machine.kind, rates, m.head_dim, sizes, reach, way)
+            seconds += times * cost
+    return _heads(layout) * seconds
+
+
+def _reaches(m: Attention) -> list[Reach]:
+    """How far the queries of each layer see."""
+    return [both_ways_within(w) if m.both_ways else causal_reach(w) for w in m.windows]
 
 
 def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
@@ -238,11 +240,11 @@ def _splash_s(layout: Layout, machine: Machine, *, forward: int) -> float:
         sides |= {"dkv": sides.pop("bwd"), "dq": (sizes.block_q_dq, sizes.block_kv_dq)}
     seconds = 0.0
     for way, (rows, columns) in sides.items():
-        scores = sum(
-            visited(length, rows, columns, windowed(length, rows, columns, w)) for w in m.windows
-        )
+        near = (windowed(length, rows, columns, window) for window in m.windows)
+        most = [count and (1 + m.both_ways) * count for count in near]
+        scores = sum(visited(length, rows, columns, n, not m.both_ways) for n in most)
         times = forward if way == "fwd" else 1
-        scores *= times * m.sides * _heads(layout)
+        scores *= times * _heads(layout)
         seconds += splash_s(CHIPS[machine.kind].rates, machine.kind, m.head_dim, way, scores)
     return seconds
 

@@ -76,15 +76,8 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
             generation, rates, h, sizes, reach_of(step.rest), way
         )
     if which in _ROW:
-        size, reach = blocks.get(("q", ""), t), reach_of(step.rest)
-        by_score, by_token = row_attention_cycles(generation, h)[_ROW[which]]
-        if reach.after == 0:
-            window = None if reach.before is None else reach.before + 1
-            scores = scores_below(t, size, window)
-        else:  # the diagonal is one block of those that are visited
-            scores = scores_met(t, size, reach)
-            by_token = max(by_token - BLOCK * by_score, 0.0)
-        return row_attention_s(rates, (by_score, by_token), heads * scores, heads * t)
+        cycles, size = row_attention_cycles(generation, h)[_ROW[which]], blocks.get(("q", ""), t)
+        return heads * whole_row_s(rates, cycles, t, size, reach_of(step.rest))
     way = _SPLASH[which]
     q, kv = (blocks.get((side, _SUFFIX[way]), t) for side in ("q", "kv"))
     table = next((m for m in map(_TABLE.match, given) if m), None)
@@ -120,6 +113,18 @@ def splash_s(rates: Rates, generation: str, head_dim: int, way: str, scores: flo
         by_score = least + PRODUCTS[way] * rates.attention_cycles
     cycles = scores * max(by_score / rates.kernel_share, least)
     return cycles / (rates.clock_hz * rates.cores)
+
+
+def whole_row_s(
+    rates: Rates, cycles: tuple[float, float], length: int, size: int, reach: Reach
+) -> float:
+    """Seconds of our own kernel, one way, for a head of a row in blocks of `size` tokens."""
+    if reach.after == 0:
+        window = None if reach.before is None else reach.before + 1
+        return row_attention_s(rates, cycles, scores_below(length, size, window), length)
+    by_score, by_token = cycles  # the diagonal is one block of those that are visited
+    cycles = by_score, max(by_token - BLOCK * by_score, 0.0)
+    return row_attention_s(rates, cycles, scores_met(length, size, reach), length)
 
 
 def row_attention_s(
