@@ -33,7 +33,7 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
     from lmwright.kernels import ring_attention as ring
     from lmwright.nn.intervals import causal
 
-    rotated = partial(ring._rotated, ways := jax.sharding.get_abstract_mesh().shape[ring.AXIS])
+    rotated = partial(ring.rotated, ways := jax.sharding.get_abstract_mesh().shape[ring.AXIS])
 
     @jax.custom_vjp
     def attend(q: Any, k: Any, v: Any, seen: Any) -> Any:

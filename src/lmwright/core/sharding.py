@@ -271,13 +271,16 @@ class TokenShards:
 
 
 def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:
-    """Attention `local(q, k, v, seen)`, run by every device of the mesh on what it holds of
-    q [B, T, N, H], k and v [B, T, K, H] and segment ids or intervals [B, T]."""
+    """Attention `local(q, k, v, seen)`, run by every device of the mesh, if it has several, on what
+    it holds of q [B, T, N, H], k and v [B, T, K, H] and segment ids or intervals [B, T]."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return local
     spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
     heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
     return jax.shard_map(
         local,
-        mesh=jax.sharding.get_abstract_mesh(),
+        mesh=mesh,
         in_specs=(heads, kv_heads, kv_heads, spec("batch seq")),
         out_specs=heads,
         check_vma=False,

@@ -39,13 +39,16 @@ def both_ways_by(compute: Compute) -> Callable[..., Array]:
     attend = attend_by(compute)
 
     def run(q: Array, k: Array, v: Array, ids: Array, scoring: Scoring) -> Array:
-        reach = None if scoring.window is None else scoring.window - 1
-        seen = intervals.both_ways(ids, reach)
-        return attend(
-            q, k, v, seen, scoring._replace(window=None), intervals.both_ways_reach(reach)
-        )
+        reach = both_ways_within(scoring.window)
+        seen = intervals.both_ways(ids, reach.before)
+        return attend(q, k, v, seen, scoring._replace(window=None), reach)
 
     return run
+
+
+def both_ways_within(window: int | None) -> Reach:
+    """The reach of tokens that are less than `window` away on either side; of all without one."""
+    return intervals.both_ways_reach(None if window is None else window - 1)
 
 
 def _whole_rows(compute: Compute) -> Attend:

@@ -46,8 +46,7 @@ class _Ring(NamedTuple):
 
     def shifted(self, by: int, tree: Tree) -> Tree:
         """Arrays of the device that is `by` before this one."""
-        moves = [(i, (i + by) % self.ways) for i in range(self.ways)]
-        return jax.tree.map(lambda a: lax.ppermute(a, AXIS, moves), tree) if by else tree
+        return ring_attention.rotated(self.ways, tree, by) if by else tree
 
     def owner(self, step: Array) -> Array:
         """The device whose keys are here in a step."""

@@ -88,8 +88,9 @@ def _starts(ways: int, rank: Array, size: int) -> Array:
     return jnp.stack([rank, 2 * ways - 1 - rank]) * size
 
 
-def _rotated(ways: int, tree: Tree) -> Tree:
-    around = [(i, (i + 1) % ways) for i in range(ways)]
+def rotated(ways: int, tree: Tree, by: int = 1) -> Tree:
+    """Arrays of the device that is so many before this one."""
+    around = [(i, (i + by) % ways) for i in range(ways)]
     return jax.tree.map(lambda a: lax.ppermute(a, AXIS, around), tree)
 
 
@@ -188,9 +189,9 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
         new = softmax_sums(scoring, _pick(before, queries), _pick(before, keys), sums)
         low = jax.tree.map(partial(jnp.where, before), new, low)
         high = jax.tree.map(partial(jnp.where, before), high, new)
-        return (_rotated(ways, kv), low, high), None
+        return (rotated(ways, kv), low, high), None
 
-    start = (_rotated(ways, (k, v)), low, high)
+    start = (rotated(ways, (k, v)), low, high)
     (_, *sums), _ = lax.scan(body, start, jnp.arange(1, ways))
     out = jnp.stack([out / total[..., None] for out, _, total in sums]).astype(q.dtype)
     log_sums = jnp.stack([top + jnp.log(total) for _, top, total in sums])
@@ -256,9 +257,9 @@ def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
         dkv = [
             d.at[0].add(a).at[chunk].add(b) for d, a, b in zip(dkv, dkv_low, new_dkv, strict=True)
         ]
-        return (_rotated(ways, kv), dq, _rotated(ways, dkv)), None
+        return (rotated(ways, kv), dq, rotated(ways, dkv)), None
 
-    start = (_rotated(ways, (k, v)), dq, _rotated(ways, dkv))
+    start = (rotated(ways, (k, v)), dq, rotated(ways, dkv))
     (_, dq, dkv), _ = lax.scan(body, start, jnp.arange(1, ways))
     return (
         dq.astype(q.dtype),

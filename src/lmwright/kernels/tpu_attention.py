@@ -7,7 +7,6 @@ Scores never leave the chip's vector memory, forward or backward; blocks that th
 are skipped.
 """
 
-import jax
 from jax import Array
 
 from lmwright.core.compute import LANES
@@ -47,7 +46,4 @@ def causal_attention(
         splash = select.KERNELS["splash attention"]
         return splash(q, k, v, ids, ids, scoring, early=early, interpret=interpret)
 
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty and mesh.size > 1:
-        local = by_shard(local)
-    return local(q, k, v, segment_ids)
+    return by_shard(local)(q, k, v, segment_ids)

@@ -5,7 +5,6 @@ JAX's splash kernel on v2 and v3, and for heads that do not fill tiles.
 
 from typing import Any
 
-import jax
 from jax import Array
 
 from lmwright.core.sharding import by_shard
@@ -46,7 +45,4 @@ def attention(
             q, k, v, ids, ids, near, early=early, interpret=interpret, after=reach.after
         )
 
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty and mesh.size > 1:
-        local = by_shard(local)
-    return local(q, k, v, seen)
+    return by_shard(local)(q, k, v, seen)

@@ -30,6 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lmwright.core.compute import ATTENTION, LANES
+from lmwright.kernels.tpu_row_attention import dot
 from lmwright.kernels.tpu_spans import Ref, Specs, Step, Tables, Walk, sizes_of
 from lmwright.nn.attention import MASKED, Scoring
 from lmwright.nn.intervals import (
@@ -44,11 +45,6 @@ from lmwright.nn.intervals import (
 AHEAD = 256  # keys whose scores are made while those before them become probabilities
 LOG2_E = math.log2(math.e)
 TABLES = len(Tables._fields)
-
-
-def _dot(a: Array, b: Array, over: tuple[int, int] = (1, 0)) -> Array:
-    contracted = ((over[0],), (over[1],))
-    return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
 
 def _at(number: Any, size: int, tokens: int | None = None) -> Any:
@@ -157,7 +153,7 @@ def _forward_kernel(program: _Program, *refs: Ref) -> None:
 
         def scores(n: int) -> Array:
             first = keys.place(n * ahead)
-            return _scores(scoring, _dot(k[parts[n], :], queries), first, sees)[0]
+            return _scores(scoring, dot(k[parts[n], :], queries), first, sees)[0]
 
         old_top, so_far, result = top[:, at], total[:, at], sums[:, at]
         following = scores(0)
@@ -168,7 +164,7 @@ def _forward_kernel(program: _Program, *refs: Ref) -> None:
             new_top = jnp.maximum(old_top, jnp.max(found, axis=0, keepdims=True))
             probs, keep = jnp.exp2(found - new_top), jnp.exp2(old_top - new_top)
             so_far = so_far * keep + jnp.sum(probs, axis=0, keepdims=True)
-            result = result * keep + _dot(v[:, part], probs.astype(v.dtype))
+            result = result * keep + dot(v[:, part], probs.astype(v.dtype))
             old_top = new_top
         top[:, at], total[:, at], sums[:, at] = old_top, so_far, result
 
@@ -252,14 +248,14 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
             at, at_keys = _at(i, walk.sizes.block_q), keys.part(0, walk.sizes.block_k)
             first = keys.place(0)
             sees = (start[:, at], end[:, at]) if masked else None
-            products = _dot(turned_k[at_keys, :], q[:, at])
+            products = dot(turned_k[at_keys, :], q[:, at])
             scores, slope = _scores(scoring, products, first, sees)
             probs = jnp.exp2(scores - log_sums[:, at])
-            dv_sum[:, at_keys] += _dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
-            dscores = probs * (_dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])
+            dv_sum[:, at_keys] += dot(g[:, at], probs.astype(g.dtype), over=(1, 1))
+            dscores = probs * (dot(turned_v[at_keys, :], g[:, at]) - inner[:, at])
             dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
-            dk_sum[:, at_keys] += _dot(q[:, at], dscores, over=(1, 1))
-            dq_sum[:, at] += _dot(k[:, at_keys], dscores)
+            dk_sum[:, at_keys] += dot(q[:, at], dscores, over=(1, 1))
+            dq_sum[:, at] += dot(k[:, at_keys], dscores)
 
         program.visit(tables, row, step, attend)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
+from lmwright.kernels import tpu_row_attention
 from lmwright.kernels.tpu_row_attention import Call, Ref, Sums, attend, dot
 from lmwright.nn.attention import MASKED, Scoring
 from lmwright.nn.intervals import Interval, Reach, zero_unseen
@@ -27,8 +28,7 @@ class Row(NamedTuple):
     end: Ref
     reach: Reach
 
-    def at(self, block: Array) -> Any:
-        return pl.ds(pl.multiple_of(block * self.size, self.size), self.size)
+    at = tpu_row_attention.Row.at
 
     def _blocks(self, of: Array, before: int | None, after: int | None) -> tuple[Any, Any]:
         """(first, end) of the blocks so many tokens before and after a block."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from pydantic import Field
 
@@ -117,7 +118,7 @@ class Mlm(Objective):
         """The rows with some tokens hidden, by a key [B] for each."""
         # without a tokenizer, as in a plan, any id makes the same program
         mask = vocab_size - 1 if self.mask_token_id is None else self.mask_token_id
-        special = jnp.isin(jnp.arange(vocab_size), jnp.array(self.never_masked or (), jnp.int32))
+        special = jnp.asarray(np.isin(np.arange(vocab_size), self.never_masked or ()))
         candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0) & ~special[batch.tokens]
         count = jnp.sum(candidates, axis=1, keepdims=True)  # [B, 1]
         wanted = jnp.round(self.mask_ratio * count).astype(jnp.int32)
