@@ -19,6 +19,10 @@ from lmwright.evals.positions import position_losses
 from lmwright.evals.text import evaluate_text
 from lmwright.models.eurobert import EuroBert
 from lmwright.objectives.mlm import Mlm
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.step_time import LOGITS_PASSES
+from lmwright.planner.subject import subject
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step
@@ -160,6 +164,27 @@ def test_the_head_works_for_the_hidden_tokens_alone():
     np.testing.assert_allclose(saved, head / 2, rtol=1e-9)
     assert saved > 0.15 * whole.flops_per_token()
     assert whole.attention.keys(2048) == 12 * 2048
+
+
+def test_a_plan_counts_the_head_at_the_hidden_tokens(tmp_path):
+    """Its products and logits take half the time at half the tokens, and nothing else changes."""
+    ways = [f"objective.mask_ratio={ratio}" for ratio in (0.5, 1.0)]
+    given = ["data.pack.seq_len=2048", "train.global_batch_size=64"]
+    half, whole = (
+        Quick.of(
+            subject("eurobert-210m", [*given, way], "v5e-8")[0],
+            parse_machine("v5e-8"),
+        )
+        for way in ways
+    )
+    tokens = whole.plan.tokens_per_step
+    by_part = [quick.timing.by_part for quick in (half, whole)]
+    assert by_part[0]["head"] == pytest.approx(by_part[1]["head"] / 2)
+    assert by_part[0]["mlp"] == by_part[1]["mlp"]
+    vector = [quick.timing.by_kind["vector"] for quick in (half, whole)]
+    logits = LOGITS_PASSES * tokens / 8 * 128_256 * 4
+    saved = logits / 2 / parse_machine("v5e-8").vector_bytes_per_s
+    assert vector[1] - vector[0] == pytest.approx(saved, rel=1e-6)
 
 
 class Tokens:

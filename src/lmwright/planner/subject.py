@@ -1,8 +1,9 @@
 """Subject: the run that `lmwright plan` is asked about: a run file, or a model alone.
 
 run.toml, run directory            --load_run--> Run
-preset, Hugging Face folder, GGUF  --find_model--> recipe `pretrain`, its own row length, the
-                                   largest power of two of rows a chip that fits --> Run, notes
+preset, Hugging Face folder, GGUF  --find_model--> recipe `pretrain` or `pretrain-encoder`, its own
+                                   row length, the largest power of two of rows a chip that fits
+                                   --> Run, notes
 """
 
 import math
@@ -49,6 +50,7 @@ class _Alone:
 
     def __init__(self, name: str, model: Model, overrides: tuple[str, ...], given: set):
         self.name, self.model, self.overrides, self.given = name, model, overrides, given
+        self.recipe = "pretrain-encoder" if model.both_ways else "pretrain"
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:
@@ -103,7 +105,7 @@ class _Alone:
         values = {
             "name": self.short,
             "dir": f"runs/{self.short}",
-            "recipe": "pretrain",
+            "recipe": self.recipe,
             "model": to_plain(self.model),
             "data": {
                 "dir": f"data/{self.short}",
@@ -120,7 +122,7 @@ class _Alone:
             return load_run(path, self.overrides)
 
     def _note(self, run: Run, why: str) -> str:
-        chosen = ["recipe pretrain"]
+        chosen = [f"recipe {self.recipe}"]
         own = "the model's own length" if run.data.pack.seq_len is None else "as said"
         chosen.append(f"rows of {seq_len_of(run):,} tokens ({own})")
         chosen += [why] if why else []

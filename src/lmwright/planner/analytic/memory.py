@@ -203,12 +203,18 @@ def head_bytes(layout: Layout) -> float:
     return layout.held["all"] * WEIGHT_BYTES * share if head.trained else 0.0
 
 
+def predicted_share(layout: Layout) -> float:
+    """Share of a row's tokens that the head runs over: all, but of masked tokens those alone."""
+    tables = (w for w in layout.stock.model_weights if w.param.is_matrix and not w.stacked)
+    return max(w.active for w in tables if w.part in ("head", "embedding"))
+
+
 def loss_bytes(layout: Layout) -> float:
     """A chunk of logits and what goes with it: the logits themselves, or the head's gradient
     that is made of theirs."""
     m, train, size = layout.work, layout.run.train, layout.activation_bytes
     ways = layout.ways("batch", "seq", "vocab")
-    share = min(train.loss_chunk_tokens, layout.seq_len) / layout.seq_len
+    share = min(train.loss_chunk_tokens / layout.seq_len, predicted_share(layout))
     logits = layout.tokens * share * m.vocab_size / ways
     head = m.vocab_size * m.embed_dim / ways
     capped = CAPPED_ALIVE if m.soft_capped else 0

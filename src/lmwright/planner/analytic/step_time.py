@@ -36,6 +36,7 @@ from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import (
     is_recomputed,
     keeps_attention,
+    predicted_share,
     saved_bytes,
     score_bytes,
 )
@@ -55,7 +56,7 @@ TILE = 128  # products are padded to multiples of it
 STREAM_PASSES = 43.0
 WIDE_PASSES = 4.0
 HEAD_PASSES = 10.0
-LOGITS_PASSES = 10.0
+LOGITS_PASSES = 6.6
 SCORE_PASSES = 8.0
 OPTIMIZER_PASSES = 2.0  # the state is read and written
 RECOMPUTED = 0.3
@@ -268,7 +269,8 @@ def vector_bytes(layout: Layout) -> float:
     )
     if train.remat != "none":
         per_layer *= 1 + RECOMPUTED
-    logits = LOGITS_PASSES * layout.tokens * layout.work.vocab_size / vocab * 4
+    logits = predicted_share(layout) * layout.tokens * layout.work.vocab_size / vocab
+    logits *= LOGITS_PASSES * 4
     held = layout.held["trained"]
     gradients = WEIGHT_BYTES * held * (2 + 3 * (pieces - 1))
     return (
