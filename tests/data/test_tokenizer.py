@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 import tiktoken
 import tiktoken.load
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from lmwright.config.run import Tokenizer
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import (
     TextTokenizer,
+    find_roles,
     load_tokenizer,
     save_tokenizer,
     train_tokenizer,
@@ -283,3 +285,11 @@ def test_files_that_are_no_tokenizer(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         import_tokenizer(tmp_path / name)
+
+
+def test_a_mask_token_that_was_added_later_is_one():
+    """The configuration of a decoder's tokenizer names other roles and no mask."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.add_special_tokens(["<eos>", "<pad>", "[MASK]"])
+    assert find_roles(backend, {"eos_token": "<eos>"}) == {"eos": "<eos>", "mask": "[MASK]"}
+    assert find_roles(backend, {"eos_token": "<eos>", "mask_token": None}) == {"eos": "<eos>"}

@@ -371,7 +371,8 @@ def find_roles(
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(token, str):
             raise UserError(f"the tokenizer's {role}_token is {token!r:.60}, not a token's text")
-        for name in names if silent else [token] if token else []:
+        unsaid = silent or (role == "mask" and "mask_token" not in config)  # added to a decoder's
+        for name in names if unsaid else [token] if token else []:
             if backend.token_to_id(name) is not None:
                 roles[role] = name
                 break
