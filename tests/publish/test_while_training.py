@@ -13,7 +13,7 @@ import pytest
 from lmwright.config.run import Checkpoint, Publish
 from lmwright.errors import UserError
 from lmwright.train import publishing
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.fake_hub import WritableHub
 from tests.publish.conftest import TOKEN
 

@@ -57,7 +57,7 @@ def trained_run(small_run, tmp_path_factory) -> Run:
     """A run that has done its steps; copy its directory before changing anything."""
     import jax
 
-    from lmwright.train.loop import train
+    from lmwright.train.session import train
 
     run = in_dir(small_run, tmp_path_factory.mktemp("trained") / "run")
     assert train(run, jax.devices()[:1]).exit_code == 0

@@ -9,7 +9,7 @@ import pytest
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
 from lmwright.program.lora_section import LowRank
-from lmwright.train import corruption, loop
+from lmwright.train import corruption, session
 from lmwright.train.hooks import Hook
 from tests.resume.small_runs import in_dir, logged
 
@@ -62,7 +62,7 @@ def test_a_flipped_bit_is_found(small_run, tmp_path, flip, leaf, device):
     run = replace(run, checkpoint=replace(run.checkpoint, save_every_steps=4))
     match = rf"after step 6, trained/model/{leaf} has other bits on {device} than its replicas"
     with pytest.raises(UserError, match=match) as error:
-        loop.train(run, jax.devices(), hooks=[flip])
+        session.train(run, jax.devices(), hooks=[flip])
     assert error.value.exit_code == 47
     assert [row["step"] for row in logged(run, "checkpoint")] == [4]
 
@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_found(small_run, tmp_path, flip, leaf, device):
 def test_nothing_is_saved_with_it(small_run, tmp_path):
     run = in_dir(checked(small_run, 100, data=8), tmp_path / "run")
     with pytest.raises(UserError, match="after step 6, trained/model/weights/embed has other bits"):
-        loop.train(run, jax.devices(), hooks=[Flip(5, "weights", "embed")])
+        session.train(run, jax.devices(), hooks=[Flip(5, "weights", "embed")])
     assert [row["step"] for row in logged(run, "checkpoint")] == [3]
 
 
@@ -83,7 +83,7 @@ def test_rows_that_a_device_computes_otherwise(small_run, tmp_path, monkeypatch,
     run = in_dir(checked(small_run, 2, **mesh), tmp_path / "run")
     names = "device 5 of host 0" if mesh["data"] == 8 else "device 4 of host 0, device 5 of host 0"
     with pytest.raises(UserError, match=rf"after step 4, losses of the same rows .* on {names}"):
-        loop.train(run, jax.devices(), hooks=[Flip(3, "weights", "embed", bit=30)])
+        session.train(run, jax.devices(), hooks=[Flip(3, "weights", "embed", bit=30)])
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_rows_that_a_device_computes_otherwise(small_run, tmp_path, monkeypatch,
 )
 def test_no_alarm_on_any_mesh(small_run, tmp_path, mesh, changes):
     run = in_dir(replace(checked(small_run, 1, **mesh), **changes), tmp_path / "run")
-    assert loop.train(run, jax.devices()).exit_code == 0
+    assert session.train(run, jax.devices()).exit_code == 0
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_no_alarm_in_a_thousand_steps(small_run, tmp_path):
     train = replace(run.train, steps=1000, num_microbatches=1, precision="bf16")
     metrics = replace(run.metrics, log_every_steps=100)
     run = replace(run, train=train, checkpoint=policy, metrics=metrics)
-    assert loop.train(run, jax.devices()).exit_code == 0
+    assert session.train(run, jax.devices()).exit_code == 0
 
 
 def test_the_minority():

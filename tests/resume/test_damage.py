@@ -24,9 +24,9 @@ from lmwright.formats.open import load_run
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
 from lmwright.train.budget import Budget
-from lmwright.train.loop import train
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.rundir import claim
+from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 from tests.time_limit import Hangs, time_limit
 

@@ -11,7 +11,7 @@ import pytest
 from lmwright.config.run import Checkpoint, Mesh
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import Constant
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import in_dir, logged, losses
 from tests.resume.test_hosts import outputs, start_two
 

@@ -13,8 +13,8 @@ from lmwright.program.state import init_state
 from lmwright.report.html import render
 from lmwright.report.read import read_run
 from lmwright.train import gradient_error
-from lmwright.train.loop import train
 from lmwright.train.rundir import identity
+from lmwright.train.session import train
 from lmwright.train.stores import open_stores
 from tests.resume.small_runs import in_dir, logged
 

@@ -14,7 +14,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.evals import held_out
 from lmwright.guard import heartbeat
 from lmwright.train import publishing
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import in_dir
 
 

@@ -3,7 +3,7 @@
 import jax
 
 from lmwright.train.hooks import Hook
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir
 
 

@@ -20,7 +20,7 @@ from lmwright.config.run import Mesh
 from lmwright.errors import EXIT_TRANSIENT, UserError
 from lmwright.program.plan import resolve
 from lmwright.train.hosts import HostRows, join, started_together
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import in_dir, losses, typed
 

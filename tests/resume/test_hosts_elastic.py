@@ -13,7 +13,7 @@ import pytest
 
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Mesh
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import STEPS, in_dir, losses
 from tests.resume.test_hosts import free_port, outputs

@@ -11,7 +11,7 @@ from lmwright.program import executable
 from lmwright.program.plan import resolve, step_options
 from lmwright.program.state import abstract_batch, abstract_state
 from lmwright.program.step import make_step
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import in_dir, losses
 
 

@@ -19,7 +19,7 @@ from lmwright.formats.weights import trained
 from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import losses
 
 SLOW = pytest.mark.slow

@@ -20,7 +20,7 @@ from lmwright.formats.weights import trained
 from lmwright.program.lora import bind, resolved, scaled
 from lmwright.program.lora_section import LowRank
 from lmwright.program.plan import resolve
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import in_dir
 
 torch = pytest.importorskip("torch")

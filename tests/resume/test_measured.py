@@ -14,7 +14,7 @@ from jax.profiler import ProfileData
 from lmwright.cli.main import main
 from lmwright.planner import own_machine
 from lmwright.planner.compiler.profile import newest_profile, seconds_by_instruction
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import in_dir
 
 

@@ -11,7 +11,7 @@ import pytest
 from lmwright.checkpoint.memory import VARIABLE, MemoryTier
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 from tests.resume.test_resume import Signal
 

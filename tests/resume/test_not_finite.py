@@ -18,7 +18,7 @@ from lmwright.formats.weights import load_run_weights
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state, saved
-from lmwright.train import hooks, loop
+from lmwright.train import hooks, session
 from lmwright.train.hooks import Hook
 from tests.resume.small_runs import STEPS, in_dir, logged
 
@@ -42,7 +42,7 @@ def spoil(monkeypatch, part, step, value=np.nan):
             model[part] = jax.tree.unflatten(tree, leaves)
 
     monkeypatch.setattr(hooks, "HOOKS", [Spoil()])
-    monkeypatch.setattr(loop, "HOOKS", hooks.HOOKS)
+    monkeypatch.setattr(session, "HOOKS", hooks.HOOKS)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -51,7 +51,7 @@ def test_a_run_that_goes_bad_keeps_its_good_checkpoints(small_run, tmp_path, mon
     run = replace(run, metrics=replace(run.metrics, log_every_steps=1000))
     spoil(monkeypatch, "weights", step=8)
     with pytest.raises(UserError, match=r"step 9; the last finite .*/run/.*/6: start") as error:
-        loop.train(run, jax.devices()[:devices])
+        session.train(run, jax.devices()[:devices])
     assert "trained/model/weights/embed holds NaN" in str(error.value)
     assert checkpoints_of(run) == [3, 6]
     assert not_finite(load_run_weights(run.dir)[1]) is None
@@ -59,7 +59,8 @@ def test_a_run_that_goes_bad_keeps_its_good_checkpoints(small_run, tmp_path, mon
     again = replace(run.train, init_from=f"{run.dir}/checkpoints/6", steps=2)
     monkeypatch.undo()
     assert (
-        loop.train(replace(run, dir=f"{run.dir}-2", train=again), jax.devices()[:1]).exit_code == 0
+        session.train(replace(run, dir=f"{run.dir}-2", train=again), jax.devices()[:1]).exit_code
+        == 0
     )
 
 
@@ -69,7 +70,7 @@ def test_what_loss_and_gradient_do_not_show(small_run, tmp_path, monkeypatch, pa
     run = replace(in_dir(small_run, tmp_path / "run"), train=train)
     spoil(monkeypatch, part, step=6, value=np.inf)
     with pytest.raises(UserError, match=rf"(?s){part}.*infinities after step 6.*checkpoints/3"):
-        loop.train(run, jax.devices()[:1])
+        session.train(run, jax.devices()[:1])
     assert checkpoints_of(run) == [3]
 
 
@@ -104,7 +105,7 @@ def test_an_earlier_run_saved_nan(trained_run, tmp_path, capsys):
     ):
         load_run_weights(run.dir, 13)
     more = replace(run, train=replace(run.train, steps=STEPS + 2))
-    assert loop.train(more, jax.devices()[:1]).step == STEPS + 2
+    assert session.train(more, jax.devices()[:1]).step == STEPS + 2
     said = " ".join(capsys.readouterr().out.split())
     assert "checkpoint 13 is not finite" in said and f"continuing from step {STEPS}" in said
 
@@ -116,7 +117,7 @@ def test_one_of_several_adapters_goes_bad(small_run, tmp_path):
     run = replace(run, train=train, lora=LowRank(adapters=adapters, rank=2, base="fp32"))
     run = replace(run, metrics=replace(run.metrics, log_every_steps=1000))
     with pytest.raises(UserError, match=r"(?s)(adapter 'wild'|/wild/).* nothing was saved before"):
-        loop.train(run, jax.devices()[:1])
+        session.train(run, jax.devices()[:1])
     assert logged(run, "skipped")[0]["adapter"] == "wild"
 
 

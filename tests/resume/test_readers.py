@@ -21,7 +21,7 @@ from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.weights import load_run_weights
-from lmwright.train import loop
+from lmwright.train import session
 from tests.resume.small_runs import in_dir, losses
 
 
@@ -46,15 +46,15 @@ def damaged_ones(run):
 
 def test_readers_beside_a_run_that_saves(small_run, tmp_path, monkeypatch):
     run = busy(small_run, tmp_path / "run", steps=25)
-    saved, outcomes, save = {}, [], loop.Checkpoints.save
+    saved, outcomes, save = {}, [], session.Checkpoints.save
 
     def noted(self, step, state, meta):
         saved[step] = digest(state["trained"]["model"]["weights"])
         save(self, step, state, meta)
 
-    monkeypatch.setattr(loop.Checkpoints, "save", noted)
+    monkeypatch.setattr(session.Checkpoints, "save", noted)
     training = threading.Thread(
-        target=lambda: outcomes.append(loop.train(run, jax.devices()[:1])), daemon=True
+        target=lambda: outcomes.append(session.train(run, jax.devices()[:1])), daemon=True
     )
     training.start()
     seen = []
@@ -139,7 +139,7 @@ def test_the_verbs_that_read_change_no_file(trained_run, tmp_path, harm, capsys)
     assert main(["export", str(folder), str(tmp_path / "out")]) == 0
     assert main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
     origin = replace(trained_run.train, init_from=str(folder), steps=1)
-    loop.train(replace(trained_run, dir=str(tmp_path / "next"), train=origin), jax.devices()[:1])
+    session.train(replace(trained_run, dir=str(tmp_path / "next"), train=origin), jax.devices()[:1])
     assert contents(folder) == before
     said = capsys.readouterr().err
     assert ("checkpoint 12 is damaged" in said) == (harm is harm_newest)

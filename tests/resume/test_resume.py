@@ -17,9 +17,9 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.train import loop
+from lmwright.train import session
 from lmwright.train.hooks import Hook
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses, train_in_process, typed
 
 KILL_IN_STEP = """
@@ -92,7 +92,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(
     run = in_dir(small_run, tmp_path / "run")
     (tmp_path / "run.toml").write_text(dump_toml(run))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "HOOKS", [Signal(5, number)])
+        patch.setattr(session, "HOOKS", [Signal(5, number)])
         assert main(["train", str(tmp_path / "run.toml")]) == code
     said = capsys.readouterr().out
     assert "stopped after step 5" in said and "again to continue" in " ".join(said.split())
@@ -124,7 +124,7 @@ TOLD_EARLY = """
     "module, name",
     [
         ("lmwright.formats.open", "load_noted"),
-        pytest.param("lmwright.train.loop", "restore_or_init", marks=pytest.mark.slow),
+        pytest.param("lmwright.train.session", "restore_or_init", marks=pytest.mark.slow),
     ],
 )
 def test_told_to_stop_before_the_first_step_it_ends_at_once(small_run, tmp_path, module, name):

@@ -15,7 +15,7 @@ from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state, saved
 from lmwright.program.step import make_step
-from lmwright.train import loop
+from lmwright.train import session
 from lmwright.train.feed import Feed
 from lmwright.train.hooks import Hook
 from lmwright.train.signals import EXIT_SKIPPING
@@ -47,7 +47,7 @@ def trained(run, folder, devices=1, hooks=()):
             last.update(jax.device_get(session.state))
 
     run = in_dir(run, folder)
-    loop.train(run, jax.devices()[:devices], hooks=[*hooks, Last()])
+    session.train(run, jax.devices()[:devices], hooks=[*hooks, Last()])
     return run, last
 
 

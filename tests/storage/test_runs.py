@@ -16,7 +16,7 @@ from lmwright.formats.open import load_run
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import CLAIM
 from lmwright.storage.mirror import fetched
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, train_in_process
 from tests.storage.fake_gcs import BUCKET, Faults
 

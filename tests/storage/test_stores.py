@@ -18,7 +18,7 @@ from lmwright.data.rows.cached import CachedPlace, cache_folder
 from lmwright.data.rows.store import TokenStore
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import CLAIM
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.storage.fake_gcs import Faults
 from tests.storage.test_runs import losses
 

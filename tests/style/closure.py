@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.style.sources import PACKAGE, parsed
 
 STEP = "lmwright.program.step"
+LOOP = "lmwright.train.loop"
 MEMBERS = (
     "lmwright.models.llama",
     "lmwright.objectives.clm",

@@ -19,7 +19,7 @@ from lmwright.formats.convert import export_command, import_command
 from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.formats.proof import logits
-from lmwright.train.loop import train
+from lmwright.train.session import train
 
 pytestmark = pytest.mark.slow
 STEPS, ROWS, SEQ_LEN, RATE, WARMUP, CLIP = 50, 2, 128, 5e-4, 5, 1.0

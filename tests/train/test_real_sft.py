@@ -10,7 +10,7 @@ import tomli_w
 
 from lmwright.data.prepare import prepare
 from lmwright.formats.open import load_run
-from lmwright.train.loop import train
+from lmwright.train.session import train
 
 pytestmark = pytest.mark.slow
 

@@ -38,7 +38,7 @@ from lmwright.optim.build import rate_shares
 from lmwright.optim.kinds import Group
 from lmwright.program.plan import resolve
 from lmwright.program.trainee import Frozen
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from lmwright.train.start import first_state
 from lmwright.train.stores import open_stores
 

@@ -41,8 +41,6 @@ LEAST_SPREAD = {"loss": 0.01, "grad_norm": 0.5}  # of the median; norms have lon
 IN_A_ROW = "skipped_in_a_row"
 """Metric: the steps without an update up to this one."""
 
-Step = Callable[[Tree, Batch], tuple[Tree, dict[str, Array]]]
-
 
 @dataclass(frozen=True)
 class Lanes:
@@ -88,7 +86,7 @@ class Lanes:
         return tuple(jax.tree.map(lambda a, i=i: a[i], sums) for i in range(count))
 
 
-def make_step(plan: Plan, active: Sequence[Trainee] | None = None) -> Step:
+def make_step(plan: Plan, active: Sequence[Trainee] | None = None) -> jax.stages.Wrapped:
     """The jitted step `(state, batch) -> (state, metrics)` for the trainees that still train, all
     if unset; the state, which holds them all, is donated.
 

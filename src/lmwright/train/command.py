@@ -15,8 +15,9 @@ from lmwright.report.read import read_run
 from lmwright.storage.mirror import place_in
 from lmwright.train.chips import refuse_missing_chips
 from lmwright.train.hosts import join
-from lmwright.train.loop import Outcome, train
+from lmwright.train.loop import Outcome
 from lmwright.train.peers import expect_abort, leave
+from lmwright.train.session import train
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 
 

@@ -1,7 +1,8 @@
 """The compiled step of a session: for the trainees that still train, with the rows it reads."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,9 +18,9 @@ from lmwright.program.state import abstract_batch, abstract_state
 from lmwright.program.step import Lanes, make_step
 from lmwright.program.trainee import Trainee
 from lmwright.train.feed import Feed
-from lmwright.train.hooks import Values
 from lmwright.train.hosts import HostRows
-from lmwright.train.throughput import StepTimer, peak_flops
+from lmwright.train.parts import Values
+from lmwright.train.throughput import StepTimer, memory_bytes, peak_flops
 
 
 @dataclass
@@ -37,8 +38,8 @@ class CompiledStep:
 
     @classmethod
     def of(
-        cls, plan: Plan, state: Tree, active: tuple[Trainee, ...],
-        stores: Mapping[str, TokenStore], counts: Mapping[str, int], at: int,
+        cls, plan: Plan, stores: Mapping[str, TokenStore], state: Tree,
+        active: Sequence[Trainee], counts: Mapping[str, int], at: int,
     ) -> "CompiledStep":  # fmt: skip
         """Compiles the step for `active` trainees, whose rows after step `at` are read meanwhile.
         Raises UserError for compiler options that do not exist."""
@@ -62,6 +63,37 @@ class CompiledStep:
         timer = StepTimer(tokens, flops, peak_flops(plan.devices))
         names = tuple(trainee.name for trainee in active)
         return cls(plan, names, host, feed, program, ready, timer)
+
+    @property
+    def by_plan(self) -> bool:
+        """True if `plan` had compiled it."""
+        return self.ready.by_plan
+
+    @property
+    def reason(self) -> str:
+        """Why it was compiled although `plan` had; empty where it had not."""
+        return self.ready.reason
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the latest step waited for its rows."""
+        return self.timer.waited_s
+
+    def measured(self) -> dict[str, float]:
+        """Speed and memory since the last call, under their names in metrics.jsonl."""
+        return self.timer.window() | {"peak_memory_bytes": float(memory_bytes(self.plan.devices))}
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Context in which time belongs to no step."""
+        return self.timer.paused()
+
+    def finish(self) -> None:
+        """Raises UserError for a store that is found to be altered at the end of a run."""
+        self.feed.finish()
+
+    def close(self) -> None:
+        """Ends the threads that read rows."""
+        self.feed.close()
 
     def __call__(self, state: Tree, k: int) -> tuple[Batch, Tree, Values]:
         """Batch `k`, and the state and the values of the step that reads it."""

@@ -98,6 +98,11 @@ class Checks(Hook):
             )
 
 
+def checking(plan: Plan) -> tuple[Hook, ...]:
+    """The hook of a run that looks for corruption."""
+    return (Checks(plan),) if plan.run.train.check_every_steps else ()
+
+
 def replica_sums(mesh: Mesh, state: Tree) -> Any:
     """The jitted function from a state like this one to checksums uint32 [devices, leaves]."""
     specs = [leaf.sharding.spec for leaf in jax.tree.leaves(state)]

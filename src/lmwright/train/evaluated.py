@@ -1,10 +1,12 @@
 """Evaluated: the weights that are evaluated, and the results in metrics.jsonl and on the
 display."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmwright.core.param import Tree
+from lmwright.data.rows.store import TokenStore
+from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.program.plan import Plan
 from lmwright.program.state import averaged_weights
@@ -18,6 +20,29 @@ def eval_weights(plan: Plan, state: Tree, name: str) -> Tree:
     trainee = next(candidate for candidate in training.trainees if candidate.name == name)
     parts = training.parts(trainee, averaged_weights(state["trained"][name]))
     return training.bind(state["frozen"], parts)
+
+
+class HeldOutOfAll:
+    """Evaluates each trainee on what is held out of its own data."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stores: Mapping[str, TokenStore],
+        metrics: MetricsWriter,
+        display: Display,
+    ):
+        self._plan, self._metrics, self._display = plan, metrics, display
+        self._held_out = {name: HeldOut(plan, store) for name, store in stores.items()}
+
+    def evaluate(self, step: int, state: Tree, name: str) -> list[SourceLoss]:
+        """Losses of the model with one trainee on its held-out data, which are printed and written
+        down after a step, as are its samples."""
+        held_out, prefix = self._held_out[name], f"{name}/" if len(self._held_out) > 1 else ""
+        weights = eval_weights(self._plan, state, name)
+        losses, samples = held_out.losses(weights), held_out.samples(weights)
+        write_down(self._metrics, self._display, step, prefix, losses, samples)
+        return losses
 
 
 def write_down(

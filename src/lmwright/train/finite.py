@@ -5,11 +5,14 @@ update can overflow where both were finite, so the state is asked itself, before
 for the step anyway, and when the first step is skipped. That is one pass over it on the devices.
 """
 
-from lmwright.checkpoint.store import Checkpoints
+from collections.abc import Iterator
+
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.program.plan import Plan
+from lmwright.program.step import IN_A_ROW
+from lmwright.train.parts import Checkpoints, Values
 from lmwright.train.signals import EXIT_SKIPPING
 
 
@@ -17,6 +20,15 @@ class TooManySkipped(UserError):
     """No step of many in a row gave an update."""
 
     exit_code = EXIT_SKIPPING
+
+
+def skipped(values: Values) -> Iterator[tuple[str, int]]:
+    """The trainees, by name where there are several, for which a step was skipped, and how often
+    this was so in a row."""
+    counts = {name: value for name, value in values.items() if name.startswith(IN_A_ROW)}
+    for name, value in counts.items():
+        if (name != IN_A_ROW or len(counts) == 1) and (in_a_row := int(value)):
+            yield name.partition("/")[2], in_a_row
 
 
 def refuse_state(plan: Plan, checkpoints: Checkpoints, step: int, state: Tree) -> None:

@@ -8,7 +8,7 @@ before the first step of a session, printed, and kept in metrics.jsonl for the r
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from lmwright.program.plan import Plan, step_options
 from lmwright.program.state import own_step
 from lmwright.program.step import summed_gradients
 from lmwright.program.trainee import Trainee
-from lmwright.train.hooks import Running
+from lmwright.train.hooks import Hook, Running
 from lmwright.train.hosts import HostRows
 
 TOKENS = 4096  # of each batch shard, at least one row
@@ -212,21 +212,23 @@ def part_of(path: str, param: Param) -> str:
     return name
 
 
-def note_gradient_error(
-    plan: Plan, trainees: Sequence[Trainee], state: Tree, stores: Mapping[str, TokenStore],
-    session: Running, step: int,
-) -> None:  # fmt: skip
-    """Measures the first of the trainees, prints what was found and writes it down; does nothing
-    for a run whose gradients are exact."""
-    setting = setting_of(plan)
-    if not setting:
-        return
-    first = trainees[0]
-    found = measure(plan, first, state, stores[first.name])
-    if found is None:
-        text = "not known: not even a part of one row a device fits with exact gradients"
-        session.metrics.event(EVENT, step=step, setting=setting, reason=text)
-        session.display.note(f"{setting} changes gradients; by how much is {text}")
-        return
-    session.metrics.event(EVENT, step=step, **found.fields())
-    session.display.note(found.text)
+class GradientErrors(Hook):
+    """Measures the first of the trainees at the start of a session, prints what was found and
+    writes it down; does nothing for a run whose gradients are exact."""
+
+    def __init__(self, plan: Plan, stores: Mapping[str, TokenStore]):
+        self._plan, self._stores = plan, stores
+
+    def at_start(self, session: Running, step: int) -> None:
+        setting = setting_of(self._plan)
+        if not setting:
+            return
+        first = session.active[0]
+        found = measure(self._plan, first, session.state, self._stores[first.name])
+        if found is None:
+            text = "not known: not even a part of one row a device fits with exact gradients"
+            session.metrics.event(EVENT, step=step, setting=setting, reason=text)
+            session.display.note(f"{setting} changes gradients; by how much is {text}")
+            return
+        session.metrics.event(EVENT, step=step, **found.fields())
+        session.display.note(found.text)

@@ -1,22 +1,20 @@
 """Hooks: what is done beside the training, at its moments.
 
-    step --> after_step --> log --> evaluate --> before_save --> save --> after_save --> at_end
+    at_start --> step --> after_step --> log --> after_log --> evaluate --> after_evaluate
+                      --> before_save --> save --> after_save ... --> at_end
 
 A hook overrides what it wants, and is given to `train(run, hooks=[...])`.
 """
 
 from typing import Any, Protocol
 
-import jax
-
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.evals.loss import SourceLoss
-from lmwright.train.display import Display
-from lmwright.train.metrics import MetricsWriter
+from lmwright.program.plan import Plan
+from lmwright.program.trainee import Trainee
+from lmwright.train.parts import Display, Metrics, Values
 from lmwright.train.signals import StopRequest
-
-Values = dict[str, jax.Array]
 
 HOOKS: list["Hook"] = []
 """For every run of this process, before those of the run."""
@@ -25,6 +23,11 @@ HOOKS: list["Hook"] = []
 class Running(Protocol):
     """The view of a run that hooks have."""
 
+    plan: Plan
+    at: int
+    """Steps that are done."""
+    counts: dict[str, int]
+    """Steps that each trainee has done."""
     state: Tree
     """Of `program.state`; a hook may replace it."""
     values: Values
@@ -33,11 +36,17 @@ class Running(Protocol):
     """Of the last evaluation."""
     batch: Batch
     """Of the last step."""
-    steps: int
-    """At which the run ends."""
     display: Display
-    metrics: MetricsWriter
+    metrics: Metrics
     stop: StopRequest
+
+    @property
+    def steps(self) -> int:
+        """The step at which the run ends."""
+
+    @property
+    def active(self) -> tuple[Trainee, ...]:
+        """The trainees that still train."""
 
     def meta(self) -> dict[str, Any]:
         """Facts that go with a saved state."""
@@ -45,6 +54,9 @@ class Running(Protocol):
 
 class Hook:
     """Does nothing at any moment. `step` counts the steps that are done."""
+
+    def at_start(self, session: Running, step: int) -> None:
+        """The first step of the session is about to be compiled."""
 
     def after_step(self, session: Running, step: int) -> None:
         """A step was started; its values may not be there yet."""

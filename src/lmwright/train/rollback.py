@@ -7,123 +7,29 @@ effect is recorded in the run directory, and in every checkpoint after them: a r
 one before them passes over the same steps.
 """
 
-import json
-from pathlib import Path
-from typing import Protocol
-
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.core.param import Tree
-from lmwright.errors import UserError
 from lmwright.formats.train_state import restore
-from lmwright.guard.files import write_whole
-from lmwright.program.plan import Plan
-from lmwright.program.state import counts_of, saved
+from lmwright.program.state import saved
 from lmwright.program.trainee import Frozen
-from lmwright.train.display import Display
-
-RECORD = "passed.json"
-MOST_RANGES = 1000
+from lmwright.train.hooks import Running
+from lmwright.train.passed import PassedSteps, moved_on
 
 
-class PassedSteps:
-    """The steps of a run that are without effect, as ranges of first and last."""
-
-    def __init__(self, folder: Path):
-        self._path = folder / RECORD
-        self.ranges = self._read()
-
-    def add(self, first: int, last: int) -> None:
-        """Adds a range; those that it covers are dropped."""
-        others = [pair for pair in self.ranges if not first <= pair[0] <= pair[1] <= last]
-        self.ranges = sorted([*others, [first, last]])
-
-    def write(self) -> None:
-        """Writes the record, on process 0."""
-        if jax.process_index() == 0:
-            write_whole(self._path, json.dumps(self.ranges) + "\n")
-
-    def last(self, step: int) -> int | None:
-        """The last step of the range that a step begins; None for a step that is done."""
-        return max((last for first, last in self.ranges if first == step), default=None)
-
-    def within(self, step: int) -> bool:
-        """True if a state after this step has the effect of steps that are passed over."""
-        return any(first <= step < last for first, last in self.ranges)
-
-    def _read(self) -> list[list[int]]:
-        """The record as process 0 has it."""
-        pairs = np.zeros((MOST_RANGES, 2), np.int32)
-        if jax.process_index() == 0 and self._path.exists():
-            try:
-                told = json.loads(self._path.read_bytes())
-                for number, (first, last) in enumerate(told):
-                    pairs[number] = first, last
-            except (ValueError, TypeError, IndexError) as error:
-                raise UserError(
-                    f"{self._path}: is damaged; remove it if the run may take the steps again that "
-                    "it lists"
-                ) from error
-        if jax.process_count() > 1:
-            pairs = multihost_utils.broadcast_one_to_all(pairs)
-        return [[int(first), int(last)] for first, last in pairs if last]
-
-
-class Rolling(Protocol):
-    """The view of a session that a rollback has."""
-
-    plan: Plan
-    state: Tree
-    frozen: Frozen
-    checkpoints: Checkpoints
-    counts: dict[str, int]
-    passed: PassedSteps
-    at: int
-    display: Display
-
-
-def roll_back(session: Rolling) -> int | None:
+def roll_back(
+    session: Running, checkpoints: Checkpoints, frozen: Frozen, passed: PassedSteps
+) -> int | None:
     """Puts the newest checkpoint's weights and optimizer in place of those after the steps since,
     which are then without effect; its step, or None where there is no checkpoint."""
-    session.checkpoints.wait()
-    steps = session.checkpoints.steps()
+    checkpoints.wait()
+    steps = checkpoints.steps()
     if not steps:
         return None
-    session.passed.add(steps[-1] + 1, session.at)
-    session.passed.write()
+    passed.add(steps[-1] + 1, session.at)
+    passed.write()
     jax.tree.map(lambda leaf: leaf.delete(), saved(session.state))  # two do not fit
-    restored = restore(session.plan, session.checkpoints, session.frozen, steps[-1])
+    restored = restore(session.plan, checkpoints, frozen, steps[-1])
     assert restored is not None
-    session.state = _moved_on(restored[0], session.at, session.counts)
+    session.state = moved_on(restored[0], session.at, session.counts)
     return steps[-1]
-
-
-def pass_over(session: Rolling, last: int) -> None:
-    """Moves on to a step without the effect of those before it."""
-    for trainee in session.plan.training.trainees:
-        count = session.counts[trainee.name]
-        session.counts[trainee.name] = max(count, min(count + last - session.at, trainee.steps))
-    session.at = last
-    session.state = _moved_on(session.state, last, session.counts)
-    session.display.note(f"steps up to {last} are passed over")
-
-
-def _moved_on(state: Tree, step: int, counts: dict[str, int]) -> Tree:
-    """The state at a later step, of which each trainee has done so many."""
-    done, trained = counts_of(state), {}
-    for name, part in state["trained"].items():
-        total = part["skipped"]["total"]
-        more = {"total": total + (counts[name] - done[name]), "in_a_row": jnp.zeros_like(total)}
-        more = jax.tree.map(
-            lambda new, old: jax.device_put(new, old.sharding), more, part["skipped"]
-        )
-        trained[name] = {**part, "skipped": more}
-    at = state["step"]
-    return state | {
-        "step": jax.device_put(jnp.full_like(at, step), at.sharding),
-        "trained": trained,
-    }

@@ -6,14 +6,16 @@ The counts come with the other metrics, one step late, so that the devices never
 """
 
 import math
-from collections.abc import Iterator
 
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.program.plan import Plan
 from lmwright.program.state import saved
 from lmwright.program.step import IN_A_ROW
-from lmwright.train.finite import TooManySkipped, divergence_error, refuse_state
-from lmwright.train.hooks import Hook, Running, Values
+from lmwright.program.trainee import Frozen
+from lmwright.train.finite import TooManySkipped, divergence_error, refuse_state, skipped
+from lmwright.train.hooks import Hook, Running
+from lmwright.train.parts import Values
+from lmwright.train.passed import PassedSteps
 from lmwright.train.rollback import roll_back
 
 CAUSES = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -23,9 +25,11 @@ MOST_ROLLBACKS = 3  # to the same weights
 class Skips(Hook):
     """Records skipped steps, and raises UserError after too many in a row."""
 
-    def __init__(self, plan: Plan, checkpoints: Checkpoints):
+    def __init__(self, plan: Plan, checkpoints: Checkpoints, frozen: Frozen, passed: PassedSteps):
         self._plan, self._checkpoints = plan, checkpoints
-        self._step, self._values = 0, None
+        self._frozen, self._passed = frozen, passed
+        self._step = 0
+        self._values: Values | None = None
         """The last step, until it was looked at."""
         self._updates, self._rollbacks = -1, 0
         """Of the weights that the run went back to, and how often."""
@@ -43,10 +47,10 @@ class Skips(Hook):
 
     def _look(self, session: Running) -> bool:
         """Looks at the last step; True if it was a spike."""
-        values, self._values = self._values, None
+        values, self._values = self._values or {}, None
         spikes = [
             self._skipped(session, trainee, in_a_row, values)
-            for trainee, in_a_row in skipped(values or {})
+            for trainee, in_a_row in skipped(values)
         ]
         return any(spikes)
 
@@ -74,7 +78,7 @@ class Skips(Hook):
         """Goes back to the newest checkpoint; False where there is none."""
         if self._plan.run.train.skip_spikes != "rollback":
             return False
-        to = roll_back(session)
+        to = roll_back(session, self._checkpoints, self._frozen, self._passed)
         if to is None:
             return False
         (part,) = session.state["trained"].values()
@@ -91,12 +95,3 @@ class Skips(Hook):
             )
             raise divergence_error(self._plan, self._checkpoints, what, TooManySkipped)
         return True
-
-
-def skipped(values: Values) -> Iterator[tuple[str, int]]:
-    """The trainees, by name where there are several, for which a step was skipped, and how often
-    this was so in a row."""
-    counts = {name: value for name, value in values.items() if name.startswith(IN_A_ROW)}
-    for name, value in counts.items():
-        if (name != IN_A_ROW or len(counts) == 1) and (in_a_row := int(value)):
-            yield name.partition("/")[2], in_a_row

@@ -24,7 +24,7 @@ from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
 from lmwright.program.trainee import Frozen
 from lmwright.storage.mirror import mirror_folder
-from lmwright.train.rollback import PassedSteps
+from lmwright.train.passed import PassedSteps
 from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"

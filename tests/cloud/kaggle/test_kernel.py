@@ -14,7 +14,7 @@ from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import kernel, launch
 from lmwright.cloud.spec import Limits, read_state
 from lmwright.config.run import Tokenizer
-from lmwright.train.loop import train
+from lmwright.train.session import train
 from tests.cloud.kaggle.host_packages import use_packages_of_this_python
 from tests.cloud.kaggle.service import run_script
 

@@ -1,0 +1,136 @@
+"""A session of a run: makes the parts of the loop from what the run says, and runs it.
+
+run --> plan, data, checkpoints, state --> `train.loop` --> outcome
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import jax
+
+from lmwright.checkpoint.memory import MemoryTier
+from lmwright.checkpoint.store import Checkpoints
+from lmwright.config.load import dump_toml
+from lmwright.config.run import Run
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.vocabulary import note_unused
+from lmwright.formats.weights import load_frozen
+from lmwright.guard.heartbeat import beat
+from lmwright.program.length import completed
+from lmwright.program.plan import Plan, resolve
+from lmwright.program.state import counts_of, saved
+from lmwright.program.step import Lanes
+from lmwright.program.trainee import Frozen, Trainee
+from lmwright.train.budget import Budget
+from lmwright.train.compiled import CompiledStep
+from lmwright.train.corruption import checking
+from lmwright.train.display import Display, headline
+from lmwright.train.evaluated import HeldOutOfAll
+from lmwright.train.gradient_error import GradientErrors
+from lmwright.train.hooks import HOOKS, Hook
+from lmwright.train.host_memory import refuse_small_host
+from lmwright.train.loop import Loop, Outcome
+from lmwright.train.memory import keeping
+from lmwright.train.metrics import MetricsWriter
+from lmwright.train.passed import PassedSteps
+from lmwright.train.profile import Profiler
+from lmwright.train.publishing import publishing
+from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
+from lmwright.train.signals import StopRequest
+from lmwright.train.skips import Skips
+from lmwright.train.start import restore_or_init
+from lmwright.train.stores import open_stores
+from lmwright.train.watch import Watch
+
+
+def train(
+    run: Run,
+    devices: list[jax.Device] | None = None,
+    *,
+    began: float | None = None,
+    stop: StopRequest | None = None,
+    hooks: Sequence[Hook] = (),
+) -> Outcome:
+    """Trains until the run is done, is asked to stop or runs out of time, starting from the newest
+    intact checkpoint. `began` is the start of the session's machine time (`time.monotonic`), now if
+    unset. `stop` is the signal handler if the caller has installed one. Raises UserError for
+    anything that a user can fix."""
+    began = time.monotonic() if began is None else began
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest()) if stop is None else stop
+        run = completed(run)
+        plan = resolve(run, devices)
+        refuse_small_host(plan)
+        stop.starting = stop.starting and jax.process_count() == 1
+        stores = open_stores(plan)  # before the claim: a refusal leaves no folder behind
+        trainees = plan.training.trainees
+        Lanes.of(plan, trainees)  # refuses rows that do not divide
+        frozen = load_frozen(plan)
+        folder = stack.enter_context(claim(run, plan))
+        path = folder.path
+        keep_tokenizer(path, stores[trainees[0].name])
+        checkpoints = Checkpoints(path, run.checkpoint, before_commit=folder.push)
+        stack.enter_context(checkpoints)
+        tier = MemoryTier(path) if run.checkpoint.memory_every_steps else None
+        passed = PassedSteps(path)
+        state, meta = restore_or_init(plan, checkpoints, stores, frozen, tier, passed)
+        start, counts = int(meta.get("step", 0)), counts_of(state)
+        beat("restore", step=start, saved=start)
+        stack.enter_context(jax.set_mesh(plan.mesh))
+        metrics = stack.enter_context(MetricsWriter(path, run, start or None))
+        display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
+        _describe(plan, stores, display)
+        skips = Skips(plan, checkpoints, frozen, passed)
+        own = (GradientErrors(plan, stores), KeepClaim(folder), skips, *checking(plan))
+        loop = Loop(
+            plan=plan,
+            state=state,
+            start=start,
+            counts=counts,
+            watches=_watches(trainees, meta),
+            passed=passed,
+            facts=_facts(run, stores, frozen),
+            compile=partial(CompiledStep.of, plan, stores),
+            evaluator=HeldOutOfAll(plan, stores, metrics, display),
+            checkpoints=checkpoints,
+            budget=Budget.of(run, path, start, saved(state), began),
+            metrics=metrics,
+            display=display,
+            profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
+            stop=stop,
+            hooks=(*own, *keeping(run, tier), *publishing(run, path, stack), *HOOKS, *hooks),
+        )
+        stack.callback(loop.close)
+        return loop.run()
+
+
+def _left(trainees: Sequence[Trainee], counts: dict[str, int]) -> int:
+    """Steps until the last trainee ends."""
+    return max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
+
+
+def _watches(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str, Watch]:
+    watched = meta.get("trainees", {})
+    return {trainee.name: Watch(**watched.get(trainee.name, {})) for trainee in trainees}
+
+
+def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str, Any]:
+    """Facts that go with every saved state."""
+    return {
+        "stores": {name: store.fingerprint for name, store in stores.items()},
+        "frozen": {"path": frozen.path, "hash": frozen.hash},
+        "run": dump_toml(run),
+    }
+
+
+def _describe(plan: Plan, stores: dict[str, TokenStore], display: Display) -> None:
+    """Prints what is trained, and what of it no token uses."""
+    run, store = plan.run, stores[plan.training.trainees[0].name]
+    display.note(headline(plan))
+    if run.train.init_from is None and not plan.training.freezes:
+        unused = note_unused(run.model, run.data.dir, store.vocab_size)
+        if unused:
+            display.note(unused)
