@@ -89,15 +89,7 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
 def refuse_impossible(plan: Plan) -> None:
     """Raises UserError where rows, tokens, heads or a weight do not divide over the mesh."""
     train, model, mesh = plan.run.train, plan.run.model, plan.mesh
-    size = train.num_microbatches * batch_ways(mesh)
-    if train.global_batch_size % size:
-        below = train.global_batch_size // size * size
-        nearest = f"{below} or {below + size}" if below else f"{size}"
-        raise UserError(
-            f"train.global_batch_size: {train.global_batch_size} rows do not divide into "
-            f"{train.num_microbatches} microbatches over {batch_ways(mesh)} batch shards; use a "
-            f"multiple of {size} (nearest: {nearest})"
-        )
+    refuse_rows(plan, train.global_batch_size, "train.global_batch_size", "rows")
     tokens = f"{plan.seq_len} tokens of a row (data.pack.seq_len)"
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
@@ -118,6 +110,19 @@ def refuse_impossible(plan: Plan) -> None:
                 f'"all_to_all" trades for tokens ("ring" does not)'
             )
             refuse_uneven(mesh, ("context", "tensor"), heads, traded)
+
+
+def refuse_rows(plan: Plan, rows: int, field: str, what: str) -> None:
+    """Raises UserError where rows of a step do not divide into microbatches over the mesh."""
+    num, ways = plan.run.train.num_microbatches, batch_ways(plan.mesh)
+    size = num * ways
+    if rows % size:
+        below = rows // size * size
+        nearest = f"{below} or {below + size}" if below else f"{size}"
+        raise UserError(
+            f"{field}: {rows} {what} do not divide into {num} microbatches over {ways} batch "
+            f"shards; use a multiple of {size} (nearest: {nearest})"
+        )
 
 
 def refuse_chunks(plan: Plan) -> None:

@@ -28,10 +28,9 @@ from lmwright.core.contract import Batch, Loss
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding, batch_ways
-from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.optim.build import clip, gradient_norm, make_schedule, on_host
-from lmwright.program.plan import Plan, step_options
+from lmwright.program.plan import Plan, refuse_rows, step_options
 from lmwright.program.state import RECENT, abstract_state, optimizer_of, own_step
 from lmwright.program.trainee import Trainee
 
@@ -57,11 +56,7 @@ class Lanes:
         num, ways = plan.run.train.num_microbatches, batch_ways(plan.mesh)
         plan.training.refuse(plan.mesh, active)
         for trainee in active:
-            if trainee.rows % (num * ways):
-                raise UserError(
-                    f"lora.adapters.rows: {trainee.rows} of {trainee.name!r} do not divide into "
-                    f"{num} microbatches over {ways} batch shards; use a multiple of {num * ways}"
-                )
+            refuse_rows(plan, trainee.rows, "lora.adapters.rows", f"rows of {trainee.name!r}")
         if len(active) == 1:
             return cls((0,), active[0].rows // num)
         rows = math.gcd(*(trainee.rows // num // ways for trainee in active)) * ways
