@@ -162,7 +162,7 @@ def jobs_logs(name: str, host: int, follow_it: bool) -> Any:
 def jobs_follow(name: str, on_vm: bool, zone: str, machine_type: str, dry_run: bool) -> Any:
     """Supervise the job NAME from here, and print what happens.
 
-    With --on-vm, a VM does it that deletes itself when the job is over.
+    With --on-vm, a VM supervises the job, and deletes itself when the job is over.
 
     \b
     Example:  lmwright jobs follow wiki

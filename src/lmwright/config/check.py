@@ -62,8 +62,7 @@ def _check_places(run: Run) -> None:
             )
         if "://" in path and not is_bucket(path) and field == "dir":
             raise UserError(
-                f"{field}: {path!r} is in no place that checkpoints are written to; use a folder, "
-                "or gs://BUCKET/FOLDER"
+                f"{field}: {path!r} cannot hold checkpoints; use a folder, or gs://BUCKET/FOLDER"
             )
 
 
@@ -143,9 +142,7 @@ def check_memory(run: Run) -> None:
 
 def _check_head_gradient(run: Run) -> None:
     reason = ""
-    if run.lora is not None:
-        reason = "with [lora], whose head is frozen"
-    elif not run.objective.sums_head_once:
+    if not run.objective.sums_head_once:
         reason = f"on objective.kind = {run.objective.kind!r}, which adds it up in every chunk"
     elif run.train.loss_chunk_tokens >= seq_len_of(run):
         reason = f"on rows of {seq_len_of(run)} tokens, whose loss is one chunk"

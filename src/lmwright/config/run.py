@@ -23,6 +23,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+RematName = Literal["none", "dots", "gate", "mlp", "block"]
+OffloadName = Literal["none", "block_inputs", "attention", "products"]
+ContextAttention = Literal["ring", "all_to_all"]
+HeadGradient = Literal["by_chunk", "once"]
+
 FREE = "free"
 Free = Annotated[T, FREE]
 """A field that may differ between the sessions of a run. It changes nothing that is learned, but
@@ -30,8 +35,7 @@ how long, where and how it is watched; or another check compares what follows fr
 
 PLACE = "place"
 Place = Annotated[T, PLACE]
-"""A field that names a file or a folder, perhaps on somebody's disk: what is published leaves it
-out."""
+"""A field that names a file or a folder, which is removed from what is published."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -74,17 +78,17 @@ class Source:
     path: Place[str]
     """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
     name: str | None = None
-    """How the source is called in reports and mixing; the last part of the path if unset."""
+    """Name of the source in reports and mixing; the last part of the path if unset."""
     format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Taken from the file's ending unless said; `.gz` and `.zst` may follow it."""
+    """`auto` goes by the file's extension, which `.gz` or `.zst` may follow."""
     rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"] = (
         "text"
     )
     """What a row is: text, or an example to fine-tune on (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Where a row of examples calls its parts otherwise, as in `columns.prompt = "question"`."""
+    """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
-    """What the speakers of a chat are called otherwise, as in `roles.bot = "assistant"`."""
+    """Speakers of a chat that have other names, as in `roles.bot = "assistant"`."""
     text_column: str = "text"
     """Column or key that holds the text (jsonl, csv, tsv, parquet, datasets)."""
     id_column: str | None = None
@@ -120,8 +124,8 @@ class Tokenizer:
     train: Literal["bpe", "unigram"] = "bpe"
     """What is trained when no path is given."""
     vocab_size: Free[PositiveInt | None] = None
-    """Size of a trained vocabulary, special tokens included; `model.vocab_size` if unset, or
-    what the text suffices for."""
+    """Tokens of a trained vocabulary, special ones included; if unset the model's, or as many as
+    the text supports."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
     """Special tokens of a trained tokenizer; the first one ends a document and pads."""
     chat_template: str | None = None
@@ -256,10 +260,10 @@ class Train:
     """Pieces a batch is cut into; gradients are summed over them."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Activations and matmuls; weights and optimizer stay in fp32."""
-    remat: Free[Literal["none", "dots", "gate", "mlp", "block"]] = "none"
+    remat: Free[RematName] = "none"
     """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
     these and all the mlp's wide matmuls, whole blocks."""
-    offload: Free[Literal["none", "block_inputs", "attention", "products"]] = "none"
+    offload: Free[OffloadName] = "none"
     """What the backward pass reads from the host's memory rather than computing it again: the
     inputs of blocks, these and attention's queries, keys, values and outputs, or all matmuls."""
     block_inputs: Literal["exact", "int12", "int8"] = "exact"
@@ -267,12 +271,12 @@ class Train:
     as 8-bit integers beside 8 exact channels. The last two change gradients a little."""
     loss_chunk_tokens: PositiveInt = 1024
     """Tokens of each row whose logits exist at once."""
-    head_gradient: Free[Literal["by_chunk", "once"]] = "by_chunk"
+    head_gradient: Free[HeadGradient] = "by_chunk"
     """When devices add up the gradient of the head: after each of these chunks, or once a step:
     faster on long rows, in float32 memory of the whole head on each."""
     mlp_chunk_tokens: Free[PositiveInt | None] = None
     """Tokens of each row that an mlp takes at a time; the whole row if unset."""
-    context_attention: Free[Literal["ring", "all_to_all"]] = "ring"
+    context_attention: Free[ContextAttention] = "ring"
     """Over `mesh.context`: keys and values go around, or heads are traded for tokens."""
     compiler_options: dict[str, str] = field(default_factory=dict)
     """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
@@ -288,8 +292,7 @@ class Train:
     """A step whose loss or gradient norm is far above those of the last 128 is skipped like one
     that is not finite; `rollback` also goes back to the weights of the newest checkpoint."""
     check_every_steps: Free[PositiveInt | None] = None
-    """Steps between searches for devices that silently compute or keep wrong bits (exit code 47);
-    never if unset."""
+    """Steps between checks for silent corruption on devices (exit code 47); none if unset."""
     publish_every_steps: Free[PositiveInt | None] = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
 
@@ -322,8 +325,7 @@ class Checkpoint:
     keep_every_steps: PositiveInt | None = None
     """Checkpoints at multiples of this are kept for good."""
     memory_every_steps: PositiveInt | None = None
-    """States are also kept in the host's memory (/dev/shm), for processes that die while the host
-    lives."""
+    """Steps between copies to the host's memory (/dev/shm), which survive a process that dies."""
 
 
 @section
@@ -357,7 +359,7 @@ class Publish:
     repo: str
     """`owner/name`; made if it is not there."""
     license: str
-    """As the hub calls it, such as `apache-2.0`."""
+    """License identifier on the hub, such as `apache-2.0`."""
     visibility: Literal["private", "public"] = "private"
 
 

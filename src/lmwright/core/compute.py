@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from lmwright.config.registry import Registry
+from lmwright.config.run import ContextAttention, HeadGradient, OffloadName, RematName
 
 Block = Callable[..., Any]
 Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
-ContextAttention = Literal["ring", "all_to_all"]
-HeadGradient = Literal["by_chunk", "once"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -33,8 +32,6 @@ HOST_MEMORY = "pinned_host"  # JAX's name of the host's memory that devices read
 LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
 
-RematName = Literal["none", "dots", "gate", "mlp", "block"]
-OffloadName = Literal["none", "block_inputs", "attention", "products"]
 FORMATS = Registry("lmwright.core", {"int12": "saves.INT12", "int8": "saves.INT8"})
 
 

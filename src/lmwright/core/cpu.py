@@ -131,5 +131,5 @@ def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
 
 
 def _transposed(a: Array) -> Array:
-    """`a` the other way round beside `a` itself, whose other readers keep their order."""
+    """Transposed copy of `a`, so that the other readers of `a` keep its layout."""
     return lax.optimization_barrier(lax.optimization_barrier(a).T)

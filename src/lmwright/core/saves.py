@@ -31,7 +31,7 @@ class Format:
     """How block inputs [B, T, D] are kept; D is a multiple of `GROUP`."""
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
-        """Bits of a value, with what is kept beside it."""
+        """Bits per value, scales included."""
         raise NotImplementedError
 
     def pack(self, x: Array) -> Packed:
@@ -108,8 +108,8 @@ def scaled(values: Array, scale: Array) -> Array:
 
 
 def repeated(scale: Array) -> Array:
-    """float32 [B, T, D] of scales [B, T, D / GROUP]. By a product whose sums have one term: where
-    TPUs repeat along lanes, they store what they repeat and what becomes of it."""
+    """float32 [B, T, D] of scales [B, T, D / GROUP]. By a product whose sums have one term:
+    to repeat along lanes, TPUs would store both the scales and the result."""
     ones = jnp.repeat(jnp.eye(scale.shape[-1], dtype=scale.dtype), GROUP, axis=1)
     return jnp.einsum("btg,gd->btd", scale, ones, preferred_element_type=jnp.float32)
 

@@ -123,7 +123,7 @@ def _joint_fwd(*inputs: Any) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
 
 
 def _joint_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array | None, ...]:
-    # a frozen input's gradient is nobody's: in the barrier it would be computed all the same
+    # nothing reads a frozen input's gradient, but in the barrier it would be computed all the same
     wanted = [t is not None and isinstance(g, Array) for t, g in zip(trained, grads, strict=True)]
     gradients = iter(lax.optimization_barrier([g for g, w in zip(grads, wanted, strict=True) if w]))
     return tuple(next(gradients) if w else None for w in wanted)

@@ -75,7 +75,7 @@ def dot(
 
 def _heads_as_one(eqn: str) -> str | None:
     """`eqn` for a weight [D, N, H] as a matrix, if that is what it takes: with heads of their own
-    TPUs store, gather and add up the weight padded to 128, and turn it around for the product."""
+    TPUs store, gather and add up the weight padded to 128, and transpose it for the product."""
     x_letters, w_letters, out = letters(eqn)
     inner, outer = w_letters[0], w_letters[1:]
     if len(outer) < 2 or x_letters[-1] != inner or out != x_letters[:-1] + outer:
@@ -150,7 +150,7 @@ def dropped(x: Array, w: Lora) -> Array:
 
 
 def _aligned(a: Array, letters: str, out: str) -> Array:
-    """`a` with axes `letters` made to multiply an array with axes `out`."""
+    """`a` with axes `letters`, transposed and reshaped to broadcast against axes `out`."""
     order = [letter for letter in out if letter in letters]
     a = jnp.transpose(a, [letters.index(letter) for letter in order])
     sizes = iter(a.shape)

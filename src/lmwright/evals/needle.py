@@ -31,7 +31,7 @@ BATCH_TOKENS = 32_768  # of prompts that are continued together
 ENDS = (".", "!", "?", "\n")
 
 Answer = Callable[[Sequence[Sequence[int]], int], list[str]]
-"""Continuations of prompts, given as ids, by at most so many tokens."""
+"""Continuations of prompts, given as ids, and the most tokens of each."""
 
 
 @dataclass(frozen=True)

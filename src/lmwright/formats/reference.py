@@ -32,7 +32,7 @@ class Reference:
 
 
 def too_large(num_params: int, bytes_each: int = 4) -> str | None:
-    """Why a model of so many weights cannot be run here, or None."""
+    """Why a model of `num_params` weights cannot be run here, or None."""
     needed, free = ROOM * num_params * bytes_each, psutil.virtual_memory().available
     if needed <= free:
         return None

@@ -27,8 +27,8 @@ from lmwright.nn.intervals import Interval, Reach, zero_unseen
 
 
 class _Ring(NamedTuple):
-    """The devices whose keys a device sees, in the order of the row: the first is so many before
-    itself. At the ends of the row they go on at its other end, and are hidden."""
+    """The devices whose keys a device sees, in the order of the row: the first is
+    upstream of itself. At the ends of the row they go on at its other end, and are hidden."""
 
     ways: int
     first: int

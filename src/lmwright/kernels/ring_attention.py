@@ -89,7 +89,7 @@ def _starts(ways: int, rank: Array, size: int) -> Array:
 
 
 def rotated(ways: int, tree: Tree, by: int = 1) -> Tree:
-    """Arrays of the device that is so many before this one."""
+    """Arrays of the device that is `by` places upstream in the ring."""
     around = [(i, (i + by) % ways) for i in range(ways)]
     return jax.tree.map(lambda a: lax.ppermute(a, AXIS, around), tree)
 

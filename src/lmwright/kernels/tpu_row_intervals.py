@@ -31,7 +31,7 @@ class Row(NamedTuple):
     at = tpu_row_attention.Row.at
 
     def _blocks(self, of: Array, before: int | None, after: int | None) -> tuple[Any, Any]:
-        """(first, end) of the blocks so many tokens before and after a block."""
+        """(first, end) of the blocks up to `before` tokens before and `after` tokens after."""
         first, end = 0, self.count
         if before is not None:
             first = lax.div(jnp.maximum(0, of * self.size - before), self.size)

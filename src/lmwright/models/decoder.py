@@ -261,7 +261,7 @@ def check_decoder(model: Decoder) -> None:
 
 @lru_cache(256)
 def _work(model: Decoder, seq_len: int) -> Work:
-    """Off the arrows; the table is only looked up where the head is another one."""
+    """Derived from the Params; with an untied head the embedding is only looked up."""
     spec = model.spec()
     active = {path: model.active_share(path, param) for path, param in walk(spec)}
     if model.head == "untied":

@@ -26,10 +26,6 @@ class Interval(NamedTuple):
         key = jnp.arange(num_keys, dtype=jnp.int32)
         return (key >= self.start[..., None]) & (key < self.end[..., None])
 
-    def num_scores(self) -> Array:
-        """The work that counts: scores of each row, int32 [B]."""
-        return jnp.sum(jnp.maximum(self.end - self.start, 0), axis=-1)
-
 
 class Reach(NamedTuple):
     """The most tokens before and after itself that a query sees in any row (None: all), by which a

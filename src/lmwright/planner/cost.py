@@ -217,7 +217,7 @@ def _optimizer_bytes(spec: Tree, optim: Any) -> int:
 
 
 def _checkpoints(run: Run) -> tuple[int, int]:
-    """(written, kept in the end): one every so many steps, and the last step's."""
+    """(written, kept in the end): one every `save_every_steps`, and the last step's."""
     steps, policy = run.train.steps, run.checkpoint
     saved = set(range(policy.save_every_steps, steps + 1, policy.save_every_steps)) | {steps}
     last = set(sorted(saved)[-policy.keep_last :])

@@ -84,5 +84,5 @@ def assumed_save_s(checkpoint_bytes: int) -> float:
 
 
 def limits_of(run: Run, hours: float | None) -> Limits:
-    """The run's limits, with sessions of so many hours if said."""
+    """The run's limits, with sessions of `hours` if given."""
     return run.limits if hours is None else replace(run.limits, session_hours=hours)

@@ -30,6 +30,7 @@ from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.cost import cost_of
 from lmwright.planner.units import short_duration
 from lmwright.program.lora_section import LowRank
+from lmwright.program.trainee import training_of
 
 MOST_NODES = 64
 
@@ -118,7 +119,7 @@ def fewer_bits(run: Run, machine: Machine) -> Iterator[Candidate]:
 def adapters(run: Run, machine: Machine) -> Candidate | None:
     """The best way to train adapters on a frozen model instead; None where none fits, or the run
     does so already or starts from nothing, which adapters cannot."""
-    if run.lora is not None or run.train.init_from is None:
+    if training_of(run).freezes or run.train.init_from is None:
         return None
     train = replace(run.train, head_gradient="by_chunk")  # it has none
     try:

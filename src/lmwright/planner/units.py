@@ -63,7 +63,7 @@ def saves_text(train: Train) -> str:
 
 
 def bus_line(moved_bytes: float, step_s: float, bytes_per_s: float, exposed_s: float) -> str:
-    """The line about transfers of a step between a device and its host, of so many bytes both ways
+    """The line about transfers of a step between a device and its host, `moved_bytes` both ways
     together: what they need of the bus, and the seconds that arithmetic does not hide."""
     each_way = moved_bytes / 2
     return (

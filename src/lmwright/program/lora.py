@@ -69,9 +69,14 @@ def section_of(run: Run) -> LowRank:
 
 
 def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
-    """The adapters of a run, in order. Raises UserError for targets, ranks, rows or skipped
-    spikes that do not fit."""
+    """The adapters of a run, in order. Raises UserError for targets, ranks, rows or settings of
+    `train` that do not fit."""
     lora = section_of(run)
+    if run.train.head_gradient == "once":
+        raise UserError(
+            "train.head_gradient: 'once' has no effect with [lora], whose head is frozen; leave it "
+            "out"
+        )
     listed = lora.adapters or (Adapter(name=DEFAULT, init_from=lora.init_from),)
     if lora.adapters and lora.init_from is not None:
         raise UserError(

@@ -36,7 +36,7 @@ class Adapter:
     dropout: Fraction | None = None
     """Overrides `lora.dropout`."""
     patience: Free[PositiveInt | None] = None
-    """It stops after so many evaluations without a lower held-out loss; never if unset."""
+    """Evaluations without a lower held-out loss after which it stops; never if unset."""
     init_from: Free[Place[str | None]] = None
     """PEFT folder that it starts from."""
 

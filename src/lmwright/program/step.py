@@ -128,8 +128,8 @@ def _updated(
     or gradient norm that is not finite leaves it as it is, but for the count of such steps."""
     optim, weights, step = trainee.optim, part["weights"], own_step(part)
     weight = jnp.maximum(loss.weight, 1.0)
-    # the norm is that of the sums, and means are a product, not a quotient: this way a CPU
-    # takes them while the optimizer reads the sums, and never stores them
+    # the norm is that of the sums, and means are a product, not a quotient, so that XLA on CPUs
+    # fuses the scaling into the optimizer and never stores means
     share = 1 / weight
     norm = gradient_norm(grads, trainee.spec) * share
     grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)

@@ -20,7 +20,7 @@ from lmwright.train.hosts import HostRows
 
 
 class Feed:
-    """Batches of one host for the trainees that train; a context manager that ends threads."""
+    """Batches of one host for the trainees that train, read ahead in threads."""
 
     def __init__(
         self,
@@ -63,20 +63,9 @@ class Feed:
         for loader in self._loaders:
             loader.finish()
 
-    @property
-    def input_wait_s(self) -> float:
-        """Seconds waited for input that was not ready."""
-        return sum(loader.input_wait_s for loader in self._loaders)
-
     def close(self) -> None:
         """Ends the threads."""
         self._stack.close()
-
-    def __enter__(self) -> "Feed":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def own_stretches(host: HostRows, lanes: int, share: int) -> list[tuple[int, int]]:

@@ -53,7 +53,7 @@ class Running(Protocol):
 
 
 class Hook:
-    """Does nothing at any moment. `step` counts the steps that are done."""
+    """Base of hooks: every method does nothing. `step` counts the steps that are done."""
 
     def at_start(self, session: Running, step: int) -> None:
         """The first step of the session is about to be compiled."""

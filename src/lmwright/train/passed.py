@@ -76,7 +76,7 @@ def pass_over(session: Running, last: int) -> None:
 
 
 def moved_on(state: Tree, step: int, counts: dict[str, int]) -> Tree:
-    """The state at a later step, of which each trainee has done so many."""
+    """The state at a later step, with `counts` steps done by each trainee."""
     done, trained = counts_of(state), {}
     for name, part in state["trained"].items():
         total = part["skipped"]["total"]

@@ -28,7 +28,7 @@ def roll_back(
         return None
     passed.add(steps[-1] + 1, session.at)
     passed.write()
-    jax.tree.map(lambda leaf: leaf.delete(), saved(session.state))  # two do not fit
+    jax.tree.map(lambda leaf: leaf.delete(), saved(session.state))  # devices cannot hold two states
     restored = restore(session.plan, checkpoints, frozen, steps[-1])
     assert restored is not None
     session.state = moved_on(restored[0], session.at, session.counts)

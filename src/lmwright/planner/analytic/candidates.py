@@ -196,6 +196,8 @@ def summed_once(way: Candidate) -> Candidate | None:
     many = seq_len_of(way.run) >= MANY_CHUNKS * train.loss_chunk_tokens
     if not way.quick.fits or not many or train.head_gradient == "once":
         return None
+    if way.quick.plan.training.freezes:  # a frozen head has no gradient
+        return None
     new = replace(way.run, train=replace(train, head_gradient="once"))
     if not is_legal(new):
         return None

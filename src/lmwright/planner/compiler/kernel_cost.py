@@ -130,8 +130,8 @@ def whole_row_s(
 def row_attention_s(
     rates: Rates, cycles: tuple[float, float], below: float, tokens: float
 ) -> float:
-    """Seconds of our own kernel, one way, for so many scores below the diagonal and tokens of
-    heads; not less than the schedule says, whatever other programs do."""
+    """Seconds of our own kernel, one way, for `below` scores under the diagonal and `tokens`
+    tokens of heads; not less than the schedule says, whatever other programs do."""
     by_score, by_token = cycles
     cycles = (below * by_score + tokens * by_token) / rates.kernel_share
     return cycles / (rates.clock_hz * rates.cores)
