@@ -162,6 +162,13 @@ def test_bad_settings_are_one_clear_line(runs, changes, message):
         train(run, jax.devices()[:1])
 
 
+def test_a_frozen_head_has_no_gradient_to_sum(runs):
+    run = runs("ab", "head")
+    run = replace(run, train=replace(run.train, head_gradient="once", loss_chunk_tokens=8))
+    with pytest.raises(UserError, match=r"^train.head_gradient: 'once' .* whose head is frozen"):
+        train(run, jax.devices()[:1])
+
+
 @pytest.mark.slow
 def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
     still = replace(B, rows=4, steps=12, patience=1, learning_rate=1e-30)  # learns nothing
