@@ -76,15 +76,15 @@ class Work:
     normed: frozenset[str] = frozenset()
     """Own names of the weights whose product a norm takes in, which its backward pass needs."""
 
-    def flops_per_token(self, per_weight: int = 6) -> float:
-        """Forward and backward: `per_weight` for each matmul weight that a token meets, 12 N H for
-        each key that a query sees, and three times the mixing."""
-        matrices = ((path, p) for path, p in walk(self.spec) if p.is_matrix)
-        weights = sum(p.size * self.active.get(path, 1.0) for path, p in matrices)
-        attention, scores = self.attention, 0.0
-        if attention is not None:
-            scores = 12 * attention.keys(self.seq_len) * attention.num_heads * attention.head_dim
-        return per_weight * weights + scores + 3 * self.mixing_flops
+    def flops_per_token(self, per_weight: int = 6, forward_passes: int = 0) -> float:
+        """`per_weight` for each matmul weight of a token, 12 N H for each key that a query sees,
+        three times the mixing, forward and backward; a third for each of the `forward_passes`."""
+        matrices = ((path, p.size) for path, p in walk(self.spec) if p.is_matrix)
+        weights = sum(size * self.active.get(path, 1.0) for path, size in matrices)
+        once = 2 * weights + self.mixing_flops
+        if (of := self.attention) is not None:
+            once += 4 * of.keys(self.seq_len) * of.num_heads * of.head_dim
+        return (per_weight - 6) * weights + (3 + forward_passes) * once
 
 
 def seen_keys(window: int | None, seq_len: int) -> float:
@@ -221,6 +221,11 @@ class Objective(Protocol):
     def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
         """The work of each model in `spec`, by its name there; "" where the model is alone."""
         return {"": model.work(seq_len)}
+
+    @property
+    def forward_passes(self) -> int:
+        """Forward passes of a step beside the one that is differentiated, as of a reference."""
+        return 0
 
     def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
         """The model that evaluation, generation and export see, and its weights in `w`."""

@@ -38,6 +38,11 @@ class Kto(Objective):
 
     learns_from: ClassVar[str] = "rated answers"
 
+    @property
+    def forward_passes(self) -> int:
+        """Of the reference, and of both models on mismatched answers for the reference point."""
+        return 3 if self.loss_kind == "kto" else 1
+
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's answers; the reference point is the mean of the batch. Raises
         UserError for weights without adapters."""

@@ -73,6 +73,11 @@ class Dpo(Objective):
 
     learns_from: ClassVar[str] = "pairs of answers"
 
+    @property
+    def forward_passes(self) -> int:
+        """Of the reference."""
+        return 1
+
     def __post_init__(self) -> None:
         if self.label_smoothing and self.loss_kind != "sigmoid":
             raise UserError(

@@ -70,9 +70,9 @@ class Plan:
     @property
     def flops_per_step(self) -> float:
         """Forward and backward, none recomputed."""
-        per_weight = self.training.flops_per_weight
+        passes = self.training.flops_per_weight, self.run.objective.forward_passes
         works = self.works.values()
-        return float(self.tokens_per_step) * sum(w.flops_per_token(per_weight) for w in works)
+        return float(self.tokens_per_step) * sum(w.flops_per_token(*passes) for w in works)
 
 
 def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
