@@ -4,20 +4,13 @@
     python benchmarks/lora_cpu.py --shape tiny --quick    # a few minutes
 
 Rank 16 on every matrix of the layers, AdamW with clipping at 1.0 on both sides, random weights.
-Run as `train_cpu.py` is: a process for each contestant, rounds interleaved, one at work at a time.
+Run as `contestants.py` says.
 `lmwright-int8-...` and `lmwright-int4-...` keep the base in integers (QLoRA), which torch has no
 counterpart for on CPUs.
 """
 
-import argparse
-import json
-import os
-import resource
-import subprocess
-import sys
-import time
-
-from train_cpu import REFRESH, ROWS, SHAPES, Step, ask, show
+from contestants import Step, arguments, run, work
+from train_cpu import ROWS, SHAPES
 
 RANK, ALPHA = 16, 32
 CONTESTANTS = (
@@ -111,72 +104,16 @@ def torch_step(shape: str, mode: str, precision: str) -> Step:
     return one
 
 
-def work(name: str, shape: str) -> None:
-    """A contestant's process: a line in says how many steps, a line out what they took."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print; our pipe stays clean
-    library, *rest = name.split("-")
-    started = time.perf_counter()
-    step = (lmwright_step if library == "lmwright" else torch_step)(shape, *rest)
-    losses = [step(), step()]
-    print(json.dumps({"start_s": time.perf_counter() - started}), file=out, flush=True)
-    for line in sys.stdin:
-        losses += [step() for _ in range(REFRESH)]
-        wall, cpu = time.perf_counter(), time.process_time()
-        losses += [step() for _ in range(int(line))]
-        result = {
-            "wall_s": (time.perf_counter() - wall) / int(line),
-            "cpu_s": (time.process_time() - cpu) / int(line),
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "losses": (losses[0], losses[-1]),
-        }
-        print(json.dumps(result), file=out, flush=True)
-
-
-def compare(shape: str, names: list[str], rounds: int, steps: int) -> dict:
-    """Results by contestant: lists over rounds."""
-    env = dict(os.environ, JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false")
-    workers, results = {}, {}
-    try:
-        for name in names:
-            command = [sys.executable, os.path.abspath(__file__), "--worker", name]
-            workers[name] = subprocess.Popen(
-                [*command, "--shape", shape], env=env, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-            results[name] = {"start_s": ask(workers[name])["start_s"], "rounds": []}
-            print(f"{shape} {name}: ready after {results[name]['start_s']:.0f} s", flush=True)
-        for _ in range(rounds):
-            for name in names:
-                results[name]["rounds"].append(ask(workers[name], str(steps)))
-    finally:
-        for worker in workers.values():
-            worker.kill()
-            worker.wait()
-    return results
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shape", choices=list(SHAPES), default="135m")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="steps a round")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, fp32, no integers")
-    parser.add_argument("--only", help="comma-separated contestants: " + ", ".join(CONTESTANTS))
-    parser.add_argument("--json", help="file for the raw results")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = arguments(__doc__.split("\n")[0], [*SHAPES], CONTESTANTS).parse_args()
     if args.worker:
-        work(args.worker, args.shape)
+        library, *rest = args.worker.split("-")
+        make = lmwright_step if library == "lmwright" else torch_step
+        work(lambda: make(args.shape, *rest))
         return
-    names = args.only.split(",") if args.only else list(CONTESTANTS)
-    if args.quick:
-        names = [n for n in names if n.endswith("fp32") and "int" not in n]
-    results = compare(args.shape, names, 2 if args.quick else args.rounds, args.steps)
-    show(args.shape, results)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
+    plain = [n for n in CONTESTANTS if n.endswith("fp32") and "int" not in n]
+    tokens = {shape: ROWS[shape] * size["seq_len"] for shape, size in SHAPES.items()}
+    run(args, plain if args.quick else CONTESTANTS, {name: (3, n) for name, n in tokens.items()})
 
 
 if __name__ == "__main__":

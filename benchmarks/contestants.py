@@ -1,0 +1,140 @@
+"""Contestants of a benchmark on this CPU: a process for each, rounds interleaved, one at work at a
+time, nobody with settings that the others lack.
+
+Wall time is what counts; CPU seconds are printed beside it because they suffer less from other work
+on the machine.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+# a virtual machine may take an idle process's memory away; the first steps after a pause, in
+# which others had their round, pay for getting it back and are not counted
+REFRESH = 3
+
+Step = Callable[[], float]
+"""Does one step, waits for it, and returns its loss."""
+
+
+def arguments(title: str, shapes: Sequence[str], names: Sequence[str]) -> argparse.ArgumentParser:
+    """The options that all of these benchmarks have."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--shape", choices=[*shapes, "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="steps a round")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, fp32 only")
+    parser.add_argument("--only", help="comma-separated contestants: " + ", ".join(names))
+    parser.add_argument("--json", help="file for the raw results")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser
+
+
+def work(make: Callable[[], Step]) -> None:
+    """A contestant's process: a line in says how many steps, a line out what they took."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print; our pipe stays clean
+    started = time.perf_counter()
+    step = make()
+    losses = [step(), step()]
+    print(json.dumps({"start_s": time.perf_counter() - started}), file=out, flush=True)
+    for line in sys.stdin:
+        losses += [step() for _ in range(REFRESH)]
+        wall, cpu = time.perf_counter(), time.process_time()
+        losses += [step() for _ in range(int(line))]
+        result = {
+            "wall_s": (time.perf_counter() - wall) / int(line),
+            "cpu_s": (time.process_time() - cpu) / int(line),
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "losses": (losses[0], losses[-1]),
+        }
+        print(json.dumps(result), file=out, flush=True)
+
+
+def start(name: str, shape: str) -> subprocess.Popen:
+    """A contestant's process, of the script that runs."""
+    env = dict(os.environ, JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false")
+    command = [sys.executable, os.path.abspath(sys.argv[0]), "--worker", name, "--shape", shape]
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+def ask(worker: subprocess.Popen, line: str | None = None) -> dict:
+    """The worker's next answer. Raises RuntimeError if it died."""
+    if line is not None:
+        print(line, file=worker.stdin, flush=True)
+    answer = worker.stdout.readline()
+    if not answer:
+        raise RuntimeError(f"a contestant ended early: {' '.join(worker.args[-4:])}")
+    return json.loads(answer)
+
+
+def compare(shape: str, names: list[str], rounds: int, steps: int) -> dict:
+    """Results by contestant: lists over rounds."""
+    workers, results = {}, {}
+    try:
+        for name in names:
+            workers[name] = start(name, shape)
+            ready = ask(workers[name])
+            results[name] = {"start_s": ready["start_s"], "rounds": []}
+            print(f"{shape} {name}: ready after {ready['start_s']:.0f} s", flush=True)
+        for _ in range(rounds):
+            for name in names:
+                results[name]["rounds"].append(ask(workers[name], str(steps)))
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+    return results
+
+
+def show(shape: str, results: dict, tokens: int) -> None:
+    """Medians, spread, and ratios to torch's best, for steps of `tokens`."""
+    speed = {n: [tokens / r["wall_s"] for r in v["rounds"]] for n, v in results.items()}
+    cpu = {n: statistics.median(r["cpu_s"] for r in v["rounds"]) for n, v in results.items()}
+    median = {n: statistics.median(v) for n, v in speed.items()}
+    torch_names = [n for n in results if n.startswith("torch")]
+    best = max(torch_names, key=median.get, default=None)
+    least = min(torch_names, key=cpu.get, default=None)
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    print(f"\n{shape}: {tokens} tokens a step; load average of the machine {load}")
+    head = ("", "tok/s", "min-max", "CPU-s/step", "peak GiB", "x torch's best", "x by CPU-s")
+    rows = [head]
+    for n in results:
+        rows.append((
+            n, f"{median[n]:.0f}", f"{min(speed[n]):.0f}-{max(speed[n]):.0f}", f"{cpu[n]:.2f}",
+            f"{results[n]['rounds'][-1]['peak_bytes'] / 2**30:.2f}",
+            f"{median[n] / median[best]:.2f}" if best else "",
+            f"{cpu[least] / cpu[n]:.2f}" if least else "",
+        ))  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    for row in rows:
+        print("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)))
+    if best:
+        print(f"torch's best: {best} by wall time, {least} by CPU seconds")
+
+
+def run(
+    args: argparse.Namespace,
+    names: Sequence[str],
+    shapes: dict[str, tuple[int, int]],
+) -> None:
+    """Compares the contestants for each shape, which says steps a round and tokens a step."""
+    every = {}
+    chosen = args.only.split(",") if args.only else names
+    for shape in shapes if args.shape == "all" else [args.shape]:
+        steps, tokens = shapes[shape]
+        rounds = 2 if args.quick else args.rounds
+        every[shape] = compare(shape, list(chosen), rounds, args.steps or steps)
+        show(shape, every[shape], tokens)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(every, file, indent=1)
