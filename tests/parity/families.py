@@ -14,6 +14,10 @@ SIZES = {
     "max_position_embeddings": 192, "rms_norm_eps": 3e-4, "initializer_range": 0.3,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+MODERN = {
+    "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "norm_eps": 3e-4,
+    "local_attention": 12,
+}  # fmt: skip
 OLD = {"original_max_position_embeddings": 13}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
@@ -106,6 +110,34 @@ ROWS = {
         "EuroBertForMaskedLM",
         {"rope_parameters": rope("linear", factor=3.5), "attention_bias": True},
         gradients=False,  # tests/parity/test_encoders.py
+    ),
+    "modernbert": Row(
+        "ModernBertForMaskedLM",
+        MODERN
+        | {
+            "num_hidden_layers": 8,
+            "layer_types": [GLOBAL, LOCAL, LOCAL, LOCAL] * 2,
+            "rope_parameters": {
+                GLOBAL: rope("linear", factor=3.5),
+                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
+            },
+            **dict.fromkeys(
+                ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias", "decoder_bias"), True
+            ),
+            "hidden_activation": "silu",
+        },
+        gradients=False,  # tests/parity/test_encoders.py
+    ),
+    "modernbert-untied": Row(
+        "ModernBertForMaskedLM",
+        MODERN
+        | {
+            "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, LOCAL],
+            "rope_parameters": None,
+            "decoder_bias": False,
+            "tie_word_embeddings": False,
+        },
+        gradients=False,
     ),
     "gemma2": Row(
         "Gemma2ForCausalLM",

@@ -15,7 +15,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.mlm import Mlm
 from tests.in_memory import to_hf
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import SIZES, rope
+from tests.parity.families import GLOBAL, LOCAL, MODERN, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -28,15 +28,29 @@ LENGTHS = ([11, 9, 5], [25], [3, 7, 8, 7], [0])  # of the documents of each row;
 T = 25
 
 
-@pytest.fixture(scope="module")
-def eurobert():
+THETAS = {GLOBAL: rope(), LOCAL: {"rope_type": "default", "rope_theta": 301.0}}
+BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias", "decoder_bias")
+ENCODERS = {
+    "EuroBert": SIZES | {"rope_parameters": rope(), "attention_bias": True},
+    # which forgets the gradient of padding's row, an id that no document has
+    "ModernBert": SIZES | MODERN | {"rope_parameters": THETAS},
+    "ModernBert with biases": SIZES | MODERN | {
+        "rope_parameters": THETAS, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL],
+        **dict.fromkeys(BIASES, True), "tie_word_embeddings": False, "local_attention": 9,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def encoder(request):
     """(their model with random weights, ours, the same weights)."""
-    said = SIZES | {"rope_parameters": rope(), "attention_bias": True}
+    kind = request.param.partition(" ")[0]
+    said = {k: v for k, v in ENCODERS[request.param].items() if v is not None}
     torch.manual_seed(1)
-    config = transformers.EuroBertConfig(**said)
-    config.architectures = ["EuroBertForMaskedLM"]
-    theirs = transformers.EuroBertForMaskedLM._from_config(config, attn_implementation="eager")
-    theirs = theirs.float().eval()
+    config = getattr(transformers, f"{kind}Config")(**said)
+    config.architectures = [f"{kind}ForMaskedLM"]
+    cls = getattr(transformers, f"{kind}ForMaskedLM")
+    theirs = cls._from_config(config, attn_implementation="eager").float().eval()
     randomize(theirs)
     saved = json.loads(config.to_json_string(use_diff=False))
     model = model_from_config(saved, "config.json")
@@ -58,26 +72,35 @@ def packed(lengths):
     return Batch(*arrays)
 
 
+def bias_of(seen):
+    """What is added to scores [B, 1, T, S] so that only these count."""
+    return torch.tensor(np.where(seen, 0.0, -1e30)[:, None], dtype=torch.float32)
+
+
 def their_loss(theirs, batch, hidden):
     """Their mean loss of the hidden tokens, each document seeing itself alone."""
     ids = np.asarray(batch.segment_ids)
     same = ids[:, :, None] == ids[:, None]
-    bias = torch.tensor(np.where(same, 0.0, -1e30)[:, None], dtype=torch.float32)
+    mask = bias_of(same)
+    if theirs.config.model_type == "modernbert":
+        places = np.arange(T)
+        near = abs(places[:, None] - places) <= theirs.config.local_attention // 2
+        mask = {GLOBAL: mask, LOCAL: bias_of(same & near)}
     labels = np.full(ids.shape, -100)
     for row, (places, predicted) in enumerate(zip(hidden.places, hidden.predicted, strict=True)):
         chosen = np.asarray(places)[np.asarray(predicted) > 0]
         labels[row, chosen] = np.asarray(batch.tokens)[row, chosen]
     out = theirs(
         input_ids=torch.tensor(np.asarray(hidden.tokens)),
-        attention_mask=bias,
+        attention_mask=mask,
         position_ids=torch.tensor(np.asarray(batch.positions)),
     )
     flat = out.logits.reshape(-1, V), torch.tensor(labels).reshape(-1).long()
     return torch.nn.functional.cross_entropy(*flat)
 
 
-def test_loss_and_gradients(eurobert, record_property):
-    theirs, model, w = eurobert
+def test_loss_and_gradients(encoder, record_property):
+    theirs, model, w = encoder
     batch, keys = packed(LENGTHS), jax.random.split(jax.random.key(5), len(LENGTHS))
 
     def loss(w):
@@ -97,8 +120,8 @@ def test_loss_and_gradients(eurobert, record_property):
     record_property("gradients", float(max(found)))
 
 
-def test_rows_of_padding_alone_have_finite_gradients(eurobert):
-    _, model, w = eurobert
+def test_rows_of_padding_alone_have_finite_gradients(encoder):
+    _, model, w = encoder
     batch, keys = packed([[0], [0]]), jax.random.split(jax.random.key(5), 2)
     loss = lambda w: OBJECTIVE.loss(model, w, batch, keys, Compute())  # noqa: E731
     total, grads = jax.jit(jax.value_and_grad(lambda w: loss(w).total))(w)
@@ -107,8 +130,8 @@ def test_rows_of_padding_alone_have_finite_gradients(eurobert):
 
 
 @pytest.mark.parametrize("kernels", ["reference", "cpu"])
-def test_packed_documents_are_as_alone(eurobert, kernels):
-    _, model, w = eurobert
+def test_packed_documents_are_as_alone(encoder, kernels):
+    _, model, w = encoder
     compute, lengths = Compute(kernels=kernels), LENGTHS[0]
     batch = packed([lengths])
     hidden = jax.jit(lambda w, b: model.hidden(w, b, compute)[0])

@@ -24,6 +24,7 @@ from lmwright.formats.safetensors import described, some
 
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
 TIED_HEAD = "lm_head.weight"
+TIED_HEADS = (TIED_HEAD, "decoder.weight")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -84,15 +85,14 @@ def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> No
     if missing:
         raise UserError(f"{where}: lacks {some(missing)}; the model is not complete")
     extra = [n for n in unused(wanted, given) if not n.endswith(IGNORED_ENDINGS)]
-    if TIED_HEAD in extra:
+    for head in set(TIED_HEADS) & set(extra):
         table = next(slot.name for slot in wanted if slot.param.inputs == ("vocab",))
-        if np.array_equal(np.asarray(given[TIED_HEAD]), np.asarray(given[table])):
-            extra.remove(TIED_HEAD)
-        else:
+        if not np.array_equal(np.asarray(given[head]), np.asarray(given[table])):
             raise UserError(
-                f"{where}: {TIED_HEAD} differs from {table} although config.json ties them; "
+                f"{where}: {head} differs from {table} although config.json ties them; "
                 f"set tie_word_embeddings to false if the head is its own"
             )
+        extra.remove(head)
     if extra:
         raise UserError(
             f"{where}: holds {some(extra)}, which this architecture does not have; "

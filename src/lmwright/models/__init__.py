@@ -16,6 +16,7 @@ KINDS = Registry(
         "olmoe": "moe.Olmoe",
         "dots1": "moe.Dots1",
         "eurobert": "eurobert.EuroBert",
+        "modernbert": "modernbert.ModernBert",
     },
 )
 TABLES = Registry(
@@ -30,6 +31,7 @@ TABLES = Registry(
         "olmoe": "moe.OlmoeHf",
         "dots1": "moe.Dots1Hf",
         "eurobert": "eurobert.EuroBertHf",
+        "modernbert": "modernbert.ModernBertHf",
     },
 )
 

@@ -33,7 +33,7 @@ from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import LongRope, RopeScaling, rope_tables
 
-PLAIN_OR_GATED = "Gated (swiglu, geglu with tanh, reglu) or plain (relu, relu2) feed-forward."
+PLAIN_OR_GATED = "Gated (swiglu, geglu with tanh or erf, reglu) or plain (relu, relu2) mlp."
 AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")

@@ -10,19 +10,20 @@ from jax import Array
 
 from lmwright.core.weight import cpu_barrier
 
-Mlp = Literal["swiglu", "geglu", "reglu", "relu", "relu2"]
-
-GatedMlp = Literal["swiglu", "geglu", "reglu"]
-
-GATED = ("swiglu", "geglu", "reglu")
+Mlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu", "relu2"]
+GatedMlp = Literal["swiglu", "geglu", "geglu_erf", "reglu"]
+GATED = ("swiglu", "geglu", "geglu_erf", "reglu")
 
 
 def activate(kind: Mlp, gate: Array) -> Array:
-    """The nonlinearity of `kind`, any shape; GeGLU uses the tanh form."""
+    """The nonlinearity of `kind`, any shape; `geglu` is GELU's tanh form."""
     if kind == "swiglu":
         return jax.nn.silu(gate)
     if kind == "geglu":
         return jax.nn.gelu(gate, approximate=True)
+    if kind == "geglu_erf":
+        x = gate.astype(jnp.float32)  # bfloat16 leaves 1 + erf few digits
+        return (x * (0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5))).astype(gate.dtype)
     if kind == "relu2":
         return jnp.square(jax.nn.relu(gate))
     return jax.nn.relu(gate)

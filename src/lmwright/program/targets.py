@@ -53,7 +53,7 @@ def _module(model: HfModel, path: str) -> Iterable[str]:
 
 def _groups(param: Param) -> Iterable[str]:
     part = part_of(param)
-    if part in ("attention", "mlp", "experts"):
+    if part in ("attention", "mlp", "experts") and "layers" in param.batch:
         yield "all"
         yield part
 

@@ -1,0 +1,179 @@
+"""ModernBERT (https://arxiv.org/abs/2412.13663): an encoder of pre-norm blocks, most of which look
+through a window on either side.
+
+    tokens --embed--> norm --> blocks --> norm --> hidden --dense--> gelu --> norm --> logits
+
+    x --+--> norm --> attention --+--> norm --> mlp --+-->     the first block has no norm
+        +-------------------------^ +-----------------^        before its attention
+
+Local and global layers have rotations of their own. As over there, q, k and v are one matrix, and
+so are the gate and what it multiplies:
+
+    qkv      embed -> heads head_dim     the heads of q, then those of k, then those of v
+    gate_up  embed -> gate_up mlp        the gate, then what it multiplies
+"""
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.config.run import Positive, PositiveInt, section
+from lmwright.core.compute import Compute
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.core.weight import before_products, dot, name_result
+from lmwright.errors import UserError
+from lmwright.kernels.select import KERNELS
+from lmwright.models.block import into_stream, output, with_bias
+from lmwright.models.decoder import Decoder, Head, Reach, reaches
+from lmwright.models.layers import Attend
+from lmwright.nn.attention import Scoring
+from lmwright.nn.layer_norm import layer_norm
+from lmwright.nn.mlp import GatedMlp, activate, gated
+from lmwright.nn.rope import apply_rope, rope_tables
+
+FIRST = "first "  # of the kind of the first layer
+MLP_WEIGHTS = {
+    "gate_up": "embed gate_up mlp", "gate_up_bias": "gate_up mlp",
+    "down": "mlp embed", "down_bias": "norm",
+}  # fmt: skip
+
+Biased = Literal["attention", "mlp", "norm", "dense", "decoder"]
+
+
+@section
+class ModernBert(Decoder):
+    """An encoder of the ModernBERT family; its fields are the model."""
+
+    both_ways: ClassVar[bool] = True
+
+    kind: Literal["modernbert"] = "modernbert"
+    mlp_dim: PositiveInt
+    window: PositiveInt = 65
+    """Tokens that local layers look at on either side, the query included."""
+    layer_pattern: tuple[Reach, ...] = ("global", "local", "local")
+    """Which layers have the window: repeated over all of them."""
+    rope_theta: Positive = 160_000.0
+    local_rope_theta: Positive = 10_000.0
+    """Theta of local layers, which are not scaled."""
+    mlp: GatedMlp = "geglu_erf"
+    """Gate of the feed-forward."""
+    head: Head = "tied"
+    biases: tuple[Biased, ...] = ("decoder",)
+    """Parts with biases: projections of attention, of the mlp, all norms, the dense layer of the
+    head, and its logits (`decoder`)."""
+
+    @property
+    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return self.window, self.layer_pattern
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The reach of each layer, with FIRST before that of the first."""
+        first, *rest = reaches(self.layer_pattern, self.num_layers)
+        return FIRST + first, *rest
+
+    def window_of(self, kind: str) -> int | None:
+        """Tokens on either side that queries of such a layer look at, themselves included."""
+        return super().window_of(kind.removeprefix(FIRST))
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        spec = super().spec() | self._norm_spec("embed_norm", "norm", "head_norm")
+        std, d = self.embed_std * into_stream(self), self.embed_dim
+        spec["dense"] = Param("embed -> embed", (d, d), std=std)
+        if self.head == "untied":
+            spec["head"] = Param("embed -> vocab", (d, self.vocab_size), std=std)
+        if "dense" in self.biases:
+            spec["dense_bias"] = Param("norm", (d,), fill=0.0)
+        if "decoder" in self.biases:
+            spec["decoder_bias"] = Param("vocab", (self.vocab_size,), fill=0.0)
+        return spec
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        d, f, h, std = self.embed_dim, self.mlp_dim, self.head_dim, self.embed_std
+        heads, n = self.num_heads + 2 * self.num_kv_heads, self.num_heads
+        out = std * into_stream(self)
+        spec = {
+            **self._norm_spec(*(() if kind.startswith(FIRST) else ("attention_norm",)), "mlp_norm"),
+            "qkv": Param("embed -> heads head_dim", (d, heads, h), std=std),
+            "o": Param("heads head_dim -> embed", (n, h, d), std=out),
+            "gate_up": Param("embed -> gate_up mlp", (d, 2, f), std=std),
+            "down": Param("mlp -> embed", (f, d), std=out),
+        }
+        if "attention" in self.biases:
+            spec["qkv_bias"] = Param("heads head_dim", (heads, h), fill=0.0)
+            spec["o_bias"] = Param("norm", (d,), fill=0.0)
+        if "mlp" in self.biases:
+            spec["gate_up_bias"] = Param("gate_up mlp", (2, f), fill=0.0)
+            spec["down_bias"] = Param("norm", (d,), fill=0.0)
+        return spec
+
+    def _norm_spec(self, *names: str) -> Tree:
+        spec = {name: Param("norm", (self.embed_dim,), fill=1.0) for name in names}
+        if "norm" in self.biases:
+            spec |= {f"{name}_bias": Param("norm", (self.embed_dim,), fill=0.0) for name in names}
+        return spec
+
+    def _normed(self, w: Tree, name: str, x: Array) -> Array:
+        return layer_norm(x, w[name], w.get(f"{name}_bias"), self.norm_eps)
+
+    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
+        """The residual stream before the first layer, [B, T, D]."""
+        return self._normed(w, "embed_norm", super().embedded(w, tokens, compute))
+
+    def tables(self, positions: Array, length: int) -> Tree:
+        """Rotations for positions [B, T] in rows of `length`, by the kind of a layer."""
+        whole = super().tables(positions, length)
+        local = rope_tables(positions, self.head_dim, self.local_rope_theta)
+        return {"global": whole, "local": local}
+
+    def last_norm(self, w: Tree, x: Array) -> Array:
+        """The residual stream as the head sees it."""
+        return self._normed(w, "norm", x)
+
+    def head_weights(self, w: Tree) -> Tree:
+        """The part of the weights that `logits` reads."""
+        names = ("dense", "dense_bias", "head_norm", "head_norm_bias", "decoder_bias")
+        return super().head_weights(w) | {name: w[name] for name in names if name in w}
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+        h = with_bias(dot("btd,de->bte", hidden, w["dense"]), w, "dense")
+        h = self._normed(w, "head_norm", activate("geglu_erf", h))
+        return with_bias(super().logits(w, before_products(h)), w, "decoder")
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and mlp."""
+        rotations = tables[kind.removeprefix(FIRST)]
+        h = self._normed(w, "attention_norm", x) if "attention_norm" in w else x
+        h = with_bias(dot("btd,dnh->btnh", before_products(h), w["qkv"]), w, "qkv")
+        cuts = [self.num_heads, self.num_heads + self.num_kv_heads]
+        q, k, v = jnp.split(h, cuts, axis=2)
+        q = constrain(q, "batch seq heads head_dim")
+        q, k = (name_result(apply_rope(a, rotations)) for a in (q, k))
+        h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
+        x = constrain(x + output(w, h), "batch stream embed")
+        h = self._feed_forward(w, self._normed(w, "mlp_norm", x), attend.mlp_chunk_tokens)
+        return constrain(x + h, "batch stream embed"), {}
+
+    def _feed_forward(self, w: Tree, h: Array, chunk_tokens: int | None) -> Array:
+        """[B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time if set."""
+        if chunk_tokens is None or chunk_tokens >= h.shape[1]:
+            return _mlp(self.mlp, w, h)
+        mine = {name: w[name] for name in MLP_WEIGHTS if name in w}
+        run = partial(_mlp, self.mlp)
+        return name_result(KERNELS["mlp by chunks"](run, MLP_WEIGHTS, mine, h, chunk_tokens))
+
+
+def _mlp(kind: GatedMlp, w: Tree, h: Array) -> Array:
+    h = with_bias(dot("btd,dgf->btgf", before_products(h), w["gate_up"]), w, "gate_up")
+    gate, up = (constrain(h[:, :, i], "batch seq mlp") for i in (0, 1))
+    return with_bias(dot("btf,fd->btd", gated(kind, gate, up), w["down"]), w, "down")
