@@ -14,7 +14,8 @@ SLICES = {
     "v5e-8": """llama-500k llama-1m llama-5m llama-15m llama-42m llama-135m llama-360m llama-1b
         llama-3b kisoku-3b llama-3-2-1b llama-3-2-3b qwen2-5-0-5b qwen2-5-1-5b qwen2-5-3b qwen3-0-6b
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m
-        eurobert-210m eurobert-610m eurobert-2-1b""",
+        eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
+        ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b""",
     "v5e-16": "llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmoe-1b-7b",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium""",
@@ -39,10 +40,11 @@ def test_every_preset_is_in_the_table():
 @pytest.mark.parametrize("preset", CASES)
 def test_a_preset_compiles_and_fits(preset, tmp_path):
     where = parse_slice(CASES[preset])
-    seq_len = min(ROW, of_section("model")[preset]().seq_len)
+    model = of_section("model")[preset]()
+    seq_len = min(ROW, model.seq_len)
     lengths = (f"model.seq_len={seq_len}", f"data.pack.seq_len={seq_len}")
     batch = where.num_devices
-    masked = ("objective.kind=mlm",) if preset.startswith("eurobert") else ()
+    masked = ("objective.kind=mlm",) if model.both_ways else ()
     run = run_of(tmp_path, "train.remat=block", *lengths, *masked, preset=preset, batch=batch)
     quick, found = Quick.of(run, machine_of(where)), compile_for(run, where)
     assert found.fits and found.tokens_per_step == batch * seq_len

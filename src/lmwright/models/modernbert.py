@@ -25,7 +25,6 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.errors import UserError
 from lmwright.kernels.select import KERNELS
 from lmwright.models.block import into_stream, output, with_bias
 from lmwright.models.decoder import Decoder, Head, Reach, reaches

@@ -12,6 +12,20 @@ def _eurobert(shape: Shape) -> Any:
     return EuroBert(**sizes(shape), **fields, head_dim=shape[0] // shape[3])
 
 
+def _modernbert(shape: Shape, **fields: Any) -> Any:
+    from lmwright.models.modernbert import ModernBert
+
+    fields = {"vocab_size": 50_368, "seq_len": 8192} | fields
+    return ModernBert(**sizes(shape), **fields, head_dim=64)
+
+
+def _ettin(shape: Shape) -> Any:
+    return _modernbert(shape, seq_len=7999, local_rope_theta=160_000.0)
+
+
+MODERNBERT = "https://arxiv.org/abs/2412.13663"
+ETTIN = "https://arxiv.org/abs/2507.11412"
+
 PRESETS = {
     "eurobert-210m": row(
         "0.31 B: EuroBERT 210m with its head (https://arxiv.org/abs/2503.05500)",
@@ -22,4 +36,16 @@ PRESETS = {
     "eurobert-2.1b": row(
         "2.4 B: EuroBERT 2.1B with its head (https://arxiv.org/abs/2503.05500)",
         _eurobert, (2304, 6144, 32, 18, 6)),
+    "modernbert-base": row(
+        f"0.15 B: ModernBERT base with its head ({MODERNBERT})",
+        _modernbert, (768, 1152, 22, 12, 12)),
+    "modernbert-large": row(
+        f"0.396 B: ModernBERT large with its head ({MODERNBERT})",
+        _modernbert, (1024, 2624, 28, 16, 16)),
+    "ettin-17m": row(f"0.0169 B: Ettin encoder ({ETTIN})", _ettin, (256, 384, 7, 4, 4)),
+    "ettin-32m": row(f"0.0321 B: Ettin encoder ({ETTIN})", _ettin, (384, 576, 10, 6, 6)),
+    "ettin-68m": row(f"0.0685 B: Ettin encoder ({ETTIN})", _ettin, (512, 768, 19, 8, 8)),
+    "ettin-150m": row(f"0.15 B: Ettin encoder ({ETTIN})", _ettin, (768, 1152, 22, 12, 12)),
+    "ettin-400m": row(f"0.396 B: Ettin encoder ({ETTIN})", _ettin, (1024, 2624, 28, 16, 16)),
+    "ettin-1b": row(f"1.03 B: Ettin encoder ({ETTIN})", _ettin, (1792, 3840, 28, 28, 28)),
 }  # fmt: skip

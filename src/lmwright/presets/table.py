@@ -11,6 +11,7 @@ from lmwright.models.text_part import TEXT_PARTS
 HEADER = ("`model.kind`", "in Hugging Face", "its fields choose", "presets")
 FEATURES = {
     "bias": "biases",
+    "biases": "biases",
     "qk_norm": "norms of q and k",
     "window": "windows",
     "layer_pattern": "patterns of local and global layers",

@@ -3,8 +3,9 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
+from lmwright.models.decoder import Reach, reaches
 from lmwright.models.hf.rope import rope_config, rope_fields
-from lmwright.models.hf.table import GATED_ACT, HEAD, KEYS, Derived, Json, Table, Words, required
+from lmwright.models.hf.table import GATED_ACT, HEAD, KEYS, Derived, Json, Table, Words
 from lmwright.models.hf.window import TYPES, pattern_of, reach_of
 
 ACTS = GATED_ACT | {"geglu_erf": "gelu"}
@@ -40,20 +41,24 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
     types = config.get("layer_types")
     if types is None:
         every = config.get("global_attn_every_n_layers") or 3
-        reach = ["local" if i % every else "global" for i in range(num_layers)]
+        reach = _every(every, num_layers)
     else:
-        reach = list(reach_of(types, num_layers, where))
+        reach = reach_of(types, num_layers, where)
     return {"window": config["local_attention"] // 2 + 1, "layer_pattern": pattern_of(reach)}
 
 
 def _write_reach(model: Any, _: str) -> Json:
-    pattern = list(model.layer_pattern)
-    reach = [pattern[i % len(pattern)] for i in range(model.num_layers)]
+    reach = reaches(model.layer_pattern, model.num_layers)
     every = len(pattern_of(reach))
     own = {"layer_types": [TYPES[each] for each in reach], "local_attention": 2 * model.window - 2}
-    if reach == ["local" if i % every else "global" for i in range(model.num_layers)]:
+    if list(reach) == _every(every, model.num_layers):
         own["global_attn_every_n_layers"] = every  # what transformers 4 and llama.cpp read
     return own
+
+
+def _every(count: int, num_layers: int) -> list[Reach]:
+    """The reach of layers of which the first of each `count` is global."""
+    return ["local" if i % count else "global" for i in range(num_layers)]
 
 
 class ModernBertHf(Table):
@@ -110,13 +115,14 @@ class ModernBertHf(Table):
         rope = config.get("rope_parameters") or {}
         context = {"max_position_embeddings": config["max_position_embeddings"]}
         scaling = config.get("rope_scaling") or {}
-        sides = []
-        for reach, name, theta in (("global", "global_rope_theta", 160_000.0),
-                                   ("local", "local_rope_theta", 10_000.0)):  # fmt: skip
+
+        def side(reach: Reach, name: str, theta: float) -> Json:
             said = dict(rope.get(TYPES[reach]) or {}) | scaling
             said.setdefault("rope_theta", config.get(name) or theta)
-            sides.append(rope_fields({**context, "rope_parameters": said}, where))
-        whole, local = sides
+            return rope_fields({**context, "rope_parameters": said}, where)
+
+        whole = side("global", "global_rope_theta", 160_000.0)
+        local = side("local", "local_rope_theta", 10_000.0)
         if local["rope_scaling"] is not None:
             raise UserError(f"{where}: rope scaling of sliding_attention layers is not supported")
         return {**whole, "local_rope_theta": local["rope_theta"]}
