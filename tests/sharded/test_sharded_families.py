@@ -10,6 +10,7 @@ import pytest
 
 from lmwright.models.gemma import Gemma
 from lmwright.models.llama import Llama
+from lmwright.models.modernbert import ModernBert
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
 from lmwright.nn.rope import LinearRope, LongRope, YarnRope
@@ -33,6 +34,11 @@ MODELS = {
         rope_scaling=LinearRope(factor=3.0),
     ),
     "olmo2": Olmo2(**SIZES, bias="attention"),
+    "modernbert": ModernBert(
+        **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,
+        rope_scaling=LinearRope(factor=3.0),
+        biases=("attention", "mlp", "norm", "dense", "decoder"),
+    ),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(
@@ -66,10 +72,10 @@ def check(name, axes, **train):
     assert_same(gradients(run_of(name, axes, **train)), alone(name))
 
 
-def slow_but(*quick):
+def slow_but(*quick, without=()):
     """All families; those that are not named are for the long suite."""
-    slow = pytest.mark.slow
-    return [name if name in quick else pytest.param(name, marks=slow) for name in MODELS]
+    slow, names = pytest.mark.slow, [name for name in MODELS if name not in without]
+    return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
 @pytest.mark.parametrize("name", slow_but("gemma2"))
@@ -77,7 +83,8 @@ def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
 
-@pytest.mark.parametrize("name", slow_but("gemma2"))
+# the first layer of ModernBERT is like no other
+@pytest.mark.parametrize("name", slow_but("gemma2", without=("modernbert",)))
 def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
 
