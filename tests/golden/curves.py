@@ -38,6 +38,7 @@ MODELS = {
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
     "olmo2": DENSE,
     "eurobert": DENSE,
+    "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
     "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
@@ -57,7 +58,8 @@ THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
 
 CASES: dict[str, dict] = {
     **{f"family {kind}": {"model": {"kind": kind, **sizes}} for kind, sizes in MODELS.items()},
-    "family eurobert": {"data": "masked", "model": ENCODER, "objective": {"kind": "mlm"}},
+    **{f"family {kind}": {"data": "masked", "model": {"kind": kind, **MODELS[kind]},
+       "objective": {"kind": "mlm"}} for kind in ("eurobert", "modernbert")},
     "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
         "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
