@@ -37,7 +37,7 @@ def test_every_matrix_of_the_layers_takes_an_adapter(name):
         plan = resolve(run, jax.devices()[:1])
         active = plan.training.trainees
         found = {module.path for module in active[0].modules}
-        matrices = {p for p, w in walk(model.spec()) if w.is_matrix and "vocab" not in w.axes}
+        matrices = {p for p, w in walk(model.spec()) if w.is_matrix and "layers" in w.batch}
         assert {p for p in matrices - found if not p.endswith("router")} == set()
         step = partial(train_step, plan, active)
         with jax.set_mesh(plan.mesh):
