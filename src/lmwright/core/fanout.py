@@ -32,7 +32,7 @@ from lmwright.core.weight import (
 AXIS = "tensor"
 NAMES = {
     "b": "batch", "t": "seq", "d": "embed", "n": "heads", "k": "kv_heads", "h": "head_dim",
-    "e": "experts", "f": "mlp",
+    "e": "experts", "f": "mlp", "g": "gate_up",
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ KEYS = {
 }
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
-    "final_logit_softcapping",
+    "final_logit_softcapping", "attention.layer_norm_epsilon", "rope.freq_base_swa",
 }  # fmt: skip
 
 
@@ -59,6 +59,12 @@ class Arch:
     """What config.json says and the metadata do not."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Keys of KEYS that config.json calls otherwise."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Metadata keys of its own, as in KEYS."""
+    encoder: bool = False
+    """Whether it looks both ways; its head is not in the file."""
+    scales: bool = True
+    """Whether llama.cpp scales its rotations."""
 
 
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
@@ -84,7 +90,22 @@ ARCHS = {
         window=True,
         fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
     ),
-}
+    "eurobert": Arch(
+        "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,
+        fixed={"attention_bias": False, "hidden_act": "silu"},
+    ),
+    "modern-bert": Arch(
+        "ModernBertForMaskedLM", "modernbert", encoder=True, scales=False, window=True,
+        fixed=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False),
+        renamed={"rope_theta": "global_rope_theta", "sliding_window": "local_attention"},
+        keys={
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.sliding_window_pattern": "global_attn_every_n_layers",
+            "rope.freq_base_swa": "local_rope_theta",
+            "hidden_activation": "hidden_activation",
+        },
+    ),
+}  # fmt: skip
 MIXTRAL = Arch(
     "MixtralForCausalLM", "mixtral", rotated=True, renamed={"num_experts": "num_local_experts"}
 )
@@ -122,7 +143,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     name = str(meta.get("general.architecture", "?"))
     arch = arch_of(name, int(meta.get(f"{name}.expert_count") or 0), where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
-    for key, theirs in KEYS.items():
+    for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
     for key in ("intermediate_size", "num_key_value_heads", "num_attention_heads"):
@@ -165,12 +186,13 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
     config = {"rope_theta": rope.get("rope_theta"), **config}
     meta: dict[str, Any] = {}
-    for key, theirs in KEYS.items():
+    for key, theirs in (KEYS | arch.keys).items():
         value = config.get(arch.renamed.get(theirs, theirs))
         if key == "attention.sliding_window" and not arch.window:
             continue  # what is lost is found when the file is read again
         if value is not None:
-            meta[key] = float(value) if key in FLOAT_KEYS else int(value)
+            kind = float if key in FLOAT_KEYS else str if isinstance(value, str) else int
+            meta[key] = kind(value)
     if "attention.key_length" in meta:
         meta["attention.value_length"] = meta["attention.key_length"]
         meta["rope.dimension_count"] = meta["attention.key_length"]
@@ -178,7 +200,11 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
     if name == "llama" and config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
+    if arch.encoder:
+        meta["attention.causal"] = False
     kind = rope.get("rope_type", "default")
+    if kind != "default" and not arch.scales:
+        raise UserError(f"{where}: llama.cpp's {name} has no rope scaling, as {kind!r} is")
     if kind in ("linear", "yarn"):
         meta["rope.scaling.type"] = kind
         meta["rope.scaling.factor"] = float(rope["factor"])
@@ -202,6 +228,9 @@ class NameMap:
         expert = EXPERT.search(name)
         bare = EXPERT.sub(".experts.", name)
         there = self._table.get_name(bare, try_suffixes=(".weight", ".bias"))
+        there = there or self._table.get_name(
+            bare.removeprefix("model."), try_suffixes=(".weight", ".bias")
+        )
         if there is None and name.endswith(".e_score_correction_bias"):
             there = self._table.get_name(bare.replace("_bias", ""), try_suffixes=(".bias",))
         if there is None:

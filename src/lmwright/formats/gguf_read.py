@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from lmwright.core.contract import HfModel
+from lmwright.core.param import walk
 from lmwright.errors import UserError
 from lmwright.formats.gguf_names import (
     Arch,
@@ -24,7 +25,7 @@ from lmwright.formats.gguf_names import (
     rotated_heads,
 )
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope
-from lmwright.formats.hf_layout import slots
+from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 
 MOST_ENTRIES = 2**23  # of a list in the header; vocabularies have 2**18
@@ -130,7 +131,7 @@ class GgufTensors(Tensors):
     def __init__(self, file: GgufFile, model: HfModel, config: Mapping[str, Any], arch: Arch):
         self.file, self._config, self._arch = file, config, arch
         name_of = NameMap(str(file.meta["general.architecture"]), config["num_hidden_layers"])
-        places = {slot.name: name_of(slot.name) for slot in slots(model)}
+        places = {slot.name: name_of(slot.name) for slot in slots_in_file(model)}
         self._places = {hf: place for hf, place in places.items() if self._has(*place)}
         taken = {name for name, _ in self._places.values()} | {ROPE_FACTORS}
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
@@ -158,6 +159,14 @@ class GgufTensors(Tensors):
         if name.endswith("norm.weight") and self._arch.norm_shift:
             array = array.astype(np.float32) - self._arch.norm_shift
         return array
+
+
+def slots_in_file(model: HfModel) -> list[Slot]:
+    """The tensors of the Hugging Face checkpoint that a GGUF file holds: of an encoder all but its
+    head."""
+    head = dict(walk(model.head_weights(model.spec()))) if model.both_ways else {}
+    own = {path for path, param in head.items() if param.inputs != ("vocab",)}
+    return [slot for slot in slots(model) if slot.path not in own]
 
 
 def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:

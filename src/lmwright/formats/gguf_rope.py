@@ -27,6 +27,7 @@ NEUTRAL = {
     "scaling.yarn_log_multiplier": (0.0,),
     "scaling.alpha": (0.0,),
 }
+LOCAL_THETA = ("rope_local_base_freq", "local_rope_theta")  # in config.json
 LOCAL_BASE = "freq_base_swa"  # of layers with a window, where an architecture tells them apart
 
 
@@ -72,9 +73,10 @@ def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where
 def _refuse_unknown(
     settings: Mapping[str, Any], config: dict[str, Any], name: str, where: str
 ) -> None:
+    local = next((name for name in LOCAL_THETA if name in config), None)
     for key, value in sorted(settings.items()):
-        if key == LOCAL_BASE and "rope_local_base_freq" in config:
-            config["rope_local_base_freq"] = _number(settings, key, 0.0, where)
+        if key == LOCAL_BASE and local:
+            config[local] = _number(settings, key, 0.0, where)
         elif key == "dimension_count" and value != config["head_dim"]:
             raise UserError(
                 f"{where}: {name}.rope.{key} = {value!r} of heads of {config['head_dim']} is not "

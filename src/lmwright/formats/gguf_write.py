@@ -27,7 +27,7 @@ from lmwright.formats.gguf_names import (
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_read import open_gguf
+from lmwright.formats.gguf_read import open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.formats.hf_layout import Slot, slots
@@ -96,7 +96,7 @@ def write_gguf(
             model,
             tensors,
             load,
-            lambda: _read_again(hidden),
+            lambda: _read_again(hidden, model, tensors),
             tokenizer,
             dtype=dtype,
             compared=", ".join(f"{n} in {kind}" for kind, n in sorted(kinds.items()))
@@ -114,7 +114,7 @@ def write_gguf(
 
 
 def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
-    wanted = slots(model)
+    wanted = slots_in_file(model)
     place = NameMap(name, model.hf.config(model)["num_hidden_layers"])
     grouped: dict[str, list[tuple[int | None, Slot]]] = {}
     for slot in wanted:
@@ -157,6 +157,8 @@ def _keys(
     bos = begins == (tokenizer.bos_id,)
     if begins and not bos:
         raise UserError(f"{where}: texts begin with ids {list(begins)}; GGUF can only say bos")
+    if model.both_ways and tokenizer.mask_id is not None:
+        keys["tokenizer.ggml.mask_token_id"] = tokenizer.mask_id
     return keys | metadata_of_tokenizer(tokenizer, model.vocab_size, bos, where)
 
 
@@ -248,6 +250,7 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
 
 
 # fields that are about training alone
+OF_HEAD = ("head", "biases")  # whose other biases `metadata_of` refuses
 OF_TRAINING = ("_std", "_loss", "bias_rate", "capacity_factor")
 
 
@@ -255,6 +258,8 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
     """Raises UserError for a field of the model that the file could not say."""
     ours, theirs = (dict(_flat(asdict(each))) for each in (model, again))
     for name in ours.keys() | theirs.keys():
+        if model.both_ways and name in OF_HEAD:
+            continue
         if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(
                 f"model.{name}: {ours.get(name)!r} cannot be expressed in a GGUF file of this "
@@ -282,7 +287,13 @@ def _slots_of(entries: list[Entry]) -> Iterator[tuple[Slot, str]]:
             yield slot, entry.kind
 
 
-def _read_again(path: Path) -> tuple[Any, Tree]:
-    _, model, tensors = open_gguf(path)
-    check_tensors(slots(model), tensors, str(path))
-    return model, from_hf(model, tensors, str(path))
+def _read_again(path: Path, source: HfModel, tensors: Mapping[str, Any]) -> tuple[Any, Tree]:
+    """The model and weights of the file; an encoder has its head from the source."""
+    _, model, written = open_gguf(path)
+    given: Mapping[str, Any] = written
+    if source.both_ways:
+        in_file = {slot.name for slot in slots_in_file(source)}
+        model = source
+        given = {s.name: (written if s.name in in_file else tensors)[s.name] for s in slots(source)}
+    check_tensors(slots(model), given, str(path))
+    return model, from_hf(model, given, str(path))

@@ -131,6 +131,11 @@ def _open_folder(place: Place) -> LoadedModel:
 def _open_gguf(place: Place) -> LoadedModel:
     path = place.path
     file, model, tensors = open_gguf(path)
+    if model.both_ways:
+        raise UserError(
+            f"{path}: holds an encoder without its head, as all GGUF files do; open its Hugging "
+            "Face folder instead"
+        )
     check_tensors(slots(model), tensors, str(path))
     tokenizer_dir, temporary = place.tokenizer_dir, None  # a folder beside the file goes first
     if tokenizer_dir is None and (tokenizer := tokenizer_of(file.meta, str(path))) is not None:

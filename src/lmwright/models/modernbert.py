@@ -21,6 +21,7 @@ from jax import Array
 
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
+from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -153,9 +154,8 @@ class ModernBert(Decoder):
         """x [B, T, D] after attention and mlp."""
         rotations = tables[kind.removeprefix(FIRST)]
         h = self._normed(w, "attention_norm", x) if "attention_norm" in w else x
-        h = with_bias(dot("btd,dnh->btnh", before_products(h), w["qkv"]), w, "qkv")
         cuts = [self.num_heads, self.num_heads + self.num_kv_heads]
-        q, k, v = jnp.split(h, cuts, axis=2)
+        q, k, v = _parts("btd,dnh->btnh", before_products(h), w, "qkv", cuts)
         q = constrain(q, "batch seq heads head_dim")
         q, k = (name_result(apply_rope(a, rotations)) for a in (q, k))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
@@ -173,6 +173,19 @@ class ModernBert(Decoder):
 
 
 def _mlp(kind: GatedMlp, w: Tree, h: Array) -> Array:
-    h = with_bias(dot("btd,dgf->btgf", before_products(h), w["gate_up"]), w, "gate_up")
-    gate, up = (constrain(h[:, :, i], "batch seq mlp") for i in (0, 1))
+    gate, up = _parts("btd,dgf->btgf", before_products(h), w, "gate_up", [1])
+    gate, up = (constrain(a[:, :, 0], "batch seq mlp") for a in (gate, up))
     return with_bias(dot("btf,fd->btd", gated(kind, gate, up), w["down"]), w, "down")
+
+
+def _parts(eqn: str, h: Array, w: Tree, name: str, cuts: list[int]) -> list[Array]:
+    """The projection `name` of h [B, T, D], cut along the axis behind the tokens. An array is cut
+    before the product, since a TPU copies what is cut from its result."""
+    leaf, bias = w[name], w.get(f"{name}_bias")
+    if not isinstance(leaf, Array):
+        return jnp.split(with_bias(dot(eqn, h, leaf), w, name), cuts, axis=2)
+    outputs = dots(h, *((eqn, part) for part in jnp.split(leaf, cuts, axis=1)))
+    if bias is None:
+        return list(outputs)
+    biases = jnp.split(bias, cuts)
+    return [y + b.astype(y.dtype) for y, b in zip(outputs, biases, strict=True)]
