@@ -202,6 +202,12 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
     if arch.encoder:
         meta["attention.causal"] = False
+        heads = config["num_attention_heads"]
+        if config.get("head_dim", 0) * heads not in (0, config["hidden_size"]):
+            raise UserError(
+                f"{where}: head_dim {config['head_dim']} times {heads} heads is not hidden_size "
+                f"{config['hidden_size']}, as in llama.cpp's {name}"
+            )
     kind = rope.get("rope_type", "default")
     if kind != "default" and not arch.scales:
         raise UserError(f"{where}: llama.cpp's {name} has no rope scaling, as {kind!r} is")
