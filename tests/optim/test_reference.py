@@ -9,8 +9,9 @@ import torch
 
 from lmwright.core.param import Param, map_params, walk
 from lmwright.optim.build import build_optimizer, clip
-from lmwright.optim.kinds import Adafactor, AdamW, Constant, Lion, Muon
+from lmwright.optim.kinds import AdamW, Constant
 from lmwright.optim.muon import is_hidden
+from lmwright.optim.other_kinds import Adafactor, Lion, Muon, StableAdamW
 
 STEPS = 20
 
@@ -88,6 +89,32 @@ def test_lion_is_its_paper(spec, weights, gradients):
             want[path] = want[path] - 1e-3 * (np.sign(mix) + decays[path] * want[path])
             mean[path] = 0.95 * mean[path] + 0.05 * g
     assert_close(run(optim, spec, weights, gradients), want, atol=1e-6)
+
+
+def test_stable_adamw_is_its_paper(spec, weights, gradients):
+    """Its betas are corrected, not its moments; each matrix of a stack is a tensor of its own."""
+    beta1, beta2, eps, rate, decay = 0.85, 0.7, 1e-6, 1e-2, 0.3
+    optim = StableAdamW(
+        learning_rate=rate, beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay,
+        schedule=Constant(),
+    )  # fmt: skip
+    want = {path: np.asarray(w, "float64") for path, w in unstacked(spec, weights).items()}
+    m, v = ({path: np.zeros_like(w) for path, w in want.items()} for _ in range(2))
+    decays = {p: decay * dict(walk(spec))[p.split("#")[0]].is_matrix for p in want}
+    greatest = 0.0
+    for t in range(1, STEPS + 1):
+        b1, b2 = (b * (1 - b ** (t - 1)) / (1 - b**t) for b in (beta1, beta2))
+        for path, g in unstacked(spec, gradients(t - 1)).items():
+            m[path] = b1 * m[path] + (1 - b1) * g
+            v[path] = b2 * v[path] + (1 - b2) * g**2
+            rms = np.sqrt(np.mean(g**2 / np.maximum(v[path], eps**2)))
+            greatest = max(greatest, rms)
+            own = rate / max(1, rms)
+            step = m[path] / (np.sqrt(v[path]) + eps) + decays[path] * want[path]
+            want[path] = want[path] - own * step
+    assert greatest > 1.1
+    found = run(optim, spec, weights, gradients)
+    assert_close(unstacked(spec, nested(spec, found)), want, atol=2e-6)
 
 
 def members(param, array):

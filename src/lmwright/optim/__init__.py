@@ -6,12 +6,16 @@
 `KINDS` is what a run file may name; `lmwright.optim.build` makes them.
 """
 
-from lmwright.optim.kinds import Adafactor, Adam8bit, AdamW, Lion, Muon
+from lmwright.config.registry import Registry
 
-KINDS = {
-    "adamw": AdamW,
-    "adam8bit": Adam8bit,
-    "adafactor": Adafactor,
-    "lion": Lion,
-    "muon": Muon,
-}
+KINDS = Registry(
+    __name__,
+    {
+        "adamw": "kinds.AdamW",
+        "adam8bit": "kinds.Adam8bit",
+        "adafactor": "other_kinds.Adafactor",
+        "lion": "other_kinds.Lion",
+        "muon": "other_kinds.Muon",
+        "stable-adamw": "other_kinds.StableAdamW",
+    },
+)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.param import Param
-from lmwright.optim.kinds import Adafactor
+from lmwright.optim.other_kinds import Adafactor
 from lmwright.optim.rule import Slot, Slots, like, slot
 
 

@@ -33,7 +33,7 @@ from lmwright.optim.rule import Rule, Slot, Slots
 if TYPE_CHECKING:
     import optax
 
-RULES: Mapping[str, Rule] = Registry(__package__, {kind: kind for kind in KINDS})
+RULES: Mapping[str, Rule] = Registry(__package__, {kind: kind.replace("-", "_") for kind in KINDS})
 """The module of each kind has its name."""
 
 Rate = Callable[[ArrayLike], Array]

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.param import Param
-from lmwright.optim.kinds import Lion
+from lmwright.optim.other_kinds import Lion
 from lmwright.optim.rule import Slot, Slots, like
 
 

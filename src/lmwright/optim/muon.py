@@ -12,7 +12,7 @@ from jax import Array
 
 from lmwright.core.param import Param
 from lmwright.optim import adamw
-from lmwright.optim.kinds import Muon
+from lmwright.optim.other_kinds import Muon
 from lmwright.optim.rule import Slot, Slots, like
 
 # quintic of the author: steep at zero rather than convergent at one
