@@ -51,10 +51,10 @@ def run_stack(
     There is one block for each place of the span's pattern; leaves of `layers` are [L, ...],
     below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
     stages, rows go in `num_microbatches` pieces."""
-    layers = layers if len(blocks) > 1 else {"0": layers}
+    layers = layers if (apart := len(blocks) > 1) else {"0": layers}
     if unroll and num_stages() == 1:
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
-    block = _chained([remat.apply(block) for block in blocks])
+    block = _chained([remat.apply(block, prevent_cse=apart) for block in blocks], apart)
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
@@ -62,9 +62,8 @@ def run_stack(
 
 
 def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
-    """Stack of layers without a loop, for platforms where fresh memory costs more than elementwise
-    arithmetic. Results other than those of matmuls, and the slices of the weights, are recomputed
-    in the backward pass rather than kept."""
+    """Stack without a loop, where fresh memory costs more than elementwise arithmetic: the backward
+    pass recomputes the slices of the weights and all results but those of matmuls."""
     leaves, tree = jax.tree.flatten(layers)
 
     def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
@@ -111,34 +110,37 @@ layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)
 
 
 @jax.custom_vjp
-def joint_gradients(*inputs: Array) -> tuple[Array, ...]:
+def joint_gradients(*inputs: Tree) -> tuple[Tree, ...]:
     """Identity whose gradients are forced to be computed together; XLA would otherwise postpone
     weight gradients and keep their inputs alive."""
     return inputs
 
 
-def _joint_fwd(*inputs: Any) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
-    trained = tuple(() if a.perturbed else None for a in inputs)  # a tree, so known in advance
-    return tuple(a.value for a in inputs), trained
+def _joint_fwd(*inputs: Any) -> tuple[tuple[Tree, ...], tuple[Any, ...]]:
+    trained = tuple(() if a.perturbed else None for a in jax.tree.leaves(inputs))  # by structure
+    return jax.tree.map(lambda a: a.value, inputs), trained
 
 
-def _joint_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array | None, ...]:
+def _joint_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
     # nothing reads a frozen input's gradient, but in the barrier it would be computed all the same
-    wanted = [t is not None and isinstance(g, Array) for t, g in zip(trained, grads, strict=True)]
-    gradients = iter(lax.optimization_barrier([g for g, w in zip(grads, wanted, strict=True) if w]))
-    return tuple(next(gradients) if w else None for w in wanted)
+    leaves, tree = jax.tree.flatten(grads)
+    wanted = [t is not None and isinstance(g, Array) for t, g in zip(trained, leaves, strict=True)]
+    given = iter(lax.optimization_barrier([g for g, w in zip(leaves, wanted, strict=True) if w]))
+    return jax.tree.unflatten(tree, [next(given) if w else None for w in wanted])
 
 
 joint_gradients.defvjp(_joint_fwd, _joint_bwd, symbolic_zeros=True)
 
 
-def _chained(blocks: Sequence[Block]) -> Block:
-    """One block of several, whose weights lie below their numbers."""
+def _chained(blocks: Sequence[Block], apart: bool = False) -> Block:
+    """One block of several, whose weights lie below their numbers; if `apart`, the backward pass of
+    one is over, its weights' gradients included, when that of the one before it begins."""
 
     def block(w: Tree, x: Array, *side: Any) -> tuple[Array, Aux]:
         total: Aux = {}
         for i, each in enumerate(blocks):
-            x, aux = each(w[str(i)], x, *side)
+            x, place = joint_gradients(x, w[str(i)]) if apart else (x, w[str(i)])
+            x, aux = each(place, x, *side)
             total = added(total, aux)
         return x, total
 
