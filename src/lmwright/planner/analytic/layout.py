@@ -20,7 +20,7 @@ from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, walk
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
-from lmwright.kernels import tpu_row_attention, tpu_spans
+from lmwright.kernels import tpu_row_attention
 from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.machine import Machine
@@ -175,15 +175,18 @@ def held_elements(sizes: Sizes, axes: tuple[str, ...], shape: tuple[int, ...]) -
 
 @lru_cache(4096)
 def held_weights(sizes: Sizes, stock: Stock) -> dict[str, float]:
-    """Of one device: elements of all weights and of those that are trained, bytes of all, and
-    elements that are cast before the products of a step in bfloat16."""
-    sums = {"all": 0.0, "trained": 0.0, "bytes": 0.0, "cast": 0.0}
+    """Of one device: elements of all weights and of those that are trained, bytes of all, elements
+    that are cast before the products of a step in bfloat16, and frozen ones of attention that are
+    in bfloat16 already."""
+    sums = {"all": 0.0, "trained": 0.0, "bytes": 0.0, "cast": 0.0, "turned": 0.0}
     for w in stock.weights:
         held = held_elements(sizes, w.param.axes, w.param.shape)
         sums["all"] += held
         sums["trained"] += held * w.trained
         sums["bytes"] += held * w.bytes
         sums["cast"] += held * (w.bytes == WEIGHT_BYTES)
+        heads = w.stacked and w.param.is_matrix and "head_dim" in w.param.axes and not w.adds_to
+        sums["turned"] += held * (heads and not w.trained and w.bytes == 2)
     return sums
 
 
@@ -387,14 +390,3 @@ class Layout:
         size, itemsize = self.attention.head_dim if alone else 0, self.activation_bytes
         return alone and tpu_row_attention.fits(self.seq_len, size, itemsize)
 
-    @property
-    def attention_bytes(self) -> float:
-        """Bytes that attention saves of its forward pass: its output and, for each query and head,
-        the float32 log of its sum."""
-        if self.attention is None:
-            return 0.0
-        size = self.attention.head_dim
-        ours = self.kernels == "tpu" and self.has_kernel and tpu_spans.fits(self.seq_len, size)
-        width = (size if ours else self.lanes(size)) * self.activation_bytes + 4
-        ways = self.ways("batch", "seq", "heads")
-        return self.tokens * self.attention.num_heads * width / ways

@@ -1,7 +1,8 @@
 """Memory: what one device holds during a step, estimated without a compiler.
 
     state          weights, optimizer, moving average: exact, from the shardings
-    cast           the weights in the precision of the products, where that is another
+    cast           the weights in the precision of the products, where that is another; frozen
+                   ones of attention in another layout
     gradients      of the weights; with several microbatches also their sum
     saved          what the backward pass keeps of the forward pass, layer by layer; what
                    `train.offload` puts on the host is counted apart, and what
@@ -13,10 +14,12 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 (`benchmarks/plan_quick.py`); it changes with the compiler.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
+from lmwright.kernels import tpu_spans
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
 BEFORE_NORM = " before its norm"
@@ -24,9 +27,15 @@ LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
 CAPPED_ALIVE = 2  # and with a soft cap
 HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for the products
 GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
-WIDE_ALIVE = 4  # arrays of an mlp's width in a layer's backward pass
-STREAM_ALIVE = 12  # and of the residual stream's
-WHOLE_ALIVE = 5  # and of the stream put together, where tensor parallelism cuts its rows
+WIDE_ALIVE = 4  # arrays of an mlp's width in its backward pass
+ADAPTED_ALIVE = 2  # and with adapters, whose terms are added to those of the base
+WIDE_KEPT = 3  # of them in attention's backward pass
+STREAM_ALIVE = 12  # arrays of the residual stream's width in a layer without attention
+MLP_STREAMS = 6  # and beside an mlp, with attention
+MIXED_ALIVE = 4, 6, 5  # of the stream's, all queries' and all keys', where attention's kernel ends
+SUMMED_ALIVE = 7, 4, 3  # and where the gradients of queries, keys and values are added up
+ROTATIONS_ALIVE = 4  # float32 cosines and sines of half a head
+WHOLE_ALIVE = 5  # of the stream put together, where tensor parallelism cuts its rows
 HOST_ALIVE = 1  # a layer's results on their way to or from the host, beside those in use
 SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
 
@@ -84,7 +93,7 @@ def _memory(layout: Layout) -> Memory:
     return Memory(
         weights=held["bytes"],
         optimizer=optimizer,
-        cast=held["cast"] * size if size != WEIGHT_BYTES else 0.0,
+        cast=(held["cast"] + held["turned"]) * size if size != WEIGHT_BYTES else 0.0,
         gradients=sums + gradients,
         saved=saved_bytes(layout),
         host=saved_bytes(layout, on_host=True) + layout.host_optimizer_bytes,
@@ -106,7 +115,7 @@ def saved_results(layout: Layout) -> list[Saved]:
     and `train.offload`."""
     remat, stream = layout.remat, layout.stream_bytes()
     inside = [w for w in layout.stock.model_weights if w.stacked and w.param.is_matrix]
-    attention = Saved("attention", layout.attention_bytes, ATTENTION in remat.offloaded)
+    attention = Saved("attention", attention_bytes(layout), ATTENTION in remat.offloaded)
     if remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
         around = stream * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
@@ -116,7 +125,7 @@ def saved_results(layout: Layout) -> list[Saved]:
             attention,
             Saved("residual stream and norms", around),
             *(Saved(w.path, layout.output_bytes(w) * layout.share(w)) for w in outputs),
-            Saved("attention, turned around for the next product", layout.attention_bytes),
+            Saved("attention, turned around for the next product", attention_bytes(layout)),
             Saved("mlp", max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)),
             Saved("scores", score_bytes(layout)),
             Saved("mixing", layout.tokens * mixing * layout.activation_bytes),
@@ -186,6 +195,22 @@ def keeps_attention(layout: Layout) -> bool:
     return remat.everything or (remat.keeps(ATTENTION) and layout.kernels != "reference")
 
 
+def kernel_width(layout: Layout, head_dim: int) -> int:
+    """Width of a head's results in memory: kernels of long rows pad none."""
+    ours = layout.kernels == "tpu" and layout.has_kernel
+    return head_dim if ours and tpu_spans.fits(layout.seq_len, head_dim) else layout.lanes(head_dim)
+
+
+def attention_bytes(layout: Layout) -> float:
+    """Bytes that attention saves of its forward pass: its output and, for each query and head,
+    the float32 log of its sum."""
+    m = layout.attention
+    if m is None:
+        return 0.0
+    width = kernel_width(layout, m.head_dim) * layout.activation_bytes + 4
+    return layout.tokens * m.num_heads * width / layout.ways("batch", "seq", "heads")
+
+
 def score_bytes(layout: Layout) -> float:
     """Float32 scores of one layer, where attention keeps them whole."""
     if layout.kernels != "reference" or layout.attention is None:
@@ -194,11 +219,16 @@ def score_bytes(layout: Layout) -> float:
     return layout.tokens * layout.seq_len * heads * 4
 
 
-def head_bytes(layout: Layout) -> float:
-    """The head's gradient, cut as weights are in the mean."""
+def _head(layout: Layout) -> Weight:
+    """The table that logits are made with."""
     mine = layout.stock.model_weights
     parts = {w.part: w for w in mine if w.param.is_matrix and not w.stacked}
-    head = parts.get("head", parts["embedding"])
+    return parts.get("head", parts["embedding"])
+
+
+def head_bytes(layout: Layout) -> float:
+    """The head's gradient, cut as weights are in the mean."""
+    head = _head(layout)
     share = head.param.size / sum(w.param.size for w in layout.weights)
     return layout.held["all"] * WEIGHT_BYTES * share if head.trained else 0.0
 
@@ -216,35 +246,76 @@ def loss_bytes(layout: Layout) -> float:
     ways = layout.ways("batch", "seq", "vocab")
     share = min(train.loss_chunk_tokens / layout.seq_len, predicted_share(layout))
     logits = layout.tokens * share * m.vocab_size / ways
+    table = _head(layout)
     head = m.vocab_size * m.embed_dim / ways
+    streams = 2 * layout.stream_bytes()
+    if not table.trained:
+        gathered = head * size if layout.gathered_ways(table) > 1 else 0.0
+        return LOGITS_ALIVE * logits * WEIGHT_BYTES + logits * size + gathered + streams
     capped = CAPPED_ALIVE if m.soft_capped else 0
     first = (LOGITS_ALIVE + capped) * logits * WEIGHT_BYTES + (logits + head) * size
     if train.head_gradient == "once":  # which is there in every chunk, and has no copies
-        return first + head * WEIGHT_BYTES + 2 * layout.stream_bytes()
+        return first + head * WEIGHT_BYTES + streams
     then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
-    return max(first, then) + 2 * layout.stream_bytes()
+    return max(first, then) + streams
 
 
 def layer_bytes(layout: Layout) -> float:
     """One layer's backward pass: its weights gathered, their gradient before it is cut,
-    activations and theirs."""
+    activations and theirs, and what is fetched for the layers of a pattern."""
     inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
     num_layers = layout.work.num_layers  # the mean of all layers
     gathered = 0.0
     for w in inside:
         alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
         gathered += alive * w.param.size / num_layers / layout.product_ways(w)
-    chunk = min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
-    wide = max(  # experts to which tokens are sent are not taken in chunks
-        (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in inside if w.is_wide),
-        default=0.0,
-    )
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
+    fetched = sum(result.bytes for result in saved_results(layout) if result.on_host)
     return (
         gathered * layout.activation_bytes
-        + WIDE_ALIVE * wide
-        + STREAM_ALIVE * layout.stream_bytes()
+        + max(mlp_bytes(layout), attending_bytes(layout))
         + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
         + SCORES_ALIVE * score_bytes(layout)
-        + HOST_ALIVE * sum(result.bytes for result in saved_results(layout) if result.on_host)
+        + HOST_ALIVE * num_places(layout) * fetched
     )
+
+
+def mlp_bytes(layout: Layout) -> float:
+    """Activations in the backward pass of an mlp, or of a chunk of it."""
+    chunk = min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
+    wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
+    largest = max(  # experts to which tokens are sent are not taken in chunks
+        (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in wide), default=0.0
+    )
+    adapted = any(w.adds_to for w in wide)
+    streams = MLP_STREAMS if layout.attention else STREAM_ALIVE
+    return (WIDE_ALIVE + ADAPTED_ALIVE * adapted) * largest + streams * layout.stream_bytes()
+
+
+def attending_bytes(layout: Layout) -> float:
+    """Activations in the backward pass of attention. Gradients of the mlp's weights come when the
+    compiler likes, so that what they are made of is there as well, but for chunks."""
+    m, size = layout.attention, layout.activation_bytes
+    if m is None:
+        return 0.0
+    wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
+    kept = max(
+        (layout.output_bytes(w) for w in wide if w.is_expert or not layout.has_chunks), default=0.0
+    )
+    kept *= WIDE_KEPT + ADAPTED_ALIVE * any(w.adds_to for w in wide)
+    width = layout.tokens * kernel_width(layout, m.head_dim) * size
+    queries = width * m.num_heads / layout.ways("batch", "seq", "heads")
+    keys = width * m.num_kv_heads / layout.ways("batch", "seq", "kv_heads")
+    arrays = max(
+        streams * layout.stream_bytes() + of_queries * queries + of_keys * keys
+        for streams, of_queries, of_keys in (MIXED_ALIVE, SUMMED_ALIVE)
+    )
+    rotations = ROTATIONS_ALIVE * layout.tokens * m.head_dim / 2 * WEIGHT_BYTES
+    return kept + arrays + rotations
+
+
+def num_places(layout: Layout) -> int:
+    """Layers that a scan takes at once: places in the longest pattern of kinds."""
+    parts = (w.path.split(".") for w in layout.stock.model_weights if w.stacked)
+    places = {(span, place) for span, place, *_ in parts if place.isdigit()}
+    return max(Counter(span for span, _ in places).values(), default=1)

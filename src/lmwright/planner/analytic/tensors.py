@@ -14,6 +14,7 @@ from lmwright.planner.analytic.layout import Layout, Weight
 from lmwright.planner.analytic.memory import (
     BEFORE_NORM,
     Saved,
+    attention_bytes,
     is_recomputed,
     keeps_attention,
     saved_results,
@@ -133,7 +134,7 @@ def _recomputed(layout: Layout) -> Iterator[Tensor]:
                 needed_by=_readers(layout, result, w),
             )
     if layout.attention is not None and not keeps_attention(layout):
-        result = Saved(ATTENTION, layout.attention_bytes)
+        result = Saved(ATTENTION, attention_bytes(layout))
         yield Tensor(
             name=ATTENTION,
             fate=RECOMPUTED,
