@@ -2,6 +2,7 @@
 
 import pytest
 
+from lmwright.planner.compiler.compile import device_peak_bytes
 from lmwright.planner.compiler.hlo import parse
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES, peak_split
 
@@ -67,3 +68,16 @@ def test_the_fullest_moment_moves_to_the_backward_loop():
     assert found[SAVED] == 256 * KIB
     assert found[GRADIENTS] == 256 * KIB
     assert found[TEMPORARIES] == pytest.approx(64 * KIB, abs=KIB)
+
+
+@pytest.mark.parametrize(
+    "host, peak",
+    [(0, 700), (500, 700), (2000, 100 + 1472)],  # KiB; arguments and temporaries, counted by hand
+)
+def test_the_peak_of_a_chip_is_told_from_that_of_its_host(host, peak):
+    sizes = {"argument": 100, "live": max(700, 100 + host), "temp": 4000, "code": 0, "host": host}
+    answer = {f"{name}_bytes": size * KIB for name, size in sizes.items()} | {"slice": "v5e-8"}
+    assert device_peak_bytes(answer, PROGRAM) == peak * KIB
+    assert device_peak_bytes(answer | {"temp_bytes": 300 * KIB}, PROGRAM) == (
+        min(peak, 400 if host == 2000 else peak) * KIB
+    )

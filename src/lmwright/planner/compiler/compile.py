@@ -22,6 +22,8 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError, install
 from lmwright.hardware.slices import Slice, parse_slice
+from lmwright.planner.compiler.hlo import parse
+from lmwright.planner.compiler.peak import peak_split
 from lmwright.program.executable import refuse_option
 
 TIMEOUT_S = 1800.0
@@ -180,12 +182,7 @@ def _no_memory(name: str) -> HostMemoryError:
 def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     known = {k: v for k, v in answer.items() if k in Compiled.__dataclass_fields__}
     if "error" not in answer:
-        # arguments and temporaries added up can exceed the memory of a chip that they fit
-        peak = answer["live_bytes"] + answer["code_bytes"]
-        if answer.get("host_bytes"):  # of which the live bytes hold a part: an upper bound
-            peak = answer["argument_bytes"] + answer["temp_bytes"] + answer["code_bytes"]
-            peak = min(peak, parse_slice(answer["slice"]).family.peak.usable_bytes or peak)
-        return Compiled(**known, fits=True, peak_bytes=peak, hlo=hlo)
+        return Compiled(**known, fits=True, peak_bytes=device_peak_bytes(answer, hlo), hlo=hlo)
     if "hbm" not in answer["error"].lower() and _NO_MEMORY.search(answer["error"]):
         raise _no_memory(answer["slice"])
     refuse_option(answer["error"])
@@ -193,6 +190,20 @@ def _compiled(answer: dict[str, Any], hlo: str) -> Compiled:
     if sizes is None:
         raise _failed(answer["slice"], "failed", answer["error"])
     return Compiled(**known, fits=False, peak_bytes=sizes[0], limit_bytes=sizes[1])
+
+
+def device_peak_bytes(answer: dict[str, Any], hlo: str) -> int:
+    """Bytes of a chip's memory at the fullest moment of a program that fits, and its code.
+
+    Arguments and temporaries added up can exceed the memory that they fit. The compiler's live
+    bytes are arguments and the most that is alive at once in one memory, the chip's or the host's;
+    where that may be the host's, the temporaries of the chip are counted in the program."""
+    given, live, host = answer["argument_bytes"], answer["live_bytes"], answer.get("host_bytes")
+    code = answer["code_bytes"]
+    if not host or live - given > host:
+        return live + code
+    peak = given + min(sum(peak_split(parse(hlo)).values()), answer["temp_bytes"]) + code
+    return min(peak, parse_slice(answer["slice"]).family.peak.usable_bytes or peak)
 
 
 def memory_of_error(text: str) -> tuple[int, int] | None:
