@@ -389,4 +389,3 @@ class Layout:
         alone = self.kernels == "tpu" and self.has_kernel and self.attention is not None
         size, itemsize = self.attention.head_dim if alone else 0, self.activation_bytes
         return alone and tpu_row_attention.fits(self.seq_len, size, itemsize)
-

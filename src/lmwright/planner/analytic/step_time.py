@@ -30,6 +30,7 @@ from lmwright.kernels.tpu_attention import fits
 from lmwright.kernels.tpu_row_attention import block_of
 from lmwright.kernels.tpu_splash import block_sizes
 from lmwright.nn.intervals import Reach, causal_reach
+from lmwright.planner.analytic.adapters import TILE, adapter_s
 from lmwright.planner.analytic.context import context_bytes
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
 from lmwright.planner.analytic.machine import Machine
@@ -48,8 +49,6 @@ from lmwright.planner.compiler.kernel_cost import (
     windowed,
 )
 from lmwright.planner.compiler.long_attention import long_attention_s
-
-TILE = 128  # products are padded to multiples of it
 
 # Times that each byte of a kind of array goes through memory in a step, forward and backward;
 # RECOMPUTED is the share more where the forward pass of a layer runs twice.
@@ -151,6 +150,8 @@ def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
     """Seconds of the products with a weight (all its layers), for one microbatch."""
     if not weight.param.is_matrix or not products(layout, weight):
         return 0.0
+    if weight.adds_to:
+        return adapter_s(layout, weight, products(layout, weight), machine)
     share = (
         weight.active * weight.param.size / layout.product_ways(weight) * _padding(layout, weight)
     )
@@ -172,11 +173,7 @@ def products(layout: Layout, weight: Weight) -> int:
 
 
 def _padding(layout: Layout, weight: Weight) -> float:
-    """Work on padded tiles over work on the product's own sizes; of a factor of an adapter, the
-    rank is padded."""
-    if weight.adds_to:
-        rank = min(weight.fan_in, weight.fan_out)
-        return (-(-rank // TILE) * TILE) / rank
+    """Work on padded tiles over work on the product's own sizes."""
     ways = layout.product_ways(weight)
     side = weight.fan_in if "embed" in weight.param.outputs else weight.fan_out  # what is cut
     held = side / ways
