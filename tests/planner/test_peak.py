@@ -74,10 +74,11 @@ def test_the_fullest_moment_moves_to_the_backward_loop():
     "host, peak",
     [(0, 700), (500, 700), (2000, 100 + 1472)],  # KiB; arguments and temporaries, counted by hand
 )
-def test_the_peak_of_a_chip_is_told_from_that_of_its_host(host, peak):
-    sizes = {"argument": 100, "live": max(700, 100 + host), "temp": 4000, "code": 0, "host": host}
+@pytest.mark.parametrize("moments", [0, 300])
+def test_the_peak_of_a_chip_is_told_from_that_of_its_host(host, moments, peak):
+    sizes = {"argument": 100, "live": max(700, 100 + host) + moments, "temp": 4000, "code": 0}
+    sizes |= {"host": host + moments, "host_argument": moments}
     answer = {f"{name}_bytes": size * KIB for name, size in sizes.items()} | {"slice": "v5e-8"}
     assert device_peak_bytes(answer, PROGRAM) == peak * KIB
-    assert device_peak_bytes(answer | {"temp_bytes": 300 * KIB}, PROGRAM) == (
-        min(peak, 400 if host == 2000 else peak) * KIB
-    )
+    fewer = answer | {"temp_bytes": 300 * KIB}
+    assert device_peak_bytes(fewer, PROGRAM) == (400 if host == 2000 else peak) * KIB

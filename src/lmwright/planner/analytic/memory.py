@@ -14,9 +14,10 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 (`benchmarks/plan_quick.py`); it changes with the compiler.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
 from lmwright.kernels import tpu_spans
@@ -74,21 +75,31 @@ class Memory:
         }
 
 
-def memory(layouts: Sequence[Layout]) -> Memory:
-    """The peak of a step of a plan's models, which run one after the other."""
-    each = [_memory(layout) for layout in layouts]
+def memory(layouts: Sequence[Layout], limit: float | None = None) -> Memory:
+    """The peak of a step of a plan's models, which run one after the other. What layers of a
+    pattern need from the host is fetched early, as far as a limit in bytes leaves room."""
+    peak = _memory(layouts, ahead=True)
+    if limit is None or peak.peak <= limit:
+        return peak
+    least = _memory(layouts, ahead=False)
+    room = max(0, math.floor(limit - least.peak))
+    return replace(least, temporaries=least.temporaries + room)
+
+
+def _memory(layouts: Sequence[Layout], ahead: bool) -> Memory:
+    each = [_memory_of(layout, ahead) for layout in layouts]
     sums = {f.name: sum(getattr(part, f.name) for part in each) for f in fields(Memory)}
     return Memory(**sums | {"temporaries": max(part.temporaries for part in each)})
 
 
-def _memory(layout: Layout) -> Memory:
+def _memory_of(layout: Layout, ahead: bool) -> Memory:
     held, optimizer = layout.held, layout.optimizer_bytes
     trained = held["trained"] * WEIGHT_BYTES
     if layout.run.train.ema_decay is not None:
         optimizer += trained
     size = layout.activation_bytes
     sums = trained if layout.run.train.num_microbatches > 1 else 0.0
-    moments = (head_bytes(layout), loss_bytes(layout)), (trained, layer_bytes(layout))
+    moments = (head_bytes(layout), loss_bytes(layout)), (trained, layer_bytes(layout, ahead))
     gradients, temporaries = max(moments, key=sum)
     return Memory(
         weights=held["bytes"],
@@ -260,9 +271,9 @@ def loss_bytes(layout: Layout) -> float:
     return max(first, then) + streams
 
 
-def layer_bytes(layout: Layout) -> float:
+def layer_bytes(layout: Layout, ahead: bool = True) -> float:
     """One layer's backward pass: its weights gathered, their gradient before it is cut,
-    activations and theirs, and what is fetched for the layers of a pattern."""
+    activations and theirs, and what is fetched for it, or `ahead` for all layers of a pattern."""
     inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
     num_layers = layout.work.num_layers  # the mean of all layers
     gathered = 0.0
@@ -276,7 +287,7 @@ def layer_bytes(layout: Layout) -> float:
         + max(mlp_bytes(layout), attending_bytes(layout))
         + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
         + SCORES_ALIVE * score_bytes(layout)
-        + HOST_ALIVE * num_places(layout) * fetched
+        + HOST_ALIVE * fetched * (num_places(layout) if ahead else 1)
     )
 
 

@@ -58,7 +58,7 @@ class Quick:
 
     @cached_property
     def memory(self) -> Memory:
-        return memory(self.layouts)
+        return memory(self.layouts, self.limit_bytes)
 
     @cached_property
     def tensors(self) -> list[Tensor]:

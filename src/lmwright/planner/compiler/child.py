@@ -92,8 +92,11 @@ def compile_step(
 
 
 def is_answer(reply: dict[str, Any]) -> bool:
-    """True if the compiler said what memory it needs, which is worth caching; a failure is not."""
-    return "error" not in reply or memory_of_error(reply["error"]) is not None
+    """True if the compiler said what memory it needs, which is worth caching; a failure is not, nor
+    is less than it says now."""
+    if "error" in reply:
+        return memory_of_error(reply["error"]) is not None
+    return not reply.get("host_bytes") or "host_argument_bytes" in reply
 
 
 def ask_compiler(
@@ -115,6 +118,7 @@ def ask_compiler(
         "temp_bytes": memory.temp_size_in_bytes,
         "live_bytes": memory.peak_memory_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
+        "host_argument_bytes": memory.host_argument_size_in_bytes,
         "host_bytes": memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
     }
     return facts, compiled.as_text(), compiled

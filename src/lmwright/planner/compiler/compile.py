@@ -196,13 +196,15 @@ def device_peak_bytes(answer: dict[str, Any], hlo: str) -> int:
     """Bytes of a chip's memory at the fullest moment of a program that fits, and its code.
 
     Arguments and temporaries added up can exceed the memory that they fit. The compiler's live
-    bytes are arguments and the most that is alive at once in one memory, the chip's or the host's;
-    where that may be the host's, the temporaries of the chip are counted in the program."""
-    given, live, host = answer["argument_bytes"], answer["live_bytes"], answer.get("host_bytes")
-    code = answer["code_bytes"]
-    if not host or live - given > host:
-        return live + code
-    peak = given + min(sum(peak_split(parse(hlo)).values()), answer["temp_bytes"]) + code
+    bytes are all arguments, and the most that is alive at once in one memory, the chip's or the
+    host's; where that may be the host's, the temporaries of the chip are counted in the program."""
+    given, code = answer["argument_bytes"], answer["code_bytes"]
+    far = answer.get("host_argument_bytes", 0)
+    alive, host = answer["live_bytes"] - given - far, answer.get("host_bytes", 0) - far
+    if not host or alive > host:
+        return given + alive + code
+    alive = min(sum(peak_split(parse(hlo)).values()), answer["temp_bytes"])
+    peak = given + alive + code
     return min(peak, parse_slice(answer["slice"]).family.peak.usable_bytes or peak)
 
 
