@@ -20,7 +20,7 @@ from lmwright.core.contract import Attention, Work
 from lmwright.core.param import Param, walk
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
-from lmwright.kernels import tpu_row_attention
+from lmwright.kernels import tpu_row_attention, tpu_spans
 from lmwright.models.counts import part_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.machine import Machine
@@ -369,13 +369,15 @@ class Layout:
         width = weight.per_token * weight.fan_out
         width /= self._ways(axis for cut in cuts for axis in cut)
         if weight.param.outputs[-1] == "head_dim":
-            width *= self.lanes(weight.param.shape[-1]) / weight.param.shape[-1]
+            width *= self.kernel_width(weight.param.shape[-1]) / weight.param.shape[-1]
         return self.tokens * width * self.activation_bytes
 
-    def lanes(self, head_dim: int) -> int:
-        """Width of one head in registers and memory: a TPU pads it to 128 lanes."""
+    def kernel_width(self, head_dim: int) -> int:
+        """Width of a head in memory: a TPU pads it to 128 lanes, but not in the kernels of long
+        rows."""
         padded = self.kernels in ("tpu", "early tpu")
-        return -(-head_dim // LANES) * LANES if padded else head_dim
+        long = self.kernels == "tpu" and self.has_kernel and tpu_spans.fits(self.seq_len, head_dim)
+        return -(-head_dim // LANES) * LANES if padded and not long else head_dim
 
     @property
     def has_kernel(self) -> bool:

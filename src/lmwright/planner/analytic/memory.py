@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
-from lmwright.kernels import tpu_spans
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
 BEFORE_NORM = " before its norm"
@@ -196,7 +195,7 @@ def is_recomputed(layout: Layout, weight: Weight) -> bool:
 def plain_bytes(layout: Layout, weight: Weight) -> float:
     """Bytes of a mean layer's queries or keys before a kernel pads them."""
     size = weight.param.shape[-1]
-    return layout.output_bytes(weight) * layout.share(weight) * size / layout.lanes(size)
+    return layout.output_bytes(weight) * layout.share(weight) * size / layout.kernel_width(size)
 
 
 def keeps_attention(layout: Layout) -> bool:
@@ -206,19 +205,13 @@ def keeps_attention(layout: Layout) -> bool:
     return remat.everything or (remat.keeps(ATTENTION) and layout.kernels != "reference")
 
 
-def kernel_width(layout: Layout, head_dim: int) -> int:
-    """Width of a head's results in memory: kernels of long rows pad none."""
-    ours = layout.kernels == "tpu" and layout.has_kernel
-    return head_dim if ours and tpu_spans.fits(layout.seq_len, head_dim) else layout.lanes(head_dim)
-
-
 def attention_bytes(layout: Layout) -> float:
     """Bytes that attention saves of its forward pass: its output and, for each query and head,
     the float32 log of its sum."""
     m = layout.attention
     if m is None:
         return 0.0
-    width = kernel_width(layout, m.head_dim) * layout.activation_bytes + 4
+    width = layout.kernel_width(m.head_dim) * layout.activation_bytes + 4
     return layout.tokens * m.num_heads * width / layout.ways("batch", "seq", "heads")
 
 
@@ -314,7 +307,7 @@ def attending_bytes(layout: Layout) -> float:
         (layout.output_bytes(w) for w in wide if w.is_expert or not layout.has_chunks), default=0.0
     )
     kept *= WIDE_KEPT + ADAPTED_ALIVE * any(w.adds_to for w in wide)
-    width = layout.tokens * kernel_width(layout, m.head_dim) * size
+    width = layout.tokens * layout.kernel_width(m.head_dim) * size
     queries = width * m.num_heads / layout.ways("batch", "seq", "heads")
     keys = width * m.num_kv_heads / layout.ways("batch", "seq", "kv_heads")
     arrays = max(

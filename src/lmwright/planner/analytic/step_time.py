@@ -280,7 +280,9 @@ def vector_bytes(layout: Layout) -> float:
 def _head_width(layout: Layout) -> float:
     """Width of the queries, keys and values of a token."""
     m = layout.attention
-    return 0.0 if m is None else (m.num_heads + 2 * m.num_kv_heads) * layout.lanes(m.head_dim)
+    return (
+        0.0 if m is None else (m.num_heads + 2 * m.num_kv_heads) * layout.kernel_width(m.head_dim)
+    )
 
 
 def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
