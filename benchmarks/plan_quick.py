@@ -4,8 +4,9 @@
     python benchmarks/plan_quick.py --rows 1 8  # some of them
 
 The constants of `planner/analytic/step_time.py` come from the rows marked `fitted`, those of
-`planner/analytic/memory.py` from rows 1, 3 and 10 and from the qwen3 and gemma presets of
-`tests/aot/test_compile_families.py`; the others were not looked at for that. Ratios are analytic
+`planner/analytic/memory.py` from rows 1, 3, 10 and 17 to 26 and from the qwen3 and gemma presets of
+`tests/aot/test_compile_families.py`, those of `planner/analytic/adapters.py` from rows 17 to 24.
+Ratios are analytic
 over compiler. The compiler's step time is itself a prediction (`planner/compiler/cost.py`), so the
 error of `--quick` is both together.
 """
@@ -33,6 +34,16 @@ steps = 20000
 global_batch_size = {batch}
 """
 
+ADAPTED = "lora.rank=8"
+AWAY = "train.remat=block train.offload=block_inputs"
+CHUNKS = "train.mlp_chunk_tokens=4096"
+
+
+def long(tokens: int) -> str:
+    """Overrides for rows of this many tokens."""
+    return f"model.seq_len={tokens} data.pack.seq_len={tokens}"
+
+
 # preset, slice, rows a step, overrides, whether constants come from it
 ROWS = [
     ("kisoku-3b", "v4-32", 128, "train.remat=block", True),
@@ -55,6 +66,16 @@ ROWS = [
     ("llama-8b", "v5e-8", 16, "lora.rank=16 lora.base=bf16 train.remat=block", False),
     ("llama-8b", "v4-16", 32,
      "lora.rank=16 train.remat=mlp train.num_microbatches=2", False),
+    ("llama-360m", "v5e:1x1", 1, f"{ADAPTED} train.remat=block {long(2**15)}", True),
+    ("llama-360m", "v5e:1x1", 1, f"{ADAPTED} {AWAY} {CHUNKS} {long(2**17)}", True),
+    ("llama-360m", "v5e:1x1", 1, f"{AWAY} {CHUNKS} {long(2**17)}", True),
+    ("qwen3-0.6b", "v5e:1x1", 1, f"train.remat=block {long(2**15)}", True),
+    ("qwen3-0.6b", "v5e:1x1", 1, f"{AWAY} {CHUNKS} {long(2**15)}", True),
+    ("qwen3-0.6b", "v5e:1x1", 1, f"{ADAPTED} {AWAY} {long(2**17)}", True),
+    ("gemma3-1b", "v5e:1x1", 1, f"{ADAPTED} train.remat=block {long(2**15)}", True),
+    ("gemma3-1b", "v5e:1x1", 1, f"{ADAPTED} {AWAY} {CHUNKS} {long(2**17)}", True),
+    ("gemma3-1b", "v5e:1x1", 1, f"{ADAPTED} {AWAY} {CHUNKS} {long(2**18)}", True),
+    ("gemma3-1b", "v5e-8", 8, long(2**15), True),
 ]  # fmt: skip
 
 
