@@ -169,3 +169,14 @@ def test_bytes_that_attention_exchanges_over_context_by_hand(tmp_path):
     # each of two kv heads goes to two devices
     traded = 2 * (8 + 2 * 4 + 8) + (8 + 2 * 4)
     assert of("train.context_attention=all_to_all") == pytest.approx(2 * traded * 2 * 3 / 4)
+
+
+def test_a_reference_takes_its_time(tmp_path):
+    """The compiler's program of this step takes 1.215 times as long with a reference:
+    lmwright plan llama-360m --on v5e-8 lora.rank=8 train.global_batch_size=64 objective.kind=dpo"""
+    seconds = {}
+    for kind in ("orpo", "dpo"):
+        changes = "lora.rank=8", f"objective.kind={kind}", "data.pack.seq_len=2048"
+        run = run_of(tmp_path, *changes, preset="llama-360m", batch=64)
+        seconds[kind] = Quick.of(run, parse_machine("v5e-8")).step_s
+    assert seconds["dpo"] / seconds["orpo"] == pytest.approx(1.215, rel=0.05)

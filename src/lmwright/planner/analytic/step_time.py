@@ -142,7 +142,8 @@ def _host_transfers(took: Timing, layout: Layout, machine: Machine) -> None:
 
 def mixing_s(layout: Layout, machine: Machine) -> float:
     """Seconds of a recurrence in all layers of a device, for one microbatch."""
-    flops = 3 * layout.work.mixing_flops * layout.tokens / layout.stages
+    ways = 3 + layout.run.objective.forward_passes
+    flops = ways * layout.work.mixing_flops * layout.tokens / layout.stages
     return flops / (machine.flops * machine.attention_efficiency)
 
 
@@ -152,9 +153,8 @@ def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
         return 0.0
     if weight.adds_to:
         return adapter_s(layout, weight, products(layout, weight), machine)
-    share = (
-        weight.active * weight.param.size / layout.product_ways(weight) * _padding(layout, weight)
-    )
+    share = weight.active * weight.param.size / layout.product_ways(weight)
+    share *= _padding(layout, weight)
     if weight.is_expert:  # tokens of all devices along `expert` come
         share *= layout.sizes["expert"]
     flops = 2 * products(layout, weight) * layout.tokens * share
@@ -166,7 +166,8 @@ def products(layout: Layout, weight: Weight) -> int:
     the weight, and if it is recomputed. A lookup table has none, unless it is also the head."""
     if not weight.active:
         return 0
-    once = 3 if weight.trained else 2  # a frozen weight needs no gradient
+    # a frozen weight needs no gradient, and a reference has no adapters
+    once = 3 if weight.trained else 2 + layout.run.objective.forward_passes
     if not weight.stacked:
         return once  # the loss takes its gradient at once, whatever `train.remat` says
     return once + is_recomputed(layout, weight)
@@ -187,23 +188,23 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     if m is None:
         return 0.0
     ways = layout.ways("batch", "seq", "heads")
-    again = 0 if keeps_attention(layout) else 2
+    forward = (1 if keeps_attention(layout) else 2) + layout.run.objective.forward_passes
     if layout.has_whole_rows:
-        return _whole_rows_s(layout, machine, forward=1 + again // 2)
+        return _whole_rows_s(layout, machine, forward=forward)
     if layout.kernels == "tpu" and layout.has_kernel and fits(layout.seq_len):
         long = tpu_spans.fits(layout.seq_len, m.head_dim)
-        return (_long_rows_s if long else _splash_s)(layout, machine, forward=1 + again // 2)
+        return (_long_rows_s if long else _splash_s)(layout, machine, forward=forward)
     if layout.kernels == "reference":
         keys = float(layout.seq_len * len(m.windows))  # hidden ones are computed too
     else:
         keys = m.keys(layout.seq_len)
     per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
-    flops = (9 + again) * per_token * layout.tokens
+    flops = (7 + 2 * forward) * per_token * layout.tokens
     return flops / (machine.flops * machine.attention_efficiency)
 
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
-    """Seconds of attention by `kernels/tpu_row_attention.py`, counted so many times forward."""
+    """Seconds of attention by `kernels/tpu_row_attention.py`, with `forward` forward passes."""
     m, size, rates = layout.attention, block_of(layout.seq_len), CHIPS[machine.kind].rates
     ways = zip((forward, 1), row_attention_cycles(machine.kind, m.head_dim), strict=True)
     return _heads(layout) * sum(
@@ -213,7 +214,7 @@ def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
 
 
 def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
-    """Seconds of attention by `kernels/tpu_long_attention.py`, counted so many times forward."""
+    """Seconds of attention by `kernels/tpu_long_attention.py`, with `forward` forward passes."""
     m, rates, length = layout.attention, CHIPS[machine.kind].rates, layout.seq_len
     seconds = 0.0
     for reach in _reaches(m):
@@ -264,10 +265,10 @@ def vector_bytes(layout: Layout) -> float:
         + HEAD_PASSES * element * _head_width(layout) / heads
         + SCORE_PASSES * score_bytes(layout)
     )
-    if train.remat != "none":
-        per_layer *= 1 + RECOMPUTED
+    more = layout.run.objective.forward_passes
+    per_layer *= 1 + RECOMPUTED * (more + (train.remat != "none"))
     logits = predicted_share(layout) * layout.tokens * layout.work.vocab_size / vocab
-    logits *= LOGITS_PASSES * 4
+    logits *= LOGITS_PASSES * 4 * (1 + more / 3)
     held = layout.held["trained"]
     gradients = WEIGHT_BYTES * held * (2 + 3 * (pieces - 1))
     return (
