@@ -14,7 +14,9 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights
+from lmwright.errors import UserError
 from lmwright.evals.loss import evaluate_rows
+from lmwright.evals.text import evaluate_text
 from lmwright.models.llada import Llada
 from lmwright.objectives.diffusion import Diffusion, Draws, mask_rows
 from lmwright.program.plan import resolve
@@ -173,6 +175,22 @@ def test_the_bound_is_that_of_all_sets_of_masks():
     held = evaluate_rows(model, replace(objective, eval_samples=num), Compute(), w, "t", [rows])
     assert held.tokens == length - 1 and held.text_bytes == 11
     assert abs(held.loss * held.tokens - expected) < min(4 * error, 0.01 * expected)
+
+
+def test_the_windows_of_a_text_are_measured_by_the_bound():
+    """Two windows of 4 tokens, of which the second begins with the last token of the first."""
+    model = replace(MODEL, vocab_size=9)
+    w = jax.tree.map(lambda w: 4 * w, init_weights(model.spec(), jax.random.key(3)))
+    ids = [4, 7, 5, 5, 8, 4, 6]
+    expected = exact_bound(model, w, np.array(ids[:4])) + exact_bound(model, w, np.array(ids[3:]))
+    objective = Diffusion(mask_token_id=MASK, eval_samples=3000)
+    found = evaluate_text(model, w, ids, context=4, compute=Compute(), objective=objective)
+    assert found.tokens == 6
+    assert found.loss * 6 == pytest.approx(expected, rel=0.01)
+    with pytest.raises(UserError, match="stride: 4 must be from 1 to 3"):
+        evaluate_text(model, w, ids, context=4, stride=4, compute=Compute(), objective=objective)
+    with pytest.raises(UserError, match="'llada' fills in masks and predicts no next tokens"):
+        evaluate_text(model, w, ids, context=4)
 
 
 def test_evenly_spread_times_and_exact_counts_vary_seven_times_less():
