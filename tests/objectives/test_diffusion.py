@@ -22,6 +22,7 @@ from lmwright.objectives.diffusion import Diffusion, Draws, mask_rows
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step
+from tests.objectives.test_mlm import Tokens
 from tests.train.test_step import SEQ_LEN, make_batch, make_run, model_of
 
 V, T, MASK = 50, 40, 3
@@ -122,6 +123,47 @@ def test_padding_does_not_change_the_loss():
     np.testing.assert_allclose(losses[0].total, losses[1].total, rtol=1e-5)
     assert float(losses[0].weight) == float(losses[1].weight) == 40
     assert float(losses[2].weight) == 20
+
+
+def test_end_tokens_are_learned_behind_a_text_that_ends():
+    batch = rows(3, 30, 6)
+    tokens = batch.tokens.at[0, 29].set(7).at[1, 29].set(8)  # the last of row 0 alone is an end
+    batch = replace(batch, tokens=tokens, segment_ids=2 * batch.segment_ids)
+    batch = jax.tree.map(lambda a: a.at[2].set(0), batch)  # all padding
+    found = Diffusion(end_tokens=4, end_token_id=7).cut(batch, drawn(3))
+    added = slice(30, 34)
+    np.testing.assert_array_equal(found.tokens[0, added], 7)
+    np.testing.assert_array_equal(found.positions[0, added], np.arange(30, 34))
+    expected = jax.tree.map(lambda a: np.array(a), batch)
+    expected.tokens[0, added], expected.segment_ids[0, added] = 7, 2
+    expected.positions[0, added], expected.loss_weight[0, added] = np.arange(30, 34), 1
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_share_of_rows_is_cut_to_any_length():
+    count = 4000
+    found = Diffusion(short_rows=0.25).cut(rows(count), drawn(count))
+    lengths = np.asarray(found.segment_ids).sum(1)
+    assert np.all(np.asarray(found.loss_weight).sum(1) == lengths - 1)
+    short = lengths[lengths < T]
+    assert abs(len(short) / count - 0.25 * (T - 1) / T) < 5 * (0.25 * 0.75 / count) ** 0.5
+    assert set(short) == set(range(1, T))
+    assert abs(short.mean() - T / 2) < 5 * T / (12 * len(short)) ** 0.5
+
+
+def test_ids_come_from_the_tokenizer():
+    tokens = Tokens({"<eos>": 7, "<mask>": 9}, "<mask>")
+    tokens.eos_id = None
+    assert Diffusion().with_tokenizer(tokens) == Diffusion(mask_token_id=9)
+    with pytest.raises(UserError, match=r"no token that ends a text; set objective\.end_token_id"):
+        Diffusion(end_tokens=4).with_tokenizer(tokens)
+    tokens.eos_id = 7
+    assert Diffusion(end_tokens=4).with_tokenizer(tokens).end_token_id == 7
+    with pytest.raises(UserError, match=r"has no mask token; prepare with '<\|mask\|>'"):
+        Diffusion().with_tokenizer(Tokens({"<eos>": 7}))
+    with pytest.raises(UserError, match="end_token_id: has no effect without"):
+        Diffusion(end_token_id=3)
 
 
 def exact_bound(model, w, tokens):

@@ -146,7 +146,8 @@ def eval_text_command(
 
 
 def _objective_of(loaded: LoadedModel, samples: int | None) -> Objective:
-    """The objective that a model is measured by on a text. Raises UserError for `samples` without effect."""
+    """The objective that a model is measured by on a text. Raises UserError for `samples` without
+    effect."""
     if loaded.model.fills_masks:
         from lmwright.evals.fill import mask_of
         from lmwright.objectives.diffusion import Diffusion

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import NonNegative, NonNegativeInt, PositiveInt, section
+from lmwright.config.run import Fraction, NonNegative, NonNegativeInt, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
+from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
 from lmwright.objectives.masking import keys_of_rows, mask_token_of, ordered
 
@@ -42,6 +43,13 @@ class Diffusion(Objective):
     """Id that stands for a hidden token; that of the tokenizer's mask token if unset."""
     eval_samples: PositiveInt = 4
     """Times that a held-out row is masked anew, with another share of its tokens each time."""
+    short_rows: Fraction = 0.0
+    """Share of rows that are cut to a random length, for texts that are shorter; 0.01 in LLaDA."""
+    end_tokens: NonNegativeInt = 0
+    """Most end tokens that are learned behind the last text of a row, where it has room and the
+    text ends there: without them an answer fills all masks that it is given."""
+    end_token_id: NonNegativeInt | None = None
+    """Id that ends a text; that of the tokenizer if unset."""
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
 
@@ -50,9 +58,26 @@ class Diffusion(Objective):
     reads_tokenizer: ClassVar[bool] = True
     sums_head_once: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.end_token_id is not None and not self.end_tokens:
+            raise UserError(
+                "objective.end_token_id: has no effect without objective.end_tokens; set how many, "
+                "or leave it out"
+            )
+
     def with_tokenizer(self, tokenizer: Any) -> "Diffusion":
-        """The objective with the id of the mask token. Raises UserError where there is none."""
-        return replace(self, mask_token_id=mask_token_of(tokenizer, self.mask_token_id))
+        """The objective with the tokenizer's ids. Raises UserError where there is no mask token, or
+        no end token that `end_tokens` needs."""
+        mask, end = mask_token_of(tokenizer, self.mask_token_id), self.end_token_id
+        if not self.end_tokens:
+            return replace(self, mask_token_id=mask)
+        end = tokenizer.eos_id if end is None else end
+        if end is None:
+            raise UserError(
+                "objective.end_tokens: the tokenizer has no token that ends a text; set "
+                "objective.end_token_id, or leave end_tokens out"
+            )
+        return replace(self, mask_token_id=mask, end_token_id=end)
 
     @property
     def draws_noise(self) -> bool:
@@ -67,17 +92,40 @@ class Diffusion(Objective):
 
     def for_eval(self) -> "Diffusion":
         """The objective on held-out rows: the same tokens are masked whenever they are measured."""
-        return _HeldOut(**vars(self))
+        return _HeldOut(**vars(self) | {"short_rows": 0.0})
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
         """Sums over the masks, as said above."""
         # without a tokenizer, as in a plan, any id makes the same program
         mask = model.vocab_size - 1 if self.mask_token_id is None else self.mask_token_id
+        batch = self.cut(batch, key)
         masked, weights = mask_rows(batch, key)
         seen = replace(batch, tokens=jnp.where(masked, mask, batch.tokens))
         x, aux = model.hidden(w, seen, compute)
         x = at_own_places(model, x, batch.positions)
         return loss_at(model, w, x, aux, batch.tokens, weights, compute, z_loss=self.z_loss)
+
+    def cut(self, batch: Batch, draws: Draws) -> Batch:
+        """The rows with end tokens behind, and a share of them cut short."""
+        at = jnp.arange(batch.tokens.shape[1])
+        if self.end_tokens:
+            last = jnp.sum(batch.segment_ids > 0, axis=1, keepdims=True) - 1  # padding is behind
+            pick = lambda a: jnp.take_along_axis(a, jnp.maximum(last, 0), axis=1)  # noqa: E731
+            behind = (at > last) & (at <= last + self.end_tokens)
+            behind &= (last >= 0) & (pick(batch.tokens) == self.end_token_id)
+            batch = Batch(
+                jnp.where(behind, pick(batch.tokens), batch.tokens),
+                jnp.where(behind, pick(batch.segment_ids), batch.segment_ids),
+                jnp.where(behind, pick(batch.positions) + at - last, batch.positions),
+                jnp.where(behind, 1.0, batch.loss_weight),
+            )
+        if self.short_rows:
+            draw = lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (2,))  # noqa: E731
+            which, length = jnp.split(jax.vmap(draw)(draws.keys), 2, axis=1)  # [B, 1] each
+            kept = (which >= self.short_rows) | (at <= length * len(at))
+            ids, weight = batch.segment_ids * kept, batch.loss_weight * kept
+            batch = replace(batch, segment_ids=ids, loss_weight=weight)
+        return batch
 
 
 def mask_rows(batch: Batch, draws: Draws) -> tuple[Array, Array]:

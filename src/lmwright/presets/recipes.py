@@ -78,7 +78,7 @@ def pretrain_diffusion() -> dict[str, Any]:
     4e-4; a tokenizer that is trained has the mask token. Rows are one text for the model, so that
     it learns where texts end. The model, the data and the length are the run file's."""
     return {
-        "objective": {"kind": "diffusion"},
+        "objective": {"kind": "diffusion", "short_rows": 0.01},
         "optim": {
             "kind": "adamw", "learning_rate": 4e-4, "beta2": 0.95, "weight_decay": 0.1,
             "clip_norm": 1.0,
