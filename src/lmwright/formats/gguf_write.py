@@ -21,6 +21,7 @@ from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
 from lmwright.formats.gguf_names import (
+    SHIFT,
     NameMap,
     gguf_package,
     metadata_of,
@@ -151,6 +152,8 @@ def _keys(
     keys = {"general.name": facts.name, "general.type": "model"}
     keys["general.quantized_by"] = f"lmwright {lmwright.__version__}"
     keys |= {f"{name}.{key}": value for key, value in meta.items()}
+    if model.fills_masks:
+        keys[SHIFT] = model.predicts == "next"
     if tokenizer is None:
         return keys | {"tokenizer.ggml.model": "none"}
     begins = prompt_prefix(tokenizer) if prefix is None else prefix
