@@ -105,15 +105,8 @@ def generate(
     """
     compute = compute or _compute_for(model, w, settings.max_new_tokens)
     run_batch = _run_batch
-    if model.fills_masks:
-        filling = filling or Filling()
-        filling.check(settings)
+    if filling := _filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
-    elif filling is not None:
-        raise UserError(
-            f"{', '.join(_set(filling))}: for models that fill in masks, which {model.kind!r} does "
-            "not; leave out"
-        )
     if _num_devices(w) > 1:
         # kernels are for one device here: a mesh's axes are hidden below
         compute = replace(compute, kernels="reference", unroll=False)
@@ -145,9 +138,19 @@ def _compute_for(
     return decode_compute(model, w, new_tokens, precision, kernels)
 
 
-def _set(filling: Filling) -> list[str]:
-    """Names of the settings that are not as by default."""
-    return [name for name, value in vars(filling).items() if value != getattr(Filling, name)]
+def _filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
+    """How masks are filled in; None for a model that fills in none. Raises UserError for settings
+    that do not fit it."""
+    if model.fills_masks:
+        filling = filling or Filling()
+        filling.check(settings)
+    elif filling is not None:
+        given = [name for name, value in vars(filling).items() if value != getattr(Filling, name)]
+        raise UserError(
+            f"{', '.join(given)}: for models that fill in masks, which {model.kind!r} does not; "
+            "leave it out"
+        )
+    return filling
 
 
 def _fill_batch(
@@ -323,6 +326,7 @@ def generate_command(
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
     compute = _compute_for(model, w, max_new_tokens, precision, kernels)
+    how = _filling_for(model, Filling(**filling) if filling else None, settings)
     began = time.monotonic()
     on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
     if on_text:
@@ -337,7 +341,7 @@ def generate_command(
         on_text,
         prefix=loaded.prompt_prefix,
         end_ids=loaded.end_ids,
-        filling=Filling(**filling) if filling else None,
+        filling=how,
     )
     if on_text:
         print()
