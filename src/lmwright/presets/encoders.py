@@ -27,6 +27,7 @@ def _ettin(shape: Shape) -> Any:
 MODERNBERT = "https://arxiv.org/abs/2412.13663"
 ETTIN = "https://arxiv.org/abs/2507.11412"
 
+
 def _llada(shape: Shape) -> Any:
     from lmwright.models.llada import Llada
 
