@@ -28,7 +28,7 @@ from lmwright.formats.gguf_names import (
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_read import open_gguf, slots_in_file
+from lmwright.formats.gguf_read import is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.formats.hf_layout import Slot, slots
@@ -261,7 +261,7 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
     """Raises UserError for a field of the model that the file could not say."""
     ours, theirs = (dict(_flat(asdict(each))) for each in (model, again))
     for name in ours.keys() | theirs.keys():
-        if model.both_ways and name in OF_HEAD:
+        if is_headless(model) and name in OF_HEAD:
             continue
         if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(
@@ -294,7 +294,7 @@ def _read_again(path: Path, source: HfModel, tensors: Mapping[str, Any]) -> tupl
     """The model and weights of the file; an encoder has its head from the source."""
     _, model, written = open_gguf(path)
     given: Mapping[str, Any] = written
-    if source.both_ways:
+    if is_headless(source):
         in_file = {slot.name for slot in slots_in_file(source)}
         model = source
         given = {s.name: (written if s.name in in_file else tensors)[s.name] for s in slots(source)}
