@@ -16,7 +16,7 @@ SLICES = {
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b""",
-    "v5e-16": "llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmoe-1b-7b",
+    "v5e-16": "llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmoe-1b-7b llada-8b",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium""",
     "v5p-16": "qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b qwen3-30b-a3b",
@@ -44,7 +44,8 @@ def test_a_preset_compiles_and_fits(preset, tmp_path):
     seq_len = min(ROW, model.seq_len)
     lengths = (f"model.seq_len={seq_len}", f"data.pack.seq_len={seq_len}")
     batch = where.num_devices
-    masked = ("objective.kind=mlm",) if model.both_ways else ()
+    kind = "diffusion" if model.fills_masks else "mlm"
+    masked = (f"objective.kind={kind}",) if model.both_ways else ()
     run = run_of(tmp_path, "train.remat=block", *lengths, *masked, preset=preset, batch=batch)
     quick, found = Quick.of(run, machine_of(where)), compile_for(run, where)
     assert found.fits and found.tokens_per_step == batch * seq_len

@@ -33,13 +33,23 @@ def _library():
 
 def embeddings(path, ids):
     """float32 [T, D]: the hidden states of ids [T], after the last norm."""
+    return _outputs(path, ids, "embeddings")
+
+
+def logits(path, ids):
+    """float32 [T, V] for ids [T], in one pass."""
+    return _outputs(path, ids, "logits")
+
+
+def _outputs(path, ids, what):
     ffi, lib = _library()
     model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
     assert model != ffi.NULL, "llama.cpp does not load it"
     said, size = lib.llama_context_default_params(), max(64, len(ids))
     said.n_ctx = said.n_batch = said.n_ubatch = size
     said.n_seq_max = said.n_threads = said.n_threads_batch = 1
-    said.embeddings, said.pooling_type = True, 0  # none
+    if what == "embeddings":
+        said.embeddings, said.pooling_type = True, 0  # none
     said.type_k = said.type_v = 0  # float32
     said.flash_attn_type = 0
     context = lib.llama_init_from_model(model, said)
@@ -48,10 +58,16 @@ def embeddings(path, ids):
     for i, token in enumerate(ids):
         batch.token[i], batch.pos[i], batch.logits[i] = int(token), i, 1
         batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-    assert lib.llama_encode(context, batch) == 0
-    width = lib.llama_model_n_embd(model)
-    rows = [ffi.buffer(lib.llama_get_embeddings_ith(context, i), 4 * width)
-            for i in range(len(ids))]  # fmt: skip
+    if what == "embeddings":
+        assert lib.llama_encode(context, batch) == 0
+        get, width = lib.llama_get_embeddings_ith, lib.llama_model_n_embd(model)
+    else:
+        assert lib.llama_decode(context, batch) == 0
+        get, width = (
+            lib.llama_get_logits_ith,
+            lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)),
+        )
+    rows = [ffi.buffer(get(context, i), 4 * width) for i in range(len(ids))]
     out = np.stack([np.frombuffer(row, np.float32).copy() for row in rows])
     lib.llama_batch_free(batch)
     lib.llama_free(context)

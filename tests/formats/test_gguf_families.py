@@ -18,6 +18,7 @@ from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import agreement, logits
 from lmwright.formats.reference import Reference
+from tests.formats import llama_cpp
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4,
@@ -51,6 +52,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": GEMMA | {
         "num_hidden_layers": 7, "rope_theta": 500_000.0, "rope_local_base_freq": 10_000.0,
         "sliding_window_pattern": 6},
+    "EuroBertForMaskedLM llada": {"masked_diffusion": {"predicts": "next"}},
 }  # fmt: skip
 
 
@@ -81,17 +83,12 @@ def test_there_and_back(case, tmp_path):
 @pytest.mark.parametrize("case", FAMILIES)
 def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_property):
     """29 ids, past the windows; gelu comes from llama.cpp's table of float16 values."""
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    llama_cpp.needed()
     monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
     model, w = model_of(case)
     write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="fp32")
     ids = np.random.default_rng(1).integers(0, model.vocab_size, (1, 29)).astype(np.int32)
-    theirs = llama_cpp.Llama(
-        str(tmp_path / "m.gguf"), n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1,
-        logits_all=True, verbose=False, type_k=0, type_v=0, flash_attn=False,
-    )  # fmt: skip
-    theirs.eval(ids[0].tolist())
-    found = agreement(logits(model, w, ids), theirs.scores[None, : ids.shape[1]])
+    found = agreement(logits(model, w, ids), llama_cpp.logits(tmp_path / "m.gguf", ids[0])[None])
     apart = found.max_abs_diff / found.max_abs_logit
     record_property("llama_cpp_logits", apart)
     assert apart < (1e-3 if case.startswith("Gemma") else 1e-5)
@@ -104,11 +101,12 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 144}, "query_dim"),
         ("Gemma3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3 + [LOCAL]}, "pattern"),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("EuroBertForMaskedLM llada", {"attention_bias": True}, "has no biases"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):
     """Even where rounding would hide it."""
-    said = SIZES | {"architectures": [case]} | FAMILIES[case] | change
+    said = SIZES | {"architectures": [case.split()[0]]} | FAMILIES[case] | change
     model = model_from_config(said, case)
     w = map_params(lambda p: np.full(p.shape, 0.01, "f4"), model.spec())
     with pytest.raises(UserError, match=field):

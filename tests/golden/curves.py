@@ -39,6 +39,7 @@ MODELS = {
     "olmo2": DENSE,
     "eurobert": DENSE,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
+    "llada": DENSE | {"predicts": "next"},
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
     "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
@@ -48,6 +49,7 @@ MODELS = {
 }  # fmt: skip
 
 ENCODER = {"kind": "eurobert", **DENSE}
+DIFFUSION = {"data": "masked", "objective": {"kind": "diffusion", "eval_samples": 3}}
 
 ONE_LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
 THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
@@ -60,6 +62,8 @@ CASES: dict[str, dict] = {
     **{f"family {kind}": {"model": {"kind": kind, **sizes}} for kind, sizes in MODELS.items()},
     **{f"family {kind}": {"data": "masked", "model": {"kind": kind, **MODELS[kind]},
        "objective": {"kind": "mlm"}} for kind in ("eurobert", "modernbert")},
+    "family llada": DIFFUSION | {"model": {"kind": "llada", **MODELS["llada"]}},
+    "objective diffusion": DIFFUSION | {"model": {"kind": "llada", **DENSE}},
     "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
         "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},

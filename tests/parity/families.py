@@ -139,6 +139,11 @@ ROWS = {
         },
         gradients=False,
     ),
+    "llada": Row(
+        "EuroBertForMaskedLM",
+        {"masked_diffusion": {"predicts": "own"}},
+        gradients=False,  # those of the same blocks
+    ),
     "gemma2": Row(
         "Gemma2ForCausalLM",
         {

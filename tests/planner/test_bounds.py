@@ -45,7 +45,9 @@ def test_no_attention_kernel_is_faster_than_its_products(generation):
 
 @pytest.mark.parametrize("preset", of_section("model"))
 def test_no_preset_is_faster_than_the_chip(preset, tmp_path):
-    masked = ("objective.kind=mlm",) if of_section("model")[preset]().both_ways else ()
+    model = of_section("model")[preset]()
+    kind = "diffusion" if model.fills_masks else "mlm"
+    masked = (f"objective.kind={kind}",) if model.both_ways else ()
     run = run_of(tmp_path, "data.tokenizer.vocab_size=512", *masked, preset=preset, batch=8)
     for on in SLICES:
         quick = Quick.of(run, parse_machine(on))

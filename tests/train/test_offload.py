@@ -12,6 +12,7 @@ from lmwright.config.check import check_run
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
 from lmwright.models.eurobert import EuroBert
+from lmwright.models.llada import Llada
 from lmwright.models.phi3 import Phi3
 from lmwright.objectives import KINDS as OBJECTIVES
 from lmwright.optim import KINDS
@@ -154,8 +155,10 @@ def test_head_gradient_has_an_effect_or_is_refused(kind):
     if objective.both_ways:
         sizes = {"embed_dim": 32, "mlp_dim": 40, "num_layers": 2, "num_heads": 4,
                  "num_kv_heads": 2, "head_dim": 8}  # fmt: skip
-        model = EuroBert(vocab_size=64, seq_len=24, **sizes)
-        objective = replace(objective, mask_ratio=1.0)
+        family = Llada if objective.fills_masks else EuroBert
+        model = family(vocab_size=64, seq_len=24, **sizes)
+        if not objective.fills_masks:
+            objective = replace(objective, mask_ratio=1.0)
         runs = [replace(run, model=model, objective=objective) for run in runs]
     if objective.learns_from != "texts":
         with pytest.raises(UserError, match=f"'once' has no effect on objective.kind = '{kind}'"):

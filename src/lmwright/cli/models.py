@@ -50,6 +50,11 @@ from lmwright.cli.shared import Dtype, Numbers, computed, given
     "--tries", type=click.IntRange(min=1), help="Numbers of each length and depth; default: 4."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the numbers; default: 0.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Diffusion: times that each row is masked anew; default: objective.eval_samples.",
+)
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @computed
 def evaluate(model: str, by_position: bool, needle: bool, **options: Any) -> Any:
@@ -100,6 +105,8 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
             raise click.UsageError(f"{flag(name)} needs --text")
         if needle and name in ("context", "stride"):
             raise click.UsageError(f"{flag(name)} has no effect on --needle; use --lengths")
+        if name == "samples" and (needle or by_position):
+            raise click.UsageError("--samples is for losses of whole texts; leave it out here")
         if name == "max_rows" and (needle or "text" in options):
             raise click.UsageError(
                 "--max-rows is for losses on held-out data; use --max-chars with --text"
@@ -126,6 +133,36 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
 @click.option("--stop", multiple=True, help="String that ends a text; may be repeated.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the sampling; default: 0.")
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(min=1),
+    help="Diffusion: tokens of a block, filled in before the next; default: all.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Diffusion: passes for each block; default: one for each token.",
+)
+@click.option(
+    "--first",
+    type=click.Choice(["surest", "random"]),
+    help="Diffusion: which predictions stay first; default: surest.",
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    help="Diffusion: all predictions above this probability stay; default: none.",
+)
+@click.option(
+    "--guidance",
+    type=click.FloatRange(min=0),
+    help="Diffusion: weight of the difference that the prompt makes; default: 0.",
+)
+@click.option(
+    "--sees",
+    type=click.Choice(["text", "prefix"]),
+    help="Diffusion: all of the text, or nothing behind the block; default: text.",
+)
 @computed
 def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
     """Continue prompts with a trained model.

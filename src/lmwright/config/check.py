@@ -77,19 +77,25 @@ def _check_length(run: Run) -> None:
 
 
 def _check_direction(run: Run) -> None:
-    kind, encoder = run.model.kind, run.model.both_ways
-    if encoder and not run.objective.both_ways:
+    model, objective = run.model, run.objective
+    fits = {True: ("'diffusion'", "'llada'"), False: ("'mlm'", "'eurobert'")}
+    if model.both_ways and not objective.both_ways:
         raise UserError(
-            f"objective.kind: {run.objective.kind!r} predicts next tokens, which {kind!r} sees; "
-            "use 'mlm', or a decoder"
+            f"objective.kind: {objective.kind!r} predicts next tokens, which {model.kind!r} sees; "
+            f"use {fits[model.fills_masks][0]}, or a decoder"
         )
-    if run.objective.both_ways and not encoder:
+    if objective.both_ways and not model.both_ways:
         raise UserError(
-            f"objective.kind: {run.objective.kind!r} needs a model that looks both ways, which "
-            f"{kind!r} does not; use model.kind = 'eurobert'"
+            f"objective.kind: {objective.kind!r} needs a model that looks both ways, which "
+            f"{model.kind!r} does not; use model.kind = {fits[objective.fills_masks][1]}"
         )
-    if encoder and run.eval.prompts:
-        raise UserError(f"eval.prompts: {kind!r} continues no text; leave them out")
+    if objective.fills_masks != model.fills_masks:
+        raise UserError(
+            f"objective.kind: {objective.kind!r} does not train {model.kind!r}; use "
+            f"{fits[model.fills_masks][0]}, or model.kind = {fits[objective.fills_masks][1]}"
+        )
+    if model.both_ways and not model.fills_masks and run.eval.prompts:
+        raise UserError(f"eval.prompts: {model.kind!r} continues no text; leave them out")
 
 
 def _check_row(run: Run) -> None:

@@ -47,8 +47,9 @@ class RunFiles:
     recipes: Mapping[str, Callable[[], Layer]]
     dial: Callable[..., Layer]
     """A part of a run from `depth` and the sizes of `DIALED`."""
-    origin: Callable[[str, Any], Mapping[tuple[str, ...], Layer]]
-    """{section: fields} that follow from train.init_from; its second argument is the run's dir."""
+    origin: Callable[[str, Any, str | None], Mapping[tuple[str, ...], Layer]]
+    """{section: fields} that follow from train.init_from, the run's dir, and the kind of model that
+    it is to become."""
     epoch_rows: EpochRows
 
     def load(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
@@ -151,16 +152,19 @@ class RunFiles:
         return self.dial(depth, **{name: sizes[name] for name in DIALED if name in sizes})
 
     def _put_origin(self, merged: Merged) -> None:
-        """Fills in the model and tokenizer that `train.init_from` names; explicit settings take
-        precedence."""
+        """Fills in the model and tokenizer that `train.init_from` names, as a model of the kind
+        that is set, where no sizes are; explicit settings take precedence."""
         train = merged.values.get("train")
         path = train.get("init_from") if isinstance(train, dict) else None
         model = merged.values.get("model", {})
         if not isinstance(path, str) or path == UNSET:
             return
-        if not isinstance(model, dict) or "kind" in model:
+        kind = model.get("kind") if isinstance(model, dict) else None
+        if not isinstance(model, dict) or (kind is not None and "vocab_size" in model):
             return
-        for section, fields in self.origin(path, merged.values.get("dir")).items():
+        if kind is not None and kind not in self.kinds["model"]:
+            return  # found when the run is validated
+        for section, fields in self.origin(path, merged.values.get("dir"), kind).items():
             inner = merged.values
             for key in section:
                 inner = inner.get(key, {})

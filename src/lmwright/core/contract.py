@@ -111,6 +111,10 @@ class Model(Protocol):
         """True if its tokens see those after them, as an encoder's do."""
 
     @property
+    def fills_masks(self) -> bool:
+        """True if it writes text in the place of masks, as a diffusion model does."""
+
+    @property
     def vocab_size(self) -> int:
         """Rows of its embedding table."""
 
@@ -197,6 +201,9 @@ class Objective(Protocol):
     both_ways: ClassVar[bool] = False
     """Whether it needs a model whose tokens see those after them."""
 
+    fills_masks: ClassVar[bool] = False
+    """Whether it trains models that write text in the place of masks."""
+
     reads_tokenizer: ClassVar[bool] = False
     """Whether `with_tokenizer` has anything to fill in."""
 
@@ -235,5 +242,10 @@ class Objective(Protocol):
         """The objective as it is measured on held-out rows, without noise of training."""
         return self
 
-    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over a batch; `key` [B] is for what is drawn at random, a key for each row."""
+    def draws(self, key: Array, numbers: Array, count: int) -> Any:
+        """Randomness for `loss`: here a key for each row [B], by the `numbers` [B] of the rows in
+        a whole batch of `count`."""
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
+        """Sums over a batch; `key` is what `draws` returned for it."""

@@ -58,10 +58,24 @@ def decode_compute(
 
 def refuse_encoder(model: Model) -> None:
     """Raises UserError for a model that sees the tokens it is asked for."""
+    if model.fills_masks:
+        raise UserError(
+            f"model.kind: {model.kind!r} fills in masks and predicts no next tokens; give a "
+            "decoder, or measure the whole text: lmwright eval MODEL --text FILE"
+        )
     if model.both_ways:
         raise UserError(
             f"model.kind: {model.kind!r} is an encoder, which predicts no next tokens; "
             "give a decoder, or fill masks with the export: docs/encoders.md"
+        )
+
+
+def refuse_samples(model: Model, samples: int | None) -> None:
+    """Raises UserError for `samples` of masks of a model that fills in none."""
+    if samples is not None and not model.fills_masks:
+        raise UserError(
+            f"--samples: is for models that fill in masks, which {model.kind!r} does not; leave "
+            "it out"
         )
 
 

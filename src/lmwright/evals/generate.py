@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ from lmwright.core.param import Tree
 from lmwright.core.sharding import NO_MESH
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, compute_text, decode_compute
+from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute
+from lmwright.evals.fill import Filling, fill_rows, mask_of
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
 from lmwright.formats.load import load_model
@@ -94,14 +95,18 @@ def generate(
     prefix: Sequence[int] | None = None,
     end_ids: Sequence[int] = (),
     batch_rows: int = BATCH_ROWS,
+    filling: Filling | None = None,
 ) -> list[Generation]:
-    """Continues each prompt, given as text or as ids.
+    """Continues each prompt, given as text or as ids; `filling` is for models that fill in masks.
 
     `prefix` goes before each text; None takes what the tokenizer's file says. `end_ids` end a
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    compute = compute or decode_compute(model, w, settings.max_new_tokens)
+    compute = compute or _compute_for(model, w, settings.max_new_tokens)
+    run_batch = _run_batch
+    if filling := _filling_for(model, filling, settings):
+        run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
     if _num_devices(w) > 1:
         # kernels are for one device here: a mesh's axes are hidden below
         compute = replace(compute, kernels="reference", unroll=False)
@@ -117,10 +122,43 @@ def generate(
         if compute.unroll:
             w = model.layers_apart(w)
         for start in range(0, len(rows), batch_rows):
-            _run_batch(model, w, compute, rows[start : start + batch_rows], settings, ends, on_text)
+            run_batch(model, w, compute, rows[start : start + batch_rows], settings, ends, on_text)
     return [
         Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish) for row in rows
     ]
+
+
+def _compute_for(
+    model: Any, w: Tree, new_tokens: int, precision: str | None = None,
+    kernels: Kernels = "platform",
+) -> Compute:  # fmt: skip
+    """Compute settings for tokens one after the other, or for whole rows that are filled in."""
+    if model.fills_masks:
+        return row_compute(precision, kernels)
+    return decode_compute(model, w, new_tokens, precision, kernels)
+
+
+def _filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
+    """How masks are filled in; None for a model that fills in none. Raises UserError for settings
+    that do not fit it."""
+    if model.fills_masks:
+        filling = filling or Filling()
+        filling.check(settings)
+    elif filling is not None:
+        given = [name for name, value in vars(filling).items() if value != getattr(Filling, name)]
+        raise UserError(
+            f"{', '.join(given)}: for models that fill in masks, which {model.kind!r} does not; "
+            "leave it out"
+        )
+    return filling
+
+
+def _fill_batch(
+    filling: Filling, mask: int, model: Any, w: Tree, compute: Compute, rows: list[_Row],
+    settings: Sampling, ends: frozenset[int], on_text: OnText | None,
+) -> None:  # fmt: skip
+    take = lambda row, new: _take(row, new, settings, ends, on_text)  # noqa: E731
+    fill_rows(model, w, compute, rows, settings, filling, mask, take)
 
 
 def _num_devices(w: Tree) -> int:
@@ -278,15 +316,17 @@ def generate_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
     adapter: str | None = None,
+    **filling: Any,
 ) -> list[Generation]:
     """Continues prompts with the model of a run directory or HF folder and prints them: a single
-    one as it is generated, several after all are done."""
+    one as it is generated, several after all are done. `filling` are fields of `Filling`."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     if not prompts:
         raise UserError("prompt: missing; add --prompt TEXT")
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
-    compute = decode_compute(model, w, max_new_tokens, precision, kernels)
+    compute = _compute_for(model, w, max_new_tokens, precision, kernels)
+    how = _filling_for(model, Filling(**filling) if filling else None, settings)
     began = time.monotonic()
     on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
     if on_text:
@@ -301,6 +341,7 @@ def generate_command(
         on_text,
         prefix=loaded.prompt_prefix,
         end_ids=loaded.end_ids,
+        filling=how,
     )
     if on_text:
         print()

@@ -18,7 +18,7 @@ from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, compute_text
+from lmwright.evals.compute import Kernels, compute_text, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.positions import PositionLoss, position_losses
 from lmwright.formats.hf_stream import on_devices
@@ -157,6 +157,7 @@ def open_held_out(
     *,
     max_rows: int | None = None,
     adapter: str | None = None,
+    samples: int | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> Opened:
@@ -172,6 +173,9 @@ def open_held_out(
         raise UserError(text) from None
     run, weights, step = load_run_at(place.path, place.step, adapter=adapter)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
+    refuse_samples(run.model, samples)
+    if samples is not None:
+        run = replace(run, objective=replace(run.objective, eval_samples=samples))
     if precision:
         run = replace(run, train=replace(run.train, precision=precision))
     plan = resolve(run, jax.local_devices()[:1])

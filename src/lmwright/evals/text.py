@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from lmwright.core.compute import DTYPES, LANES, Compute
-from lmwright.core.contract import CachedModel
+from lmwright.core.contract import Model, Objective
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, refuse_encoder, row_compute
+from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -32,7 +32,7 @@ BATCH_TOKENS = 4096
 
 
 def evaluate_text(
-    model: CachedModel,
+    model: Model,
     w: Tree,
     ids: Sequence[int],
     *,
@@ -40,21 +40,24 @@ def evaluate_text(
     stride: int | None = None,
     compute: Compute | None = None,
     source: str = "text",
+    objective: Objective | None = None,
 ) -> SourceLoss:
     """Loss over the ids of one text, in which each token but the first is predicted once;
-    `text_bytes` is 0.
+    `text_bytes` is 0. The objective is that of next tokens if unset.
 
     `context` and `stride` are in tokens; a stride below the context makes windows overlap.
     Raises UserError where they do not fit the model or the text.
     """
-    compute = compute or row_compute()
+    compute, objective = compute or row_compute(), objective or Clm()
+    if not objective.fills_masks:
+        refuse_encoder(model)
     batches = text_batches(model, ids, context, stride, compute, source)
     w = cast(w, DTYPES[compute.precision])
-    return evaluate_rows(model, Clm(), compute, w, source, batches)
+    return evaluate_rows(model, objective, compute, w, source, batches)
 
 
 def text_batches(
-    model: CachedModel,
+    model: Model,
     ids: Sequence[int],
     context: int,
     stride: int | None,
@@ -62,29 +65,30 @@ def text_batches(
     source: str = "text",
 ) -> Iterator[dict[str, np.ndarray]]:
     """The windows of a text as batches of rows; `evaluate_text` says what is what."""
-    refuse_encoder(model)
-    stride = stride or context
-    if not 1 <= stride <= context:
-        raise UserError(f"stride: {stride} must be from 1 to the context, {context}")
+    # the last target of next tokens is in no context; masks are in their own
+    most = context - 1 if model.fills_masks else context
+    stride = stride or most
     if not 2 <= context <= model.seq_len:
         raise UserError(f"context: {context} must be from 2 to the model's {model.seq_len}")
+    if not 1 <= stride <= most:
+        raise UserError(f"stride: {stride} must be from 1 to {most}, the targets of a window")
     if len(ids) < 2:
         raise UserError(f"{source}: has {len(ids)} tokens; at least 2 are needed")
-    windows = list(_windows(len(ids), context, stride))
+    windows = list(_windows(len(ids), most, stride))
     rows = min(max(1, BATCH_TOKENS // context), len(windows))
-    width = context + 1  # the last is a target alone
+    width = most + 1
     if compute.kernels in ("tpu", "early tpu"):
         width = -(-width // LANES) * LANES  # others have no kernel
-    return _batches(np.asarray(ids, np.int32), windows, context, (rows, width))
+    return _batches(np.asarray(ids, np.int32), windows, context - 1, (rows, width))
 
 
 def _batches(
-    ids: np.ndarray, windows: list[tuple[int, int, int]], context: int, shape: tuple[int, int]
+    ids: np.ndarray, windows: list[tuple[int, int, int]], last: int, shape: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
     rows, width = shape
     for first in range(0, len(windows), rows):
         batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "segment_ids")}
-        places = np.minimum(np.arange(width, dtype=np.int32), context - 1)
+        places = np.minimum(np.arange(width, dtype=np.int32), last)
         batch["positions"] = np.broadcast_to(places, shape)
         batch["loss_weight"] = np.zeros(shape, np.float32)
         batch["text_bytes"] = np.zeros(rows)
@@ -114,6 +118,7 @@ def eval_text_command(
     stride: int | None = None,
     max_chars: int | None = None,
     adapter: str | None = None,
+    samples: int | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
@@ -123,6 +128,7 @@ def eval_text_command(
 
     loaded = load_model(path, adapter)
     compute = row_compute(precision, kernels)
+    objective = _objective_of(loaded, samples)
     ids = encode_file(loaded, text, max_chars)
     loss = evaluate_text(
         loaded.model,
@@ -132,10 +138,24 @@ def eval_text_command(
         stride=stride,
         compute=compute,
         source=Path(text).name,
+        objective=objective,
     )
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
     print_losses([replace(loss, text_bytes=text_bytes)], compute)
     return 0
+
+
+def _objective_of(loaded: LoadedModel, samples: int | None) -> Objective:
+    """The objective that a model is measured by on a text. Raises UserError for `samples` without
+    effect."""
+    if loaded.model.fills_masks:
+        from lmwright.evals.fill import mask_of
+        from lmwright.objectives.diffusion import Diffusion
+
+        given = {} if samples is None else {"eval_samples": samples}
+        return Diffusion(mask_token_id=mask_of(loaded.tokenizer), **given)
+    refuse_samples(loaded.model, samples)
+    return Clm()
 
 
 def encode_file(loaded: LoadedModel, text: str, max_chars: int | None = None) -> list[int]:

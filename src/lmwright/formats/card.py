@@ -86,7 +86,7 @@ CARD = (
     """\
 ---
 library_name: transformers
-pipeline_tag: {{ "fill-mask" if encoder else "text-generation" }}
+pipeline_tag: {{ "fill-mask" if model.both_ways and not model.fills_masks else "text-generation" }}
 tags:
 - lmwright
 - {{ model.kind | tojson }}
@@ -100,7 +100,23 @@ tags:
 
 ## Use
 ```python
-{% if encoder %}
+{% if model.fills_masks %}
+from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
+model = AutoModelForMaskedLM.from_pretrained({{ place | tojson }})
+pipeline = LLaDA2Pipeline(model, BlockRefinementScheduler(), tokenizer)
+out = pipeline("Once upon a time", use_chat_template=False, gen_length=64, block_length=32,
+               temperature=0.0, threshold=2.0, editing_threshold=None)
+print(out.texts[0])
+```
+or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`. A masked diffusion model: it \
+looks both ways and fills in masks, so that it needs transformers 5.3 or later.
+{% if model.predicts == "next" %}
+Its output at a place predicts the next token, which diffusers does not know: sample with lmwright.
+{% endif %}
+{% elif model.both_ways %}
 from transformers import pipeline
 
 fill = pipeline("fill-mask", model={{ place | tojson }})
@@ -221,7 +237,6 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
         proof=proof,
         dtype=dtype,
         place=place,
-        encoder=model.both_ways,
         unlicensed=UNLICENSED,
     )
 

@@ -37,6 +37,7 @@ KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+SHIFT = "diffusion.shift_logits"  # whether an output predicts the next token
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
     "final_logit_softcapping", "attention.layer_norm_epsilon", "rope.freq_base_swa",
@@ -57,6 +58,8 @@ class Arch:
     """Whether llama.cpp reads the length of a sliding window."""
     fixed: dict[str, Any] = field(default_factory=dict)
     """What config.json says and the metadata do not."""
+    mark: str = ""
+    """Key of config.json that only its models have, where others have the same architecture."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Keys of KEYS that config.json calls otherwise."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -105,6 +108,7 @@ ARCHS = {
             "hidden_activation": "hidden_activation",
         },
     ),
+    "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
 }  # fmt: skip
 MIXTRAL = Arch(
     "MixtralForCausalLM", "mixtral", rotated=True, renamed={"num_experts": "num_local_experts"}
@@ -123,18 +127,19 @@ def arch_of(name: str, experts: int, where: str) -> Arch:
     return MIXTRAL if name == "llama" and experts else ARCHS[name]
 
 
-def gguf_arch_of(architecture: str) -> tuple[str, Arch]:
-    """(GGUF's name, Arch) of a Hugging Face architecture. Raises UserError where none is."""
+def gguf_arch_of(config: Mapping[str, Any]) -> tuple[str, Arch]:
+    """(GGUF's name, Arch) of the architecture of a config.json. Raises UserError where none is."""
+    architecture = config["architectures"][0]
     if architecture == MIXTRAL.hf:
         return "llama", MIXTRAL
     if architecture == "MistralForCausalLM":
         return "llama", ARCHS["llama"]
-    for name, arch in ARCHS.items():
-        if arch.hf == architecture:
+    for name, arch in sorted(ARCHS.items(), key=lambda item: not item[1].mark):
+        if arch.hf == architecture and (not arch.mark or arch.mark in config):
             return name, arch
     raise UserError(
         f"{architecture}: has no GGUF form here; these have: "
-        f"{', '.join(arch.hf for arch in ARCHS.values())}"
+        f"{', '.join(arch.hf for arch in ARCHS.values() if not arch.mark)}"
     )
 
 
@@ -160,6 +165,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config["attention_bias"] = "blk.0.attn_output.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
+    if arch.mark:
+        config[arch.mark] = {"predicts": "next" if meta.get(SHIFT, False) else "own"}
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
@@ -177,8 +184,7 @@ def _same(values: list[Any], what: str) -> Any:
 def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[str, Any]]:
     """GGUF's name of the architecture, the Arch, and the keys below that name. Raises UserError
     for a model that GGUF cannot express."""
-    architecture = config["architectures"][0]
-    name, arch = gguf_arch_of(architecture)
+    name, arch = gguf_arch_of(config)
     for key, value in arch.fixed.items():
         if config.get(key, value) != value:
             raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
@@ -198,8 +204,12 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta["rope.dimension_count"] = meta["attention.key_length"]
     if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
         raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
-    if name == "llama" and config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{where}: GGUF's llama is silu, not {config['hidden_act']}")
+    if name in ("llama", "llada") and config.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{where}: GGUF's {name} is silu, not {config['hidden_act']}")
+    if name == "llada":
+        if config.get("attention_bias"):
+            raise UserError(f"{where}: GGUF's llada has no biases; export to a folder instead")
+        meta["attention.causal"] = False
     if arch.encoder:
         meta["attention.causal"] = False
         heads = config["num_attention_heads"]

@@ -161,10 +161,15 @@ class GgufTensors(Tensors):
         return array
 
 
+def is_headless(model: HfModel) -> bool:
+    """True for an encoder, whose head GGUF files leave out."""
+    return model.both_ways and not model.fills_masks
+
+
 def slots_in_file(model: HfModel) -> list[Slot]:
     """The tensors of the Hugging Face checkpoint that a GGUF file holds: of an encoder all but its
     head."""
-    head = dict(walk(model.head_weights(model.spec()))) if model.both_ways else {}
+    head = dict(walk(model.head_weights(model.spec()))) if is_headless(model) else {}
     own = {path for path, param in head.items() if param.inputs != ("vocab",)}
     return [slot for slot in slots(model) if slot.path not in own]
 

@@ -22,7 +22,8 @@ from lmwright.errors import UserError
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PADDING = re.compile(r"\[PAD\d+\]")
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding",
+         "mask": "mask"}  # fmt: skip
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 
 

@@ -21,13 +21,14 @@ from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
 from lmwright.formats.gguf_names import (
+    SHIFT,
     NameMap,
     gguf_package,
     metadata_of,
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_read import open_gguf, slots_in_file
+from lmwright.formats.gguf_read import is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.formats.hf_layout import Slot, slots
@@ -151,6 +152,8 @@ def _keys(
     keys = {"general.name": facts.name, "general.type": "model"}
     keys["general.quantized_by"] = f"lmwright {lmwright.__version__}"
     keys |= {f"{name}.{key}": value for key, value in meta.items()}
+    if model.fills_masks:
+        keys[SHIFT] = model.predicts == "next"
     if tokenizer is None:
         return keys | {"tokenizer.ggml.model": "none"}
     begins = prompt_prefix(tokenizer) if prefix is None else prefix
@@ -258,7 +261,7 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
     """Raises UserError for a field of the model that the file could not say."""
     ours, theirs = (dict(_flat(asdict(each))) for each in (model, again))
     for name in ours.keys() | theirs.keys():
-        if model.both_ways and name in OF_HEAD:
+        if is_headless(model) and name in OF_HEAD:
             continue
         if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(
@@ -291,7 +294,7 @@ def _read_again(path: Path, source: HfModel, tensors: Mapping[str, Any]) -> tupl
     """The model and weights of the file; an encoder has its head from the source."""
     _, model, written = open_gguf(path)
     given: Mapping[str, Any] = written
-    if source.both_ways:
+    if is_headless(source):
         in_file = {slot.name for slot in slots_in_file(source)}
         model = source
         given = {s.name: (written if s.name in in_file else tensors)[s.name] for s in slots(source)}

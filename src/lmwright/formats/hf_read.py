@@ -41,7 +41,12 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture or a feature that lmwright does not compute."""
     config = text_config(config, where)
     architecture = architecture_of(config)
-    known = {name: kind for kind, table in TABLES.items() for name in table().architectures}
+    known = {
+        name: kind
+        for kind, table in TABLES.items()
+        if not table.mark or config.get(table.mark) is not None
+        for name in table().architectures
+    }
     if architecture not in known:
         close = get_close_matches(architecture, [*known, *TEXT_PARTS], n=2, cutoff=0.7)
         near = f"the nearest: {' and '.join(close)}; " if close else ""

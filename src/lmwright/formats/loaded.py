@@ -16,7 +16,7 @@ from lmwright.core.param import Tree, first_difference
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
-from lmwright.formats.gguf_read import open_gguf
+from lmwright.formats.gguf_read import is_headless, open_gguf
 from lmwright.formats.gguf_tokenizer import tokenizer_of
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_read import open_tensors, read_config
@@ -131,7 +131,7 @@ def _open_folder(place: Place) -> LoadedModel:
 def _open_gguf(place: Place) -> LoadedModel:
     path = place.path
     file, model, tensors = open_gguf(path)
-    if model.both_ways:
+    if is_headless(model):
         raise UserError(
             f"{path}: holds an encoder without its head, as all GGUF files do; open its Hugging "
             "Face folder instead"

@@ -29,6 +29,7 @@ from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.places import usable
 from lmwright.formats.safetensors import NO_PICKLES, PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
+from lmwright.models.conversion import converted
 from lmwright.presets.dial import dial
 from lmwright.program import lora_section
 from lmwright.program.length import epoch_rows
@@ -193,8 +194,11 @@ def params_command(name: str, overrides: Sequence[str] = ()) -> None:
     print(params_report(name, find_model(name, overrides)))
 
 
-def init_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[str, Any]]:
-    """{section: fields} of a run that starts from `path`: its model and its tokenizer's path.
+def init_fields(
+    path: str, run_dir: Any = None, kind: str | None = None
+) -> dict[tuple[str, ...], dict[str, Any]]:
+    """{section: fields} of a run that starts from `path`: its model, of another `kind` if that is
+    set, and its tokenizer's path.
 
     Where the path is gone, the run directory says what was there when the run began.
     """
@@ -209,6 +213,8 @@ def init_fields(path: str, run_dir: Any = None) -> dict[tuple[str, ...], dict[st
             if place.kind == HF:  # before what is wrong with a config.json that nobody needs
                 refuse_pickles(place.path)
             model, tokenizer = place.model, place.tokenizer_dir
+            if kind is not None:
+                model = converted(model, kind)
         except UserError as error:
             raise error.at("train.init_from") from error
     fields = {("model",): to_plain(model, defaults="omit")}

@@ -17,6 +17,7 @@ KINDS = Registry(
         "dots1": "moe.Dots1",
         "eurobert": "eurobert.EuroBert",
         "modernbert": "modernbert.ModernBert",
+        "llada": "llada.Llada",
     },
 )
 TABLES = Registry(
@@ -32,6 +33,7 @@ TABLES = Registry(
         "dots1": "moe.Dots1Hf",
         "eurobert": "eurobert.EuroBertHf",
         "modernbert": "modernbert.ModernBertHf",
+        "llada": "llada.LladaHf",
     },
 )
 

@@ -57,6 +57,7 @@ class Decoder(BlockFields):
     """The family's table of Hugging Face names."""
     normed_branches: ClassVar[tuple[str, ...]] = ()  # last weights of those with a norm behind
     both_ways: ClassVar[bool] = False  # whether queries see tokens after themselves
+    fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
 
     vocab_size: PositiveInt
     embed_dim: PositiveInt
@@ -205,15 +206,9 @@ class Decoder(BlockFields):
         return w | {span.name: apart(w[span.name]) for span in self.spans}
 
     def extend(
-        self,
-        w: Tree,
-        tokens: Array,
-        valid: Array,
-        cache: Tree,
-        compute: Compute,
-        *,
-        first: bool = False,
-    ) -> tuple[Array, Tree]:
+        self, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
+        *, first: bool = False,
+    ) -> tuple[Array, Tree]:  # fmt: skip
         """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
         `first`: there are none in it.
 

@@ -122,15 +122,9 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
 
 
 def extend_layers(
-    layer: Layer,
-    spans: Spans,
-    w: Tree,
-    x: Array,
-    tables: Tree,
-    valid: Array,
-    cache: Tree,
+    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree,
     first: Callable[..., Array] | None = None,
-) -> tuple[Array, Tree]:
+) -> tuple[Array, Tree]:  # fmt: skip
     """x [B, T, D] of new tokens after those in the cache, and the new cache. `first` is the
     kernel of the platform where the cache is empty: new tokens then see each other alone."""
     start = cache["filled"]

@@ -11,5 +11,6 @@ KINDS = Registry(
         "orpo": "preference.Orpo",
         "kto": "kto.Kto",
         "mlm": "mlm.Mlm",
+        "diffusion": "diffusion.Diffusion",
     },
 )

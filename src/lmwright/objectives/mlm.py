@@ -25,9 +25,9 @@ from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
+from lmwright.objectives.masking import keys_of_rows, mask_token_of, ordered
 
 Share = Annotated[float, Field(ge=0, le=1)]
-MASK = "<|mask|>"
 
 
 @section
@@ -64,21 +64,10 @@ class Mlm(Objective):
     def with_tokenizer(self, tokenizer: Any) -> "Mlm":
         """The objective with the ids that it leaves open. Raises UserError for a tokenizer without
         a mask token, or of another id."""
-        known, wanted = tokenizer.mask_id, self.mask_token_id
+        mask = mask_token_of(tokenizer, self.mask_token_id)
         special = tokenizer.special_tokens.values()
-        if known is None and wanted not in special:
-            raise UserError(
-                f"objective.mask_token_id: the tokenizer has no mask token; prepare with '{MASK}' "
-                "among data.tokenizer.special_tokens, or add one to a model by: "
-                f"lmwright vocab MODEL OUT --special --add '{MASK}'"
-            )
-        if known is not None and wanted not in (None, known):
-            raise UserError(
-                f"objective.mask_token_id: {wanted} is not the id of the tokenizer's mask token "
-                f"{tokenizer.mask!r}; leave it out, or set {known}"
-            )
         never = tuple(sorted(special)) if self.never_masked is None else self.never_masked
-        return replace(self, mask_token_id=wanted if known is None else known, never_masked=never)
+        return replace(self, mask_token_id=mask, never_masked=never)
 
     @property
     def draws_noise(self) -> bool:
@@ -124,8 +113,8 @@ class Mlm(Objective):
         wanted = jnp.round(self.mask_ratio * count).astype(jnp.int32)
         wanted = jnp.minimum(jnp.maximum(wanted, 1), count)
         draws = jax.vmap(lambda key: _draw(key, batch.tokens.shape[1], vocab_size))(keys)
-        order = jnp.argsort(jnp.where(candidates, draws.order, 2.0), axis=1)
-        masked = jnp.argsort(order, axis=1) < wanted
+        order, rank = ordered(candidates, draws.order)
+        masked = rank < wanted
         other = jnp.where(draws.fate < self.random_share, draws.token, mask)
         kept = draws.fate >= 1 - self.kept_share
         tokens = jnp.where(masked & ~kept, other, batch.tokens)
@@ -162,6 +151,4 @@ class _HeldOut(Mlm):
 
     def keys(self, batch: Batch, key: Array) -> Array:
         """A key [B] for each row, from its tokens alone."""
-        places = jnp.arange(1, batch.tokens.shape[1] + 1, dtype=jnp.uint32)
-        sums = jnp.sum(batch.tokens.astype(jnp.uint32) * places, axis=1)  # any hash, modulo 2^32
-        return jax.vmap(lambda number: jax.random.fold_in(jax.random.key(0), number))(sums)
+        return keys_of_rows(batch)

@@ -1,8 +1,9 @@
 """Subject: the run that `lmwright plan` is asked about: a run file, or a model alone.
 
 run.toml, run directory            --load_run--> Run
-preset, Hugging Face folder, GGUF  --find_model--> recipe `pretrain` or `pretrain-encoder`, its own
-                                   row length, the largest power of two of rows a chip that fits
+preset, Hugging Face folder, GGUF  --find_model--> recipe `pretrain`, `pretrain-encoder` or
+                                   `pretrain-diffusion`, its own row length, the largest power of
+                                   two of rows a chip that fits
                                    --> Run, notes
 """
 
@@ -50,7 +51,8 @@ class _Alone:
 
     def __init__(self, name: str, model: Model, overrides: tuple[str, ...], given: set):
         self.name, self.model, self.overrides, self.given = name, model, overrides, given
-        self.recipe = "pretrain-encoder" if model.both_ways else "pretrain"
+        encoder = "pretrain-diffusion" if model.fills_masks else "pretrain-encoder"
+        self.recipe = encoder if model.both_ways else "pretrain"
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:

@@ -1,4 +1,5 @@
-"""Presets of released encoders, with the shapes of their config.json on the Hugging Face hub."""
+"""Presets of released encoders and masked diffusion models, with the shapes of their config.json on
+the Hugging Face hub."""
 
 from typing import Any
 
@@ -26,6 +27,14 @@ def _ettin(shape: Shape) -> Any:
 MODERNBERT = "https://arxiv.org/abs/2412.13663"
 ETTIN = "https://arxiv.org/abs/2507.11412"
 
+
+def _llada(shape: Shape) -> Any:
+    from lmwright.models.llada import Llada
+
+    fields = {"vocab_size": 126_464, "seq_len": 4096, "rope_theta": 500_000.0}
+    return Llada(**sizes(shape), **fields, head_dim=shape[0] // shape[3])
+
+
 PRESETS = {
     "eurobert-210m": row(
         "0.31 B: EuroBERT 210m with its head (https://arxiv.org/abs/2503.05500)",
@@ -48,4 +57,7 @@ PRESETS = {
     "ettin-150m": row(f"0.15 B: Ettin encoder ({ETTIN})", _ettin, (768, 1152, 22, 12, 12)),
     "ettin-400m": row(f"0.396 B: Ettin encoder ({ETTIN})", _ettin, (1024, 2624, 28, 16, 16)),
     "ettin-1b": row(f"1.03 B: Ettin encoder ({ETTIN})", _ettin, (1792, 3840, 28, 28, 28)),
+    "llada-8b": row(
+        "8.02 B: LLaDA 8B, masked diffusion (https://arxiv.org/abs/2502.09992)",
+        _llada, (4096, 12288, 32, 32, 32)),
 }  # fmt: skip

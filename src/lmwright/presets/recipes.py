@@ -73,6 +73,28 @@ def pretrain_encoder() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def pretrain_diffusion() -> dict[str, Any]:
+    """Masked diffusion as LLaDA's (https://arxiv.org/abs/2502.09992): AdamW, a WSD schedule at
+    4e-4; a tokenizer that is trained has the mask token. Rows are one text for the model, so that
+    it learns where texts end. The model, the data and the length are the run file's."""
+    return {
+        "objective": {"kind": "diffusion", "short_rows": 0.01},
+        "optim": {
+            "kind": "adamw", "learning_rate": 4e-4, "beta2": 0.95, "weight_decay": 0.1,
+            "clip_norm": 1.0,
+            "schedule": {"kind": "wsd", "warmup_steps": 2000, "decay_steps": 5000},
+        },
+        "data": {
+            "holdout_fraction": 0.005,
+            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
+            "pack": {"method": "chunk", "attention": "row"},
+        },
+        "train": {"precision": "bf16", "remat": "block"},
+        "eval": {"every_steps": 500},
+        "checkpoint": {"save_every_steps": 500},
+    }  # fmt: skip
+
+
 def sft() -> dict[str, Any]:
     """Full fine-tuning on completions by common practice; the model comes from
     train.init_from, the data and the length are the run file's."""

@@ -64,13 +64,9 @@ class Lanes:
         return cls(tuple(lanes), rows)
 
     def losses(
-        self,
-        loss: Callable[[Any, Batch, Array, Array], Loss],
-        stacked: Any,
-        rows: Batch,
-        keys: Sequence[Array],
-        rates: Sequence[float],
-    ) -> tuple[Loss, ...]:
+        self, loss: Callable[[Any, Batch, Array, Array], Loss], stacked: Any, rows: Batch,
+        keys: Sequence[Array], rates: Sequence[float],
+    ) -> tuple[Loss, ...]:  # fmt: skip
         """The loss of each trainee, all lanes at once: `loss` takes one lane's parts, rows
         [B, T], key and dropout. `stacked` has a leading lane axis."""
         num, of = len(self.trainees), jnp.array(self.trainees)
@@ -212,13 +208,9 @@ def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dic
 
 
 def summed_gradients(
-    plan: Plan,
-    active: tuple[Trainee, ...],
-    frozen: Tree,
-    weights: Mapping[str, Tree],
-    batch: Batch,
-    keys: Sequence[Array],
-) -> tuple[Tree, tuple[Loss, ...]]:
+    plan: Plan, active: tuple[Trainee, ...], frozen: Tree, weights: Mapping[str, Tree],
+    batch: Batch, keys: Sequence[Array],
+) -> tuple[Tree, tuple[Loss, ...]]:  # fmt: skip
     """Gradient of each trainee's summed loss, by name, and the sums, over all A microbatches: one
     after the other, or following each other through the stages of a pipeline. `keys` has one for
     each trainee."""
@@ -231,9 +223,9 @@ def summed_gradients(
     def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:
         drop = (jax.random.fold_in(jax.random.fold_in(key, index), 1), rate) if any(rates) else ()
         # by their numbers in the batch, so that other microbatches draw the same
-        numbers = jnp.arange(rows.tokens.shape[0]) * (1 if at_once else num) + index
-        keys = jax.vmap(partial(jax.random.fold_in, key))(numbers)
-        return objective.loss(model, training.bind(frozen, parts, *drop), rows, keys, compute)
+        numbers = jnp.arange(len(rows.tokens)) * (stride := 1 if at_once else num) + index
+        draws = objective.draws(key, numbers, stride * len(numbers))
+        return objective.loss(model, training.bind(frozen, parts, *drop), rows, draws, compute)
 
     def total(
         weights: Mapping[str, Tree], rows: Batch, index: Array | int

@@ -105,6 +105,8 @@ class Table:
 
     name: ClassVar[str]
     """The family's, in messages."""
+    mark: ClassVar[str] = ""
+    """Key of config.json that tells it from another family with its architectures."""
     model_types: ClassVar[dict[str, str]]
     """`model_type` of each architecture."""
     weights: ClassVar[dict[str, str]] = WEIGHTS

@@ -1,0 +1,254 @@
+"""Text of a masked diffusion model (LLaDA, https://arxiv.org/abs/2502.09992): masks after a prompt
+are filled in, block by block, the surest first.
+
+    prompt [M M M M | M M M M]     all masks of a block are predicted
+    prompt [M a M c | M M M M]     those with the highest probability stay, the others are masks
+    prompt [b a d c | M M M M]     the next block
+
+A block takes `steps` passes over the whole text, and each pass fills an equal share of its masks.
+A row's tokens depend on its own prompt, the seed and its number, not on the rows beside it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lmwright.core.compute import LANES, Compute
+from lmwright.core.contract import Batch, Model
+from lmwright.core.param import Tree
+from lmwright.data.tokens.tokenizer import TextTokenizer
+from lmwright.errors import UserError
+from lmwright.evals.sampling import Sampling
+from lmwright.objectives.diffusion import at_own_places
+from lmwright.objectives.masking import MASK
+
+OnText = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Settings of text that is filled in."""
+
+    block_tokens: int | None = None
+    """Tokens of a block; None: all of the text is one."""
+    steps: int | None = None
+    """Passes for each block; None: one for each token of it."""
+    first: Literal["surest", "random"] = "surest"
+    """Which predictions stay: those with the highest probability, or any."""
+    threshold: float | None = None
+    """All predictions above this probability stay, whatever their share of a pass."""
+    guidance: float = 0.0
+    """Weight of the difference that the prompt makes (https://arxiv.org/abs/2410.18514)."""
+    sees: Literal["text", "prefix"] = "text"
+    """Whether later blocks are seen as masks (LLaDA) or not at all (LLaDA 2)."""
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "block_tokens": (self.block_tokens is not None and self.block_tokens < 1, "at least 1"),
+            "steps": (self.steps is not None and self.steps < 1, "at least 1"),
+            "threshold": (
+                self.threshold is not None and not 0 < self.threshold < 1,
+                "above 0 and below 1",
+            ),
+            "guidance": (not 0 <= self.guidance < float("inf"), "0 or more"),
+        }
+        for name, (is_wrong, cure) in wrong.items():
+            if is_wrong:
+                raise UserError(f"{name}: {getattr(self, name)!r} must be {cure}")
+        if self.threshold is not None and self.first == "random":
+            raise UserError("threshold: has no effect where random predictions stay; leave it out")
+
+    def check(self, settings: Sampling) -> None:
+        """Raises UserError for settings that do not go together."""
+        if settings.top_k is not None or settings.top_p is not None:
+            raise UserError(
+                "top_k, top_p: have no effect on a model that fills in masks; use temperature"
+            )
+        most = settings.max_new_tokens
+        if self.block_tokens is not None and self.block_tokens > most:
+            raise UserError(f"block_tokens: {self.block_tokens} is more than max_new_tokens {most}")
+        block = self.block_tokens or most
+        if self.steps is not None and self.steps > block:
+            raise UserError(
+                f"steps: {self.steps} is more than the {block} tokens of a block; use at most that"
+            )
+        if self.sees == "prefix" and block == most:
+            raise UserError("sees: 'prefix' has no effect with a single block; set block_tokens")
+
+
+class _Program(NamedTuple):
+    """All that a compiled block depends on beside its arrays' shapes."""
+
+    model: Any
+    compute: Compute
+    block: int
+    steps: int
+    mask: int
+    first: str
+    sees: str
+    samples: bool
+    guided: bool
+
+
+class _Knobs(NamedTuple):
+    temperature: np.float32
+    guidance: np.float32
+    threshold: np.float32
+
+
+def mask_of(tokenizer: TextTokenizer) -> int:
+    """Id of the mask token. Raises UserError where there is none."""
+    if tokenizer.mask_id is None:
+        raise UserError(
+            "the tokenizer has no mask token, which this model fills in; add it by: "
+            f"lmwright vocab MODEL OUT --special --add '{MASK}'"
+        )
+    return tokenizer.mask_id
+
+
+def fill_rows(
+    model: Model,
+    w: Tree,
+    compute: Compute,
+    rows: Sequence[Any],
+    settings: Sampling,
+    filling: Filling,
+    mask: int,
+    take: Callable[[Any, list[int]], None],
+) -> None:
+    """Fills in the text of each row, which has `number`, `ids` of its prompt, `limit` of new tokens
+    and `finish`; `take(row, tokens)` is called after each block and may set `finish`."""
+    most = max(row.limit for row in rows)
+    block = min(filling.block_tokens or most, most)
+    program = _Program(
+        model, compute, block, min(filling.steps or block, block), mask, filling.first,
+        filling.sees, settings.temperature > 0, filling.guidance > 0,
+    )  # fmt: skip
+    knobs = _Knobs(*map(np.float32, (settings.temperature, filling.guidance,
+                                     filling.threshold or np.inf)))  # fmt: skip
+    tokens, starts, stops = _canvas(rows, mask, compute)
+    keys = _row_keys(settings.seed, [row.number for row in rows], len(tokens))
+    for number in range(-(-most // block)):
+        begins = starts + number * block
+        tokens = _fill_block(
+            program, w, tokens, starts, stops, np.minimum(begins, stops), keys, np.int32(number),
+            knobs,
+        )  # fmt: skip
+        written = np.asarray(tokens)
+        for row, text, begin, stop in zip(rows, written, begins, stops, strict=False):
+            if row.finish is None and begin < stop:
+                take(row, text[begin : min(begin + block, stop)].tolist())
+        if all(row.finish is not None for row in rows):
+            return
+
+
+def _canvas(
+    rows: Sequence[Any], mask: int, compute: Compute
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prompts with masks behind, int32 [B, T], and where the masks begin and end, [B]; sizes are
+    rounded up, so that there are few programs."""
+    num_rows = 1 << (len(rows) - 1).bit_length()
+    width = max(len(row.ids) + row.limit for row in rows)
+    least = LANES if compute.kernels in ("tpu", "early tpu") else 16
+    width = -(-width // LANES) * LANES if width > LANES else max(least, _power(width))
+    tokens = np.full((num_rows, width), mask, np.int32)
+    starts, stops = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.ids)] = row.ids
+        starts[i], stops[i] = len(row.ids), len(row.ids) + row.limit
+    return tokens, starts, stops
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
+    numbers = np.asarray(numbers + [0] * (num_rows - len(numbers)), np.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+
+
+@partial(jax.jit, static_argnums=0)
+def _fill_block(
+    program: _Program,
+    w: Tree,
+    tokens: Array,
+    starts: Array,
+    stops: Array,
+    begins: Array,
+    keys: Array,
+    number: Array,
+    knobs: _Knobs,
+) -> Array:
+    """Tokens [B, T] with the masks of one block filled in; the block of a row begins at `begins`
+    and ends with the row's text, at `stops`, at the latest."""
+    p = program
+    places = begins[:, None] + jnp.arange(p.block)  # [B, block]
+    inside = places < stops[:, None]
+    at = jnp.arange(tokens.shape[1])
+    ends = jnp.minimum(begins + p.block, stops) if p.sees == "prefix" else stops
+    ids = jnp.broadcast_to(at < ends[:, None], tokens.shape).astype(jnp.int32)
+    places = jnp.minimum(places, tokens.shape[1] - 1)
+    share, rest = jnp.divmod(jnp.sum(inside, axis=1), p.steps)
+
+    def masks(tokens: Array) -> Array:
+        return inside & (jnp.take_along_axis(tokens, places, axis=1) == p.mask)
+
+    def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        step, tokens = carry
+        logits = _logits(p, w, tokens, ids, places)  # [B, block, V]
+        if p.guided:
+            without = jnp.where(at < starts[:, None], p.mask, tokens)
+            plain = _logits(p, w, without, ids, places)
+            logits = plain + (knobs.guidance + 1) * (logits - plain)
+        noise = jax.vmap(jax.random.fold_in, (0, None))(keys, number * p.steps + step)
+        chosen, chance = _predict(p, logits, noise, knobs.temperature)
+        open_ = masks(tokens)
+        sure = jnp.where(open_, chance, -jnp.inf)
+        rank = jnp.argsort(jnp.argsort(-sure, axis=1), axis=1)
+        count = jnp.maximum(share + (step < rest), jnp.sum(sure > knobs.threshold, axis=1))
+        stays = open_ & (rank < count[:, None])
+        old = jnp.take_along_axis(tokens, places, axis=1)
+        new = jnp.where(stays, chosen, old)
+        rows = jnp.arange(len(tokens))[:, None]
+        # places beyond the end of a text are left alone
+        target = jnp.where(inside, places, tokens.shape[1])
+        return step + 1, tokens.at[rows, target].set(new, mode="drop")
+
+    def more(carry: tuple[Array, Array]) -> Array:
+        return (carry[0] < p.steps) & jnp.any(masks(carry[1]))
+
+    return jax.lax.while_loop(more, one, (jnp.int32(0), jnp.asarray(tokens)))[1]
+
+
+def _logits(p: _Program, w: Tree, tokens: Array, ids: Array, places: Array) -> Array:
+    """float32 [B, block, V] at places [B, block]."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) * ids
+    batch = Batch(tokens, ids, positions, jnp.zeros(tokens.shape, jnp.float32))
+    x, _ = p.model.hidden(w, batch, p.compute)
+    x = at_own_places(p.model, x, positions)
+    logits: Array = p.model.logits(w, jnp.take_along_axis(x, places[..., None], axis=1))
+    return logits
+
+
+def _predict(p: _Program, logits: Array, keys: Array, temperature: Array) -> tuple[Array, Array]:
+    """A token for each place of a block [B, block], never the mask, and what it is ranked by: its
+    probability, or a random number."""
+    without = logits.at[..., p.mask].set(-jnp.inf)
+    if p.samples:
+        shape = logits.shape[1:]
+        noise = jax.vmap(lambda key: jax.random.gumbel(jax.random.fold_in(key, 0), shape))(keys)
+        without = without + temperature * noise
+    chosen = jnp.argmax(without, axis=-1).astype(jnp.int32)
+    if p.first == "random":
+        shape = logits.shape[1:2]
+        draw = lambda key: jax.random.uniform(jax.random.fold_in(key, 1), shape)  # noqa: E731
+        return chosen, jax.vmap(draw)(keys)
+    chance = jax.nn.softmax(logits, axis=-1)
+    return chosen, jnp.take_along_axis(chance, chosen[..., None], axis=-1)[..., 0]

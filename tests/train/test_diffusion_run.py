@@ -1,0 +1,193 @@
+"""Masked diffusion by the command line: pretrained, resumed, tuned on answers, converted from a
+causal model, measured, sampled, exported."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.errors import UserError
+from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
+
+WORDS = "the cat sat on a mat while one dog ran far away".split()
+MODEL = """
+kind = "llada"
+vocab_size = 320
+embed_dim = 32
+mlp_dim = 48
+num_layers = 2
+num_heads = 4
+num_kv_heads = 2
+head_dim = 8
+seq_len = 48
+"""
+RUN = """
+recipe = "pretrain-diffusion"
+name = "t"
+dir = "{dir}/run"
+{top}
+[model]{model}
+[data]
+dir = "{dir}/data"
+workers = 1
+holdout_fraction = 0.1
+sources = [{source}]
+{data}
+[train]
+steps = 4
+global_batch_size = 8
+precision = "fp32"
+remat = "none"
+{train}
+[optim]
+learning_rate = 1e-3
+schedule = {{kind = "constant"}}
+[eval]
+prompts = ["the cat"]
+sample_tokens = 6
+[metrics]
+log_every_steps = 1
+trackers = []
+"""
+
+
+def write(folder, model=MODEL, top="", data="", train="", rows=""):
+    """A run file with its texts or conversations."""
+    folder.mkdir()
+    dice = np.random.default_rng(3)
+    sentence = lambda: " ".join(dice.choice(WORDS, 9))  # noqa: E731
+    lines = [
+        {"prompt": sentence(), "completion": sentence()} if rows else {"text": sentence()}
+        for _ in range(90)
+    ]
+    (folder / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = f'{{path = "{folder}/text.jsonl"{rows}}}'
+    path = folder / "run.toml"
+    path.write_text(
+        RUN.format(dir=folder, model=model, top=top, data=data, train=train, source=source)
+    )
+    return str(path)
+
+
+def logged(folder, kind):
+    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """The folder of a run, trained in two sessions."""
+    folder = tmp_path_factory.mktemp("diffusion") / "a"
+    path = write(folder)
+    assert main(["prepare", path]) == 0
+    assert main(["train", path, "train.steps=2"]) == 0
+    assert main(["train", path]) == 0
+    return folder
+
+
+def test_a_run_resumes_to_the_same_losses(pretrained, tmp_path):
+    whole = load_run(pretrained / "run.toml", [f"dir={tmp_path}/run"])
+    from lmwright.train.loop import train
+
+    train(whole)
+    ours, theirs = logged(pretrained, "train"), logged(tmp_path, "train")
+    assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
+    assert len(ours) == 4
+    (held,) = logged(tmp_path, "eval")
+    assert held["bits_per_byte"] > 0
+    (sample,) = logged(tmp_path, "sample")
+    assert sample["prompt"] == "the cat"
+
+
+def test_measured_sampled_and_exported(pretrained, tmp_path, capsys):
+    run = str(pretrained / "run")
+    assert main(["eval", run, "--samples", "9"]) == 0
+    assert main(["eval", run, "--text", str(pretrained / "text.jsonl"), "--context", "20",
+                 "--max-chars", "400"]) == 0  # fmt: skip
+    assert "bits per byte" in capsys.readouterr().out
+    out, file = str(tmp_path / "out"), str(tmp_path / "out.gguf")
+    assert main(["export", run, out]) == main(["export", run, file]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card and "LLaDA2Pipeline" in card
+    proof = json.loads((tmp_path / "out" / "convert.json").read_text())
+    if (there := proof["folder_to_transformers"]) is not None:
+        assert there["max_abs_diff"] < 1e-5 * max(there["max_abs_logit"], 1)
+    models = [load_model(place).model for place in (run, out, file)]
+    assert models[0] == models[1] == models[2]
+    capsys.readouterr()
+    texts = []
+    for place in (run, out, file):
+        assert main(["generate", place, "--prompt", "the cat", "--max-new-tokens", "8",
+                     "--block-tokens", "4", "--steps", "2"]) == 0  # fmt: skip
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_answers_are_learned_with_an_adapter(pretrained, tmp_path, capsys):
+    """Of a conversation the answer alone is masked; the end tokens behind it are learned."""
+    folder = tmp_path / "b"
+    path = write(
+        folder, model="", top="objective.end_tokens = 6\nlora.rank = 2\nlora.alpha = 4",
+        data='chat.template = "none"\npack = {method = "best-fit", attention = "document"}',
+        train=f'init_from = "{pretrained}/run"', rows=', rows = "prompt"',
+    )  # fmt: skip
+    assert main(["prepare", path]) == 0
+    assert main(["train", path, "train.steps=2"]) == 0
+    run = load_run(folder / "run")
+    assert run.model.kind == "llada" and run.objective.end_token_id is not None
+    losses = [row["loss"] for row in logged(folder, "train")]
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
+    merged = str(tmp_path / "merged")
+    assert main(["export", str(folder / "run"), merged]) == 0
+    assert load_model(merged).model == run.model
+
+
+def test_a_causal_model_is_converted(shared_data, tmp_path, capsys):
+    """Its first loss is below ln V + 1, with a mask token whose row is the mean of its pieces."""
+    stories = str(shared_data / "models" / "stories260k")
+    start = str(tmp_path / "start")
+    folder = tmp_path / "c"
+    path = write(folder, model='\nkind = "llada"', train=f'init_from = "{stories}"',
+                 data="pack.seq_len = 48")  # fmt: skip
+    assert main(["prepare", path]) == 0
+    assert main(["train", path]) == 2
+    assert "lmwright vocab MODEL OUT --special --add '<|mask|>'" in capsys.readouterr().err
+    assert main(["vocab", stories, start, "--special", "--add", "<|mask|>"]) == 0
+    changed = [f"train.init_from={start}", f"data.tokenizer.path={start}", f"dir={folder}/run"]
+    assert main(["prepare", path, *changed]) == 0
+    assert main(["train", path, "train.steps=1", *changed]) == 0
+    (first,) = logged(folder, "train")
+    run = load_run(folder / "run")
+    assert run.model.predicts == "next" and run.model.head == "tied"
+    assert first["loss"] < math.log(run.model.vocab_size) + 1
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        (["objective.kind=clm"], "'clm' predicts next tokens, which 'llada' sees; use 'diffusion'"),
+        (["objective.kind=mlm"], "'mlm' does not train 'llada'; use 'diffusion', or model.kind = "),
+        (["model.kind=eurobert", "eval.prompts=[]"], "'diffusion' does not train 'eurobert'; use"),
+        (["model.kind=llama"], "'diffusion' needs a model that looks both ways, .*kind = 'llada'"),
+    ],
+)
+def test_objectives_and_models_that_do_not_fit(changes, told, tmp_path):
+    path = write(tmp_path / "d")
+    sizes = [line.replace(" ", "") for line in MODEL.strip().splitlines()[1:]]
+    with pytest.raises(UserError, match=told):
+        load_run(path, [*changes, *(f"model.{size}" for size in sizes)])
+
+
+def test_models_that_are_not_converted(shared_data, tmp_path):
+    stories = shared_data / "models" / "stories260k"
+    for kind, told in (("gemma", "'llama' does not become a 'gemma'"), ("llada", None)):
+        path = write(tmp_path / kind, model=f'\nkind = "{kind}"',
+                     train=f'init_from = "{stories}"')  # fmt: skip
+        if told:
+            with pytest.raises(UserError, match=told):
+                load_run(path)
+        else:
+            assert load_run(path).model.num_layers == 5
