@@ -89,10 +89,7 @@ def pretrained(tmp_path_factory):
 
 
 def test_a_run_resumes_to_the_same_losses(pretrained, tmp_path):
-    whole = load_run(pretrained / "run.toml", [f"dir={tmp_path}/run"])
-    from lmwright.train.loop import train
-
-    train(whole)
+    assert main(["train", str(pretrained / "run.toml"), f"dir={tmp_path}/run"]) == 0
     ours, theirs = logged(pretrained, "train"), logged(tmp_path, "train")
     assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
     assert len(ours) == 4
