@@ -293,8 +293,9 @@ def test_schema_describes_every_field(run_file):
 
 def test_recipes_and_presets_hold_only_known_fields(run_file):
     for name in presets.all_recipes():
-        model = "eurobert-210m" if name.endswith("encoder") else "llama-5m"
-        given = ["train.steps=5000", "train.global_batch_size=8", f"model.preset={model}"]
+        encoder = name.endswith(("encoder", "modernbert"))
+        model = "modernbert-base" if encoder else "llama-5m"
+        given = ["train.steps=20000", "train.global_batch_size=8", f"model.preset={model}"]
         if model != "llama-5m":
             text = "".join(x for x in RUN_FILE.splitlines(True) if not x.startswith("qk_norm"))
             run_file.write_text(text)
