@@ -86,7 +86,7 @@ def _check_direction(run: Run) -> None:
     if run.objective.both_ways and not encoder:
         raise UserError(
             f"objective.kind: {run.objective.kind!r} needs a model that looks both ways, which "
-            f"{kind!r} does not; use model.kind = 'eurobert'"
+            f"{kind!r} does not; use model.kind = 'modernbert' or 'eurobert'"
         )
     if encoder and run.eval.prompts:
         raise UserError(f"eval.prompts: {kind!r} continues no text; leave them out")
