@@ -293,9 +293,10 @@ def test_schema_describes_every_field(run_file):
 
 def test_recipes_and_presets_hold_only_known_fields(run_file):
     for name in presets.all_recipes():
-        encoders = {"encoder": "eurobert-210m", "diffusion": "llada-8b"}
+        encoders = {"encoder": "eurobert-210m", "modernbert": "modernbert-base"}
+        encoders["diffusion"] = "llada-8b"
         model = encoders.get(name.rpartition("-")[2], "llama-5m")
-        given = ["train.steps=5000", "train.global_batch_size=8", f"model.preset={model}"]
+        given = ["train.steps=20000", "train.global_batch_size=8", f"model.preset={model}"]
         if model != "llama-5m":
             text = "".join(x for x in RUN_FILE.splitlines(True) if not x.startswith("qk_norm"))
             run_file.write_text(text)

@@ -78,7 +78,7 @@ def _check_length(run: Run) -> None:
 
 def _check_direction(run: Run) -> None:
     model, objective = run.model, run.objective
-    fits = {True: ("'diffusion'", "'llada'"), False: ("'mlm'", "'eurobert'")}
+    fits = {True: ("'diffusion'", "'llada'"), False: ("'mlm'", "'modernbert'")}
     if model.both_ways and not objective.both_ways:
         raise UserError(
             f"objective.kind: {objective.kind!r} predicts next tokens, which {model.kind!r} sees; "

@@ -73,6 +73,51 @@ def pretrain_encoder() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def pretrain_modernbert() -> dict[str, Any]:
+    """Masked pretraining as ModernBERT's first phase (https://arxiv.org/abs/2412.13663), rows of
+    1,024 tokens and a constant rate: theirs were 360,000 steps of 4,608 rows, fewer rows in the
+    first 50 B tokens, which is left out here. The model, the data and the length are the run
+    file's; the rate is that of the base size, `large` had 5e-4 and then 5e-5."""
+    return {
+        "model": {"seq_len": 1024, "rope_theta": 10_000.0},
+        "objective": {
+            "kind": "mlm", "mask_ratio": 0.3, "random_share": 0.1, "kept_share": 0.1,
+            "eval_mask_ratio": 0.15,
+        },
+        "optim": {
+            "kind": "stable-adamw", "learning_rate": 8e-4, "beta2": 0.98, "eps": 1e-6,
+            "weight_decay": 1e-5, "clip_norm": None,
+            "schedule": {"kind": "constant", "warmup_steps": 640},
+        },
+        "data": {
+            "holdout_fraction": 0.005,
+            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
+            "pack": {"method": "best-fit"},
+        },
+        "train": {"precision": "bf16", "remat": "block"},
+        "eval": {"every_steps": 500},
+        "checkpoint": {"save_every_steps": 500},
+    }  # fmt: skip
+
+
+def extend_modernbert() -> dict[str, Any]:
+    """ModernBERT's second phase, from the end of the first (`train.init_from`): rows of 8,192
+    tokens, another theta of global layers, a lower rate; theirs were 250 B tokens."""
+    run = pretrain_modernbert()
+    run["model"] = {"seq_len": 8192, "rope_theta": 160_000.0}
+    run["optim"] |= {"learning_rate": 3e-4, "schedule": {"kind": "constant"}}
+    return run
+
+
+def decay_modernbert() -> dict[str, Any]:
+    """ModernBERT's third phase, from the end of the second (`train.init_from`): one minus the root,
+    from its rate to zero; theirs were 50 B tokens, 10,600 steps of 576 rows."""
+    run = extend_modernbert()
+    run["optim"]["schedule"] = {"kind": "wsd", "decay_steps": 10_600, "shape": "sqrt"}
+    run["train"]["steps"] = 10_600
+    return run
+
+
 def pretrain_diffusion() -> dict[str, Any]:
     """Masked diffusion as LLaDA's (https://arxiv.org/abs/2502.09992): AdamW, a WSD schedule at
     4e-4; a tokenizer that is trained has the mask token. Rows are one text for the model, so that

@@ -1,0 +1,58 @@
+"""config.json of ModernBERT in both forms: that of the released models, and transformers' own."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lmwright.errors import UserError
+from lmwright.formats.hf_read import model_from_config
+from lmwright.presets import of_section
+
+RELEASED = {  # of answerdotai/ModernBERT-base, which transformers 4.48 wrote
+    "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert",
+    "attention_bias": False, "attention_dropout": 0.0, "classifier_activation": "gelu",
+    "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean",
+    "decoder_bias": True, "deterministic_flash_attn": False, "embedding_dropout": 0.0,
+    "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
+    "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02, "intermediate_size": 1152, "layer_norm_eps": 1e-05,
+    "local_attention": 128, "local_rope_theta": 10000.0, "max_position_embeddings": 8192,
+    "mlp_bias": False, "mlp_dropout": 0.0, "norm_bias": False, "norm_eps": 1e-05,
+    "num_attention_heads": 12, "num_hidden_layers": 22, "position_embedding_type": "absolute",
+    "tie_word_embeddings": True, "vocab_size": 50368,
+}  # fmt: skip
+BASE = of_section("model")["modernbert-base"]()
+
+
+def test_the_released_config_is_the_preset():
+    assert model_from_config(RELEASED, "config.json") == BASE
+
+
+def test_an_export_says_both_forms():
+    said = json.loads(json.dumps(BASE.hf.config(BASE)))
+    older = {k: v for k, v in said.items() if k not in ("layer_types", "rope_parameters")}
+    newer = {k: v for k, v in said.items() if "theta" not in k and "every" not in k}
+    assert len(older) == len(said) - 2 and len(newer) == len(said) - 3
+    assert model_from_config(older, "x") == model_from_config(newer, "x") == BASE
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"classifier_activation": "relu"}, "classifier_activation 'relu'"),
+        ({"hidden_activation": "gelu_new"}, "'gelu_new' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "sliding_attention layers"),
+        ({"layer_types": ["full_attention"]}, "22 layers"),
+    ],
+)
+def test_what_is_not_computed_is_refused(change, said):
+    with pytest.raises(UserError, match=said):
+        model_from_config(RELEASED | change, "config.json")
+
+
+@pytest.mark.parametrize("change", [{"num_kv_heads": 6}, {"head_dim": 32}])
+def test_heads_that_it_cannot_have_are_refused(change):
+    model = replace(BASE, **change)
+    with pytest.raises(UserError, match=next(iter(change))):
+        model.hf.config(model)
