@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +104,7 @@ class Copier:
     seq_len: int
     reach: int
     num_layers: int = 1
+    fills_masks: ClassVar[bool] = False
 
     def new_cache(self, batch_size, length, compute):
         return {"tokens": jnp.full((batch_size, length), -1), "end": jnp.zeros((), jnp.int32)}

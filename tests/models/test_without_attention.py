@@ -32,6 +32,7 @@ class Leaky:
     """Layers that mix tokens by a leaky sum: s_t = a_t s_{t-1} + (1 - a_t) v_t."""
 
     both_ways: ClassVar[bool] = False
+    fills_masks: ClassVar[bool] = False
 
     kind: str = "leaky"
     vocab_size: int = 64
