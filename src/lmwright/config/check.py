@@ -4,7 +4,7 @@ from typing import Any
 
 from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
-from lmwright.config.rows import ROW_PARTS
+from lmwright.config.rows import PLAIN, ROW_PARTS
 from lmwright.config.run import (
     EARLIER_VOCAB_SIZE,
     Chat,
@@ -245,14 +245,15 @@ def _check_sources(run: Run) -> None:
             )
         _check_rows(source, where)
     kinds = {source.rows for source in run.data.sources}
-    for kind, what in (("preference", "pairs of answers"), ("rated", "rated answers")):
+    apart = ("preference", "pairs of answers"), ("rated", "rated answers"), ("labeled", "labeled")
+    for kind, what in apart:
         if kind in kinds and len(kinds) > 1:
             raise UserError(
                 f'data.sources: rows = "{kind}" are {what}, and other rows are not; '
                 "keep them in runs of their own"
             )
     if run.data.sources and run.data.chat != Chat():
-        if all(source.rows == "text" for source in run.data.sources):
+        if all(source.rows in PLAIN for source in run.data.sources):
             raise UserError(
                 "data.chat: has no effect, since no source holds examples; set data.sources.rows"
             )
@@ -280,8 +281,8 @@ def _check_rows(source: Source, where: str) -> None:
             raise UserError(
                 f'{where}.columns.{name}: rows = "{source.rows}" has no such column; {cure}'
             )
-    if source.roles and source.rows == "alpaca":
-        raise UserError(f'{where}.roles: has no effect on rows = "alpaca"; remove it')
+    if source.roles and source.rows in ("alpaca", "labeled"):
+        raise UserError(f'{where}.roles: has no effect on rows = "{source.rows}"; remove it')
 
 
 def _check_prices(run: Run) -> None:

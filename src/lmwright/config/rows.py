@@ -1,7 +1,12 @@
 """Kinds of rows that a source may hold, by their parts."""
 
+LABELED = "labeled"
+PLAIN = ("text", LABELED)
+"""Kinds whose rows are no conversations."""
+
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
 ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "labeled": (("text", "label"), (), ()),
     "alpaca": (("instruction", "output"), ("input", "system"), ()),
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),

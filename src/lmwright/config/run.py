@@ -81,10 +81,10 @@ class Source:
     """Name of the source in reports and mixing; the last part of the path if unset."""
     format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
     """`auto` goes by the file's extension, which `.gz` or `.zst` may follow."""
-    rows: Literal["text", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"] = (
-        "text"
-    )
-    """What a row is: text, or an example to fine-tune on (docs/conversations.md)."""
+    rows: Literal[
+        "text", "labeled", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"
+    ] = "text"
+    """A text, one with its class (docs/classification.md) or an example (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)

@@ -204,6 +204,9 @@ class Objective(Protocol):
     fills_masks: ClassVar[bool] = False
     """Whether it trains models that write text in the place of masks."""
 
+    new_weights: ClassVar[tuple[str, ...]] = ()
+    """Names in `spec` of weights that start fresh where the model to begin with has none."""
+
     reads_tokenizer: ClassVar[bool] = False
     """Whether `with_tokenizer` has anything to fill in."""
 

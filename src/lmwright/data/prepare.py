@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lmwright.config.rows import LABELED, PLAIN
 from lmwright.config.run import Data, Run, Source, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
@@ -62,6 +63,7 @@ def prepare(
     *,
     stages: Sequence[str] = (),
     model_vocab_size: int | None = None,
+    labels: Sequence[str] = (),
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
@@ -69,8 +71,9 @@ def prepare(
 
     model_vocab_size: a trained tokenizer that says no size gets this one, and none may be larger.
     seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
-    `data.workers` if None, else all cores. The output never depends on it. Raises UserError for
-    an unknown stage, bad input, and a stage whose predecessor is missing.
+    `data.workers` if None, else all cores. The output never depends on it. labels: the classes of
+    labeled texts. Raises UserError for an unknown stage, bad input, and a stage whose predecessor
+    is missing.
     """
     for stage in stages:
         if stage not in STAGES:
@@ -83,7 +86,7 @@ def prepare(
     if has_chats(data):
         data = with_template(data)
     with working_folder(data.dir) as folder:
-        options = (data.pack.seq_len or seq_len, model_vocab_size, workers, progress)
+        options = (data.pack.seq_len or seq_len, model_vocab_size, labels, workers, progress)
         made = _make(replace(data, dir=folder), stages, *options)
     return Summary(data.dir, made)
 
@@ -93,12 +96,13 @@ def _make(
     stages: Sequence[str],
     seq_len: int,
     model_vocab_size: int | None,
+    labels: Sequence[str],
     workers: int | None,
     progress: Progress | None,
 ) -> dict[str, Manifest]:
     from lmwright.data.tokens.vocabulary import check_size
 
-    run = _stages(data, seq_len, model_vocab_size, workers, progress)
+    run = _stages(data, seq_len, model_vocab_size, labels, workers, progress)
     made: dict[str, Manifest] = {}
     for stage in STAGES:
         if not stages or stage in stages:
@@ -111,7 +115,7 @@ def _make(
 
 def has_chats(data: Data) -> bool:
     """True if any source holds fine-tuning examples."""
-    return any(source.rows != "text" for source in data.sources)
+    return any(source.rows not in PLAIN for source in data.sources)
 
 
 def with_template(data: Data) -> Data:
@@ -180,14 +184,16 @@ def _stages(
     data: Data,
     seq_len: int,
     model_vocab_size: int | None,
+    labels: Sequence[str],
     workers: int | None,
     progress: Progress | None,
 ) -> dict[str, Callable[[], Manifest]]:
     # imported here, so that `--help` stays quick
-    from lmwright.data.rows.pack import pack_tokens
+    from lmwright.data.rows.pack import pack_tokens, refuse_splitting
     from lmwright.data.rows.shuffle import shuffle_rows
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
+    from lmwright.data.tokens.classes import Classes
     from lmwright.data.tokens.tokenize import Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
@@ -205,15 +211,37 @@ def _stages(
             pairs="preference" in kinds,
             rated="rated" in kinds,
         )
+    classes = Classes(tuple(labels), seq_len) if labels else None
+    if classes:
+        refuse_splitting(data.pack)
     return {
         "normalize": lambda: normalize(data, **options),
         "tokenizer": lambda: make_tokenizer(
             data.dir, data.tokenizer, model_vocab_size=model_vocab_size, progress=progress
         ),
-        "tokenize": lambda: tokenize(data.dir, data.tokenize, chats, lengths, **options),
+        "tokenize": lambda: tokenize(
+            data.dir, data.tokenize, chats, lengths, classes=classes, **options
+        ),
         "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **options),
         "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **options),
     }
+
+
+def labels_of(run: Run) -> tuple[str, ...]:
+    """The classes of a run whose sources hold labeled texts; of others none. Raises UserError where
+    its objective learns from other rows than its sources hold."""
+    labeled = any(source.rows == LABELED for source in run.data.sources)
+    if (run.objective.learns_from == "labeled texts") == labeled or not run.data.sources:
+        return run.objective.labels if labeled else ()
+    if labeled:
+        raise UserError(
+            f'data.sources.rows: "labeled" texts have a class, which objective.kind = '
+            f"{run.objective.kind!r} does not learn; use 'classify'"
+        )
+    raise UserError(
+        f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts with a "
+        'class; set rows = "labeled"'
+    )
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
@@ -223,7 +251,10 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     seq_len = seq_len_of(run)
     progress = console_progress()
     ids = run.model.vocab_size
-    summary = prepare(run.data, seq_len, stages=stages, model_vocab_size=ids, progress=progress)
+    labels = labels_of(run)
+    summary = prepare(
+        run.data, seq_len, stages=stages, model_vocab_size=ids, labels=labels, progress=progress
+    )
     console = Console(highlight=False)
     print_summary(summary, console)
     for note in notes(run, summary):
@@ -322,6 +353,8 @@ def _left_out(summary: Summary) -> Iterator[str]:
         ):
             if record.get(key):
                 yield f"{where}: {record[key]:,} {what}"
+        if classes := record.get("classes"):
+            yield f"{where}: " + ", ".join(f"{n:,} {visible(c)}" for c, n in classes.items())
 
 
 def _select_figures(record: dict[str, Any]) -> dict[str, float]:

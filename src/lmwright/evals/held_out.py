@@ -18,6 +18,7 @@ from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
+from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, compute_text, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.positions import PositionLoss, position_losses
@@ -194,7 +195,11 @@ def open_held_out(
 def eval_command(path: str, **options: Any) -> int:
     """Prints the held-out loss of a run; `options` are those of `open_held_out`. Returns 0."""
     opened = open_held_out(path, **options)
-    print_losses(opened.held_out.losses(opened.weights), opened.plan.compute)
+    losses, compute = opened.held_out.losses(opened.weights), opened.plan.compute
+    if opened.plan.run.objective.learns_from == "labeled texts":
+        print_classes(losses, opened.plan.run.objective.labels, compute)
+    else:
+        print_losses(losses, compute)
     return 0
 
 

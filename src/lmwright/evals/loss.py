@@ -6,7 +6,7 @@ UTF-8 bytes of those tokens, so that tokenizers can be compared.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +34,8 @@ class SourceLoss:
     rows: int = 0
     of_rows: int = 0
     """Rows that the source has; 0 where it has no rows, as a text."""
+    confusion: np.ndarray | None = field(default=None, compare=False)
+    """Of a classifier, documents [K, K] by class and by the class that they were given."""
 
     @property
     def rows_text(self) -> str:
@@ -84,13 +86,17 @@ def evaluate_rows(
 ) -> SourceLoss:
     """Loss over batches of packed rows; `place` puts a batch on the devices."""
     nll = correct = tokens = 0.0
-    text_bytes = 0.0
+    text_bytes, confusion = 0.0, None
     for rows in batches:
         sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
         nll += float(sums["nll"][0])
         tokens += float(sums["nll"][1])
         correct += float(sums["accuracy"][0])
+        if "confusion" in sums:
+            confusion = np.asarray(sums["confusion"][0]) + (0 if confusion is None else confusion)
         every = round(float(sums["nll"][1])) == np.count_nonzero(rows["loss_weight"])
         text_bytes += 0 if objective.both_ways and not every else float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
-    return SourceLoss(source, nll / count, correct / count, round(tokens), int(text_bytes))
+    return SourceLoss(
+        source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion
+    )

@@ -16,6 +16,8 @@ from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS, TABLES
+from lmwright.models.classifier import Classifier
+from lmwright.models.hf.classifier import ENCODERS, head_fields
 from lmwright.models.text_part import (
     NONE,
     TEXT_PARTS,
@@ -41,6 +43,9 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture or a feature that lmwright does not compute."""
     config = text_config(config, where)
     architecture = architecture_of(config)
+    if architecture in ENCODERS:
+        encoder = model_from_config(config | {"architectures": [ENCODERS[architecture]]}, where)
+        return Classifier(encoder, **head_fields(config, where))
     known = {
         name: kind
         for kind, table in TABLES.items()

@@ -217,7 +217,7 @@ def init_fields(
                 model = converted(model, kind)
         except UserError as error:
             raise error.at("train.init_from") from error
-    fields = {("model",): to_plain(model, defaults="omit")}
+    fields = {("model",): to_plain(getattr(model, "encoder", model), defaults="omit")}
     if tokenizer is not None:
         fields["data", "tokenizer"] = {"path": str(tokenizer)}
     return fields

@@ -3,6 +3,7 @@
 Adapters lie beside a base, whose place may be the run directory of other adapters, and so on.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +29,11 @@ from lmwright.program.trainee import Frozen
 from lmwright.storage.mirror import shown
 
 
-def refuse_unlike(place: Place, spec: Tree) -> None:
-    """UserError unless the weights of a place have the names and shapes of `spec`."""
-    shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, place.spec))
+def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
+    """UserError unless the weights of a place have the names and shapes of `spec`, `but` for some
+    of its own."""
+    there = {name: tree for name, tree in place.spec.items() if name not in but}
+    shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, there))
     if difference := first_difference(*shapes):
         name, want, have = difference
         raise UserError(
@@ -50,11 +53,12 @@ def host_weights(place: Place) -> Tree:
 
 
 def placed_weights(place: Place, shardings: Tree) -> Tree:
-    """float32 arrays on devices as `shardings` say; files are read tensor by tensor, so that no
-    host holds them all."""
+    """float32 arrays on devices as `shardings` say, on the first where they say nothing; files are
+    read tensor by tensor, so that no host holds them all."""
     if place.kind != RUN:
         return load_files(place).load(dtype=jnp.float32, shardings=shardings)
-    return jax.tree.map(on_devices, host_weights(place), shardings)
+    where = dict(walk(shardings))
+    return nest((name, on_devices(a, where.get(name))) for name, a in walk(host_weights(place)))
 
 
 def load_run_weights(

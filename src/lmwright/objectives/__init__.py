@@ -12,5 +12,6 @@ KINDS = Registry(
         "kto": "kto.Kto",
         "mlm": "mlm.Mlm",
         "diffusion": "diffusion.Diffusion",
+        "classify": "classify.Classify",
     },
 )

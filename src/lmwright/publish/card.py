@@ -11,8 +11,15 @@ from lmwright.publish.account import client
 
 CARD = "README.md"
 TASK = "text-generation"
-METRICS = {"loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte"}
-HUB_METRICS = {"ppl": "perplexity"}  # where the hub calls it otherwise
+METRICS = {
+    "loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy",
+    "macro_f1": "Macro F1", "matthews": "Matthews correlation",
+}  # fmt: skip
+HUB_METRICS = {
+    "ppl": "perplexity",
+    "macro_f1": "f1",
+    "matthews": "matthews_correlation",
+}  # where the hub calls it otherwise
 
 Relation = Literal["finetune", "adapter", "quantized"]
 

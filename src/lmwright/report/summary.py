@@ -25,6 +25,8 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
     tiles = []
     for source, curves in list(record.evals.items())[:2]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
+        if "accuracy" in curves:
+            note = f"accuracy {curves['accuracy'].values[-1]:.1%}"
         if "bits_per_byte" in curves:
             note += f", {curves['bits_per_byte'].values[-1]:.3f} bits per byte"
         if "of_rows" in curves:
@@ -87,6 +89,9 @@ def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:
     rows = {f"held-out loss, {source}": text}
     if "ppl" in curves:
         rows[f"perplexity, {source}"] = f"{curves['ppl'].values[-1]:,.2f}"
+    for name in ("accuracy", "macro_f1", "matthews"):
+        if name in curves:
+            rows[f"{name.replace('_', ' ')}, {source}"] = f"{curves[name].values[-1]:.4f}"
     if "bits_per_byte" in curves:
         rows[f"bits per byte, {source}"] = f"{curves['bits_per_byte'].values[-1]:.4f}"
     return rows

@@ -6,6 +6,7 @@ from typing import Any
 
 from lmwright.core.param import Tree
 from lmwright.data.rows.store import TokenStore
+from lmwright.evals.classes import Scores
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.program.plan import Plan
@@ -45,6 +46,12 @@ class HeldOutOfAll:
         return losses
 
 
+def _note(loss: SourceLoss) -> str:
+    """What stands beside a loss: of a classifier the accuracy, and the rows."""
+    right = f"accuracy {loss.accuracy:.1%}" if loss.confusion is not None else ""
+    return ", ".join(filter(None, (right, loss.rows_text)))
+
+
 def write_down(
     metrics: MetricsWriter,
     display: Display,
@@ -60,14 +67,15 @@ def write_down(
             step,
             prefix + loss.source,
             loss=loss.loss,
-            ppl=loss.perplexity,
+            ppl=None if loss.confusion is not None else loss.perplexity,
             bits_per_byte=loss.bits_per_byte,
             tokens=loss.tokens,
             rows=loss.rows,
             of_rows=loss.of_rows,
+            scores=Scores.of(loss.confusion).averages() if loss.confusion is not None else {},
         )
     if losses:
-        shown = {prefix + loss.source: (loss.loss, loss.rows_text) for loss in losses}
+        shown = {prefix + loss.source: (loss.loss, _note(loss)) for loss in losses}
         display.evaluated(step, shown)
     if samples:
         named = [s | {"prompt": f"{prefix} {s['prompt']}".strip()} for s in samples]

@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from lmwright.config.run import Run
@@ -93,20 +94,20 @@ class MetricsWriter:
         step: int,
         source: str,
         loss: float,
-        ppl: float,
+        ppl: float | None,
         bits_per_byte: float | None,
         tokens: int,
         rows: int = 0,
         of_rows: int = 0,
+        scores: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Logs a held-out result: loss in nats per token over `tokens` tokens of one source, in
-        `rows` of its `of_rows` rows.
+        `rows` of its `of_rows` rows, and further scores by name.
 
-        `bits_per_byte` is None where the source's byte count is not known.
+        `ppl` and `bits_per_byte` are None where they have no meaning or are not known.
         """
-        scores = {"loss": float(loss), "ppl": float(ppl)}
-        if bits_per_byte is not None:
-            scores["bits_per_byte"] = float(bits_per_byte)
+        known = {"loss": loss, "ppl": ppl, "bits_per_byte": bits_per_byte, **scores}
+        scores = {name: float(value) for name, value in known.items() if value is not None}
         counts = {"tokens": int(tokens)}
         if of_rows:
             counts |= {"rows": int(rows), "of_rows": int(of_rows)}

@@ -41,7 +41,7 @@ from lmwright.train.publishing import publishing
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
 from lmwright.train.signals import StopRequest
 from lmwright.train.skips import Skips
-from lmwright.train.start import restore_or_init
+from lmwright.train.start import restore_or_init, starting_note
 from lmwright.train.stores import open_stores
 from lmwright.train.watch import Watch
 
@@ -83,6 +83,8 @@ def train(
         metrics = stack.enter_context(MetricsWriter(path, run, start or None))
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
         _describe(plan, stores, display)
+        if not start and (note := starting_note(path)):
+            display.note(note)
         skips = Skips(plan, checkpoints, frozen, passed)
         own = (GradientErrors(plan, stores), KeepClaim(folder), skips, *checking(plan))
         loop = Loop(

@@ -2,7 +2,9 @@
 `train.init_from` or randomly initialized ones."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,12 +12,12 @@ import jax.numpy as jnp
 
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.core.param import Tree, count_params
+from lmwright.core.param import Tree, count_params, init_weights
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.open import Place, open_place
+from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import placed_weights, refuse_unlike
@@ -28,6 +30,7 @@ from lmwright.train.passed import PassedSteps
 from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"
+LM_HEAD = "head"  # over the vocabulary
 
 
 def restore_or_init(
@@ -74,6 +77,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
             "kind": origin.kind,
             "checkpoint": origin.step,
             "num_params": count_params(origin.model.spec()),
+            "fresh": list(fresh_weights(plan, origin)),
             "tokenizer_fingerprint": store.tokenizer_fingerprint,
         }
         write_whole(mirror_folder(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
@@ -83,9 +87,13 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
 def state_from(plan: Plan, origin: Place) -> Tree:
     """The state before the first step around the origin's weights, on the plan's devices.
 
-    Raises UserError where the plan's model has other weights.
+    Weights of a head that it does not have start fresh. Raises UserError where the plan's model
+    has other weights.
     """
-    refuse_unlike(origin, plan.spec)
+    fresh = fresh_weights(plan, origin)
+    old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
+    # with a head of its own, the origin's is left out
+    refuse_unlike(origin, old, {*fresh, LM_HEAD} if fresh else ())
 
     (trainee,) = plan.training.trainees
 
@@ -95,8 +103,39 @@ def state_from(plan: Plan, origin: Place) -> Tree:
 
     with jax.set_mesh(plan.mesh):
         weights = placed_weights(origin, plan.shardings)
+        weights = {name: tree for name, tree in weights.items() if name in old}
+        if fresh:
+            weights |= _fresh_weights(plan, fresh)
         make = jax.jit(build, out_shardings=saved_shardings(plan), donate_argnums=0)
         return make(weights) | {"frozen": {}}
+
+
+def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
+    """Names of weights that start fresh around the origin's: of a head that it does not have, or
+    that is for other classes."""
+    objective = plan.run.objective
+    ours = getattr(objective, "labels", ())
+    theirs = origin.run.objective if origin.kind == RUN else origin.model
+    alike = getattr(theirs, "labels", ()) == ours and objective.new_weights
+    return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
+
+
+def _fresh_weights(plan: Plan, names: Sequence[str]) -> Tree:
+    """Some of the plan's weights as a fresh state has them, on its devices."""
+    spec, where = ({name: tree[name] for name in names} for tree in (plan.spec, plan.shardings))
+    make = jax.jit(partial(init_weights, spec), out_shardings=where)
+    return make(jax.random.key(plan.run.seed))
+
+
+def starting_note(run_dir: Path) -> str:
+    """A sentence about the weights that start fresh beside those of `train.init_from`; empty where
+    there are none."""
+    try:
+        facts = json.loads((run_dir / INIT_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return ""
+    fresh = facts.get("fresh")
+    return f"weights of {facts['path']}; fresh ones for {', '.join(fresh)}" if fresh else ""
 
 
 def refuse_tokenizer(origin: Place, store: TokenStore) -> None:

@@ -2,6 +2,7 @@
 
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.classes import listed
 from lmwright.errors import UserError
 from lmwright.objectives import KINDS
 from lmwright.program.plan import Plan
@@ -37,11 +38,20 @@ def _check_kind(run: Run, store: TokenStore) -> None:
     wanted = run.objective.learns_from
     if wanted != store.holds:
         known = " or ".join(name for name, o in KINDS.items() if o.learns_from == store.holds)
-        rows = {"pairs of answers": "preference", "rated answers": "rated"}
+        rows = {
+            "pairs of answers": "preference",
+            "rated answers": "rated",
+            "labeled texts": "labeled",
+        }
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(
             f"{run.data.dir}: holds {store.holds}, which objective.kind = {run.objective.kind!r} "
             f"cannot train on; choose {known}{other}"
+        )
+    if store.labels and store.labels != run.objective.labels:
+        raise UserError(
+            f"objective.labels: {listed(run.objective.labels)} are not the classes "
+            f"{listed(store.labels)} of the data in {run.data.dir}; prepare it again"
         )
 
 

@@ -56,6 +56,8 @@ class Shard:
     files: tuple[TokenFile, ...]
     masked: bool = False
     """Beside each `.tokens.bin` lies a `.learned.bin`."""
+    labeled: bool = False
+    """Beside each `.tokens.bin` lies a `.classes.npy`, and no document is longer than a row."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Pieces:
     length: np.ndarray
     text_bytes: np.ndarray
     row: np.ndarray  # does not fall
+    label: np.ndarray | None = None  # float32
 
 
 def pack_tokens(
@@ -108,6 +111,9 @@ def pack_tokens(
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
+    if "labels" in tokenized.facts:
+        facts["labels"] = tokenized.facts["labels"]
+        refuse_splitting(pack)
     if facts["masked"]:
         refuse_splitting(pack)
 
@@ -170,7 +176,9 @@ def plan_shards(
             pad_id = tokenized.facts["eos_id"] or 0  # padding is masked, whatever it is
             shape = (number, method, seq_len, dtype.name, pad_id, start, stop)
             masked = tokenized.facts.get("masked", False)
-            shards.append(Shard(split, source, *shape, touched, masked))
+            shards.append(
+                Shard(split, source, *shape, touched, masked, "labels" in tokenized.facts)
+            )
     return tuple(shards)
 
 
@@ -202,7 +210,7 @@ class _Stream:
     def __init__(self, shard: Shard):
         self.files, self.masked = shard.files, shard.masked
         self.dtype = np.dtype(shard.dtype).newbyteorder("<")
-        starts, ends, sizes = [], [], []
+        starts, ends, sizes, labels = [], [], [], []
         for file in shard.files:
             table = np.load(file.path.removesuffix(".tokens.bin") + ".docs.npy", mmap_mode="r")
             if not len(table) or table[-1, 0] != file.tokens:
@@ -218,7 +226,11 @@ class _Stream:
             starts.append(np.concatenate([[before], end[:-1]]))
             ends.append(end)
             sizes.append(table[lo:hi, 1])
+            if shard.labeled:
+                beside = file.path.removesuffix(".tokens.bin") + ".classes.npy"
+                labels.append(np.load(beside)[lo:hi])
         self.starts, self.ends, self.text_bytes = map(np.concatenate, (starts, ends, sizes))
+        self.labels = np.concatenate(labels) if labels else None
 
     def read(self, start: int, stop: int) -> Window:
         """Tokens start..stop-1; a view if they lie in a single file."""
@@ -301,7 +313,8 @@ def _best_fit_pieces(stream: _Stream, docs: np.ndarray, T: int) -> Pieces:
     row = rank[row]
     by_row = np.lexsort((start, row))
     doc, start, stop, row = doc[by_row], start[by_row], stop[by_row], row[by_row]
-    return Pieces(start, stop - start, stream.share(doc, start, stop), row)
+    label = None if stream.labels is None else stream.labels[doc]
+    return Pieces(start, stop - start, stream.share(doc, start, stop), row, label)
 
 
 def best_fit_rows(lengths: np.ndarray, capacity: int) -> np.ndarray:
@@ -347,7 +360,7 @@ def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]
         source = np.repeat(pieces.start[lo:hi] - window.start - before, length) + np.arange(
             length.sum()
         )
-        block = np.zeros(count, row_dtype(T, shard.dtype, shard.masked))
+        block = np.zeros(count, row_dtype(T, shard.dtype, shard.masked, shard.labeled))
         block["length"] = np.add.reduceat(length, heads)
         block["text_bytes"] = np.add.reduceat(pieces.text_bytes[lo:hi], heads)
         real = np.arange(T) < block["length"][:, None]  # [rows, T]
@@ -356,6 +369,8 @@ def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]
         block["tokens"] = filled
         starts = np.zeros((count, T), bool)
         starts[row, offset] = True
+        if pieces.label is not None:
+            block["labels"][row, offset] = pieces.label[lo:hi]
         if window.marks is not None:
             marks = np.zeros((count, T), np.uint8)
             marks[real] = window.marks[source]

@@ -2,6 +2,7 @@
 
     tokens [T] | starts: a bit for each token that begins a segment | length | text_bytes
               [| learned: a bit for each token that is to be predicted]
+              [| labels [T]: at the first token of a segment, the number of its class]
 
 A segment is a document or a piece of one. Ids and positions are not stored: they follow
 from the starts at about a nanosecond a token.
@@ -15,12 +16,15 @@ import numpy as np
 Attention = Literal["document", "row"]
 
 
-def row_dtype(seq_len: int, token_dtype: str, masked: bool = False) -> np.dtype:
+def row_dtype(
+    seq_len: int, token_dtype: str, masked: bool = False, labeled: bool = False
+) -> np.dtype:
     """Fixed-size record of a row of `seq_len` tokens, little-endian, without padding bytes.
 
     length: tokens that are not padding. text_bytes: utf-8 bytes of the documents' share in
     this row, first tokens included; over all rows they sum to the documents' bytes. masked:
-    some tokens are only read, as prompts are, and never predicted.
+    some tokens are only read, as prompts are, and never predicted. labeled: each segment has a
+    label, a number.
     """
     fields = [
         ("tokens", np.dtype(token_dtype).newbyteorder("<"), (seq_len,)),
@@ -28,7 +32,11 @@ def row_dtype(seq_len: int, token_dtype: str, masked: bool = False) -> np.dtype:
         ("length", "<u4"),
         ("text_bytes", "<u4"),
     ]
-    return np.dtype([*fields, ("learned", "u1", ((seq_len + 7) // 8,))] if masked else fields)
+    if masked:
+        fields.append(("learned", "u1", ((seq_len + 7) // 8,)))
+    if labeled:
+        fields.append(("labels", "<f4", (seq_len,)))
+    return np.dtype(fields)
 
 
 def unpack_rows(
@@ -39,7 +47,8 @@ def unpack_rows(
     tokens int32; segment_ids int32, 0 padding, from 1 in each row; positions int32, restart
     at each segment; loss_weight float32, 0 for padding, for tokens that are not learned and for
     the first token of a segment, which nothing before it predicts; of `rated` rows, that token's
-    is 1 where the answer was liked. attention="row" takes the whole row as one segment.
+    is 1 where the answer was liked. Of labeled rows it is the label at the first token of a
+    segment, 0 at all others. attention="row" takes the whole row as one segment.
     """
     tokens = rows["tokens"].astype(np.int32)  # [B, T]
     B, T = tokens.shape
@@ -60,13 +69,16 @@ def unpack_rows(
     if "learned" in rows.dtype.names:
         learned = np.unpackbits(rows["learned"], axis=1, count=T, bitorder="little")
         weight = learned.astype(np.float32)
+    labeled = "labels" in rows.dtype.names
+    if labeled:
+        weight = rows["labels"].astype(np.float32)
     batch = {
         "tokens": tokens,
         "segment_ids": np.repeat(number, sizes).reshape(B, T),
         "positions": positions.reshape(B, T),
         "loss_weight": weight,
     }
-    if not rated:
+    if not (rated or labeled):
         batch["loss_weight"].reshape(-1)[first] = 0
     lengths = rows["length"]
     for b in np.flatnonzero(lengths < T):

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from lmwright.config.rows import PLAIN
 from lmwright.config.run import Data
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.store import TokenStore
@@ -47,25 +48,27 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
         pieces = list(row_pieces(record))
         tokens = sum(len(ids) for ids, _, _ in pieces)
         _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
-        for place, (ids, learned, liked) in enumerate(pieces, 1):
+        for place, (ids, learned, label) in enumerate(pieces, 1):
             head = f"  document {place}, {len(ids)} tokens"
+            if store.labels:
+                head += f", {store.labels[int(label)]}"
             if not store.masked:
                 _say(console, f"{head}: {tokenizer.decode(ids)!r}")
                 continue
-            rating = f", {LIKED[liked]}" if store.rated else ""
+            rating = f", {LIKED[label > 0]}" if store.rated else ""
             _say(console, f"{head}, {sum(learned)} learned{rating}:")
             console.print(in_color(tokenizer, ids, learned, marks=not console.is_terminal))
 
 
-def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], bool]]:
+def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], float]]:
     """Token ids of each document, or piece of one, in a packed row, which of them are learned, and
-    whether the answer was liked; without the padding."""
+    the number of its class, or above 0 where the answer was liked; without the padding."""
     row = unpack_rows(record[None], rated=True)  # [1, T]
     segments = row["segment_ids"][0]
     for segment in range(1, int(segments.max()) + 1):
         mine = segments == segment
-        liked, *learned = (row["loss_weight"][0][mine] > 0).tolist()
-        yield row["tokens"][0][mine].tolist(), [False, *learned], liked
+        label, *weights = row["loss_weight"][0][mine].tolist()
+        yield row["tokens"][0][mine].tolist(), [False, *(n > 0 for n in weights)], label
 
 
 def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
@@ -73,7 +76,7 @@ def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
     files. Raises UserError where there are none, or no tokenizer yet."""
     console = Console(highlight=False, soft_wrap=True)
     named = zip(source_names(data.sources), data.sources, strict=True)
-    chats = [(name, source) for name, source in named if source.rows != "text"]
+    chats = [(name, source) for name, source in named if source.rows not in PLAIN]
     if not chats:
         raise UserError("data.sources: none holds examples (data.sources.rows); drop --sources")
     tokenizer = _tokenizer(data)

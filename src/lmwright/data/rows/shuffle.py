@@ -105,7 +105,8 @@ def order_of(facts: Mapping[str, Any]) -> Order:
 def train_shards(place: Any, packed: Manifest) -> Shards:
     """All training rows, one source after another in the order of their names."""
     facts = packed.facts
-    dtype = row_dtype(facts["seq_len"], facts["dtype"], facts.get("masked", False))
+    kinds = facts.get("masked", False), "labels" in facts
+    dtype = row_dtype(facts["seq_len"], facts["dtype"], *kinds)
     names = [
         n
         for s in sorted(packed.counts["sources"].get("train", {}))

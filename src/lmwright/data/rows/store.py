@@ -45,7 +45,8 @@ class TokenStore:
         self.masked: bool = facts.get("masked", False)
         self.pairs: bool = facts.get("pairs", False)
         self.rated: bool = facts.get("rated", False)
-        self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked)
+        self.labels: tuple[str, ...] = tuple(facts.get("labels", ()))
+        self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked, bool(self.labels))
         self.order = order_of(shuffled.facts)
         self.epoch_rows = self.order.epoch_rows
         self._written = self._open(shuffled, sorted(shuffled.files))
@@ -57,7 +58,9 @@ class TokenStore:
 
     @property
     def holds(self) -> str:
-        """Kind of the documents: text, pairs of answers, or rated answers."""
+        """Kind of the documents: texts, labeled texts, pairs of answers, or rated answers."""
+        if self.labels:
+            return "labeled texts"
         return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
 
     @classmethod

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.config.rows import LABELED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
 from lmwright.data.text.chat import UnusableError, conversation, example_columns
+from lmwright.data.text.labeled import labeled_text
 from lmwright.errors import UserError
 
 
@@ -75,7 +77,8 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             return Bad(number, f"{source.text_column!r} is {kind_of(text)}, not text")
     else:
         try:
-            text = json.dumps(conversation(row, source), ensure_ascii=False)
+            made = labeled_text if source.rows == LABELED else conversation
+            text = json.dumps(made(row, source), ensure_ascii=False)
         except UnusableError as e:
             return Bad(number, str(e))
     id_ = f"{file.name}:{number}"

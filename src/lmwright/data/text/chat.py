@@ -227,5 +227,7 @@ def _parse_cell(value: Any, column: str) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """Text of all messages of a conversation (JSON), for code that only needs the words."""
-    return "\n".join(message["content"] for message in json.loads(text)["messages"])
+    """Text of all messages of a conversation (JSON), or of a labeled text, for code that only needs
+    the words."""
+    row = json.loads(text)
+    return "\n".join(m["content"] for m in row["messages"]) if "messages" in row else row["text"]

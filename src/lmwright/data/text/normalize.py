@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from lmwright.config.rows import PLAIN
 from lmwright.config.run import Data
 from lmwright.data.bad_examples import (
     QUARANTINE,
@@ -158,7 +159,7 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
             digest = xxhash.xxh3_128_digest(raw)
             held_out = int.from_bytes(digest[:8], "big") < part.holdout_fraction * 2.0**64
             split = "eval" if held_out or part.source.use == "eval" else "train"
-            kind = "text" if part.source.rows == "text" else "chat"
+            kind = part.source.rows if part.source.rows in PLAIN else "chat"
             table.write((row.id, text, part.name, row.meta, split, kind), len(raw))
             entry = counts.setdefault(split, {}).setdefault(part.name, {"docs": 0, "bytes": 0})
             entry["docs"] += 1

@@ -2,6 +2,7 @@
 
     normalize/part --row groups--> texts --encode--> [bos] ids [eos] --> part-00000.tokens.bin
                                                                          part-00000.docs.npy
+    labeled texts --encode, cut--> the same -----------------> part-00000.classes.npy
     conversations --template, encode--> ids, learned ------------------> part-00000.learned.bin
 
 Tokens are little-endian uint16, or uint32 for a vocabulary beyond 65,536. The table of
@@ -33,12 +34,13 @@ from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template, template_source
+from lmwright.data.tokens.classes import Classes, Labels, labeled_rows
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
+from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
 PART_BYTES = 16 << 20
-BATCH_BYTES = 1 << 20
 
 
 Lengths = Mapping[str, tuple[int | None, int | None]]
@@ -82,6 +84,7 @@ class Work:
     after: tuple[int, ...]
     dtype: str
     conversations: Conversations | None
+    classes: Classes | None
     lengths: Lengths
 
 
@@ -91,6 +94,7 @@ def tokenize(
     conversations: Conversations | None = None,
     lengths: Lengths | None = None,
     *,
+    classes: Classes | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     part_bytes: int = PART_BYTES,
@@ -103,14 +107,18 @@ def tokenize(
     tokenizer_fingerprint, masked (some tokens are not learned). With `conversations` also
     `.learned.bin`, `quarantine.jsonl`, the `lengths` of examples, and per source `learned`
     tokens and examples that are `bad`, `too_long` and `cut`. Documents that `lengths` leaves out
-    are counted as `other_length`. Raises UserError if a stage before
-    is missing, the tokenizer lacks a token that is asked for, or too many examples are bad.
+    are counted as `other_length`. With `classes` also `.classes.npy`, float32 [documents], and per
+    source texts that are `cut` and how many there are of each class. Raises UserError if a stage
+    before is missing, the tokenizer lacks a token that is asked for, too many examples are bad, or
+    a class is unknown or missing.
     """
     folder = Path(data_dir).absolute()
     normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
     facts = _facts(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
     fingerprint = _fingerprint(folder, parts, settings, conversations, facts, lengths)
+    if classes:
+        fingerprint["classes"] = {"labels": list(classes.labels), "seq_len": classes.seq_len}
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
     manifest = find_finished_stage(
@@ -130,7 +138,7 @@ def tokenize(
     return run_stage(
         "tokenize",
         target,
-        [Work(part, *shared, conversations, lengths or {}) for part in parts],
+        [Work(part, *shared, conversations, classes, lengths or {}) for part in parts],
         write_part,
         fingerprint=fingerprint,
         inputs=inputs,
@@ -139,8 +147,9 @@ def tokenize(
             "masked": conversations is not None,
             "pairs": bool(conversations and conversations.pairs),
             "rated": bool(conversations and conversations.rated),
+            **({"labels": list(classes.labels)} if classes else {}),
         },
-        finish=finish if conversations else None,
+        finish=classes.check if classes else finish if conversations else None,
         workers=workers,
         progress=progress,
     )
@@ -214,14 +223,22 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack, _one_thread():
         bad = stack.enter_context(BadWriter(tmp_dir / bad_file(work.part.number)))
         for rows in read_rows(path, work.part.start, work.part.stop):
-            texts = iter(encoder.encode_batch([row.text for row in rows if row.kind == "text"]))
-            for row in rows:
+            labeled = labeled_rows(rows)
+            plain = [
+                made["text"] if made else row.text
+                for row, made in zip(rows, labeled, strict=True)
+                if made or row.kind == "text"
+            ]
+            texts = iter(encoder.encode_batch(plain))
+            for row, made in zip(rows, labeled, strict=True):
                 writer = writers.get((row.split, row.source))
                 if writer is None:
                     stem = tmp_dir / row.split / row.source / f"part-{work.part.number:05d}"
                     writer = stack.enter_context(_DocumentWriter(stem, work, row.source))
                     writers[row.split, row.source] = writer
-                if row.kind == "text":
+                if made:
+                    writer.write_labeled(next(texts), made, row.id)
+                elif row.kind == "text":
                     writer.write(next(texts), len(row.text.encode()))
                 else:
                     _write_example(row, chats, writer, bad)
@@ -232,29 +249,6 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
         if writer.lengths:
             lengths.setdefault(split, {})[source] = dict(writer.lengths)
     return {"sources": counts} | ({"lengths": lengths} if chats else {})
-
-
-@dataclass(frozen=True, slots=True)
-class NormalizedRow:
-    """One row of the previous stage; `kind` is "text" or "chat" (`text` is JSON)."""
-
-    text: str
-    source: str
-    split: str
-    kind: str
-    id: str
-
-
-def read_rows(path: Path, start: int = 0, stop: int | None = None) -> Iterator[list[NormalizedRow]]:
-    """Batches of rows of about 1 MiB from row groups start..stop-1; all if unset."""
-    columns = ["text", "source", "split", "rows", "id"]
-    with contextlib.closing(pq.ParquetFile(path, pre_buffer=False)) as file:
-        for i in range(file.num_row_groups)[start:stop]:
-            group = file.metadata.row_group(i)
-            size = max(1, BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
-            for batch in file.iter_batches(size, [i], columns, use_threads=False):
-                values = (batch.column(c).to_pylist() for c in columns)
-                yield [NormalizedRow(*row) for row in zip(*values, strict=True)]
 
 
 def _write_example(
@@ -286,6 +280,7 @@ class _DocumentWriter:
         self.before, self.after = work.before, work.after
         self.dtype = np.dtype(work.dtype).newbyteorder("<")
         self.masked = work.conversations is not None
+        self.labels = Labels(work.classes, source) if work.classes else None
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
         self.lengths: Counter[str] = Counter()
@@ -306,6 +301,18 @@ class _DocumentWriter:
             return  # its tokenizer gives nothing for it, and nothing is put around it
         self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
+    def write_labeled(self, ids: np.ndarray, row: Mapping[str, str], id_: str) -> None:
+        """Writes the ids of a labeled text, cut to a row, and its class. Raises UserError where the
+        label is none of the run's, or nothing says which they are."""
+        if self.labels is None:
+            raise UserError("normalize holds labeled texts, which need objective.labels; set them")
+        before, after = len(self.before), len(self.after)
+        ids = ids[: self.labels.room(len(ids), before + after)]
+        written = len(self.docs)
+        self.write(ids, len(row["text"].encode()))
+        if len(self.docs) > written:
+            self.labels.add(row, id_)
+
     def write_learned(self, ids: np.ndarray, text_bytes: int, marks: np.ndarray) -> None:
         """Writes ids with their marks uint8, unless the source wants other lengths."""
         if not self.fewest <= len(ids) <= self.most:
@@ -323,6 +330,7 @@ class _DocumentWriter:
         counts = {"docs": len(self.docs), "tokens": self.tokens, "bytes": text_bytes}
         if self.limited:
             counts["other_length"] = self.other_length
+        counts |= self.labels.counts() if self.labels else {}
         return counts | ({"learned": self.learned, **self.tally} if self.masked else {})
 
     def __enter__(self) -> "_DocumentWriter":
@@ -338,6 +346,9 @@ class _DocumentWriter:
             self.mask.close()
         table = np.array(self.docs, "<i8").reshape(-1, 2)
         save_array(self.stem.with_name(f"{self.stem.name}.docs.npy"), table)
+        if self.labels is not None:
+            numbers = np.array(self.labels.numbers, "<f4")
+            save_array(self.stem.with_name(f"{self.stem.name}.classes.npy"), numbers)
 
 
 @functools.lru_cache(1)

@@ -16,7 +16,7 @@ from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import plain_text
-from lmwright.data.tokens.tokenize import read_rows
+from lmwright.data.tokens.normalized import read_rows
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.data.tokens.vocabulary import choose_size, train_bytes

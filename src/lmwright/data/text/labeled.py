@@ -1,0 +1,45 @@
+"""Labeled texts: rows of a text and its class, and the number of that class.
+
+{"text": "A fine film.", "label": "positive"} --labeled_text--> the same as two strings
+"positive", objective.labels                  --class_of------> 1
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmwright.config.rows import ROW_PARTS
+from lmwright.config.run import Source
+from lmwright.data.text.chat_render import UnusableError
+
+
+def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
+    """The text and the label of a row, as strings. Raises UnusableError for a part that is missing,
+    empty or of another type."""
+    columns = {name: source.columns.get(name, name) for name in ROW_PARTS["labeled"][0]}
+    text, label = (row.get(columns[name]) for name in ("text", "label"))
+    if not isinstance(text, str) or not text.strip():
+        raise UnusableError(f"{columns['text']!r} is {'empty' if text == '' else 'not text'}")
+    label = label_text(label)
+    if not label:
+        raise UnusableError(f"{columns['label']!r} is not a name or a whole number")
+    return {"text": text, "label": label}
+
+
+def label_text(label: Any) -> str:
+    """A label of any format as a string: 1, 1.0 and "1 " are "1", true is "true"; empty for what
+    names no class."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    return str(label).strip() if isinstance(label, int | str) else ""
+
+
+def class_of(label: str, labels: Sequence[str]) -> int | None:
+    """Place of a label among the classes, which it names or, where none of them is a number, counts
+    from 0; None for one that is none of them."""
+    if label in labels:
+        return labels.index(label)
+    if label.isdecimal() and not any(name.isdecimal() for name in labels):
+        return int(label) if int(label) < len(labels) else None
+    return None

@@ -1,0 +1,83 @@
+"""Classes: the numbers of labels beside the tokens of their texts, and how often each occurs."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from lmwright.data.manifest import add_counts
+from lmwright.data.text.labeled import class_of
+from lmwright.errors import UserError
+from lmwright.guard.terminal import visible
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a run, and the tokens of a row, to which longer texts are cut."""
+
+    labels: tuple[str, ...]
+    seq_len: int
+
+    def number(self, label: str, source: str, row: str) -> int:
+        """Place of a label among the classes. Raises UserError, with the row that it is of, for
+        one that is none of them."""
+        number = class_of(label, self.labels)
+        if number is None:
+            raise UserError(
+                f"{visible(source, lines=False)}: {visible(row, lines=False)} has the label "
+                f"{label[:80]!r}, which is not one of objective.labels = "
+                f"{listed(self.labels)}; add it there, or correct the row"
+            )
+        return number
+
+    def check(self, counts: Sequence[Mapping[str, Any]], _folder: Path) -> dict[str, Any]:
+        """No facts. Raises UserError for a class of which no text is for training, by the counts
+        of all parts."""
+        train = reduce(add_counts, counts, {}).get("sources", {}).get("train", {})
+        seen = reduce(add_counts, (source["classes"] for source in train.values()), {})
+        missing = [label for label in self.labels if label not in seen]
+        if missing:
+            raise UserError(
+                f"objective.labels: no text for training is of the class {listed(missing)}, of "
+                f"{sum(seen.values())} texts; add some, leave the class out, or lower "
+                "data.holdout_fraction if all are held out"
+            )
+        return {}
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The first labels, for a message."""
+    shown = ", ".join(repr(label) for label in labels[:8])
+    return f"[{shown}{', ...' if len(labels) > 8 else ''}]"
+
+
+class Labels:
+    """The numbers of the classes of the documents of one token file."""
+
+    def __init__(self, classes: Classes, source: str):
+        self.classes, self.source = classes, source
+        self.numbers: list[int] = []
+        self.cut = 0
+
+    def add(self, row: Mapping[str, str], id_: str) -> None:
+        """Adds the label of a row. Raises UserError for one that is not among the classes."""
+        self.numbers.append(self.classes.number(row["label"], self.source, id_))
+
+    def room(self, tokens: int, around: int) -> int:
+        """Tokens of a text of which `around` more are put around it that fit in a row."""
+        most = max(0, self.classes.seq_len - around)
+        self.cut += tokens > most
+        return most
+
+    def counts(self) -> dict[str, Any]:
+        """How many texts were cut, and how many there are of each class."""
+        seen = Counter(self.classes.labels[number] for number in self.numbers)
+        return {"cut": self.cut, "classes": dict(seen)}
+
+
+def labeled_rows(rows: Sequence[Any]) -> list[Mapping[str, str] | None]:
+    """The text and the label of each row of normalize that is labeled."""
+    return [json.loads(row.text) if row.kind == "labeled" else None for row in rows]

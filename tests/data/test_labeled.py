@@ -1,0 +1,136 @@
+"""Labeled texts: the class comes with its text through the whole of prepare, and bad labels are
+refused by name."""
+
+import csv
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmwright.config.run import Data, Pack, Source, Tokenizer
+from lmwright.data.prepare import prepare
+from lmwright.data.rows.show import show_command
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.labeled import class_of, labeled_text
+from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.errors import UserError
+
+LABELS = ("red", "green", "blue")
+T = 48
+
+
+def rows(count=60):
+    """Texts that name their own class, some longer than a row."""
+    told = lambda i: f"{i} is {LABELS[i % 3]}" + " very" * (i % 7) * (1 + i // 4)  # noqa: E731
+    return [{"text": told(i), "label": LABELS[i % 3]} for i in range(count)]
+
+
+def write(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def section(folder, path, **source):
+    return Data(
+        dir=str(folder / "data"),
+        sources=(Source(path=path, rows="labeled", **source),),
+        tokenizer=Tokenizer(vocab_size=300),
+        pack=Pack(method="best-fit"),
+    )
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_each_document_keeps_its_class(tmp_path, ending, capsys):
+    given = rows()
+    data = section(tmp_path, write(tmp_path / f"texts.{ending}", given))
+    summary = prepare(data, T, labels=LABELS, workers=1)
+    store = TokenStore.open(data.dir)
+    assert store.holds == "labeled texts" and store.labels == LABELS
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    seen, shared = {}, 0
+    for row in range(store.epoch_rows):
+        batch = {name: a[0] for name, a in store.batch(row, row + 1).items()}
+        count = batch["segment_ids"].max()
+        shared += count > 1
+        for segment in range(1, count + 1):
+            mine = np.flatnonzero(batch["segment_ids"] == segment)
+            number, _, rest = tokenizer.decode(batch["tokens"][mine].tolist()).partition(" is ")
+            assert rest.startswith(LABELS[int(batch["loss_weight"][mine[0]])])
+            assert not batch["loss_weight"][mine[1:]].any()
+            assert batch["tokens"][mine[-1]] == tokenizer.eos_id  # also where the text was cut
+            seen[int(number)] = int(batch["loss_weight"][mine[0]])
+    assert seen == {i: i % 3 for i in range(60)} and shared > 5
+    (counts,) = summary.stages["tokenize"].counts["sources"]["train"].values()
+    assert counts["classes"] == {name: 20 for name in LABELS}
+    sizes = [len(tokenizer.encode(row["text"])) + 1 for row in given]
+    assert counts["cut"] == sum(size > T for size in sizes) > 0
+    show_command(data.dir, 0, store.epoch_rows)
+    shown = capsys.readouterr().out
+    assert Counter(name for name in LABELS for _ in range(shown.count(f", {name}:"))) == Counter(
+        {name: 20 for name in LABELS}
+    )
+
+
+@pytest.mark.parametrize(
+    "label, labels, number",
+    [
+        ("green", LABELS, 1), (1, LABELS, 1), ("2", LABELS, 2), (2.0, LABELS, 2), (3, LABELS, None),
+        ("Green", LABELS, None), (1, ("1", "0"), 0), (2, ("1", "0"), None), (-1, LABELS, None),
+        (True, ("false", "true"), 1), (" red ", LABELS, 0),
+    ],
+)  # fmt: skip
+def test_labels_of_every_format(label, labels, number):
+    made = labeled_text({"text": "a", "label": label}, Source(path="x", rows="labeled"))
+    assert class_of(made["label"], labels) == number
+
+
+@pytest.mark.parametrize(
+    "row, reason",
+    [
+        ({"text": "a", "kind": None}, "'kind' is not a name or a whole number"),
+        ({"text": "a", "kind": 0.5}, "'kind' is not a name"),
+        ({"text": "a"}, "'kind' is not a name"),
+        ({"text": "", "kind": "red"}, "'text' is empty"),
+        ({"text": 4, "kind": "red"}, "'text' is not text"),
+    ],
+)
+def test_rows_without_a_text_or_a_label(row, reason):
+    with pytest.raises(UnusableError, match=reason):
+        labeled_text(row, Source(path="x", rows="labeled", columns={"label": "kind"}))
+
+
+def test_what_is_refused(tmp_path):
+    path = write(tmp_path / "texts.jsonl", rows(9))
+    data = section(tmp_path, path, name="colors")
+    with pytest.raises(UserError, match=r"colors: .*texts.jsonl:3 has the label 'blue', which is "
+                       r"not one of objective.labels = \['red', 'green'\]; add it"):  # fmt: skip
+        prepare(data, T, labels=LABELS[:2], workers=1)
+    with pytest.raises(UserError, match=r"no text for training is of the class \['mauve'\], of 9"):
+        prepare(data, T, labels=(*LABELS, "mauve"), workers=1)
+    with pytest.raises(UserError, match=r"\"chunk\" cuts"):
+        prepare(Data(dir=data.dir, sources=data.sources), T, labels=LABELS, workers=1)
+    with pytest.raises(UserError, match=r"labeled texts, which need objective\.labels"):
+        prepare(data, T, workers=1)
+
+
+def test_other_classes_tokenize_again(tmp_path):
+    data = section(tmp_path, write(tmp_path / "texts.jsonl", rows()))
+    prepare(data, T, labels=LABELS, workers=1)
+    prepare(data, T, labels=LABELS[::-1], workers=1)
+    store = TokenStore.open(data.dir)
+    assert store.labels == LABELS[::-1]
+    batch = store.batch(0, store.epoch_rows)
+    first = (batch["positions"] == 0) & (batch["segment_ids"] > 0)
+    assert Counter(batch["loss_weight"][first].tolist()) == {0.0: 20, 1.0: 20, 2.0: 20}
