@@ -1,4 +1,4 @@
-"""The verbs on a trained model: eval, generate, export, import, verify, vocab.
+"""The verbs on a trained model: eval, generate, predict, export, import, verify, vocab.
 
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
@@ -179,6 +179,30 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 
 @click.command()
 @click.argument("model", metavar="MODEL")
+@click.argument("file", metavar="FILE")
+@click.option("--out", metavar="OUT.jsonl", help="File to write; default: the terminal.")
+@click.option("--text-column", help="Column that holds the texts; default: text.")
+@click.option("--id-column", help="Column that identifies a row; default: file and row number.")
+@click.option("--adapter", help="Adapter to use if the run has several.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@computed
+def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
+    """Give each text of a file its class.
+
+    MODEL is a classifier: a run directory or a Hugging Face folder. FILE is csv, tsv, jsonl or
+    parquet, or txt with a text on each line. Each row becomes a line of JSON with its label and
+    the score of each class. An interrupted command goes on where it was when it is run again.
+
+    \b
+    Example:  lmwright predict runs/reviews new.csv --out labels.jsonl
+    """
+    from lmwright.evals.predict import predict_command
+
+    return predict_command(model, file, overwrite=overwrite, **given(**options))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
 @click.argument("out")
 @click.option(
     "--dtype",
@@ -290,4 +314,4 @@ def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) 
     vocab_command(model, out, special=special, overwrite=overwrite, **given(**options))
 
 
-VERBS = (evaluate, generate, export, import_, verify, vocab)
+VERBS = (evaluate, generate, predict, export, import_, verify, vocab)

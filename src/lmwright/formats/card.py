@@ -86,7 +86,7 @@ CARD = (
     """\
 ---
 library_name: transformers
-pipeline_tag: {{ "fill-mask" if model.both_ways and not model.fills_masks else "text-generation" }}
+pipeline_tag: {{ task }}
 tags:
 - lmwright
 - {{ model.kind | tojson }}
@@ -100,7 +100,14 @@ tags:
 
 ## Use
 ```python
-{% if model.fills_masks %}
+{% if task == "text-classification" %}
+from transformers import pipeline
+
+classify = pipeline("text-classification", model={{ place | tojson }})
+print(classify("A text", truncation=True))
+```
+or `lmwright predict {{ word(place) }} texts.csv`.
+{% elif model.fills_masks %}
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -116,7 +123,7 @@ looks both ways and fills in masks, so that it needs transformers 5.3 or later.
 {% if model.predicts == "next" %}
 Its output at a place predicts the next token, which diffusers does not know: sample with lmwright.
 {% endif %}
-{% elif model.both_ways %}
+{% elif task == "fill-mask" %}
 from transformers import pipeline
 
 fill = pipeline("fill-mask", model={{ place | tojson }})
@@ -217,12 +224,12 @@ def published_card(text: str, place: str, license: str) -> str:
     text = text.replace(UNLICENSED, f"License: {license}.")
     quoted = r'"(?:[^"\\\n]|\\.)*"'
     text = re.sub(
-        rf"(from_pretrained\(|pipeline\(.fill-mask., model=){quoted}",
+        rf"(from_pretrained\(|pipeline\([^,]*, model=){quoted}",
         lambda match: f'{match[1]}"{place}"',
         text,
     )
-    verb = "`lmwright generate "
-    return re.sub(rf"{verb}[^`]*(?= --prompt)", lambda _: f"{verb}{PREFIX}{place}", text)
+    verbs = r"(`lmwright (?:generate|predict) )[^`]*(?= --prompt| texts\.csv)"
+    return re.sub(verbs, lambda match: f"{match[1]}{PREFIX}{place}", text)
 
 
 def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: str) -> str:
@@ -237,8 +244,17 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
         proof=proof,
         dtype=dtype,
         place=place,
+        task=task_of(model),
         unlicensed=UNLICENSED,
     )
+
+
+def task_of(model: HfModel) -> str:
+    """The hub's name of what a model does."""
+    if getattr(model, "labels", ()):
+        return "text-classification"
+    masks = model.both_ways and not model.fills_masks
+    return "fill-mask" if masks else "text-generation"
 
 
 def _render(template: str, **values: Any) -> str:

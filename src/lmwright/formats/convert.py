@@ -1,8 +1,10 @@
 """export and import: any model that lmwright reads, written as a Hugging Face folder or a GGUF
 file, with the proof that it is the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
@@ -43,19 +45,19 @@ def export_loaded(
 ) -> Proof:
     """Exports a model that is already loaded, like `export_command`."""
     loaded.check()
-    options = {
+    options: dict[str, Any] = {
         "dtype": dtype or stored_dtype(loaded.model, loaded.tensors),
         "facts": loaded.facts,
         "prefix": loaded.prefix,
         "overwrite": overwrite,
         "source": loaded.source,
     }
+    write: Callable[..., Proof] = write_gguf
     if Path(out).suffix == ".gguf":
-        write = write_gguf
         if max_shard_bytes is not None:
             raise UserError("max_shard_bytes: a GGUF file is one file; leave it out")
     else:
-        write = write_hf
+        write = partial(write_hf, suffix=loaded.suffix)
         options["max_shard_bytes"] = MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes
     with sending(out, overwrite=overwrite) as local:
         proof = write(

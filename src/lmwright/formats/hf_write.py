@@ -31,8 +31,9 @@ from lmwright.formats.safetensors import (
     write_shards,
 )
 from lmwright.formats.tensor_hash import CONVERT
-from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
+from lmwright.formats.tokenizer_files import limit_tokens, open_tokenizer, write_tokenizer
 from lmwright.guard.files import sync
+from lmwright.models.classifier import Classifier
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -49,6 +50,7 @@ def write_hf(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     facts: Facts | None = None,
     prefix: tuple[int, ...] | None = None,
+    suffix: tuple[int, ...] = (),
     overwrite: bool = False,
     source: Source | None = None,
 ) -> Proof:
@@ -56,7 +58,8 @@ def write_hf(
 
     `tensors` gives the weights by Hugging Face name, `load` the same as our tree, for the
     proof. `dtype` is fp32, bf16 or fp16; `prefix` are the ids that began the documents in
-    training, where known (the tokenizer's own file has the say otherwise); `source` is the
+    training and `suffix` those that ended them, where known (the tokenizer's own file has the say
+    otherwise); `source` is the
     original, where transformers may read it. Tensors stream through one shard of host memory; the
     proof then holds the source and the result once, one after the other.
     Raises UserError, leaving nothing behind, if `out` is a folder with something in it
@@ -72,7 +75,9 @@ def write_hf(
         _write_weights(folder, model, tensors, dtype, max_shard_bytes)
         _write_config(folder, model, tokenizer, dtype)
         if tokenizer_dir is not None:
-            write_tokenizer(tokenizer_dir, folder, prefix)
+            write_tokenizer(tokenizer_dir, folder, prefix, suffix)
+            if isinstance(model, Classifier):
+                limit_tokens(folder, model.seq_len)
         files = TensorFiles(folder)
         proof = prove(
             model,

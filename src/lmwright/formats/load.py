@@ -16,6 +16,7 @@ from lmwright.formats.loaded import LoadedModel, load_files
 from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
 from lmwright.formats.weights import load_run_at
+from lmwright.models.classifier import Classifier
 
 
 def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
@@ -40,7 +41,12 @@ def _load_run(place: Place, adapter: str | None) -> LoadedModel:
     model, w = run.objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
-    return LoadedModel(model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, step=step)
+    suffix: tuple[int, ...] = ()
+    if isinstance(model, Classifier) and run.data.tokenize.append == "eos":
+        suffix = (open_tokenizer(tokenizer_dir).eos_id,)
+    return LoadedModel(
+        model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
+    )
 
 
 def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:

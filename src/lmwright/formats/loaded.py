@@ -40,6 +40,8 @@ class LoadedModel:
     path: Path
     prefix: tuple[int, ...] | None = None
     """Ids that began each document in training; None leaves it to the tokenizer's file."""
+    suffix: tuple[int, ...] = ()
+    """Ids that ended each document in training, of a model that reads whole documents."""
     end_ids: tuple[int, ...] = ()
     """Ids that end a text, beside the tokenizer's own."""
     step: int | None = None

@@ -26,6 +26,7 @@ from lmwright.formats.hf_stream import unused
 from lmwright.formats.reference import Reference, too_large, transformers_says
 from lmwright.formats.tensor_hash import add_tensor
 from lmwright.formats.text_tensors import NotTaken, TextTensors
+from lmwright.models.classifier import Classifier
 
 PROMPTS = (
     "Once upon a time, in a small village by the sea, there lived",
@@ -270,7 +271,7 @@ def proof_tokens(model: HfModel, tokenizer: Any) -> np.ndarray:
 
 
 def logits(model: HfModel, w: Tree, tokens: np.ndarray) -> np.ndarray:
-    """float32 [B, T, V] of whole rows, with full precision matmuls."""
+    """float32 [B, T, V] of whole rows, of a classifier [B, 1, K], with full precision matmuls."""
     b, t = tokens.shape
     batch = Batch(
         tokens=jnp.asarray(tokens),
@@ -284,6 +285,8 @@ def logits(model: HfModel, w: Tree, tokens: np.ndarray) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=0)
 def _forward(model: HfModel, w: Tree, batch: Batch) -> jax.Array:
+    if isinstance(model, Classifier):
+        return model.classify(w, batch, Compute())[0][:, :1]  # a row is a document
     return model.logits(w, model.hidden(w, batch, Compute())[0])
 
 

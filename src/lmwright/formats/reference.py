@@ -26,7 +26,7 @@ class Reference:
     """Logits of transformers, or the reason why there are none."""
 
     logits: np.ndarray | None
-    """float32 [B, T, V]."""
+    """float32 [B, T, V]; of a classifier [B, 1, K]."""
     version: str
     """Its version, or the reason."""
 
@@ -108,7 +108,8 @@ def _logits(
             out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
     finally:
         transformers.logging.set_verbosity(level)
-    return out.logits.float().numpy()
+    logits = out.logits.float().numpy()
+    return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
 
 
 def _class_for(folder: Path, is_gguf: bool) -> Any:
@@ -116,6 +117,8 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
     import transformers
 
     architecture = "" if is_gguf else parse_json(folder / "config.json")["architectures"][0]
+    if architecture.endswith("ForSequenceClassification"):
+        return transformers.AutoModelForSequenceClassification
     masked = architecture.endswith("ForMaskedLM")
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 

@@ -32,18 +32,25 @@ def open_tokenizer(folder: Path) -> TextTokenizer:
 
 def prompt_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """Ids that the tokenizer's own file puts before a text (bos of llama, mostly none)."""
+    return ids_around(tokenizer)[0]
+
+
+def ids_around(tokenizer: TextTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the tokenizer's own file puts before a text, and after it."""
     bare = tokenizer.backend.encode("a", add_special_tokens=False).ids
     full = tokenizer.backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
-            return tuple(full[:start])
-    return ()
+            return tuple(full[:start]), tuple(full[start + len(bare) :])
+    return (), ()
 
 
-def write_tokenizer(source: Path, folder: Path, prefix: tuple[int, ...] | None) -> None:
+def write_tokenizer(
+    source: Path, folder: Path, prefix: tuple[int, ...] | None, suffix: tuple[int, ...] = ()
+) -> None:
     """Copies the files and the terms beside them, or writes tokenizer.json where there was
-    none. A `prefix` makes the file begin texts as the model's training did, whatever it said
-    before."""
+    none. A `prefix` makes the file begin texts as the model's training did, and end them with
+    the `suffix`, whatever it said before."""
     tokenizer = open_tokenizer(source)
     for terms in (*source.glob("LICENSE*"), *source.glob("NOTICE*"), *source.glob("USE_POLICY*")):
         if terms.is_file():
@@ -54,14 +61,23 @@ def write_tokenizer(source: Path, folder: Path, prefix: tuple[int, ...] | None) 
                 shutil.copyfile(source / name, folder / name)
     else:
         save_tokenizer(tokenizer, folder)
-    if prefix is not None and prompt_prefix(tokenizer) != prefix:
-        _set_prefix(folder / "tokenizer.json", prefix)
+    there = ids_around(tokenizer)
+    if prefix is not None and (there if suffix else (there[0], ())) != (prefix, suffix):
+        _set_around(folder / "tokenizer.json", prefix, suffix)
 
 
-def _set_prefix(path: Path, prefix: tuple[int, ...]) -> None:
+def limit_tokens(folder: Path, most: int) -> None:
+    """Makes the tokenizer of a folder cut texts to `most` tokens where it is asked to."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    write_json(path, config | {"model_max_length": most}, ascii_only=False)
+
+
+def _set_around(path: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
     backend = Tokenizer.from_file(str(path))
     spec = json.loads(path.read_text("utf-8")) | {"post_processor": None}
-    if prefix:
-        begin_with(backend, [backend.id_to_token(i) for i in prefix])
+    if prefix or suffix:
+        before, after = ([backend.id_to_token(i) for i in ids] for ids in (prefix, suffix))
+        begin_with(backend, before, after)
         spec["post_processor"] = json.loads(backend.to_str())["post_processor"]
     write_json(path, spec, ascii_only=False)

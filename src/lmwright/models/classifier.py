@@ -11,7 +11,7 @@ many as it has tokens; those that are not there have logits without meaning.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ class Classifier:
     labels: tuple[str, ...]
     pooling: Pooling
 
-    both_ways = True
+    both_ways: ClassVar[bool] = True
 
     def __getattr__(self, name: str) -> Any:
         # dimensions, layers and settings are those of the encoder

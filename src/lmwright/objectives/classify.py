@@ -109,5 +109,5 @@ class _HeldOut(Classify):
         """Documents by class (rows) and by the class that they were given (columns)."""
         k = len(self.labels)
         real, given = jax.nn.one_hot(label, k), jax.nn.one_hot(guess, k)
-        pairs = jnp.einsum("bti,btj->ij", real * there[..., None], given)
+        pairs = (real * there[..., None]).reshape(-1, k).T @ given.reshape(-1, k)
         return {CONFUSION: (pairs, jnp.sum(there))}

@@ -93,8 +93,8 @@ def eval_results(facts: Facts) -> list[Any]:
     hub = client()
     return [
         hub.EvalResult(
-            task_type=TASK,
-            task_name="Language modeling",
+            task_type="text-classification" if "accuracy" in row else TASK,
+            task_name="Text classification" if "accuracy" in row else "Language modeling",
             dataset_type=facts.datasets.get(row["source"], row["source"]),
             dataset_name=f"{row['source']} (held out)",
             metric_type=HUB_METRICS.get(name, name),

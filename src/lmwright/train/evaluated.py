@@ -47,7 +47,7 @@ class HeldOutOfAll:
 
 
 def _note(loss: SourceLoss) -> str:
-    """What stands beside a loss: of a classifier the accuracy, and the rows."""
+    """Note beside a loss: of a classifier the accuracy, and the rows."""
     right = f"accuracy {loss.accuracy:.1%}" if loss.confusion is not None else ""
     return ", ".join(filter(None, (right, loss.rows_text)))
 

@@ -82,9 +82,7 @@ def train(
         stack.enter_context(jax.set_mesh(plan.mesh))
         metrics = stack.enter_context(MetricsWriter(path, run, start or None))
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
-        _describe(plan, stores, display)
-        if not start and (note := starting_note(path)):
-            display.note(note)
+        _describe(plan, stores, display, "" if start else starting_note(path))
         skips = Skips(plan, checkpoints, frozen, passed)
         own = (GradientErrors(plan, stores), KeepClaim(folder), skips, *checking(plan))
         loop = Loop(
@@ -128,10 +126,11 @@ def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str,
     }
 
 
-def _describe(plan: Plan, stores: dict[str, TokenStore], display: Display) -> None:
-    """Prints what is trained, and what of it no token uses."""
+def _describe(plan: Plan, stores: dict[str, TokenStore], display: Display, note: str) -> None:
+    """Prints what is trained, a note on where it starts, and what of it no token uses."""
     run, store = plan.run, stores[plan.training.trainees[0].name]
-    display.note(headline(plan))
+    for line in filter(None, (headline(plan), note)):
+        display.note(line)
     if run.train.init_from is None and not plan.training.freezes:
         unused = note_unused(run.model, run.data.dir, store.vocab_size)
         if unused:

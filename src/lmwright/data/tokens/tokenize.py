@@ -117,8 +117,7 @@ def tokenize(
     facts = _facts(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
     fingerprint = _fingerprint(folder, parts, settings, conversations, facts, lengths)
-    if classes:
-        fingerprint["classes"] = {"labels": list(classes.labels), "seq_len": classes.seq_len}
+    fingerprint |= {"classes": asdict(classes)} if classes else {}
     target = folder / "tokenize"
     inputs = {"normalize": normalized}
     manifest = find_finished_stage(
@@ -142,17 +141,20 @@ def tokenize(
         write_part,
         fingerprint=fingerprint,
         inputs=inputs,
-        facts=facts
-        | {
-            "masked": conversations is not None,
-            "pairs": bool(conversations and conversations.pairs),
-            "rated": bool(conversations and conversations.rated),
-            **({"labels": list(classes.labels)} if classes else {}),
-        },
+        facts=facts | _kinds(conversations) | ({"labels": list(classes.labels)} if classes else {}),
         finish=classes.check if classes else finish if conversations else None,
         workers=workers,
         progress=progress,
     )
+
+
+def _kinds(conversations: Conversations | None) -> dict[str, bool]:
+    """Facts about what the documents are."""
+    return {
+        "masked": conversations is not None,
+        "pairs": bool(conversations and conversations.pairs),
+        "rated": bool(conversations and conversations.rated),
+    }
 
 
 def _fingerprint(

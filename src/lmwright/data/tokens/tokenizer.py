@@ -223,12 +223,15 @@ def add_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
     )
 
 
-def begin_with(backend: tokenizers.Tokenizer, tokens: Sequence[str]) -> None:
-    """Makes the backend put special tokens before each text."""
+def begin_with(
+    backend: tokenizers.Tokenizer, tokens: Sequence[str], after: Sequence[str] = ()
+) -> None:
+    """Makes the backend put special tokens before each text, and others after it."""
+    second = [*(f"{token}:1" for token in tokens), "$B:1", *(f"{token}:1" for token in after)]
     backend.post_processor = processors.TemplateProcessing(
-        single=[*tokens, "$A"],
-        pair=[*tokens, "$A", *(f"{token}:1" for token in tokens), "$B:1"],
-        special_tokens=[(token, backend.token_to_id(token)) for token in tokens],
+        single=[*tokens, "$A", *after],
+        pair=[*tokens, "$A", *after, *second],
+        special_tokens=[(name, backend.token_to_id(name)) for name in {*tokens, *after}],
     )
 
 

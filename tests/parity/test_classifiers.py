@@ -1,0 +1,89 @@
+"""Classifiers equal transformers: logits and every gradient, packed here and alone there."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.hf_stream import from_hf
+from lmwright.objectives.classify import Classify
+from tests.in_memory import to_hf
+from tests.parity.compare import assert_near, randomize
+from tests.parity.families import SIZES, rope
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+transformers = pytest.importorskip("transformers")
+
+V, T, LABELS = SIZES["vocab_size"], 25, ("no", "maybe", "yes")
+LENGTHS = ([11, 9, 5], [25], [3, 7, 8, 1], [])  # of the documents of each row
+
+
+def pair(pooling):
+    """(their model with random weights, ours, the same weights)."""
+    said = SIZES | {"rope_parameters": rope(), "attention_bias": True, "num_hidden_layers": 2}
+    torch.manual_seed(1)
+    config = transformers.EuroBertConfig(
+        **said, classifier_pooling=pooling, id2label=dict(enumerate(LABELS))
+    )
+    config.architectures = ["EuroBertForSequenceClassification"]
+    kind = transformers.EuroBertForSequenceClassification
+    theirs = kind._from_config(config, attn_implementation="eager").float().eval()
+    randomize(theirs)
+    saved = json.loads(config.to_json_string(use_diff=False))
+    model = model_from_config(saved, "config.json")
+    return theirs, model, from_hf(model, {k: v.numpy() for k, v in theirs.state_dict().items()})
+
+
+def documents():
+    rng = np.random.default_rng(4)
+    return [[(rng.integers(4, V, n), int(rng.integers(3))) for n in row] for row in LENGTHS]
+
+
+def packed(rows):
+    shape = (len(rows), T)
+    tokens, ids, places = (np.zeros(shape, np.int32) for _ in range(3))
+    weight = np.zeros(shape, np.float32)
+    for row, inside in enumerate(rows):
+        at = 0
+        for number, (text, label) in enumerate(inside, 1):
+            here = slice(at, at + len(text))
+            tokens[row, here], ids[row, here] = text, number
+            places[row, here], weight[row, at] = np.arange(len(text)), label
+            at += len(text)
+    return Batch(*map(jnp.asarray, (tokens, ids, places, weight)))
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
+def test_logits_and_gradients(pooling, record_property):
+    theirs, model, w = pair(pooling)
+    assert model.labels == LABELS and model.pooling == pooling
+    objective = Classify(labels=LABELS, pooling=pooling)
+    rows = documents()
+    flat = [document for row in rows for document in row]
+    # each alone, left out of the others' way by their padding mask
+    width = max(len(text) for text, _ in flat)
+    ids, mask = (torch.zeros((len(flat), width), dtype=torch.long) for _ in range(2))
+    for i, (text, _) in enumerate(flat):
+        ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
+    out = theirs(input_ids=ids, attention_mask=mask, labels=torch.tensor([y for _, y in flat]))
+    out.loss.backward()
+
+    def loss(w):
+        made = objective.loss(model.encoder, w, packed(rows), jax.random.split(key, 4), Compute())
+        return made.total / made.weight
+
+    key = jax.random.key(5)
+    value, grads = jax.jit(jax.value_and_grad(loss))(w)
+    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
+    logits = jax.jit(lambda w: model.classify(w, packed(rows), Compute())[0])(w)
+    ours = np.concatenate([logits[i, : len(row)] for i, row in enumerate(rows)])
+    found = [assert_near(ours, out.logits.detach().numpy(), "logits")]
+    made, named = to_hf(model, grads), dict(theirs.named_parameters())
+    assert set(made) == set(named)
+    found += [assert_near(made[path], p.grad.numpy(), path) for path, p in named.items()]
+    record_property("gradients", float(max(found)))
