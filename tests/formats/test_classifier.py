@@ -1,0 +1,203 @@
+"""A classifier from a run to transformers, to `predict`, and to the runs that start from it."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
+from lmwright.core.param import walk
+from lmwright.data.prepare import prepare
+from lmwright.data.rows.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.evals import predict
+from lmwright.formats.convert import export_command
+from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
+from lmwright.models.classifier import Classifier
+from lmwright.models.eurobert import EuroBert
+from lmwright.objectives.classify import Classify
+from lmwright.objectives.mlm import Mlm
+from lmwright.optim import KINDS
+from lmwright.program.plan import resolve
+from lmwright.program.state import init_state
+from lmwright.train.start import first_state, starting_note
+from tests.saved_run import save_run, weights_at
+
+LABELS = ("cat", "dog", "neither of both")
+TEXTS = [f"the {('cat', 'dog', 'cow')[i % 3]} {i} sat" + " on the mat" * (i % 9) for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run over labeled texts, some longer than a row, with random weights."""
+    root = tmp_path_factory.mktemp("classes")
+    lines = [json.dumps({"text": t, "label": i % 3}) + "\n" for i, t in enumerate(TEXTS)]
+    (root / "texts.jsonl").write_text("".join(lines))
+    run = Run(
+        name="classes",
+        dir=str(root / "run"),
+        model=EuroBert(
+            vocab_size=320, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2,
+            head_dim=4, seq_len=40,
+        ),
+        objective=Classify(labels=LABELS, pooling="mean"),
+        optim=KINDS["adamw"](learning_rate=0.01),
+        data=Data(
+            dir=str(root / "data"),
+            workers=1,
+            sources=(Source(path=str(root / "texts.jsonl"), rows="labeled"),),
+            tokenizer=Tokenizer(vocab_size=290, special_tokens=("<|endoftext|>", "<|mask|>")),
+            pack=Pack(method="best-fit"),
+        ),
+        train=Train(steps=4, global_batch_size=2, precision="fp32"),
+    )  # fmt: skip
+    prepare(run.data, 40, labels=LABELS)
+    save_run(run, steps=(1,))
+    return run
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "model"
+    return out, export_command(run.dir, out)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_the_export_opens_in_transformers(run, exported):
+    """Scores of the pipeline, of texts that it cuts too, equal those of `predict`."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    out, proof = exported
+    there = proof.folder_to_transformers
+    assert there.max_abs_diff <= 1e-5 * there.max_abs_logit
+    assert proof.source_to_folder.max_abs_diff == 0
+    pipe = transformers.pipeline("text-classification", model=str(out), device="cpu")
+    theirs = pipe(TEXTS, truncation=True, top_k=None, batch_size=7)
+    assert {s["label"] for s in theirs[0]} == set(LABELS)
+    file = out.parent / "texts.csv"
+    file.write_text("words\n" + "".join(text + "\n" for text in TEXTS))
+    for model in (run.dir, out):
+        to = out.parent / f"{model == out}.jsonl"
+        assert predict.predict_command(str(model), str(file), out=str(to), text_column="words") == 0
+        ours = read(to)
+        assert [line["row"] for line in ours] == list(range(2, 62))
+        for line, scores in zip(ours, theirs, strict=True):
+            assert line["label"] == max(scores, key=lambda s: s["score"])["label"]
+            for score in scores:
+                assert line["scores"][score["label"]] == pytest.approx(score["score"], abs=1e-5)
+        assert 0 < sum("cut" in line for line in ours) < 60
+    card = (out / "README.md").read_text()
+    assert "pipeline_tag: text-classification" in card and 'pipeline("text-classification"' in card
+
+
+def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
+    """Without a line lost or twice, after a line that was cut off; other wishes begin anew."""
+    file, out = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"
+    rows = [json.dumps({"text": t}) for t in TEXTS]
+    rows[7] = json.dumps({"text": 3})
+    file.write_text("\n".join(rows) + "\n")
+    monkeypatch.setattr(predict, "CHUNK", 16)
+    whole = predict.predict_lines
+
+    def broken(*args):
+        for number, lines in enumerate(whole(*args)):
+            if number == 2:
+                yield ['{"row": 33, "la']
+                raise KeyboardInterrupt
+            yield lines
+
+    monkeypatch.setattr(predict, "predict_lines", broken)
+    with pytest.raises(KeyboardInterrupt):
+        predict.predict_command(run.dir, str(file), out=str(out))
+    assert not out.exists()
+    monkeypatch.setattr(predict, "predict_lines", whole)
+    predict.predict_command(run.dir, str(file), out=str(out))
+    said = capsys.readouterr().out
+    assert "32 rows were there; 59 texts: " in said and "1 rows without a text" in said
+    found = read(out)
+    assert [line["row"] for line in found] == list(range(1, 61))
+    assert found[7]["error"] == "'text' is a number, not text"
+    assert not list(tmp_path.glob("*.part*"))
+    with pytest.raises(UserError, match="exists; replace it with --overwrite"):
+        predict.predict_command(run.dir, str(file), out=str(out))
+
+
+def test_what_predict_refuses(run, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("words\nhello\n")
+    assert main(["predict", run.dir, str(tmp_path / "a.csv")]) == 2
+    assert "has no column 'text', only 'words'; change --text-column" in capsys.readouterr().err
+    assert main(["predict", run.dir, str(tmp_path / "none.csv")]) == 2
+    masked = replace(run, dir=str(tmp_path / "mlm"), objective=Mlm(mask_token_id=1))
+    save_run(masked, steps=(1,))
+    assert main(["predict", masked.dir, str(tmp_path / "a.csv")]) == 2
+    assert "is no classifier; train one" in capsys.readouterr().err
+    assert main(["generate", run.dir, "--prompt", "a"]) == 2
+    assert "'eurobert' is an encoder" in capsys.readouterr().err
+    assert main(["export", run.dir, str(tmp_path / "a.gguf")]) == 2
+    assert main(["vocab", run.dir, str(tmp_path / "v"), "--size", "400"]) == 2
+
+
+def started(run, origin, tmp_path):
+    """Weights by path of a run that starts from a place, fresh ones, and the note on it."""
+    (tmp_path / "run").mkdir(exist_ok=True)
+    run = replace(run, dir=str(tmp_path / "run"), train=replace(run.train, init_from=str(origin)))
+    plan = resolve(run, jax.devices()[:1])
+    state = first_state(plan, TokenStore.open(run.data.dir), None)
+    fresh = init_state(plan)["trained"]["model"]["weights"]
+    found = state["trained"]["model"]["weights"]
+    return dict(walk(found)), dict(walk(fresh)), starting_note(tmp_path / "run")
+
+
+def same(a, b, names):
+    return all(np.array_equal(a[name], b[name]) for name in names)
+
+
+@pytest.mark.parametrize("form", ["run", "folder"])
+def test_an_encoder_is_the_start_and_the_head_is_fresh(run, tmp_path, form):
+    masked = replace(run, dir=str(tmp_path / "mlm"), objective=Mlm(mask_token_id=1))
+    origin = save_run(masked, steps=(1,))
+    theirs = dict(walk(weights_at(1, masked.model.spec())))
+    if form == "folder":
+        export_command(origin, tmp_path / "hf")
+        origin = tmp_path / "hf"
+    found, fresh, note = started(run, origin, tmp_path)
+    head = [name for name in found if name.startswith("classifier.")]
+    assert len(head) == 4 and same(found, fresh, head)
+    assert same(found, theirs, set(found) - set(head)) and set(theirs) - set(found) == {"head"}
+    assert note == f"weights of {origin}; fresh ones for classifier"
+
+
+@pytest.mark.parametrize("form", ["run", "folder"])
+def test_a_classifier_goes_on_with_its_head_for_its_own_classes(run, exported, tmp_path, form):
+    origin = run.dir if form == "run" else exported[0]
+    theirs = dict(walk(weights_at(1, run.objective.spec(run.model))))
+    found, _, note = started(run, origin, tmp_path)
+    assert same(found, theirs, theirs) and note == ""
+    other = replace(run, objective=Classify(labels=("x", "y", "z")))
+    found, fresh, note = started(other, origin, tmp_path)
+    head = [name for name in found if name.startswith("classifier.")]
+    assert same(found, fresh, head) and same(found, theirs, set(found) - set(head))
+    assert "fresh ones for classifier" in note
+
+
+def test_a_run_file_takes_the_encoder_of_an_exported_classifier(run, exported, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        f"""
+        name = "more"
+        dir = "run"
+        objective = {{kind = "classify", labels = ["x", "y"]}}
+        optim = {{kind = "adamw", learning_rate = 1e-3}}
+        data = {{dir = "data"}}
+        train = {{steps = 1, global_batch_size = 2, init_from = "{exported[0]}"}}
+        """
+    )
+    assert load_run(tmp_path / "run.toml").model == run.model
+    again = load_model(exported[0]).model
+    assert again == Classifier(run.model, LABELS, "mean")
