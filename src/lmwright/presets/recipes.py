@@ -140,6 +140,22 @@ def pretrain_diffusion() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def finetune_classifier() -> dict[str, Any]:
+    """Fine-tuning of an encoder on texts with a class, with ModernBERT's settings for GLUE
+    (https://arxiv.org/abs/2412.13663); the model comes from train.init_from, the classes, the data
+    and the length are the run file's."""
+    return {
+        "objective": {"kind": "classify"},
+        "optim": {
+            "kind": "adamw", "learning_rate": 5e-5, "beta2": 0.98, "eps": 1e-6,
+            "weight_decay": 1e-5, "clip_norm": 1.0, "schedule": {"kind": "linear"},
+        },
+        "data": {"holdout_fraction": 0.1, "pack": {"method": "best-fit"}},
+        "train": {"precision": "bf16"},
+        "eval": {"max_rows": None},
+    }  # fmt: skip
+
+
 def sft() -> dict[str, Any]:
     """Full fine-tuning on completions by common practice; the model comes from
     train.init_from, the data and the length are the run file's."""

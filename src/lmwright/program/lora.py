@@ -146,6 +146,12 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     lora = section_of(run)
+    if run.objective.new_weights:
+        raise UserError(
+            f"lora: objective.kind = {run.objective.kind!r} trains a fresh "
+            f"{' and '.join(run.objective.new_weights)}, which adapters leave frozen; remove "
+            "[lora], so that all weights are trained"
+        )
     targets = choose(run.model, spec_of(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")

@@ -223,16 +223,15 @@ def add_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
     )
 
 
-def begin_with(
-    backend: tokenizers.Tokenizer, tokens: Sequence[str], after: Sequence[str] = ()
-) -> None:
+def begin_with(backend: Any, tokens: Sequence[str], after: Sequence[str] = ()) -> None:
     """Makes the backend put special tokens before each text, and others after it."""
-    second = [*(f"{token}:1" for token in tokens), "$B:1", *(f"{token}:1" for token in after)]
+    single = [*tokens, "$A", *after]
+    second = ["$B:1" if piece == "$A" else f"{piece}:1" for piece in single]
+    names = dict.fromkeys([*tokens, *after])
     backend.post_processor = processors.TemplateProcessing(
-        single=[*tokens, "$A", *after],
-        pair=[*tokens, "$A", *after, *second],
-        special_tokens=[(name, backend.token_to_id(name)) for name in {*tokens, *after}],
-    )
+        single=single, pair=[*single, *second],
+        special_tokens=[(name, backend.token_to_id(name)) for name in names],
+    )  # fmt: skip
 
 
 def _some_text(texts: Iterable[str]) -> Iterable[str]:

@@ -1,0 +1,87 @@
+"""The page on classification: its run file and its commands, as printed, on a small encoder."""
+
+import csv
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
+from lmwright.data.prepare import prepare
+from lmwright.models.eurobert import EuroBert
+from lmwright.objectives.mlm import Mlm
+from lmwright.optim import KINDS
+from tests.saved_run import save_run
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/classification.md"
+# The page starts from a model of the hub; its lines stay as they are but for these words behind.
+SHORTER = (
+    "train.init_from=encoder", "train.global_batch_size=8", "train.precision=fp32",
+    "optim.learning_rate=3e-3", "data.pack.seq_len=32", "data.workers=1", "metrics.trackers=[]",
+    "train.epochs=30",
+)  # fmt: skip
+
+
+def write_reviews(path, words, count=200):
+    """Reviews whose class a word of theirs decides."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["review", "sentiment"])
+        for i in range(count):
+            label = words[i % 2]
+            writer.writerow(
+                [f"film {i} is {label} and {i % 7} hours long", ("negative", "positive")[i % 2]]
+            )
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with an encoder, reviews and run.toml."""
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path / "reviews.csv", ("bad", "fine"))
+    write_reviews(tmp_path / "new.csv", ("bad", "fine"), 30)
+    encoder = Run(
+        name="encoder",
+        dir="encoder",
+        model=EuroBert(
+            vocab_size=300, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=2,
+            head_dim=8, seq_len=64,
+        ),
+        objective=Mlm(mask_token_id=1),
+        optim=KINDS["adamw"](learning_rate=0.01),
+        data=Data(
+            dir="text", workers=1, sources=(Source(path="reviews.csv", text_column="review"),),
+            tokenizer=Tokenizer(vocab_size=300, special_tokens=("<|endoftext|>", "<|mask|>")),
+            pack=Pack(seq_len=32),
+        ),
+        train=Train(steps=1, global_batch_size=2),
+    )  # fmt: skip
+    prepare(encoder.data, 32)
+    save_run(encoder, steps=(1,))
+    shutil.copytree("text/tokenizer", "encoder/tokenizer")  # as training keeps it
+    toml = re.search(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.S)[1]
+    (tmp_path / "run.toml").write_text(toml)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_printed(folder, capsys):
+    lines = re.findall(r"^    (lmwright .+)$", PAGE.read_text("utf-8"), re.M)
+    verbs = []
+    for line in lines[:5]:
+        _, *words = shlex.split(line)
+        verbs.append(words[0])
+        assert main([*words, *(SHORTER if "run.toml" in words else ())]) == 0
+    assert verbs == ["prepare", "train", "eval", "predict", "export"]
+    said = capsys.readouterr().out
+    assert "fresh ones for classifier" in said and "class of reviews" in said
+    found = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
+    right = sum(line["label"] == ("negative", "positive")[i % 2] for i, line in enumerate(found))
+    assert len(found) == 30 and right >= 27
+    lora = ["lora.kind=lora", "dir=other"]
+    assert main(["train", "run.toml", *SHORTER, *lora]) == 2
+    assert "trains a fresh classifier, which adapters leave frozen" in capsys.readouterr().err
