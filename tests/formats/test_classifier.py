@@ -28,7 +28,9 @@ from lmwright.train.start import first_state, starting_note
 from tests.saved_run import save_run, weights_at
 
 LABELS = ("cat", "dog", "neither of both")
-TEXTS = [f"the {('cat', 'dog', 'cow')[i % 3]} {i} sat" + " on the mat" * (i % 9) for i in range(60)]
+TEXTS = [
+    f"the {('cat', 'dog', 'cow')[i % 3]} {i} sat" + f" on {i * i} mats" * (i % 9) for i in range(60)
+]
 
 
 @pytest.fixture(scope="module")

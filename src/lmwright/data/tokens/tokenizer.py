@@ -227,10 +227,9 @@ def begin_with(backend: Any, tokens: Sequence[str], after: Sequence[str] = ()) -
     """Makes the backend put special tokens before each text, and others after it."""
     single = [*tokens, "$A", *after]
     second = ["$B:1" if piece == "$A" else f"{piece}:1" for piece in single]
-    names = dict.fromkeys([*tokens, *after])
     backend.post_processor = processors.TemplateProcessing(
         single=single, pair=[*single, *second],
-        special_tokens=[(name, backend.token_to_id(name)) for name in names],
+        special_tokens=[(t, backend.token_to_id(t)) for t in dict.fromkeys((*tokens, *after))],
     )  # fmt: skip
 
 
