@@ -83,6 +83,34 @@ def test_each_document_keeps_its_class(tmp_path, ending, capsys):
     )
 
 
+def test_two_texts_are_one_document(tmp_path):
+    """Each with its end, whole where they fit; the longer one is cut first."""
+    long = "word " * 100
+    given = [("one", "two"), ("three", None), ("four", long), (long, "five"), (long, long + "b")]
+    lines = [{"text": a, "second": b, "label": "red"} for a, b in given]
+    lines += [{"text": "x", "second": "y", "label": name} for name in LABELS]
+    path = write(tmp_path / "texts.jsonl", lines)
+    data = section(tmp_path, path, columns={"text_pair": "second"})
+    summary = prepare(data, T, labels=LABELS, workers=1)
+    store = TokenStore.open(data.dir)
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    found = set()
+    for row in range(store.epoch_rows):
+        batch = {name: a[0] for name, a in store.batch(row, row + 1).items()}
+        for segment in range(1, batch["segment_ids"].max() + 1):
+            found.add(tuple(batch["tokens"][batch["segment_ids"] == segment].tolist()))
+    one = lambda text, most=T: [*tokenizer.encode(text)[:most], tokenizer.eos_id]  # noqa: E731
+    left = T - 2 - len(tokenizer.encode("four"))
+    wanted = [
+        [*one("one"), *one("two")], one("three"), [*one("four"), *one(long, left)],
+        [*one(long, T - 2 - len(tokenizer.encode("five"))), *one("five")],
+        [*one(long, (T - 2) // 2), *one(long, (T - 2) // 2)], [*one("x"), *one("y")],
+    ]  # fmt: skip
+    assert found == set(map(tuple, wanted))
+    (counts,) = summary.stages["tokenize"].counts["sources"]["train"].values()
+    assert counts["cut"] == 3
+
+
 @pytest.mark.parametrize(
     "label, labels, number",
     [

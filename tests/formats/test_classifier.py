@@ -99,6 +99,26 @@ def test_the_export_opens_in_transformers(run, exported):
     assert "pipeline_tag: text-classification" in card and 'pipeline("text-classification"' in card
 
 
+def test_pairs_of_texts_are_as_in_transformers(exported, tmp_path):
+    """Joined and cut alike; some rows have no second text."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    out, _ = exported
+    pipe = transformers.pipeline("text-classification", model=str(out), device="cpu")
+    pairs = [(a, b) for a, b in zip(TEXTS, TEXTS[7:], strict=False)]
+    pairs[3] = (TEXTS[3], "")
+    asked = [{"text": a, "text_pair": b} if b else {"text": a} for a, b in pairs]
+    theirs = [pipe(each, truncation=True, top_k=None) for each in asked]
+    file, to = tmp_path / "pairs.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps({"text": a, "other": b}) + "\n" for a, b in pairs))
+    predict.predict_command(str(out), str(file), out=str(to), pair_column="other")
+    ours = read(to)
+    for line, scores in zip(ours, theirs, strict=True):
+        for score in scores:
+            assert line["scores"][score["label"]] == pytest.approx(score["score"], abs=1e-5)
+    assert 5 < sum("cut" in line for line in ours) < len(pairs) - 5
+
+
 def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     """Without a line lost or twice, after a line that was cut off; other wishes begin anew."""
     file, out = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"

@@ -6,7 +6,7 @@ PLAIN = ("text", LABELED)
 
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
 ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "labeled": (("text", "label"), (), ()),
+    "labeled": (("text", "label"), ("text_pair",), ()),
     "alpaca": (("instruction", "output"), ("input", "system"), ()),
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),

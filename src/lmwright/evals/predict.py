@@ -30,6 +30,7 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
+from lmwright.data.tokens.classes import joined
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
 from lmwright.formats.load import load_model
@@ -89,15 +90,19 @@ class Predictor:
         self.most: int = self.model.seq_len
         self._run = jax.jit(partial(_logits, self.model, compute))
 
-    def encode(self, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
-        """Ids of each text as in training, and whether it was cut to what the model takes."""
+    def encode(
+        self, texts: Sequence[str], seconds: Sequence[str] | None = None
+    ) -> tuple[list[list[int]], list[bool]]:
+        """Ids of each text, with its second one if there are any, as in training, and whether they
+        were cut to what the model takes."""
         before, after = self.around
-        room = self.most - len(before) - len(after)
-        ids = self.tokenizer.encode_batch(texts)
-        cut = [len(each) > room for each in ids]
+        parts = [self.tokenizer.encode_batch(each) for each in (texts, seconds) if each is not None]
+        # as in training, an empty second text is none
+        rows = ([first, *filter(None, rest)] for first, *rest in zip(*parts, strict=True))
+        fitted = [joined(row, self.most, before, after) for row in rows]
         # a text that no token stands for is one token all the same
         end = [self.tokenizer.eos_id or 0]
-        return [[*before, *each[:room], *after] or end for each in ids], cut
+        return [[*before, *ids, *after] or end for ids, _ in fitted], [cut for _, cut in fitted]
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
         """Probabilities float64 [N, K] of documents, lists of ids."""
@@ -141,13 +146,17 @@ def _batch(
 
 
 def predict_lines(
-    predictor: Predictor, rows: Iterator[Row | Bad], tally: Tally
+    predictor: Predictor, rows: Iterator[Row | Bad], tally: Tally, pair_column: str | None = None
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order."""
     labels = predictor.model.labels
     while chunk := list(islice(rows, CHUNK)):
         texts = [row.text for row in chunk if isinstance(row, Row)]
-        documents, cut = predictor.encode(texts)
+        seconds = None
+        if pair_column is not None:
+            metas = [json.loads(row.meta) for row in chunk if isinstance(row, Row)]
+            seconds = [str(meta.get(pair_column) or "") for meta in metas]
+        documents, cut = predictor.encode(texts, seconds)
         found = iter(zip(predictor.scores(documents), cut, strict=True))
         lines = []
         for row in chunk:
@@ -170,6 +179,7 @@ def predict_command(
     *,
     out: str | None = None,
     text_column: str = "text",
+    pair_column: str | None = None,
     id_column: str | None = None,
     adapter: str | None = None,
     overwrite: bool = False,
@@ -181,7 +191,8 @@ def predict_command(
     the model is no classifier, the file cannot be read, or `out` exists."""
     if out is not None and Path(out).exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
-    columns = {"text_column": text_column, "id_column": id_column}
+    columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+    columns["meta_columns"] = (pair_column,) if pair_column else ()
     source = Source(path=file, documents="line", **columns)
     try:
         files = find_files(source)
@@ -193,7 +204,8 @@ def predict_command(
     def run(done: int, write: Callable[[str], Any]) -> None:
         rows = (row for each in files for row in read_rows(Slice(each), source))
         try:
-            for lines in predict_lines(predictor, islice(rows, done, None), tally):
+            left = islice(rows, done, None)
+            for lines in predict_lines(predictor, left, tally, pair_column):
                 write("".join(lines))
         except UserError as error:
             raise _own_words(error) from None
@@ -213,8 +225,9 @@ def predict_command(
 def _own_words(error: UserError) -> UserError:
     """The error of a reader, with the options of this command for the fields of a run."""
     text = str(error).removeprefix("data.sources: ")
-    for name in ("text_column", "id_column"):
-        text = text.replace(f"data.sources.{name}", f"--{name.replace('_', '-')}")
+    for name in ("text_column", "id_column", "meta_columns"):
+        option = name.replace("meta_columns", "pair_column").replace("_", "-")
+        text = text.replace(f"data.sources.{name}", f"--{option}")
     return UserError(text)
 
 

@@ -230,4 +230,6 @@ def plain_text(text: str) -> str:
     """Text of all messages of a conversation (JSON), or of a labeled text, for code that only needs
     the words."""
     row = json.loads(text)
-    return "\n".join(m["content"] for m in row["messages"]) if "messages" in row else row["text"]
+    if "messages" not in row:
+        return "\n".join(row[name] for name in ("text", "text_pair") if name in row)
+    return "\n".join(message["content"] for message in row["messages"])

@@ -1,4 +1,4 @@
-"""Labeled texts: rows of a text and its class, and the number of that class.
+"""Labeled texts: rows of a text, or of two, and their class, and the number of that class.
 
 {"text": "A fine film.", "label": "positive"} --labeled_text--> the same as two strings
 "positive", objective.labels                  --class_of------> 1
@@ -13,16 +13,21 @@ from lmwright.data.text.chat_render import UnusableError
 
 
 def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
-    """The text and the label of a row, as strings. Raises UnusableError for a part that is missing,
-    empty or of another type."""
-    columns = {name: source.columns.get(name, name) for name in ROW_PARTS["labeled"][0]}
-    text, label = (row.get(columns[name]) for name in ("text", "label"))
+    """The text, the second one where there is one, and the label of a row, as strings. Raises
+    UnusableError for a part that is missing, empty or of another type."""
+    names = (*ROW_PARTS["labeled"][0], *ROW_PARTS["labeled"][1])
+    columns = {name: source.columns.get(name, name) for name in names}
+    text, label, second = (row.get(columns[name]) for name in names)
     if not isinstance(text, str) or not text.strip():
         raise UnusableError(f"{columns['text']!r} is {'empty' if text == '' else 'not text'}")
     label = label_text(label)
     if not label:
         raise UnusableError(f"{columns['label']!r} is not a name or a whole number")
-    return {"text": text, "label": label}
+    if second is None or second == "":
+        return {"text": text, "label": label}
+    if not isinstance(second, str):
+        raise UnusableError(f"{columns['text_pair']!r} is not text")
+    return {"text": text, "label": label, "text_pair": second}
 
 
 def label_text(label: Any) -> str:

@@ -8,6 +8,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lmwright.data.manifest import add_counts
 from lmwright.data.text.labeled import class_of
 from lmwright.errors import UserError
@@ -66,11 +68,14 @@ class Labels:
         """Adds the label of a row. Raises UserError for one that is not among the classes."""
         self.numbers.append(self.classes.number(row["label"], self.source, id_))
 
-    def room(self, tokens: int, around: int) -> int:
-        """Tokens of a text of which `around` more are put around it that fit in a row."""
-        most = max(0, self.classes.seq_len - around)
-        self.cut += tokens > most
-        return most
+    def fit(
+        self, texts: Sequence[np.ndarray], before: Sequence[int], after: Sequence[int]
+    ) -> np.ndarray:
+        """Ids of a text, or of two as one document, without those around it, cut so that these fit
+        in a row, too."""
+        ids, cut = joined(texts, self.classes.seq_len, before, after)
+        self.cut += cut
+        return np.asarray(ids, texts[0].dtype)
 
     def counts(self) -> dict[str, Any]:
         """How many texts were cut, and how many there are of each class."""
@@ -78,6 +83,30 @@ class Labels:
         return {"cut": self.cut, "classes": dict(seen)}
 
 
+def joined(
+    texts: Sequence[Any], most: int, before: Sequence[int], after: Sequence[int]
+) -> tuple[list[int], bool]:
+    """Ids of a text, or of two with what is between them, and whether they were cut to leave room
+    for what is around each in `most` tokens: of two, the longer one is cut first, as transformers
+    does."""
+    room = max(0, most - len(texts) * (len(before) + len(after)))
+    sizes = [len(text) for text in texts]
+    cut = sum(sizes) > room
+    if cut and len(texts) == 1:
+        sizes = [room]
+    elif cut:
+        short = min(*sizes, room // 2)
+        longer = int(sizes[1] >= sizes[0])
+        sizes[longer], sizes[1 - longer] = room - short, short
+    first, *second = ([*text[:size]] for text, size in zip(texts, sizes, strict=True))
+    return [*first, *(token for text in second for token in (*after, *before, *text))], cut
+
+
 def labeled_rows(rows: Sequence[Any]) -> list[Mapping[str, str] | None]:
-    """The text and the label of each row of normalize that is labeled."""
+    """The texts and the label of each row of normalize that is labeled."""
     return [json.loads(row.text) if row.kind == "labeled" else None for row in rows]
+
+
+def texts_of(row: Mapping[str, str]) -> list[str]:
+    """The text of a labeled row, and the second one where there is one."""
+    return [row[name] for name in ("text", "text_pair") if name in row]

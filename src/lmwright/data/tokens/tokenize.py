@@ -34,7 +34,7 @@ from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template, template_source
-from lmwright.data.tokens.classes import Classes, Labels, labeled_rows
+from lmwright.data.tokens.classes import Classes, Labels, labeled_rows, texts_of
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.tokenizer import load_tokenizer
@@ -227,9 +227,9 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
         for rows in read_rows(path, work.part.start, work.part.stop):
             labeled = labeled_rows(rows)
             plain = [
-                made["text"] if made else row.text
+                text
                 for row, made in zip(rows, labeled, strict=True)
-                if made or row.kind == "text"
+                for text in (texts_of(made) if made else [row.text] * (row.kind == "text"))
             ]
             texts = iter(encoder.encode_batch(plain))
             for row, made in zip(rows, labeled, strict=True):
@@ -239,7 +239,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
                     writer = stack.enter_context(_DocumentWriter(stem, work, row.source))
                     writers[row.split, row.source] = writer
                 if made:
-                    writer.write_labeled(next(texts), made, row.id)
+                    writer.write_labeled([next(texts) for _ in texts_of(made)], made, row.id)
                 elif row.kind == "text":
                     writer.write(next(texts), len(row.text.encode()))
                 else:
@@ -303,15 +303,14 @@ class _DocumentWriter:
             return  # its tokenizer gives nothing for it, and nothing is put around it
         self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
-    def write_labeled(self, ids: np.ndarray, row: Mapping[str, str], id_: str) -> None:
-        """Writes the ids of a labeled text, cut to a row, and its class. Raises UserError where the
-        label is none of the run's, or nothing says which they are."""
+    def write_labeled(self, texts: Sequence[np.ndarray], row: Mapping[str, str], id_: str) -> None:
+        """Writes the ids of a labeled text, or of two, cut to a row, and their class. Raises
+        UserError where the label is none of the run's, or nothing says which they are."""
         if self.labels is None:
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
-        before, after = len(self.before), len(self.after)
-        ids = ids[: self.labels.room(len(ids), before + after)]
         written = len(self.docs)
-        self.write(ids, len(row["text"].encode()))
+        size = sum(len(text.encode()) for text in texts_of(row))
+        self.write(self.labels.fit(texts, self.before, self.after), size)
         if len(self.docs) > written:
             self.labels.add(row, id_)
 
