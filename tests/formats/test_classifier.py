@@ -1,6 +1,7 @@
 """A classifier from a run to transformers, to `predict`, and to the runs that start from it."""
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -149,6 +150,29 @@ def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.glob("*.part*"))
     with pytest.raises(UserError, match="exists; replace it with --overwrite"):
         predict.predict_command(run.dir, str(file), out=str(out))
+
+
+def test_known_classes_are_compared(run, tmp_path, capsys):
+    """Accuracy, loss and the least likely texts, from the lines as they are written."""
+    file, out = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"
+    file.write_text(
+        "".join(json.dumps({"text": t, "y": i % 3}) + "\n" for i, t in enumerate(TEXTS))
+    )
+    ask = {"out": str(out), "label_column": "y"}
+    predict.predict_command(run.dir, str(file), **ask)
+    said, found = capsys.readouterr().out, read(out)
+    assert [line["expected"] for line in found] == [LABELS[i % 3] for i in range(60)]
+    right = sum(line["expected"] == line["label"] for line in found)
+    scores = [line["scores"][line["expected"]] for line in found]
+    row = re.search(r"^texts.jsonl +60 +(\S+) +(\S+)%", said, re.M)
+    assert float(row[1]) == pytest.approx(-np.mean(np.log(scores)), abs=1e-4)
+    assert float(row[2]) == pytest.approx(100 * right / 60, abs=0.06)
+    worst = found[int(np.argmin(scores))]
+    assert re.search(r"least likely: (\S+),", said)[1] == worst["id"]
+    assert said.count("least likely") == 5
+    file.write_text(json.dumps({"text": "a", "y": "cow"}) + "\n")
+    with pytest.raises(UserError, match=r"texts.jsonl:1: y 'cow' is not one of the model's"):
+        predict.predict_command(run.dir, str(file), **ask, overwrite=True)
 
 
 def test_what_predict_refuses(run, tmp_path, capsys):

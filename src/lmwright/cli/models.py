@@ -183,6 +183,7 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.option("--out", metavar="OUT.jsonl", help="File to write; default: the terminal.")
 @click.option("--text-column", help="Column that holds the texts; default: text.")
 @click.option("--pair-column", help="Column of the second text, of a classifier of pairs.")
+@click.option("--label-column", help="Column of the class, to compare with what is predicted.")
 @click.option("--id-column", help="Column that identifies a row; default: file and row number.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")

@@ -62,9 +62,14 @@ class Scores:
         }
 
 
-def print_classes(losses: Sequence[SourceLoss], labels: Sequence[str], compute: Compute) -> None:
-    """Prints the scores of each held-out source, of each class, and the confusion matrix."""
-    console = Console()
+def print_classes(
+    losses: Sequence[SourceLoss],
+    labels: Sequence[str],
+    compute: Compute,
+    console: Console | None = None,
+) -> None:
+    """Prints the scores of each source, of each class, and the confusion matrix."""
+    console = console or Console()
     console.print(_source_table(losses))
     for loss in losses:
         if loss.confusion is not None:
@@ -81,9 +86,7 @@ def _table(*names: str) -> Table:
 
 
 def _source_table(losses: Sequence[SourceLoss]) -> Table:
-    table = _table(
-        "held-out source", "texts", "loss", "accuracy", "majority", "macro F1", "Matthews"
-    )
+    table = _table("source", "texts", "loss", "accuracy", "majority", "macro F1", "Matthews")
     for loss in losses:
         scores = Scores.of(np.zeros((1, 1)) if loss.confusion is None else loss.confusion)
         table.add_row(

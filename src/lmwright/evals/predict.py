@@ -7,6 +7,7 @@ OUT.part beside OUT, where a run that was interrupted goes on, and takes the nam
 """
 
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from rich.console import Console
 
 from lmwright.config.run import Source
 from lmwright.core.compute import Compute
@@ -30,9 +32,12 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
-from lmwright.data.tokens.classes import joined
+from lmwright.data.text.labeled import class_of, label_text
+from lmwright.data.tokens.classes import joined, listed
 from lmwright.errors import UserError
+from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, row_compute
+from lmwright.evals.loss import SourceLoss
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash
@@ -43,6 +48,7 @@ from lmwright.models.classifier import Classifier
 CHUNK = 1024  # texts that are packed together
 BATCH_TOKENS = 8192
 SHORTEST = 128  # tokens of a row
+WORST = 5  # texts that are shown
 
 
 @dataclass
@@ -55,6 +61,12 @@ class Tally:
     """Texts longer than the model takes, of which the beginning was read."""
     bad: int = 0
     """Rows without a text."""
+    pairs: Counter = field(default_factory=Counter)
+    """Texts by the class that they have, where it is known, and the one that they were given."""
+    nll: float = 0.0
+    """Of these classes, summed."""
+    worst: list[tuple[float, str, str, str]] = field(default_factory=list)
+    """Least likely of these texts: score of the class, id, the class, the one given."""
 
     def add(self, made: Mapping[str, Any]) -> None:
         """Counts a line of what is written."""
@@ -63,6 +75,19 @@ class Tally:
             return
         self.given[made["label"]] += 1
         self.cut += "cut" in made
+        if (real := made.get("expected")) is not None:
+            score = made["scores"][real]
+            self.pairs[real, made["label"]] += 1
+            self.nll -= math.log(max(score, 1e-300))
+            worst = (score, made["id"], real, made["label"])
+            self.worst = sorted([*self.worst, worst])[:WORST]
+
+    def loss(self, labels: Sequence[str], name: str) -> SourceLoss:
+        """Loss and confusion matrix of the texts whose class is known."""
+        confusion = np.array([[self.pairs[a, b] for b in labels] for a in labels], np.float64)
+        count = max(self.pairs.total(), 1)
+        right = float(np.trace(confusion)) / count
+        return SourceLoss(name, self.nll / count, right, count, 0, confusion=confusion)
 
     def line(self, labels: Sequence[str], most: int) -> str:
         """A sentence for people."""
@@ -145,32 +170,59 @@ def _batch(
     return Batch(tokens, ids, positions, np.zeros((size, width), np.float32)), places
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Columns beside that of the texts."""
+
+    pair: str | None = None
+    label: str | None = None
+
+
 def predict_lines(
-    predictor: Predictor, rows: Iterator[Row | Bad], tally: Tally, pair_column: str | None = None
+    predictor: Predictor, rows: Iterator[Row | Bad], tally: Tally, columns: Columns
 ) -> Iterator[list[str]]:
-    """JSON lines of rows, a chunk at a time, in their order."""
+    """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
+    none of the model's."""
     labels = predictor.model.labels
     while chunk := list(islice(rows, CHUNK)):
-        texts = [row.text for row in chunk if isinstance(row, Row)]
-        seconds = None
-        if pair_column is not None:
-            metas = [json.loads(row.meta) for row in chunk if isinstance(row, Row)]
-            seconds = [str(meta.get(pair_column) or "") for meta in metas]
-        documents, cut = predictor.encode(texts, seconds)
-        found = iter(zip(predictor.scores(documents), cut, strict=True))
+        good = [row for row in chunk if isinstance(row, Row)]
+        metas = [json.loads(row.meta) for row in good]
+        seconds = columns.pair and [str(meta.get(columns.pair) or "") for meta in metas]
+        documents, cut = predictor.encode([row.text for row in good], seconds)
+        real = [
+            _expected(row, meta, columns, labels) for row, meta in zip(good, metas, strict=True)
+        ]
+        found = iter(zip(predictor.scores(documents), cut, real, strict=True))
         lines = []
         for row in chunk:
             made: dict[str, Any] = {"row": row.number}
             if isinstance(row, Bad):
                 made["error"] = row.reason
             else:
-                each, was_cut = next(found)
-                scored = {k: round(float(v), 6) for k, v in zip(labels, each, strict=True)}
+                each, was_cut, expected = next(found)
+                scored = {k: float(f"{v:.6g}") for k, v in zip(labels, each, strict=True)}
                 made |= {"id": row.id, "label": labels[int(each.argmax())], "scores": scored}
                 made |= {"cut": True} if was_cut else {}
+                made |= {"expected": expected} if expected is not None else {}
             tally.add(made)
             lines.append(json.dumps(made, ensure_ascii=False) + "\n")
         yield lines
+
+
+def _expected(
+    row: Row, meta: Mapping[str, Any], columns: Columns, labels: Sequence[str]
+) -> str | None:
+    """The class that a row says it has. Raises UserError for one that is none of the model's."""
+    if columns.label is None:
+        return None
+    label = label_text(meta.get(columns.label))
+    number = class_of(label, labels)
+    if number is None:
+        raise UserError(
+            f"{row.id}: {columns.label} {label[:80]!r} is not one of the model's classes "
+            f"{listed(labels)}; correct the row, or leave --label-column out"
+        )
+    return labels[number]
 
 
 def predict_command(
@@ -180,6 +232,7 @@ def predict_command(
     out: str | None = None,
     text_column: str = "text",
     pair_column: str | None = None,
+    label_column: str | None = None,
     id_column: str | None = None,
     adapter: str | None = None,
     overwrite: bool = False,
@@ -191,21 +244,23 @@ def predict_command(
     the model is no classifier, the file cannot be read, or `out` exists."""
     if out is not None and Path(out).exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
-    columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
-    columns["meta_columns"] = (pair_column,) if pair_column else ()
-    source = Source(path=file, documents="line", **columns)
+    columns = Columns(pair_column, label_column)
+    beside = tuple(filter(None, (pair_column, label_column)))
+    read = {"text_column": text_column, "id_column": id_column, "meta_columns": beside}
+    source = Source(path=file, documents="line", **read)
     try:
         files = find_files(source)
     except UserError as error:
         raise _own_words(error) from None
-    predictor = Predictor(load_model(path, adapter), row_compute(precision, kernels))
+    compute = row_compute(precision, kernels)
+    predictor = Predictor(load_model(path, adapter), compute)
     tally = Tally()
 
     def run(done: int, write: Callable[[str], Any]) -> None:
         rows = (row for each in files for row in read_rows(Slice(each), source))
         try:
             left = islice(rows, done, None)
-            for lines in predict_lines(predictor, left, tally, pair_column):
+            for lines in predict_lines(predictor, left, tally, columns):
                 write("".join(lines))
         except UserError as error:
             raise _own_words(error) from None
@@ -214,20 +269,26 @@ def predict_command(
         run(0, sys.stdout.write)
     else:
         stamps = [[each.path, each.size, each.stamp] for each in files]
-        asked = {"model": weights_hash(predictor.weights), "files": stamps, **columns}
+        asked = {"model": weights_hash(predictor.weights), "files": stamps, **read, **vars(columns)}
         done = _write_resumed(Path(out), asked, run, tally)
         print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
-    text = tally.line(predictor.model.labels, predictor.most)
-    print(text, file=sys.stderr if out is None else sys.stdout)
+    console = Console(stderr=out is None, highlight=False)
+    labels = predictor.model.labels
+    console.print(tally.line(labels, predictor.most), markup=False, soft_wrap=True)
+    if label_column is not None:
+        print_classes([tally.loss(labels, Path(file).name)], labels, compute, console)
+        for score, id_, real, given in tally.worst:
+            line = f"least likely: {id_}, {real} at {score:.2%}, was given {given}"
+            console.print(visible(line, lines=False), markup=False, soft_wrap=True)
     return 0
 
 
 def _own_words(error: UserError) -> UserError:
     """The error of a reader, with the options of this command for the fields of a run."""
     text = str(error).removeprefix("data.sources: ")
-    for name in ("text_column", "id_column", "meta_columns"):
-        option = name.replace("meta_columns", "pair_column").replace("_", "-")
-        text = text.replace(f"data.sources.{name}", f"--{option}")
+    for name in ("text_column", "id_column"):
+        text = text.replace(f"data.sources.{name}", f"--{name.replace('_', '-')}")
+    text = text.replace("data.sources.meta_columns", "--pair-column or --label-column")
     return UserError(text)
 
 
