@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from lmwright.config.section import validate
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights
@@ -161,6 +162,7 @@ def test_held_out_texts_are_counted_by_class():
     rows = in_rows(documents())
     batch = packed(rows)
     plain = {name: np.asarray(getattr(batch, name)) for name in Batch.__dataclass_fields__}
+    plain["text_bytes"] = np.zeros(len(rows))
     pieces = [{n: a[cut] for n, a in plain.items()} for cut in (slice(0, 1), slice(1, None))]
     found = evaluate_rows(MODEL, chosen, Compute(), w, "rows", pieces)
     wanted = np.zeros((K, K))
@@ -183,6 +185,9 @@ def test_the_work_has_no_head_over_the_vocabulary():
 
 
 def test_what_is_refused():
+    said = {"kind": "classify", "labels": ["yes"]}
+    with pytest.raises(UserError, match="labels"):
+        validate(Classify, said, "objective.")
     with pytest.raises(UserError, match="'a' is there twice"):
         Classify(labels=("a", "b", "a"))
     with pytest.raises(UserError, match="' b' is empty or has blanks"):

@@ -35,6 +35,7 @@ EXAMPLES = {
     "dir": 'dir = "runs/my-run"',
     "model": '[model] with preset = "llama-5m"',
     "objective": '[objective] with kind = "clm"',
+    "objective.labels": 'labels = ["negative", "positive"]',
     "optim": '[optim] with kind = "adamw" and learning_rate = 3e-4',
     "optim.learning_rate": "learning_rate = 3e-4",
     "data": '[data] with dir = "data"',
