@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -94,7 +95,8 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
     from lmwright.evals import generate as module
 
     class Loaded:
-        model = weights = tokenizer = None
+        weights = tokenizer = None
+        model = SimpleNamespace(fills_masks=False)
         prompt_prefix = end_ids = ()
 
     def says(model, weights, tokenizer, prompts, settings, compute, on_text=None, **_):
@@ -117,8 +119,6 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
 
 
 def test_a_model_card_holds_no_markup_of_names():
-    from types import SimpleNamespace
-
     from markdown_it import MarkdownIt
 
     from lmwright.formats.card import Facts, model_card

@@ -66,6 +66,8 @@ CASES: dict[str, dict] = {
     "objective diffusion": DIFFUSION | {"model": {"kind": "llada", **DENSE}},
     "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
         "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
+    "objective classify": {"data": "labeled", "model": ENCODER, "objective": {
+        "kind": "classify", "labels": ["short", "middle", "long"]}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -103,12 +105,15 @@ def write_sources(folder: Path) -> None:
         rows["pairs"].append({"prompt": ask, "chosen": good, "rejected": bad})
         rows["rated"].append({"prompt": ask, "completion": good, "label": number % 3 > 0})
     rows["masked"] = rows["text"]
+    labels = ("short", "middle", "long")
+    rows["labeled"] = [row | {"label": labels[i % 9 // 3]} for i, row in enumerate(rows["text"])]
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated"}
+ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
+        "labeled": "labeled"}  # fmt: skip
 
 
 def run_file(folder: Path, name: str, case: dict) -> Path:
@@ -131,7 +136,8 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
         "data": {
             "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
             "sources": [{"path": str(folder / f"{data}.jsonl"), "rows": ROWS[data]}],
-            "tokenizer": tokenizer, "chat": {"template": "none"},
+            "tokenizer": tokenizer,
+            **({} if data == "labeled" else {"chat": {"template": "none"}}),
             "pack": {"method": "best-fit", "seq_len": 96},
         },
         "train": {"steps": 20, "global_batch_size": 6, "precision": "fp32"}
@@ -186,7 +192,8 @@ def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
         case, data = CASES[name], CASES[name].get("data", "text")
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
-                ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", {"data": kind})))
+                made = case if kind == "labeled" else {"data": kind}  # labels are the objective's
+                ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)))
                 prepared.add(kind)
         path = run_file(folder, name, case)
         ran(main, "train", str(path))
