@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 # a virtual machine may take an idle process's memory away; the first steps after a pause, in
 # which others had their round, pay for getting it back and are not counted
@@ -23,17 +24,89 @@ Step = Callable[[], float]
 """Does one step, waits for it, and returns its loss."""
 
 
-def arguments(title: str, shapes: Sequence[str], names: Sequence[str]) -> argparse.ArgumentParser:
-    """The options that all of these benchmarks have."""
+Make = Callable[..., Step]
+"""The step of a library, for a shape and the rest of a contestant's name."""
+
+
+def compete(
+    title: str, shapes: dict[str, tuple[int, int]], names: Sequence[str], quick: Sequence[str],
+    *, lmwright: Make, torch: Make, shape: str = "all",
+) -> None:  # fmt: skip
+    """The command of a benchmark: compares contestants (with `--quick` those of `quick`) for each
+    shape, or for `shape` if none is asked for. `shapes` says steps a round and tokens a step. A
+    name is `lmwright` or `torch` and what else the function of that library takes, by dashes."""
     parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--shape", choices=[*shapes, "all"], default="all")
+    parser.add_argument("--shape", choices=[*shapes, "all"], default=shape)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="steps a round")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, fp32 only")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, fewer contestants")
     parser.add_argument("--only", help="comma-separated contestants: " + ", ".join(names))
     parser.add_argument("--json", help="file for the raw results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser
+    args = parser.parse_args()
+    if args.worker:
+        library, *rest = args.worker.split("-")
+        make = {"lmwright": lmwright, "torch": torch}[library]
+        work(lambda: make(args.shape, *rest))
+        return
+    chosen = args.only.split(",") if args.only else [*(quick if args.quick else names)]
+    every = {}
+    for name in shapes if args.shape == "all" else [args.shape]:
+        steps, tokens = shapes[name]
+        rounds = 2 if args.quick else args.rounds
+        every[name] = compare(name, chosen, rounds, args.steps or steps)
+        show(name, every[name], tokens)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(every, file, indent=1)
+
+
+def lmwright_steps(run: Any, **rows: Any) -> Step:
+    """The train step of a run, compiled and fed as `lmwright train` does; `rows` are arrays of a
+    batch [B, T]."""
+    import jax
+
+    from lmwright.core.contract import Batch
+    from lmwright.core.sharding import batch_sharding
+    from lmwright.program.plan import resolve
+    from lmwright.program.state import init_state
+    from lmwright.program.step import make_step
+
+    plan = resolve(run, jax.devices()[:1])
+    jax.set_mesh(plan.mesh)
+    batch = Batch(**{name: array[None] for name, array in rows.items()})
+    batch = jax.device_put(batch, batch_sharding(plan.mesh, leading=1))
+    step, state = make_step(plan), init_state(plan)
+
+    def one() -> float:
+        nonlocal state
+        state, metrics = step(state, batch)
+        return float(metrics["loss"])  # waits
+
+    return one
+
+
+def torch_steps(
+    model: Any, mode: str, precision: str, inputs: dict[str, Any], **optim: Any
+) -> Step:
+    """The same in torch: fused AdamW on what is trained, clipping at 1.0, autocast for bf16,
+    compiled as a whole or eager."""
+    import torch
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95), fused=True, **optim)
+    forward = torch.compile(model) if mode == "compile" else model
+
+    def one() -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = forward(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return one
 
 
 def work(make: Callable[[], Step]) -> None:
@@ -120,21 +193,3 @@ def show(shape: str, results: dict, tokens: int) -> None:
         print("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)))
     if best:
         print(f"torch's best: {best} by wall time, {least} by CPU seconds")
-
-
-def run(
-    args: argparse.Namespace,
-    names: Sequence[str],
-    shapes: dict[str, tuple[int, int]],
-) -> None:
-    """Compares the contestants for each shape, which says steps a round and tokens a step."""
-    every = {}
-    chosen = args.only.split(",") if args.only else names
-    for shape in shapes if args.shape == "all" else [args.shape]:
-        steps, tokens = shapes[shape]
-        rounds = 2 if args.quick else args.rounds
-        every[shape] = compare(shape, list(chosen), rounds, args.steps or steps)
-        show(shape, every[shape], tokens)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(every, file, indent=1)

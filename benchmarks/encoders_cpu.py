@@ -12,7 +12,7 @@ tokens alone (`sparse_prediction`). Speeds count real tokens. Run as `contestant
 from typing import Any
 
 import numpy as np
-from contestants import Step, arguments, run, work
+from contestants import Step, compete, lmwright_steps, torch_steps
 
 SHAPES = {
     "17m": dict(vocab_size=50368, embed_dim=256, mlp_dim=384, num_layers=7, num_heads=4),
@@ -32,7 +32,7 @@ CONTESTANTS = ("lmwright-fp32", "lmwright-bf16", *TORCH)
 
 
 def rows_of(shape: str) -> dict[str, np.ndarray]:
-    """Packed rows [B, T]: tokens, ids of documents, places in them."""
+    """Packed rows [B, T] of documents."""
     rng, rows = np.random.default_rng(0), ROWS[shape]
     lengths = [length for _ in range(rows) for length in DOCUMENTS]
     ids, places = np.zeros((rows, SEQ_LEN), np.int32), np.zeros((rows, SEQ_LEN), np.int32)
@@ -46,22 +46,18 @@ def rows_of(shape: str) -> dict[str, np.ndarray]:
         if at == SEQ_LEN:
             row, at, number = row + 1, 0, 0
     tokens = rng.integers(0, 50000, ids.shape, dtype=np.int32)
-    return {"tokens": tokens, "ids": ids, "places": places}
+    weight = np.ones(ids.shape, np.float32)
+    return {
+        "tokens": tokens, "segment_ids": ids, "positions": places, "loss_weight": weight
+    }  # fmt: skip
 
 
 def lmwright_step(shape: str, precision: str) -> Step:
-    """The train step, compiled and fed as `lmwright train` does."""
-    import jax
-
+    """A step of masked pretraining."""
     from lmwright.config.run import Data, Run, Train
-    from lmwright.core.contract import Batch
-    from lmwright.core.sharding import batch_sharding
     from lmwright.models import KINDS as MODELS
     from lmwright.objectives.mlm import Mlm
     from lmwright.optim import KINDS
-    from lmwright.program.plan import resolve
-    from lmwright.program.state import init_state
-    from lmwright.program.step import make_step
 
     size = SHAPES[shape]
     heads = size["num_heads"]
@@ -76,27 +72,11 @@ def lmwright_step(shape: str, precision: str) -> Step:
         data=Data(dir="unused"),
         train=Train(steps=10_000, global_batch_size=ROWS[shape], precision=precision),
     )
-    plan, rows = resolve(run, jax.devices()[:1]), rows_of(shape)
-    batch = Batch(
-        tokens=rows["tokens"][None],
-        segment_ids=rows["ids"][None],
-        positions=rows["places"][None],
-        loss_weight=np.ones((1, *rows["ids"].shape), np.float32),
-    )
-    jax.set_mesh(plan.mesh)
-    batch = jax.device_put(batch, batch_sharding(plan.mesh, leading=1))
-    step, state = make_step(plan), init_state(plan)
-
-    def one() -> float:
-        nonlocal state
-        state, metrics = step(state, batch)
-        return float(metrics["loss"])  # waits
-
-    return one
+    return lmwright_steps(run, **rows_of(shape))
 
 
 def torch_step(shape: str, mode: str, form: str, precision: str) -> Step:
-    """The same in torch: fused AdamW, autocast for bf16, compiled as a whole or eager."""
+    """The same in torch."""
     import torch
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
@@ -108,30 +88,16 @@ def torch_step(shape: str, mode: str, form: str, precision: str) -> Step:
         num_attention_heads=size["num_heads"], max_position_embeddings=SEQ_LEN,
         attn_implementation="sdpa", sparse_prediction=True, reference_compile=False,
     )  # fmt: skip
-    model = ModernBertForMaskedLM(config)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
     inputs = torch.utils._pytree.tree_map(torch.from_numpy, torch_inputs(shape, form))
-    forward = torch.compile(model) if mode == "compile" else model
-
-    def one() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = forward(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    return one
+    model = ModernBertForMaskedLM(config)
+    return torch_steps(model, mode, precision, inputs, lr=1e-4, weight_decay=0.1)
 
 
 def torch_inputs(shape: str, form: str) -> dict[str, Any]:
     """Arguments of the model for the documents of `rows_of`, 30 % of the tokens of each row
     masked."""
     rows = rows_of(shape)
-    tokens, ids = rows["tokens"].astype(np.int64), rows["ids"]
+    tokens, ids = rows["tokens"].astype(np.int64), rows["segment_ids"]
     hidden = np.argsort(np.random.default_rng(1).random(ids.shape), axis=1) < RATIO * SEQ_LEN
     labels = np.where(hidden, tokens, -100)
     seen = np.where(hidden, MASK, tokens)
@@ -139,7 +105,7 @@ def torch_inputs(shape: str, form: str) -> dict[str, Any]:
         same = ids[:, None, :, None] == ids[:, None, None, :]  # [B, 1, T, T]
         near = np.abs(np.subtract.outer(np.arange(SEQ_LEN), np.arange(SEQ_LEN))) <= 64
         return {
-            "input_ids": seen, "labels": labels, "position_ids": rows["places"].astype(np.int64),
+            "input_ids": seen, "labels": labels, "position_ids": rows["positions"].astype(np.int64),
             "attention_mask": {"full_attention": same, "sliding_attention": same & near},
         }  # fmt: skip
     pieces = [
@@ -160,16 +126,9 @@ def torch_inputs(shape: str, form: str) -> dict[str, Any]:
     return padded
 
 
-def main() -> None:
-    args = arguments(__doc__.split("\n")[0], [*SHAPES], CONTESTANTS).parse_args()
-    if args.worker:
-        library, *rest = args.worker.split("-")
-        make = lmwright_step if library == "lmwright" else torch_step
-        work(lambda: make(args.shape, *rest))
-        return
-    names = [n for n in CONTESTANTS if n.endswith("fp32") or not args.quick]
-    run(args, names, {shape: (3, rows * SEQ_LEN) for shape, rows in ROWS.items()})
-
-
 if __name__ == "__main__":
-    main()
+    compete(
+        __doc__.split("\n")[0], {shape: (3, rows * SEQ_LEN) for shape, rows in ROWS.items()},
+        CONTESTANTS, [n for n in CONTESTANTS if n.endswith("fp32")],
+        lmwright=lmwright_step, torch=torch_step,
+    )  # fmt: skip

@@ -7,7 +7,10 @@ Same model, same tokens per step, AdamW with clipping at 1.0 on both sides. Run 
 `contestants.py` says.
 """
 
-from contestants import Step, arguments, run, work
+from typing import Any
+
+import numpy as np
+from contestants import Step, compete, lmwright_steps, torch_steps
 
 SHAPES = {
     "tiny": dict(
@@ -26,53 +29,20 @@ CONTESTANTS = (
 )  # fmt: skip
 
 
-def lmwright_step(shape: str, precision: str) -> Step:
-    """The real train step, compiled and fed as `lmwright train` does."""
-    import jax
-    import numpy as np
-
-    from lmwright.config.run import Data, Run, Train
-    from lmwright.core.contract import Batch
-    from lmwright.core.sharding import batch_sharding
-    from lmwright.models.llama import Llama
-    from lmwright.objectives.clm import Clm
-    from lmwright.optim import KINDS
-    from lmwright.program.plan import resolve
-    from lmwright.program.state import init_state
-    from lmwright.program.step import make_step
-
-    run = Run(
-        name="benchmark",
-        dir="unused",
-        model=Llama(**SHAPES[shape]),
-        objective=Clm(),
-        optim=KINDS["adamw"](learning_rate=1e-3, clip_norm=1.0),
-        data=Data(dir="unused"),
-        train=Train(steps=10_000, global_batch_size=ROWS[shape], precision=precision),
-    )
-    plan = resolve(run, jax.devices()[:1])
-    size = (1, ROWS[shape], plan.seq_len)
-    rng = np.random.default_rng(0)
-    batch = Batch(
-        tokens=rng.integers(0, run.model.vocab_size, size, dtype=np.int32),
-        segment_ids=np.ones(size, np.int32),
-        positions=np.broadcast_to(np.arange(plan.seq_len, dtype=np.int32), size),
-        loss_weight=np.ones(size, np.float32),
-    )
-    jax.set_mesh(plan.mesh)
-    batch = jax.device_put(batch, batch_sharding(plan.mesh, leading=1))
-    step, state = make_step(plan), init_state(plan)
-
-    def one() -> float:
-        nonlocal state
-        state, metrics = step(state, batch)
-        return float(metrics["loss"])  # waits
-
-    return one
+def llama_rows(shape: str) -> dict[str, np.ndarray]:
+    """Rows of one document each."""
+    size = (ROWS[shape], SHAPES[shape]["seq_len"])
+    tokens = np.random.default_rng(0).integers(0, SHAPES[shape]["vocab_size"], size)
+    return {
+        "tokens": tokens.astype(np.int32),
+        "segment_ids": np.ones(size, np.int32),
+        "positions": np.broadcast_to(np.arange(size[1], dtype=np.int32), size),
+        "loss_weight": np.ones(size, np.float32),
+    }
 
 
-def torch_step(shape: str, mode: str, precision: str) -> Step:
-    """The same in torch: fused AdamW, autocast for bf16, compiled as a whole or eager."""
+def torch_llama(shape: str) -> tuple[Any, dict[str, Any]]:
+    """The model in transformers, and its inputs."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -86,35 +56,42 @@ def torch_step(shape: str, mode: str, precision: str) -> Step:
         attn_implementation="sdpa",
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
     tokens = torch.randint(0, m["vocab_size"], (ROWS[shape], m["seq_len"]))
-    forward = torch.compile(model) if mode == "compile" else model
-
-    def one() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = forward(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    return one
+    return model, {"input_ids": tokens, "labels": tokens}
 
 
-def main() -> None:
-    args = arguments(__doc__.split("\n")[0], [*SHAPES], CONTESTANTS).parse_args()
-    if args.worker:
-        library, *rest = args.worker.split("-")
-        make = lmwright_step if library == "lmwright" else torch_step
-        work(lambda: make(args.shape, *rest))
-        return
-    names = [n for n in CONTESTANTS if n.endswith("fp32") or not args.quick]
-    tokens = {shape: ROWS[shape] * size["seq_len"] for shape, size in SHAPES.items()}
-    run(args, names, {"tiny": (8, tokens["tiny"]), "135m": (3, tokens["135m"])})
+def lmwright_step(shape: str, precision: str) -> Step:
+    """A step of full training."""
+    from lmwright.config.run import Data, Run, Train
+    from lmwright.models.llama import Llama
+    from lmwright.objectives.clm import Clm
+    from lmwright.optim import KINDS
+
+    run = Run(
+        name="benchmark",
+        dir="unused",
+        model=Llama(**SHAPES[shape]),
+        objective=Clm(),
+        optim=KINDS["adamw"](learning_rate=1e-3, clip_norm=1.0),
+        data=Data(dir="unused"),
+        train=Train(steps=10_000, global_batch_size=ROWS[shape], precision=precision),
+    )
+    return lmwright_steps(run, **llama_rows(shape))
+
+
+def torch_step(shape: str, mode: str, precision: str) -> Step:
+    """The same in torch."""
+    model, inputs = torch_llama(shape)
+    return torch_steps(model, mode, precision, inputs, lr=1e-3, weight_decay=0.1)
+
+
+def shapes(steps: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Steps a round and tokens a step of each shape."""
+    return {name: (n, ROWS[name] * SHAPES[name]["seq_len"]) for name, n in steps.items()}
 
 
 if __name__ == "__main__":
-    main()
+    compete(
+        __doc__.split("\n")[0], shapes({"tiny": 8, "135m": 3}), CONTESTANTS,
+        [n for n in CONTESTANTS if n.endswith("fp32")], lmwright=lmwright_step, torch=torch_step,
+    )  # fmt: skip
