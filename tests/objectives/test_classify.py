@@ -19,6 +19,7 @@ from lmwright.objectives.classify import Classify
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step
+from tests.objectives.labeled_rows import packed
 from tests.train.test_step import SEQ_LEN, make_run, model_of
 
 V, T, K = 50, SEQ_LEN, 3
@@ -38,22 +39,6 @@ def documents(lengths=LENGTHS):
     """(tokens, class) of each."""
     rng = np.random.default_rng(2)
     return [(rng.integers(0, V, n), int(rng.integers(0, K))) for n in lengths]
-
-
-def packed(rows, width=T):
-    """A batch of rows of documents."""
-    shape = (len(rows), width)
-    tokens, ids, places = (np.zeros(shape, np.int32) for _ in range(3))
-    weight = np.zeros(shape, np.float32)
-    for row, inside in enumerate(rows):
-        at = 0
-        for number, (text, label) in enumerate(inside, 1):
-            here = slice(at, at + len(text))
-            tokens[row, here], ids[row, here] = text, number
-            places[row, here] = np.arange(len(text))
-            weight[row, at] = label
-            at += len(text)
-    return Batch(tokens, ids, places, weight)
 
 
 def in_rows(found, width=T):
@@ -95,7 +80,7 @@ def test_packed_documents_are_as_alone(pooling):
 
     all_rows = in_rows(documents())
     assert max(map(len, all_rows)) > 2
-    together, alone = found(packed(all_rows)), found(packed([[d] for d in documents()]))
+    together, alone = found(packed(all_rows, T)), found(packed([[d] for d in documents()], T))
     assert float(together[0].weight) == float(alone[0].weight) == len(LENGTHS)
     np.testing.assert_allclose(together[0].total, alone[0].total, rtol=1e-5)
     np.testing.assert_allclose(*(made.metrics["accuracy"][0] for made, _ in (together, alone)))
@@ -110,19 +95,19 @@ def test_the_loss_is_that_of_pooling_written_out(pooling):
     classifier, total = chosen.classifier(MODEL), 0.0
     hidden = jax.jit(lambda w, b: MODEL.hidden(w, b, Compute())[0])
     for text, label in documents():
-        x = hidden(w, packed([[(text, label)]]))[:, : len(text)]
+        x = hidden(w, packed([[(text, label)]], T))[:, : len(text)]
         x = x[:, :1] if pooling == "bos" else x
         x = x.mean(1, keepdims=True) if pooling == "mean" else x
         logits = classifier.logits(w, x)[0].mean(0)
         total += optax.softmax_cross_entropy_with_integer_labels(logits, label)
-    batch = packed(in_rows(documents()))
+    batch = packed(in_rows(documents()), T)
     loss = jax.jit(lambda w, b: chosen.loss(MODEL, w, b, keys(len(b.tokens)), Compute()))
     found = loss(w, batch)
     np.testing.assert_allclose(found.total, total, rtol=1e-5)
 
 
 def test_rows_of_padding_alone_have_finite_gradients():
-    w, batch = weights("mean"), packed([[], []])
+    w, batch = weights("mean"), packed([[], []], T)
 
     def loss(w):
         made = objective("mean").loss(MODEL, w, batch, keys(2), Compute())
@@ -148,7 +133,7 @@ def after(batch, microbatches, devices):
 def test_an_update_is_the_same_however_a_batch_is_cut(microbatches, devices):
     """Rows have unequal numbers of documents, of which one is all padding."""
     rows = in_rows(documents())
-    batch = packed([*rows, *[[]] * (8 - len(rows))])
+    batch = packed([*rows, *[[]] * (8 - len(rows))], T)
     (plain, one), (other, two) = after(batch, 1, 1), after(batch, microbatches, devices)
     assert float(one["target_tokens"]) == float(two["target_tokens"]) == len(LENGTHS)
     np.testing.assert_allclose(one["loss"], two["loss"], rtol=1e-5)
@@ -160,7 +145,7 @@ def test_held_out_texts_are_counted_by_class():
     """Over batches of any size; `documents` are given a class by the logits written out above."""
     w, chosen = weights(), objective()
     rows = in_rows(documents())
-    batch = packed(rows)
+    batch = packed(rows, T)
     plain = {name: np.asarray(getattr(batch, name)) for name in Batch.__dataclass_fields__}
     plain["text_bytes"] = np.zeros(len(rows))
     pieces = [{n: a[cut] for n, a in plain.items()} for cut in (slice(0, 1), slice(1, None))]

@@ -4,6 +4,7 @@ cut."""
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,8 @@ from lmwright.evals.loss import evaluate_rows
 from lmwright.evals.text import evaluate_text
 from lmwright.models.llada import Llada
 from lmwright.objectives.diffusion import Diffusion, Draws, mask_rows
-from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
-from lmwright.program.step import make_step
+from tests.objectives.cut_batches import CUTS, after_step
 from tests.objectives.test_mlm import Tokens
-from tests.train.test_step import SEQ_LEN, make_batch, make_run, model_of
 
 V, T, MASK = 50, 40, 3
 MODEL = Llada(
@@ -83,24 +81,11 @@ def test_the_loss_is_the_weighted_cross_entropy_at_the_masks():
     np.testing.assert_allclose(other.total, np.sum(before * weights[:, 1:]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("microbatches, devices", [(2, 1), (4, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("microbatches, devices", CUTS)
 def test_the_same_tokens_are_masked_however_a_batch_is_cut(microbatches, devices):
     """Updated weights of a step, of rows with padding and several documents."""
 
-    def after(microbatches, devices):
-        run = make_run(num_microbatches=microbatches)
-        run = replace(
-            run, model=replace(MODEL, seq_len=SEQ_LEN, vocab_size=64),
-            objective=Diffusion(mask_token_id=MASK),
-        )  # fmt: skip
-        whole = make_batch(replace(run, train=replace(run.train, num_microbatches=1)))
-        # as the feed deals rows out
-        deal = lambda a: a[0].reshape(-1, microbatches, SEQ_LEN).swapaxes(0, 1)  # noqa: E731
-        plan = resolve(run, jax.devices()[:devices])
-        with jax.set_mesh(plan.mesh):
-            state, metrics = make_step(plan)(init_state(plan), jax.tree.map(deal, whole))
-        return model_of(state)["weights"], metrics
-
+    after = partial(after_step, MODEL, Diffusion(mask_token_id=MASK))
     (plain, one), (other, two) = after(1, 1), after(microbatches, devices)
     for name in ("loss", "target_tokens", "accuracy"):
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5)

@@ -2,6 +2,7 @@
 however a batch is cut."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,7 @@ from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.step_time import LOGITS_PASSES
 from lmwright.planner.subject import subject
-from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
-from lmwright.program.step import make_step
-from tests.train.test_step import SEQ_LEN, make_batch, make_run, model_of
+from tests.objectives.cut_batches import CUTS, after_step
 
 V, T, MASK = 50, 40, 3
 MODEL = EuroBert(
@@ -95,24 +93,11 @@ def test_the_loss_is_that_of_the_whole_head():
     assert float(found.weight) == chosen.sum() == 3 * round(0.3 * 31)
 
 
-@pytest.mark.parametrize("microbatches, devices", [(2, 1), (4, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("microbatches, devices", CUTS)
 def test_the_same_tokens_are_hidden_however_a_batch_is_cut(microbatches, devices):
     """Updated weights of a step."""
 
-    def after(microbatches, devices):
-        run = make_run(num_microbatches=microbatches)
-        run = replace(
-            run, model=replace(MODEL, seq_len=SEQ_LEN, vocab_size=64),
-            objective=Mlm(mask_token_id=MASK, mask_ratio=0.4),
-        )  # fmt: skip
-        whole = make_batch(replace(run, train=replace(run.train, num_microbatches=1)))
-        # as the feed deals rows out
-        deal = lambda a: a[0].reshape(-1, microbatches, SEQ_LEN).swapaxes(0, 1)  # noqa: E731
-        plan = resolve(run, jax.devices()[:devices])
-        with jax.set_mesh(plan.mesh):
-            state, metrics = make_step(plan)(init_state(plan), jax.tree.map(deal, whole))
-        return model_of(state)["weights"], metrics
-
+    after = partial(after_step, MODEL, Mlm(mask_token_id=MASK, mask_ratio=0.4))
     (plain, one), (other, two) = after(1, 1), after(microbatches, devices)
     assert jax.tree.map(float, one["target_tokens"]) == jax.tree.map(float, two["target_tokens"])
     for ours, theirs in zip(jax.tree.leaves(other), jax.tree.leaves(plain), strict=True):

@@ -3,16 +3,15 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.classify import Classify
 from tests.in_memory import to_hf
+from tests.objectives.labeled_rows import packed
 from tests.parity.compare import assert_near, randomize
 from tests.parity.families import SIZES, rope
 
@@ -44,20 +43,6 @@ def documents():
     return [[(rng.integers(4, V, n), int(rng.integers(3))) for n in row] for row in LENGTHS]
 
 
-def packed(rows):
-    shape = (len(rows), T)
-    tokens, ids, places = (np.zeros(shape, np.int32) for _ in range(3))
-    weight = np.zeros(shape, np.float32)
-    for row, inside in enumerate(rows):
-        at = 0
-        for number, (text, label) in enumerate(inside, 1):
-            here = slice(at, at + len(text))
-            tokens[row, here], ids[row, here] = text, number
-            places[row, here], weight[row, at] = np.arange(len(text)), label
-            at += len(text)
-    return Batch(*map(jnp.asarray, (tokens, ids, places, weight)))
-
-
 @pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
 def test_logits_and_gradients(pooling, record_property):
     theirs, model, w = pair(pooling)
@@ -74,13 +59,15 @@ def test_logits_and_gradients(pooling, record_property):
     out.loss.backward()
 
     def loss(w):
-        made = objective.loss(model.encoder, w, packed(rows), jax.random.split(key, 4), Compute())
+        made = objective.loss(
+            model.encoder, w, packed(rows, T), jax.random.split(key, 4), Compute()
+        )
         return made.total / made.weight
 
     key = jax.random.key(5)
     value, grads = jax.jit(jax.value_and_grad(loss))(w)
     np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
-    logits = jax.jit(lambda w: model.classify(w, packed(rows), Compute())[0])(w)
+    logits = jax.jit(lambda w: model.classify(w, packed(rows, T), Compute())[0])(w)
     ours = np.concatenate([logits[i, : len(row)] for i, row in enumerate(rows)])
     found = [assert_near(ours, out.logits.detach().numpy(), "logits")]
     made, named = to_hf(model, grads), dict(theirs.named_parameters())

@@ -188,8 +188,8 @@ class Loss(NamedTuple):
 
 
 class Objective(Protocol):
-    """A loss to minimize, and the weights that a run has for it. The
-    defaults suit an objective that trains the run's own model."""
+    """A loss to minimize, and the weights that a run has for it. The defaults suit an objective
+    that trains the run's own model."""
 
     @property
     def kind(self) -> str:

@@ -11,7 +11,7 @@ many as it has tokens; those that are not there have logits without meaning.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,8 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
-from lmwright.models.hf.classifier import ClassifierHf
+from lmwright.models.hf.classifier import ClassifierHf, Pooling
 
-Pooling = Literal["bos", "mean", "late"]
 HEAD = "classifier"  # its weights in the tree
 KINDS = ("eurobert",)  # of encoders whose head this is
 

@@ -24,7 +24,7 @@ from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
-from lmwright.objectives.masking import keys_of_rows, mask_token_of, ordered
+from lmwright.objectives.masking import keys_of_rows, known_or_any, mask_token_of, ordered
 
 
 class Draws(NamedTuple):
@@ -96,8 +96,7 @@ class Diffusion(Objective):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
         """Sums over the masks, as said above."""
-        # without a tokenizer, as in a plan, any id makes the same program
-        mask = model.vocab_size - 1 if self.mask_token_id is None else self.mask_token_id
+        mask = known_or_any(self.mask_token_id, model.vocab_size)
         batch = self.cut(batch, key)
         masked, weights = mask_rows(batch, key)
         seen = replace(batch, tokens=jnp.where(masked, mask, batch.tokens))

@@ -30,6 +30,12 @@ def mask_token_of(tokenizer: Any, wanted: int | None) -> int:
     return next(each for each in (known, wanted) if each is not None)
 
 
+def known_or_any(mask_token_id: int | None, vocab_size: int) -> int:
+    """Id that stands for hidden tokens. Without a tokenizer, as in a plan, it is not known, and any
+    id makes the same program."""
+    return vocab_size - 1 if mask_token_id is None else mask_token_id
+
+
 def ordered(candidates: Array, uniform: Array) -> tuple[Array, Array]:
     """Places of each row int32 [B, T] in the order in which they are hidden, candidates first, and
     the rank of each place in it; `uniform` [B, T] are draws in [0, 1)."""

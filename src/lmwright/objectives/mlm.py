@@ -25,7 +25,7 @@ from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
-from lmwright.objectives.masking import keys_of_rows, mask_token_of, ordered
+from lmwright.objectives.masking import keys_of_rows, known_or_any, mask_token_of, ordered
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -105,8 +105,7 @@ class Mlm(Objective):
 
     def hide(self, batch: Batch, vocab_size: int, keys: Array) -> "Hidden":
         """The rows with some tokens hidden, by a key [B] for each."""
-        # without a tokenizer, as in a plan, any id makes the same program
-        mask = vocab_size - 1 if self.mask_token_id is None else self.mask_token_id
+        mask = known_or_any(self.mask_token_id, vocab_size)
         special = jnp.asarray(np.isin(np.arange(vocab_size), self.never_masked or ()))
         candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0) & ~special[batch.tokens]
         count = jnp.sum(candidates, axis=1, keepdims=True)  # [B, 1]

@@ -51,25 +51,32 @@ def pretrain() -> dict[str, Any]:
     }
 
 
+def _masked(**pack: str) -> dict[str, Any]:
+    """Settings that all pretraining on masked tokens has, documents packed whole unless `pack` says
+    otherwise; a tokenizer that is trained has the mask token."""
+    return {
+        "data": {
+            "holdout_fraction": 0.005,
+            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
+            "pack": pack or {"method": "best-fit"},
+        },
+        "train": {"precision": "bf16", "remat": "block"},
+        "eval": {"every_steps": 500},
+        "checkpoint": {"save_every_steps": 500},
+    }
+
+
 def pretrain_encoder() -> dict[str, Any]:
     """Masked pretraining as EuroBERT's (https://arxiv.org/abs/2503.05500): half of the tokens are
     hidden; a tokenizer that is trained has the mask token. The model, the data and the length are
     the run file's, and at the end the decay of a WSD schedule."""
-    return {
+    return _masked() | {
         "objective": {"kind": "mlm", "mask_ratio": 0.5},
         "optim": {
             "kind": "adamw", "learning_rate": 1e-4, "beta2": 0.95, "eps": 1e-5,
             "weight_decay": 0.1, "clip_norm": 1.0,
             "schedule": {"kind": "wsd", "warmup_steps": 2000, "decay_steps": 5000},
         },
-        "data": {
-            "holdout_fraction": 0.005,
-            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
-            "pack": {"method": "best-fit"},
-        },
-        "train": {"precision": "bf16", "remat": "block"},
-        "eval": {"every_steps": 500},
-        "checkpoint": {"save_every_steps": 500},
     }  # fmt: skip
 
 
@@ -78,7 +85,7 @@ def pretrain_modernbert() -> dict[str, Any]:
     1,024 tokens and a constant rate: theirs were 360,000 steps of 4,608 rows, fewer rows in the
     first 50 B tokens, which is left out here. The model, the data and the length are the run
     file's; the rate is that of the base size, `large` had 5e-4 and then 5e-5."""
-    return {
+    return _masked() | {
         "model": {"seq_len": 1024, "rope_theta": 10_000.0},
         "objective": {
             "kind": "mlm", "mask_ratio": 0.3, "random_share": 0.1, "kept_share": 0.1,
@@ -89,14 +96,6 @@ def pretrain_modernbert() -> dict[str, Any]:
             "weight_decay": 1e-5, "clip_norm": None,
             "schedule": {"kind": "constant", "warmup_steps": 640},
         },
-        "data": {
-            "holdout_fraction": 0.005,
-            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
-            "pack": {"method": "best-fit"},
-        },
-        "train": {"precision": "bf16", "remat": "block"},
-        "eval": {"every_steps": 500},
-        "checkpoint": {"save_every_steps": 500},
     }  # fmt: skip
 
 
@@ -122,21 +121,13 @@ def pretrain_diffusion() -> dict[str, Any]:
     """Masked diffusion as LLaDA's (https://arxiv.org/abs/2502.09992): AdamW, a WSD schedule at
     4e-4; a tokenizer that is trained has the mask token. Rows are one text for the model, so that
     it learns where texts end. The model, the data and the length are the run file's."""
-    return {
+    return _masked(method="chunk", attention="row") | {
         "objective": {"kind": "diffusion", "short_rows": 0.01},
         "optim": {
             "kind": "adamw", "learning_rate": 4e-4, "beta2": 0.95, "weight_decay": 0.1,
             "clip_norm": 1.0,
             "schedule": {"kind": "wsd", "warmup_steps": 2000, "decay_steps": 5000},
         },
-        "data": {
-            "holdout_fraction": 0.005,
-            "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
-            "pack": {"method": "chunk", "attention": "row"},
-        },
-        "train": {"precision": "bf16", "remat": "block"},
-        "eval": {"every_steps": 500},
-        "checkpoint": {"save_every_steps": 500},
     }  # fmt: skip
 
 

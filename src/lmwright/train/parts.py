@@ -50,8 +50,8 @@ class Step(Protocol):
 
 
 Compile = Callable[[Tree, Sequence[Trainee], Mapping[str, int], int], Step]
-"""Compiles the step of a state for the trainees that still train, each of which has done so many
-steps, for the rows after a step of the run."""
+"""`compile(state, active, counts, at)`: the step for `active` trainees, which have done `counts`
+steps each; it reads the rows after step `at` of the run."""
 
 
 class Evaluator(Protocol):

@@ -21,6 +21,7 @@ from typing import Any
 from lmwright.config.rows import ROW_PARTS
 from lmwright.config.run import Source
 from lmwright.data.text.chat_render import UnusableError
+from lmwright.data.text.labeled import texts_of
 
 _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
@@ -231,5 +232,5 @@ def plain_text(text: str) -> str:
     the words."""
     row = json.loads(text)
     if "messages" not in row:
-        return "\n".join(row[name] for name in ("text", "text_pair") if name in row)
+        return "\n".join(texts_of(row))
     return "\n".join(message["content"] for message in row["messages"])

@@ -30,6 +30,11 @@ def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
     return {"text": text, "label": label, "text_pair": second}
 
 
+def texts_of(row: Mapping[str, str]) -> list[str]:
+    """The text of a labeled row, and the second one where there is one."""
+    return [row[name] for name in ("text", "text_pair") if name in row]
+
+
 def label_text(label: Any) -> str:
     """A label of any format as a string: 1, 1.0 and "1 " are "1", true is "true"; empty for what
     names no class."""

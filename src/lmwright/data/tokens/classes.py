@@ -105,8 +105,3 @@ def joined(
 def labeled_rows(rows: Sequence[Any]) -> list[Mapping[str, str] | None]:
     """The texts and the label of each row of normalize that is labeled."""
     return [json.loads(row.text) if row.kind == "labeled" else None for row in rows]
-
-
-def texts_of(row: Mapping[str, str]) -> list[str]:
-    """The text of a labeled row, and the second one where there is one."""
-    return [row[name] for name in ("text", "text_pair") if name in row]

@@ -34,7 +34,8 @@ from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template, template_source
-from lmwright.data.tokens.classes import Classes, Labels, labeled_rows, texts_of
+from lmwright.data.text.labeled import texts_of
+from lmwright.data.tokens.classes import Classes, Labels, labeled_rows
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.tokenizer import load_tokenizer

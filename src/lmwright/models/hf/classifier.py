@@ -4,7 +4,7 @@ EuroBertForSequenceClassification   EuroBertForMaskedLM without lm_head, dense a
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from lmwright.errors import UserError
 from lmwright.models.hf.table import Json
@@ -17,7 +17,7 @@ HEAD_WEIGHTS = {
     "classifier.out": "classifier.weight",
     "classifier.out_bias": "classifier.bias",
 }
-POOLINGS = ("bos", "mean", "late")
+Pooling = Literal["bos", "mean", "late"]
 
 
 class ClassifierHf:
@@ -50,9 +50,9 @@ def head_fields(config: Json, where: str) -> Json:
     if problem not in (None, "single_label_classification"):
         raise UserError(f"{where}: problem_type {problem!r} is not supported, only one class each")
     pooling = config.get("classifier_pooling", "late")
-    if pooling not in POOLINGS:
+    if pooling not in get_args(Pooling):
         raise UserError(
-            f"{where}: classifier_pooling {pooling!r} is not one of {', '.join(POOLINGS)}"
+            f"{where}: classifier_pooling {pooling!r} is not one of {', '.join(get_args(Pooling))}"
         )
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if not isinstance(names, Mapping) or sorted(map(str, names)) != sorted(

@@ -167,7 +167,7 @@ def products(layout: Layout, weight: Weight) -> int:
     if not weight.active:
         return 0
     # a frozen weight needs no gradient, and a reference has no adapters
-    once = 3 if weight.trained else 2 + layout.run.objective.forward_passes
+    once = 3 if weight.trained else (2 + layout.run.objective.forward_passes)
     if not weight.stacked:
         return once  # the loss takes its gradient at once, whatever `train.remat` says
     return once + is_recomputed(layout, weight)
