@@ -68,11 +68,14 @@ class Work:
     attention: Attention | None = None
     """None for a model without attention."""
     mixing_flops: float = 0.0
-    """FLOPs of a token, forward, in all layers, beside matmuls and attention: of a recurrence."""
+    """FLOPs of a token, forward, in all layers, beside matmuls and attention: of a recurrence, or
+    of scores that depend on distances."""
     mixing_kept: float = 0.0
     """Elements of a token, in all layers, that such mixing saves for its backward pass."""
     soft_capped: bool = False
     """Whether a soft cap changes the logits."""
+    uncut: tuple[str, ...] = ()
+    """Mesh axes over which the model cannot be cut."""
     normed: frozenset[str] = frozenset()
     """Own names of the weights whose product a norm takes in, which its backward pass needs."""
 

@@ -46,6 +46,7 @@ Entry = None | str | tuple[str, ...]
 WEIGHTS: dict[str, Entry] = {
     "embed": ("fsdp", "expert", "context"),
     "vocab": "tensor",
+    "distances": None,
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",

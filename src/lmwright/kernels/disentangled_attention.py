@@ -1,0 +1,16 @@
+"""Disentangled attention by the kernels of each platform; signature of `nn.disentangled.attention`.
+
+reference, CPU, TPU    nn.disentangled, which holds the scores of all pairs of tokens
+"""
+
+from collections.abc import Callable
+
+from jax import Array
+
+from lmwright.core.compute import Compute
+from lmwright.nn import disentangled
+
+
+def attend_by(compute: Compute) -> Callable[..., Array]:
+    """The attention of these settings, for whole rows on a device."""
+    return disentangled.attention
