@@ -7,8 +7,8 @@ each row of which is then rotated one lane further than the one above:
 
     m [keys, distances] = k [keys, H] table [H, distances]      term[key, query] = m[key, query - key]
 
-The term of the queries is made the other way round and transposed. Rows rotate one way only, so
-the backward pass rotates the derivatives of the scores back in strips whose rows are in reverse.
+The term of the queries is made the other way round and transposed. A TPU rotates further from row to
+row, not less far, so the backward pass rotates derivatives back with every eight rows in reverse.
 Layout, softmax and the rest are as in `tpu_row_attention`.
 """
 
@@ -32,6 +32,8 @@ from lmwright.nn.attention import MASKED
 from lmwright.nn.disentangled import Disentangled, rows_of
 
 SUBLANES = 8
+UNSTRIDED = ("TPU v4",)
+"""Chips without a rotation that grows from row to row."""
 FORWARD, BACKWARD = "disentangled_fwd", "disentangled_bwd"
 
 
@@ -65,6 +67,8 @@ class Row:
     """PK by distance s - t, scaled, [H, 2 T]: the distance -T is at place 0."""
     of_keys: Ref
     """PQ by distance t - s, [H, 2 T]."""
+    strided: bool
+    """Whether a rotation may grow from row to row."""
 
     def at(self, block: Array) -> Any:
         """The tokens of a block."""
@@ -88,14 +92,14 @@ class Row:
         """Writes the products of queries q [T, H] with distances to `terms` [keys, queries]"""
         for strip, some in strips(self.size):
             table = self.of_queries[:, self.window(keys, queries, strip)]
-            terms[:, some] = skewed(dot(q[self.part(queries, strip), :], table)).T
+            terms[:, some] = skewed(dot(q[self.part(queries, strip), :], table), self.strided).T
 
     def scores(
         self, k: Array, q: Array, keys: Array, queries: Array, strip: int, terms: Array
     ) -> Array:
         """Masked float32 [LANES, queries] of a strip of scaled k [LANES, H], q [H, queries]."""
         table = self.of_keys[:, self.window(queries, keys, strip)]
-        scores = dot(k, q) + terms + skewed(dot(k, table))
+        scores = dot(k, q) + terms + skewed(dot(k, table), self.strided)
         ids = jnp.tile(self.k_ids[self.part(keys, strip), :], (1, self.size // LANES))
         return jnp.where(ids == self.q_ids[:, self.at(queries)], scores, MASKED)
 
@@ -105,15 +109,18 @@ def strips(size: int) -> list[tuple[int, slice]]:
     return [(i, slice(i * LANES, (i + 1) * LANES)) for i in range(size // LANES)]
 
 
-def skewed(m: Array) -> Array:
+def skewed(m: Array, strided: bool) -> Array:
     """[LANES, size] of m [LANES, LANES + size]: row r from place LANES - r on."""
-    return pltpu.roll(m, 0, 1, stride=1, stride_axis=0)[:, LANES:]
+    turned = pltpu.roll(m, 0, 1, stride=1, stride_axis=0) if strided else rotated(m, 1)
+    return turned[:, LANES:]
 
 
-def skewed_back(d: Array) -> Array:
-    """[LANES, LANES + size], zeros but for row r of d [LANES, size] from place r + 1 on: the
-    derivative of `skewed` by its argument, with every SUBLANES rows in reverse."""
+def skewed_back(d: Array, strided: bool) -> Array:
+    """[LANES, LANES + size], zeros but for row r of d [LANES, size] from place LANES - r on: the
+    derivative of `skewed` by its argument. If `strided`, every SUBLANES rows are in reverse."""
     width = LANES + d.shape[1]
+    if not strided:
+        return rotated(jnp.concatenate([jnp.zeros((LANES, LANES), d.dtype), d], axis=1), -1)
     order = SUBLANES - 1 - lax.broadcasted_iota(jnp.int32, (SUBLANES, d.shape[1]), 0)
     zeros = jnp.zeros((SUBLANES, LANES), d.dtype)
     groups = []
@@ -122,6 +129,18 @@ def skewed_back(d: Array) -> Array:
         some = jnp.concatenate([zeros, some], axis=1)
         shift = width - first - SUBLANES + 1
         groups.append(pltpu.roll(some, shift, 1, stride=1, stride_axis=0))
+    return jnp.concatenate(groups, axis=0)
+
+
+def rotated(x: Array, way: int) -> Array:
+    """x [LANES, .] with row r rotated by r lanes to the right, or to the left if `way` is -1; for
+    TPUs that rotate all rows alike: by the bits of r that differ among SUBLANES rows, then by the
+    first of these rows."""
+    width, row = x.shape[1], lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    for bit in (1, 2, 4):
+        x = jnp.where((row & bit) != 0, pltpu.roll(x, way * bit % width, 1), x)
+    firsts = range(0, LANES, SUBLANES)
+    groups = [pltpu.roll(x[r : r + SUBLANES], way * r % width, 1) for r in firsts]
     return jnp.concatenate(groups, axis=0)
 
 
@@ -143,16 +162,19 @@ def add_by_distance(total: Ref, there: Any, x: Array, back: Ref) -> None:
     total[:, there] += jnp.concatenate(sums, axis=1)
 
 
-def reversed_lanes(x: Array) -> Array:
-    """x [H, LANES] float32 with every SUBLANES lanes in reverse: their order in `skewed_back`."""
+def in_order(x: Array, strided: bool) -> Array:
+    """x [H, LANES] with its lanes, in the order of the rows of `skewed_back`, in order, or the
+    other way round."""
+    if not strided:
+        return x
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    within = lax.rem(lane, SUBLANES)
-    return jnp.take_along_axis(x, lane + SUBLANES - 1 - 2 * within, axis=1)
+    opposite = lane + SUBLANES - 1 - 2 * lax.rem(lane, SUBLANES)
+    return jnp.take_along_axis(x.astype(jnp.float32), opposite, axis=1)
 
 
-def _forward_kernel(size: int, *refs: Ref) -> None:
+def _forward_kernel(call: "Call", size: int, *refs: Ref) -> None:
     *marks, q, k, v, out, log_sums, keys, turned_q, parts = refs
-    row = Row(size, q.shape[1] // size, *marks)
+    row = Row(size, q.shape[1] // size, *marks, call.strided)
     keys[...], turned_q[...] = k[...].T, q[...].T
 
     def queries(i: Array, _: None) -> None:
@@ -179,16 +201,15 @@ def _forward_kernel(size: int, *refs: Ref) -> None:
     lax.fori_loop(0, row.count, queries, None)
 
 
-def _backward_kernel(size: int, *refs: Ref) -> None:
+def _backward_kernel(call: "Call", size: int, *refs: Ref) -> None:
     *marks, q, k, v, g, log_sums, inner, dq, dk, dv, dpk, dpq = refs[:-12]
-    turned_q, turned_k, turned_v, reverse_q, reverse_k, parts, back, *sums = refs[-12:]
+    turned_q, turned_k, turned_v, ordered_q, ordered_k, parts, back, *sums = refs[-12:]
     dq_sum, dk_sum, dv_sum, dq_back, dk_back = sums
-    row, dtype = Row(size, q.shape[1] // size, *marks), q.dtype
+    row, dtype = Row(size, q.shape[1] // size, *marks, call.strided), q.dtype
     turned_q[...], turned_k[...], turned_v[...] = q[...].T, k[...].T, v[...].T
     for _, some in strips(q.shape[1]):
-        for reverse, source in ((reverse_q, q), (reverse_k, k)):
-            lanes = source[:, some].astype(jnp.float32)
-            reverse[:, some] = reversed_lanes(lanes).astype(dtype)
+        ordered_q[:, some] = in_order(q[:, some], row.strided).astype(dtype)
+        ordered_k[:, some] = in_order(k[:, some], row.strided).astype(dtype)
     for each in sums:
         each[...] = jnp.zeros_like(each)
 
@@ -208,24 +229,24 @@ def _backward_kernel(size: int, *refs: Ref) -> None:
                 ds = probs * (dot(turned_v[mine, :], g[:, at]) - inner[:, at])
                 parts[part] = ds
                 dk_sum[:, mine] += dot(q[:, at], ds.astype(dtype), over=(1, 1))
-                back[part, places(strip, size)] = skewed_back(ds).astype(dtype)
+                back[part, places(strip, size)] = skewed_back(ds, row.strided).astype(dtype)
                 wide = back[part, places(strip, size)]
                 dk_back[:, mine] += dot(row.of_keys[:, here], wide, over=(1, 1))
-            add_by_distance(dpq, row.all_windows(i, j), reverse_k[:, row.at(j)], back)
+            add_by_distance(dpq, row.all_windows(i, j), ordered_k[:, row.at(j)], back)
             dq_sum[:, at] += dot(k[:, row.at(j)], parts[...].astype(dtype))
             for strip, part in strips(size):
                 mine, here = row.part(i, strip), row.window(j, i, strip)
-                back[part, places(strip, size)] = skewed_back(parts[:, part].T).astype(dtype)
+                back[part, places(strip, size)] = skewed_back(parts[:, part].T, row.strided).astype(dtype)
                 wide = back[part, places(strip, size)]
                 dq_back[:, mine] += dot(row.of_queries[:, here], wide, over=(1, 1))
-            add_by_distance(dpk, row.all_windows(j, i), reverse_q[:, at], back)
+            add_by_distance(dpk, row.all_windows(j, i), ordered_q[:, at], back)
 
         lax.fori_loop(0, row.count, some, None)
 
     lax.fori_loop(0, row.count, keys, None)
     for _, some in strips(q.shape[1]):
-        dq[:, some] = (dq_sum[:, some] + reversed_lanes(dq_back[:, some])).astype(dtype)
-        dk[:, some] = (dk_sum[:, some] + reversed_lanes(dk_back[:, some])).astype(dtype)
+        dq[:, some] = (dq_sum[:, some] + in_order(dq_back[:, some], row.strided)).astype(dtype)
+        dk[:, some] = (dk_sum[:, some] + in_order(dk_back[:, some], row.strided)).astype(dtype)
     dv[...] = dv_sum[...].astype(dv.dtype)
 
 
@@ -233,6 +254,7 @@ def _backward_kernel(size: int, *refs: Ref) -> None:
 class Call:
     """A call of one of the kernels."""
 
+    strided: bool
     interpret: Any = False
 
     def __call__(
@@ -245,7 +267,7 @@ class Call:
         out: list[jax.ShapeDtypeStruct],
         scratch: list[Any],
     ) -> list[Array]:
-        """`kernel(size, *marks, *tables, *arrays, *out, *scratch)`; `arrays` and `out` are
+        """`kernel(call, size, *marks, *tables, *arrays, *out, *scratch)`; `arrays` and `out` are
         [B, N, ., T], or [N, ., 2 T] where they are the same of all rows."""
         b, n, _, t = arrays[0].shape
         size = block_of(t)
@@ -260,7 +282,7 @@ class Call:
 
         with jax.named_scope(name):
             return pl.pallas_call(
-                partial(kernel, size),
+                partial(kernel, self, size),
                 name=name,
                 grid=(n, b),
                 in_specs=[*marks, *map(whole, tables), *map(whole, arrays)],
@@ -318,9 +340,10 @@ def _like(array: Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
 
 def attention(
     q: Array, k: Array, v: Array, position_keys: Array, position_queries: Array,
-    segment_ids: Array, scoring: Disentangled, *, interpret: Any = False,
+    segment_ids: Array, scoring: Disentangled, *, strided: bool | None = None, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.disentangled.attention`, of one device's own rows, for which `fits` holds."""
+    """As `nn.disentangled.attention`, of one device's own rows, for which `fits` holds. `strided`
+    says how rows are rotated; without it, the devices of the mesh do."""
     t, num_rows = q.shape[1], position_keys.shape[0]
     distances = np.arange(-t, t)
 
@@ -332,5 +355,10 @@ def attention(
     pq = table(position_queries, distances)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     k = (k.astype(jnp.float32) * scoring.scale).astype(k.dtype)
-    out = attend(Call(interpret), q, k, v, pk, pq, segment_ids).transpose(0, 3, 1, 2)
+    out = attend(Call(_is_strided() if strided is None else strided, interpret), q, k, v, pk, pq, segment_ids).transpose(0, 3, 1, 2)
     return jnp.where((segment_ids > 0)[..., None, None], out, 0)
+
+
+def _is_strided() -> bool:
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is None or device.device_kind not in UNSTRIDED
