@@ -27,7 +27,6 @@ from pydantic import Field
 from lmwright.config.run import NonNegativeInt, Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
-from lmwright.core.leaves import is_typed
 from lmwright.core.param import Tree, is_param, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import lookup
@@ -143,10 +142,7 @@ class Rtd(Objective):
         return key
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over the batch; `key` [B] says what is masked, and what is drawn there. Raises
-        UserError for adapters."""
-        if any(map(is_typed, jax.tree.leaves(w, is_leaf=is_typed))):
-            raise UserError("objective.kind: 'rtd' trains all weights; remove [lora]")
+        """Sums over the batch; `key` [B] says what is masked, and what is drawn there."""
         keys = self.keys(batch, key)
         hidden = self.masking.hide(batch, model.vocab_size, keys)
         learned, mixed = self.fill(model, w[GENERATOR], batch, hidden, keys, compute)
