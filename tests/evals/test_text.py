@@ -6,6 +6,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
+from lmwright.evals.compute import row_compute
 from lmwright.evals.text import evaluate_text
 from lmwright.formats import reference
 from lmwright.formats.convert import export_command
@@ -41,7 +42,8 @@ def test_windows(count, context, stride):
     rng = np.random.default_rng(0)
     w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, MODEL.spec())
     ids = rng.integers(0, 29, count).tolist()
-    found = evaluate_text(MODEL, w, ids, context=context, stride=stride)
+    fp32 = row_compute("fp32")
+    found = evaluate_text(MODEL, w, ids, context=context, stride=stride, compute=fp32)
     nll, hits = by_hand(w, ids, context, stride)
     assert found.tokens == len(nll)
     assert found.loss == pytest.approx(np.mean(nll), rel=1e-5)

@@ -67,6 +67,8 @@ CASES: dict[str, dict] = {
     "objective diffusion": DIFFUSION | {"model": {"kind": "llada", **DENSE}},
     "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
         "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
+    "objective rtd": {"data": "masked", "model": {"kind": "deberta", **MODELS["deberta"]},
+                      "objective": {"kind": "rtd"}},
     "objective classify": {"data": "labeled", "model": ENCODER, "objective": {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},

@@ -106,7 +106,7 @@ def test_all_to_all_with_fewer_kv_heads_than_devices(sizes, heads, masks):
     compare(fn, mesh_of(**sizes), (2, 32, *heads, 6), **masks)
 
 
-@pytest.mark.parametrize("ways", [2, 3, 8])
+@pytest.mark.parametrize("ways", [2, pytest.param(3, marks=pytest.mark.slow), 8])
 def test_chunks_go_where_the_work_is_even(ways):
     """Device d holds chunks d and 2 n - 1 - d; then they return."""
     row = jnp.arange(2 * ways)[None]  # a chunk of one token each

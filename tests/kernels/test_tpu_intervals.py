@@ -46,7 +46,20 @@ def scheme(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OFTEN = {"whole rows": KINDS, "whole rows in blocks": ["causal window", "near", "odd"],
+         "long rows": ["near", "none at padding", "odd"], "odd long rows": ["odd"]}  # fmt: skip
+"""Those that differ in what is skipped or masked."""
+
+
+@pytest.mark.parametrize(
+    "scheme, kind",
+    [
+        pytest.param(scheme, kind, marks=[] if kind in often else pytest.mark.slow)
+        for scheme, often in OFTEN.items()
+        for kind in KINDS
+    ],
+    indirect=["scheme"],
+)
 def test_equal_to_the_reference(kind, scheme):
     """Heads that share a kv head, a soft cap, segments and padding."""
     q, k, v, ids, g = problem(*SHAPES[scheme])
@@ -62,7 +75,7 @@ def test_an_odd_number_of_spans(kind, monkeypatch):
     check(kernel(reach), make(ids), (q, k, v, g), scoring=Scoring(0.4))
 
 
-@pytest.mark.parametrize("kind", ["near", "odd, near"])
+@pytest.mark.parametrize("kind", [pytest.param("near", marks=pytest.mark.slow), "odd, near"])
 def test_bands_of_long_rows(kind, monkeypatch):
     """Queries near the edge of a span of keys meet two; parts of 128 keys."""
     take_long(monkeypatch, 128, 128, 128, 128)
@@ -74,7 +87,9 @@ def test_bands_of_long_rows(kind, monkeypatch):
     check(kernel(reach), make(ids), (q, k, v, g))
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize(
+    "kind", [k if k == "near" else pytest.param(k, marks=pytest.mark.slow) for k in EXACT]
+)
 def test_splash_for_early_chips(kind):
     q, k, v, ids, g = problem(2, 256, 4, 2, 64)
     make, reach = KINDS[kind]
@@ -91,7 +106,7 @@ def test_what_no_kernel_of_ours_takes(shape, early):
         check(kernel(reach, early=early), make(ids), (q, k, v, g))
 
 
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 70])
 def test_causal_intervals_are_causal_attention(window, scheme):
     q, k, v, ids, g = problem(1, 384, 2, 2, 32)
     seen, reach = intervals.causal(ids, window), intervals.causal_reach(window)
@@ -119,7 +134,7 @@ def test_rows_mapped_over(long, monkeypatch):
     check(one_by_one, odd(ids), (q, k, v, g))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data(), long=st.booleans())
 def test_any_intervals_within_any_reach(data, long):
     """Drawn by blocks of 32 queries, so that whole spans may be empty."""
@@ -198,7 +213,13 @@ def test_platforms_have_their_kernels():
 
 @pytest.mark.parametrize("how", ["ring", "all_to_all"])
 @pytest.mark.parametrize("sizes", [{"context": 8}, {"context": 2, "fsdp": 2, "tensor": 2}])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        k if k in ("near", "blocks", "odd") else pytest.param(k, marks=pytest.mark.slow)
+        for k in KINDS
+    ],
+)
 def test_rows_cut_over_devices(kind, sizes, how):
     q, k, v, ids, g = problem(2, 320, 8, 4, 6)
     make, reach = KINDS[kind]

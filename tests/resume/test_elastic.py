@@ -69,7 +69,10 @@ def test_it_goes_on_with_other_devices(whole, tmp_path, devices, mesh, pieces):
     np.testing.assert_allclose([*got.values()], [*expected.values()], rtol=2e-5)
 
 
-@pytest.mark.parametrize(("mesh", "pieces"), [(Mesh(), 1), (Mesh(), 4), (Mesh(stage=2), 2)])
+@pytest.mark.parametrize(
+    ("mesh", "pieces"),
+    [(Mesh(), 1), pytest.param(Mesh(), 4, marks=pytest.mark.slow), (Mesh(stage=2), 2)],
+)
 def test_noise_is_drawn_by_row(small_run, mesh, pieces):
     """The gradients of a step do not depend on how its rows are cut into microbatches."""
     run = replace(small_run, objective=Sft(neftune_alpha=5.0))

@@ -88,6 +88,7 @@ def pretrained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_same_losses(pretrained, tmp_path):
     assert main(["train", str(pretrained / "run.toml"), f"dir={tmp_path}/run"]) == 0
     ours, theirs = logged(pretrained, "train"), logged(tmp_path, "train")

@@ -46,7 +46,12 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize(
-    "offload, remat", [("block_inputs", "block"), ("attention", "mlp"), ("products", "block")]
+    "offload, remat",
+    [
+        pytest.param("block_inputs", "block", marks=pytest.mark.slow),  # as in test_block_inputs
+        ("attention", "mlp"),
+        ("products", "block"),
+    ],
 )
 def test_the_host_changes_no_bit(offload, remat):
     run = make_run(remat=remat, num_microbatches=2)
@@ -63,7 +68,9 @@ def test_the_host_changes_no_bit_on_a_mesh(offload, axes):
     equal(states(ours, devices)[0], states(run, devices)[0])
 
 
-@pytest.mark.parametrize("mlp, devices", [("swiglu", 1), ("relu2", 1), ("swiglu", 8)])
+@pytest.mark.parametrize(
+    "mlp, devices", [pytest.param("swiglu", 1, marks=pytest.mark.slow), ("relu2", 1), ("swiglu", 8)]
+)
 def test_chunks_of_an_mlp_add_up(mlp, devices):
     """Gradients, as the first moments of the first step have them."""
     runs = [
@@ -76,7 +83,7 @@ def test_chunks_of_an_mlp_add_up(mlp, devices):
     assert_close_to_largest(*moments, share=2e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_the_head_s_gradient_is_added_up_once(devices):
     (whole, metrics), (once, once_metrics) = (
         states(make_run(head_gradient=when), devices, steps=1)[0] for when in ("by_chunk", "once")

@@ -41,7 +41,13 @@ def assert_moments_close(state, other):
         assert_close_to_largest(*moments, share=1e-5)
 
 
-@pytest.mark.parametrize("name", LORAS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("dora", "two on int8") else pytest.param(name, marks=pytest.mark.slow)
+        for name in LORAS
+    ],
+)
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_chunks_change_no_adapter(name, devices):
     """Gradients of all factors, as the first moments of two steps have them: the second factor is
@@ -63,8 +69,22 @@ def on_device(run, monkeypatch, **options):
         return states(replace(run, name="near"), **options)[0]
 
 
-@pytest.mark.parametrize("name", ["one on int8", "two"])
-@pytest.mark.parametrize("offload", ["block_inputs", "attention", "products"])
+@pytest.mark.parametrize(
+    "name, offload",
+    [
+        ("one on int8", "block_inputs"),
+        ("two", "products"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("one on int8", "attention"),
+                ("one on int8", "products"),
+                ("two", "block_inputs"),
+                ("two", "attention"),
+            )
+        ),
+    ],
+)
 def test_the_host_changes_no_bit_of_adapters(name, offload, monkeypatch):
     run = tuned(LORAS[name], offload=offload)
     far, near = states(run)[0], on_device(run, monkeypatch)
@@ -74,6 +94,7 @@ def test_the_host_changes_no_bit_of_adapters(name, offload, monkeypatch):
         equal(far, near)
 
 
+@pytest.mark.slow
 def test_moments_of_adapters_on_the_host_change_no_bit():
     run = tuned(LORAS["two"])
     near, far = (
@@ -85,6 +106,7 @@ def test_moments_of_adapters_on_the_host_change_no_bit():
     assert "pinned_host" in kinds
 
 
+@pytest.mark.slow
 def test_chunks_with_dropout_train_the_same_again():
     """Each chunk draws its own dropped inputs, in the backward pass the same as in the forward."""
     run = tuned(LowRank(base="fp32", rank=4, dropout=0.5, targets=("mlp",)), mlp_chunk_tokens=8)

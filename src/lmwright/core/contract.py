@@ -218,6 +218,16 @@ class Objective(Protocol):
         prepared data."""
         return self
 
+    held_out_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics of its loss that are shown for held-out rows, beside those of all objectives."""
+
+    parts: ClassVar[tuple[str, ...]] = ()
+    """Names of its models, where several can be exported."""
+
+    def part(self, name: str) -> Self:
+        """The objective of which that one of the `parts` is exported."""
+        return self
+
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 
