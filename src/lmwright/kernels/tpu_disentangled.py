@@ -2,14 +2,15 @@
 
 A score has two terms beside q k': that of the query with the distance to the key, and that of the
 key with the distance to the query (`nn.disentangled`). A strip of 128 keys and a block of queries
-have the distances of one window of the table of all distances, so that their term is one product,
-each row of which is then rotated one lane further than the one above:
+have distances of one window of a table, so that their term is one product, each row of which is
+then rotated one lane further than the one above:
 
-    m [keys, distances] = k [keys, H] table [H, distances]      term[key, query] = m[key, query - key]
+    m [keys, distances] = k [keys, H] table [H, distances]
+    term[key, query] = m[key, query - key]
 
-The term of the queries is made the other way round and transposed. A TPU rotates further from row to
-row, not less far, so the backward pass rotates derivatives back with every eight rows in reverse.
-Layout, softmax and the rest are as in `tpu_row_attention`.
+The term of the queries is made the other way round and transposed. A TPU rotates further from
+row to row, not less far, so the backward pass rotates derivatives back with every eight rows in
+reverse. Layout, softmax and the rest are as in `tpu_row_attention`.
 """
 
 import json
@@ -45,12 +46,13 @@ def fits(seq_len: int, head_dim: int, itemsize: int) -> bool:
 
 def _vector_memory(seq_len: int, head_dim: int, itemsize: int) -> int:
     """Bytes of the backward kernel: four inputs, three outputs and two tables with the next ones
-    under way, what is turned around, sums, derivatives of the tables, ids, scores of a block."""
-    turned = 2 * -(-head_dim // LANES) * LANES + 3 * head_dim
-    head = seq_len * (head_dim * (14 * itemsize + 3 * 4) + turned * itemsize)
+    under way, what is turned around or in another order, five sums, derivatives of the tables,
+    ids, and of a block its scores, what is made of them, and derivatives by distance."""
+    turned = 3 * -(-head_dim // LANES) * LANES + 2 * head_dim
+    head = seq_len * (head_dim * (14 * itemsize + 5 * 4) + turned * itemsize)
     tables = 2 * 2 * seq_len * head_dim * 2 * (itemsize + 4)
     size = block_of(seq_len)
-    return head + tables + 2 * 4 * seq_len * LANES + 3 * 4 * size**2 + 4 * LANES * 2 * size
+    return head + tables + 2 * 4 * seq_len * LANES + (3 * 4 + 2 * itemsize) * size**2
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,12 @@ def _forward_kernel(call: "Call", size: int, *refs: Ref) -> None:
         def some(j: Array, sums: Sums) -> Sums:
             top, total, out = sums
             row.query_terms(turned_q, j, i, parts)
-            scores = jnp.concatenate([
-                row.scores(keys[row.part(j, strip), :], block, j, i, strip, parts[part])
-                for strip, part in strips(size)
-            ])
+            scores = jnp.concatenate(
+                [
+                    row.scores(keys[row.part(j, strip), :], block, j, i, strip, parts[part])
+                    for strip, part in strips(size)
+                ]
+            )
             new_top = jnp.maximum(top, jnp.max(scores, axis=0, keepdims=True))
             probs, keep = jnp.exp(scores - new_top), jnp.exp(top - new_top)
             total = total * keep + jnp.sum(probs, axis=0, keepdims=True)
@@ -236,7 +240,9 @@ def _backward_kernel(call: "Call", size: int, *refs: Ref) -> None:
             dq_sum[:, at] += dot(k[:, row.at(j)], parts[...].astype(dtype))
             for strip, part in strips(size):
                 mine, here = row.part(i, strip), row.window(j, i, strip)
-                back[part, places(strip, size)] = skewed_back(parts[:, part].T, row.strided).astype(dtype)
+                back[part, places(strip, size)] = skewed_back(parts[:, part].T, row.strided).astype(
+                    dtype
+                )
                 wide = back[part, places(strip, size)]
                 dq_back[:, mine] += dot(row.of_queries[:, here], wide, over=(1, 1))
             add_by_distance(dpk, row.all_windows(j, i), ordered_q[:, at], back)
@@ -289,18 +295,14 @@ class Call:
                 out_specs=[whole(a) for a in out],
                 out_shape=out,
                 scratch_shapes=scratch,
-                compiler_params=pltpu.CompilerParams(
-                    dimension_semantics=("parallel", "arbitrary")
-                ),
+                compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
                 interpret=self.interpret,
                 metadata={"xprof_metadata": json.dumps({"block_q": size, "block_kv": size})},
             )(ids[:, None], wide, *tables, *arrays)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(
-    call: Call, q: Array, k: Array, v: Array, pk: Array, pq: Array, ids: Array
-) -> Array:
+def attend(call: Call, q: Array, k: Array, v: Array, pk: Array, pq: Array, ids: Array) -> Array:
     """q, scaled k, v [B, N, H, T]; pk, scaled, and pq [N, H, 2 T] by distance; ids [B, T]."""
     return _forward(call, q, k, v, pk, pq, ids)[0]
 
@@ -320,7 +322,16 @@ def _backward(call: Call, residuals: tuple, g: Array):
     h, t = q.shape[2:]
     turned, reverse = pltpu.VMEM((t, h), k.dtype), pltpu.VMEM((h, t), k.dtype)
     back = pltpu.VMEM((block_of(t), 2 * block_of(t)), k.dtype)
-    scratch = [turned, turned, turned, reverse, reverse, _parts(t), back, *[pltpu.VMEM((h, t), jnp.float32)] * 5]
+    scratch = [
+        turned,
+        turned,
+        turned,
+        reverse,
+        reverse,
+        _parts(t),
+        back,
+        *[pltpu.VMEM((h, t), jnp.float32)] * 5,
+    ]
     arrays = (q, k, v, g.astype(q.dtype), log_sums, inner)
     out = [*(_like(a) for a in (q, k, v)), *(_like(a, jnp.float32) for a in (pk, pq))]
     *mine, dpk, dpq = call(_backward_kernel, BACKWARD, ids, (pk, pq), arrays, out, scratch)
@@ -340,10 +351,11 @@ def _like(array: Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
 
 def attention(
     q: Array, k: Array, v: Array, position_keys: Array, position_queries: Array,
-    segment_ids: Array, scoring: Disentangled, *, strided: bool | None = None, interpret: Any = False,
+    segment_ids: Array, scoring: Disentangled,
+    *, strided: bool | None = None, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.disentangled.attention`, of one device's own rows, for which `fits` holds. `strided`
-    says how rows are rotated; without it, the devices of the mesh do."""
+    """As `nn.disentangled.attention`, of one device's own rows, for which `fits` holds. `strided`:
+    whether rotations may grow from row to row; without it, the devices of the mesh say so."""
     t, num_rows = q.shape[1], position_keys.shape[0]
     distances = np.arange(-t, t)
 
@@ -355,7 +367,9 @@ def attention(
     pq = table(position_queries, distances)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     k = (k.astype(jnp.float32) * scoring.scale).astype(k.dtype)
-    out = attend(Call(_is_strided() if strided is None else strided, interpret), q, k, v, pk, pq, segment_ids).transpose(0, 3, 1, 2)
+    out = attend(
+        Call(_is_strided() if strided is None else strided, interpret), q, k, v, pk, pq, segment_ids
+    ).transpose(0, 3, 1, 2)
     return jnp.where((segment_ids > 0)[..., None, None], out, 0)
 
 
