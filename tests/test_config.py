@@ -295,10 +295,12 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
     for name in presets.all_recipes():
         encoders = {"encoder": "eurobert-210m", "modernbert": "modernbert-base"}
         encoders |= {"diffusion": "llada-8b", "classifier": "eurobert-210m"}
+        encoders |= {"deberta": "deberta-v3-base"}
         model = encoders.get(name.rpartition("-")[2], "llama-5m")
         given = ["train.steps=20000", "train.global_batch_size=8", f"model.preset={model}"]
         if model != "llama-5m":
-            text = "".join(x for x in RUN_FILE.splitlines(True) if not x.startswith("qk_norm"))
+            llama = ("qk_norm", "rope_theta")
+            text = "".join(x for x in RUN_FILE.splitlines(True) if not x.startswith(llama))
             run_file.write_text(text)
             given += ["eval.prompts=[]"]
         rows = ["data.sources.0.rows=alpaca"] if name.endswith("alpaca") else []
@@ -308,6 +310,32 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         model = function()
         assert is_dataclass(model) and {f.name for f in fields(model)} >= {"kind"}
         assert function.__doc__ and name == name.lower()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["objective.generator_layers=13"], "makes the generator larger than the discriminator"),
+        (["model.preset=modernbert-base"], "'rtd' has no head for 'modernbert'"),
+        (["model.preset=llama-5m"], "'rtd' needs a model that looks both .* 'deberta'"),
+        (["lora.kind=lora"], "lora: objective.kind = 'rtd' trains two models whole"),
+        (["train.init_from=hf"], "train.init_from: .* a place has one"),
+    ],
+)
+def test_what_does_not_go_with_two_models(words, said, tmp_path):
+    path = tmp_path / "run.toml"
+    text = 'recipe = "pretrain-deberta"\nname = "t"\ndir = "run"\ndata.dir = "data"\n'
+    if "train.init_from=hf" in words:
+        words = [f"train.init_from={(folder := tmp_path / 'hf')}"]
+        folder.mkdir()
+        model = presets.of_section("model")["deberta-v3-small"]()
+        (folder / "config.json").write_text(json.dumps(model.hf.config(model)))
+    elif not words[0].startswith("model"):
+        text += 'model.preset = "deberta-v3-base"\n'
+    path.write_text(text + "train.steps = 20000\ntrain.global_batch_size = 8\n")
+    with pytest.raises(UserError, match=said) as error:
+        load_run(path, words)
+    assert "\n" not in str(error.value)
 
 
 def test_how_a_recipe_trains_a_tokenizer_is_left_out_where_one_is_imported(tmp_path):

@@ -19,7 +19,8 @@ PRESETS = {
     name.replace(".", "-").replace("phi-3", "phi3"): make
     for name, make in (decoders.PRESETS | encoders.PRESETS).items()
 }
-# Of the published models: counts in their safetensors metadata.
+# Of the published models: counts in their safetensors metadata. Those of DeBERTa are in
+# test_counts_of_deberta: a count without the head was published.
 PUBLISHED = {
     "llama-3-1-8b": 8_030_261_248,
     "llama-3-1-70b": 70_553_706_496,
@@ -93,6 +94,8 @@ def test_windows_are_counted(name):
     keys *= 2 if model.both_ways else 1
     attention = 12 * keys * model.num_heads * model.head_dim
     weights = count_params(model.spec()) - (table if model.head == "untied" else 0)
+    if model.kind == "deberta":  # as many rows of distances as keys, of queries and of keys
+        attention, weights = 2 * attention, weights - t * model.embed_dim
     found = plan.flops_per_step / plan.tokens_per_step
     assert found == pytest.approx(6 * weights + attention, rel=3e-3, abs=6 * vectors)
     layout = Layout.of(plan)
@@ -119,3 +122,22 @@ def test_a_pattern_of_layers_is_reckoned_like_its_layers():
             found.append((memory(layout).parts(), timing(layout, machine).by_kind))
     for two, one in zip(found[:4], found[4:], strict=True):
         assert two[0] == pytest.approx(one[0]) and dict(two[1]) == pytest.approx(dict(one[1]))
+
+
+@pytest.mark.parametrize(
+    "name, layers, whole",  # millions of weights of the encoder, and with its embedding
+    [
+        ("deberta-v3-xsmall", 21.5, 70.7),
+        ("deberta-v3-small", 42.9, 141.3),
+        ("deberta-v3-base", 85.5, 183.8),
+        ("deberta-v3-large", 302.8, 434.0),
+        ("mdeberta-v3-base", 85.5, 278.2),
+    ],
+)
+def test_counts_of_deberta(name, layers, whole):
+    model = PRESETS[name]()
+    spec = model.spec()
+    head = {n: param for n, param in model.head_weights(spec).items() if n != "embed"}
+    table = model.vocab_size * model.embed_dim
+    encoder = count_params(spec) - count_params(head)
+    assert (round((encoder - table) / 1e6, 1), round(encoder / 1e6, 1)) == (layers, whole)

@@ -18,9 +18,10 @@ import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
-from lmwright.kernels import tpu_attention, tpu_interval_attention
+from lmwright.kernels import tpu_attention, tpu_disentangled, tpu_interval_attention
 from lmwright.nn import intervals
 from lmwright.nn.attention import Scoring
+from lmwright.nn.disentangled import Disentangled
 from lmwright.planner.compiler.cost import estimate
 from lmwright.planner.compiler.hlo import parse
 from lmwright.hardware.slices import parse_slice, topology_request
@@ -31,6 +32,12 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
     array = lambda *s, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(s, dtype, sharding=place)
     def loss(q, k, v, ids):
         early = slice_name.startswith(("v2", "v3"))
+        if "distances" in choices:
+            far, scoring = [table] * 2, Disentangled(0.1, 512)
+            attend = tpu_disentangled.attention
+            strided = slice_name[:2] != "v4"
+            out = attend(q, k, v, *far, ids, scoring, strided=strided)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
         if "reach" in choices:
             near = choices["reach"]
             seen, reach = intervals.both_ways(ids, near), intervals.both_ways_reach(near)
@@ -40,6 +47,7 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
         out = attend(q, k, v, *rest, early=early)
         return jnp.sum(out.astype(jnp.float32) ** 2)
     args = array(b, t, n, h), array(b, t, k, h), array(b, t, k, h), array(b, t, dtype=jnp.int32)
+    table = jnp.ones((512, n, h), jnp.bfloat16)
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*args).compile().as_text()
     cost = estimate(parse(text), parse_slice(slice_name)).by_kind.get("attention")
     return text.count('custom_call_target="tpu_custom_call"'), "row_attention_bwd" in text, cost
@@ -124,3 +132,16 @@ def test_every_generation_compiles_more_shapes(slice_name):
     wide = [2, False]  # a head of 256 is too large to be whole
     found = kernels_of(cases)
     assert [kernel for *kernel, _ in found] == [[2, not early], wide, long, wide, long]
+
+
+@pytest.mark.parametrize(
+    "generation",
+    ["v6e", *(pytest.param(g, marks=pytest.mark.slow) for g in ("v4", "v5e", "v5p", "7x"))],
+)
+def test_disentangled_attention_compiles(generation):
+    """In rows of DeBERTa's length and twice that, for what `plan` says it costs."""
+    slice_name = next(name for name in GENERATIONS if name.startswith(generation))
+    cases = [(slice_name, 1, t, 2, 2, 64, {"distances": True}) for t in (512, 1024)]
+    short, long = kernels_of(cases)
+    assert short[:1] == long[:1] == [2]
+    assert short[-1] * 4 == pytest.approx(long[-1])

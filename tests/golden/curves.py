@@ -39,6 +39,7 @@ MODELS = {
     "olmo2": DENSE,
     "eurobert": DENSE,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
+    "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "llada": DENSE | {"predicts": "next"},
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
     "mixtral": SIZES | {"experts": EXPERTS},
@@ -61,11 +62,13 @@ THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
 CASES: dict[str, dict] = {
     **{f"family {kind}": {"model": {"kind": kind, **sizes}} for kind, sizes in MODELS.items()},
     **{f"family {kind}": {"data": "masked", "model": {"kind": kind, **MODELS[kind]},
-       "objective": {"kind": "mlm"}} for kind in ("eurobert", "modernbert")},
+       "objective": {"kind": "mlm"}} for kind in ("eurobert", "modernbert", "deberta")},
     "family llada": DIFFUSION | {"model": {"kind": "llada", **MODELS["llada"]}},
     "objective diffusion": DIFFUSION | {"model": {"kind": "llada", **DENSE}},
     "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
         "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
+    "objective rtd": {"data": "masked", "model": {"kind": "deberta", **MODELS["deberta"]},
+                      "objective": {"kind": "rtd"}},
     "objective classify": {"data": "labeled", "model": ENCODER, "objective": {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},

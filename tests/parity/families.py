@@ -18,6 +18,12 @@ MODERN = {
     "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "norm_eps": 3e-4,
     "local_attention": 12,
 }  # fmt: skip
+DEBERTA = {
+    "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "rope_parameters": None,
+    "layer_norm_eps": 3e-4, "relative_attention": True, "position_biased_input": False,
+    "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm",
+    "position_buckets": 6, "max_relative_positions": 20, "legacy": False,
+}  # fmt: skip
 OLD = {"original_max_position_embeddings": 13}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
@@ -136,6 +142,23 @@ ROWS = {
             "rope_parameters": None,
             "decoder_bias": False,
             "tie_word_embeddings": False,
+        },
+        gradients=False,
+    ),
+    "deberta": Row(
+        "DebertaV2ForMaskedLM",
+        DEBERTA,
+        gradients=False,  # tests/parity/test_encoders.py
+    ),
+    "deberta-context": Row(
+        "DebertaV2ForMaskedLM",
+        DEBERTA
+        | {
+            "max_relative_positions": -1,
+            "max_position_embeddings": 17,
+            "position_buckets": 11,
+            "pos_att_type": "p2c|c2p",
+            "hidden_act": "relu",
         },
         gradients=False,
     ),

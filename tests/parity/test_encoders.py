@@ -15,7 +15,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.mlm import Mlm
 from tests.in_memory import to_hf
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import GLOBAL, LOCAL, MODERN, SIZES, rope
+from tests.parity.families import DEBERTA, GLOBAL, LOCAL, MODERN, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -34,6 +34,7 @@ ENCODERS = {
     "EuroBert": SIZES | {"rope_parameters": rope(), "attention_bias": True},
     # which forgets the gradient of padding's row, an id that no document has
     "ModernBert": SIZES | MODERN | {"rope_parameters": THETAS},
+    "DebertaV2": SIZES | DEBERTA,
     "ModernBert with biases": SIZES | MODERN | {
         "rope_parameters": THETAS, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL],
         **dict.fromkeys(BIASES, True), "tie_word_embeddings": False, "local_attention": 9,
@@ -81,22 +82,28 @@ def their_loss(theirs, batch, hidden):
     """Their mean loss of the hidden tokens, each document seeing itself alone."""
     ids = np.asarray(batch.segment_ids)
     same = ids[:, :, None] == ids[:, None]
+    labels = np.full(ids.shape, -100)
+    for row, (places, predicted) in enumerate(zip(hidden.places, hidden.predicted, strict=True)):
+        chosen = np.asarray(places)[np.asarray(predicted) > 0]
+        labels[row, chosen] = np.asarray(batch.tokens)[row, chosen]
+    logits = their_logits(theirs, torch.tensor(np.asarray(hidden.tokens)), same, batch.positions)
+    flat = logits.reshape(-1, V), torch.tensor(labels).reshape(-1).long()
+    return torch.nn.functional.cross_entropy(*flat)
+
+
+def their_logits(theirs, tokens, same, positions):
+    """Their logits, where tokens see those that are the `same` [B, T, T]."""
+    if theirs.config.model_type == "deberta-v2":  # whose whole model takes no mask of pairs
+        parts = theirs.deberta
+        x = parts.encoder(parts.embeddings(tokens), torch.tensor(same)).last_hidden_state
+        return theirs.lm_predictions(x, parts.embeddings.word_embeddings)
     mask = bias_of(same)
     if theirs.config.model_type == "modernbert":
         places = np.arange(T)
         near = abs(places[:, None] - places) <= theirs.config.local_attention // 2
         mask = {GLOBAL: mask, LOCAL: bias_of(same & near)}
-    labels = np.full(ids.shape, -100)
-    for row, (places, predicted) in enumerate(zip(hidden.places, hidden.predicted, strict=True)):
-        chosen = np.asarray(places)[np.asarray(predicted) > 0]
-        labels[row, chosen] = np.asarray(batch.tokens)[row, chosen]
-    out = theirs(
-        input_ids=torch.tensor(np.asarray(hidden.tokens)),
-        attention_mask=mask,
-        position_ids=torch.tensor(np.asarray(batch.positions)),
-    )
-    flat = out.logits.reshape(-1, V), torch.tensor(labels).reshape(-1).long()
-    return torch.nn.functional.cross_entropy(*flat)
+    places = torch.tensor(np.asarray(positions))
+    return theirs(input_ids=tokens, attention_mask=mask, position_ids=places).logits
 
 
 def test_loss_and_gradients(encoder, record_property):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.models.deberta import Deberta
 from lmwright.models.gemma import Gemma
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
@@ -39,6 +40,9 @@ MODELS = {
         rope_scaling=LinearRope(factor=3.0),
         biases=("attention", "mlp", "norm", "dense", "decoder"),
     ),
+    "deberta": Deberta(
+        **SIZES | {"num_kv_heads": 16}, position_buckets=6, max_distance=20,
+    ),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(
@@ -46,6 +50,7 @@ MODELS = {
         ),
     ),
 }  # fmt: skip
+ROWS_WHOLE = {"data": 2, "fsdp": 2, "tensor": 2}
 MESH = {"fsdp": 2, "context": 2, "tensor": 2}
 PIPELINE = {"stage": 2, "context": 2, "tensor": 2}
 
@@ -78,17 +83,21 @@ def slow_but(*quick, without=()):
     return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
-@pytest.mark.parametrize("name", slow_but("gemma2"))
+def test_rows_and_heads_cut():
+    check("deberta", ROWS_WHOLE, num_microbatches=2)
+
+
+@pytest.mark.parametrize("name", slow_but("gemma2", without=("deberta",)))
 def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
 
 # the first layer of ModernBERT is like no other
-@pytest.mark.parametrize("name", slow_but("gemma2", without=("modernbert",)))
+@pytest.mark.parametrize("name", slow_but("gemma2", without=("modernbert", "deberta")))
 def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
 
 
-@pytest.mark.parametrize("name", slow_but())
+@pytest.mark.parametrize("name", slow_but(without=("deberta",)))
 def test_heads_traded_for_tokens(name):
     check(name, {"data": 2, "context": 4}, context_attention="all_to_all", remat="dots")

@@ -213,6 +213,11 @@ def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
 )
 @click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Maximum size of one file.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
+@click.option(
+    "--part",
+    type=click.Choice(["discriminator", "generator"]),
+    help="Model to write of a run with objective.kind = 'rtd'; default: discriminator.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
     """Write a model as a Hugging Face folder or a .gguf file OUT.

@@ -31,6 +31,7 @@ def check_run(run: Run) -> None:
         _check_places,
         _check_length,
         _check_direction,
+        _check_parts,
         _check_schedule,
         lambda run: run.mesh.rest_axis(),
         _check_row,
@@ -85,9 +86,10 @@ def _check_direction(run: Run) -> None:
             f"use {fits[model.fills_masks][0]}, or a decoder"
         )
     if objective.both_ways and not model.both_ways:
+        kind = "'deberta'" if objective.parts else fits[objective.fills_masks][1]
         raise UserError(
             f"objective.kind: {objective.kind!r} needs a model that looks both ways, which "
-            f"{model.kind!r} does not; use model.kind = {fits[objective.fills_masks][1]}"
+            f"{model.kind!r} does not; use model.kind = {kind}"
         )
     if objective.fills_masks != model.fills_masks:
         raise UserError(
@@ -96,6 +98,22 @@ def _check_direction(run: Run) -> None:
         )
     if model.both_ways and not model.fills_masks and run.eval.prompts:
         raise UserError(f"eval.prompts: {model.kind!r} continues no text; leave them out")
+
+
+def _check_parts(run: Run) -> None:
+    objective = run.objective
+    if not objective.parts or not run.model.both_ways:
+        return
+    objective.spec(run.model)  # refuses models that do not go together
+    if run.lora is not None:
+        raise UserError(
+            f"lora: objective.kind = {objective.kind!r} trains two models whole; remove [lora]"
+        )
+    if run.train.init_from is not None:
+        raise UserError(
+            f"train.init_from: objective.kind = {objective.kind!r} trains two models, of which a "
+            "place has one; leave it out"
+        )
 
 
 def _check_row(run: Run) -> None:

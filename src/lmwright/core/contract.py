@@ -68,11 +68,14 @@ class Work:
     attention: Attention | None = None
     """None for a model without attention."""
     mixing_flops: float = 0.0
-    """FLOPs of a token, forward, in all layers, beside matmuls and attention: of a recurrence."""
+    """FLOPs of a token, forward, in all layers, beside matmuls and attention: of a recurrence, or
+    of scores that depend on distances."""
     mixing_kept: float = 0.0
     """Elements of a token, in all layers, that such mixing saves for its backward pass."""
     soft_capped: bool = False
     """Whether a soft cap changes the logits."""
+    uncut: tuple[str, ...] = ()
+    """Mesh axes over which the model cannot be cut."""
     normed: frozenset[str] = frozenset()
     """Own names of the weights whose product a norm takes in, which its backward pass needs."""
 
@@ -213,6 +216,16 @@ class Objective(Protocol):
     def with_tokenizer(self, tokenizer: Any) -> Self:
         """The objective with the ids of special tokens that it leaves to the tokenizer of the
         prepared data."""
+        return self
+
+    held_out_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics of its loss that are shown for held-out rows, beside those of all objectives."""
+
+    parts: ClassVar[tuple[str, ...]] = ()
+    """Names of its models, where several can be exported."""
+
+    def part(self, name: str) -> Self:
+        """The objective of which that one of the `parts` is exported."""
         return self
 
     sums_head_once: ClassVar[bool] = False

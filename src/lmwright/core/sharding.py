@@ -46,6 +46,7 @@ Entry = None | str | tuple[str, ...]
 WEIGHTS: dict[str, Entry] = {
     "embed": ("fsdp", "expert", "context"),
     "vocab": "tensor",
+    "distances": None,
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -69,6 +70,7 @@ ACTIVATIONS: dict[str, Entry] = {
     "head_dim": None,
     "mlp": "tensor",
     "gate_up": None,
+    "distances": None,
     "vocab": "tensor",
     "experts": None,  # of a token: all of them, or the ones it chose
 }
@@ -270,9 +272,10 @@ class TokenShards:
         return jax.lax.with_sharding_constraint(a, PartitionSpec(tokens, *rest))
 
 
-def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:
+def by_shard(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
     """Attention `local(q, k, v, seen)`, run by every device of the mesh, if it has several, on what
-    it holds of q [B, T, N, H], k and v [B, T, K, H] and segment ids or intervals [B, T]."""
+    it holds of q [B, T, N, H], k and v [B, T, K, H] and segment ids or intervals [B, T]; `more` are
+    the axes of further arguments."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return local
@@ -281,7 +284,7 @@ def by_shard(local: Callable[..., Array]) -> Callable[..., Array]:
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(heads, kv_heads, kv_heads, spec("batch seq")),
+        in_specs=(heads, kv_heads, kv_heads, spec("batch seq"), *map(spec, more)),
         out_specs=heads,
         check_vma=False,
     )

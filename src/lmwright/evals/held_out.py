@@ -207,6 +207,9 @@ def print_losses(losses: list[SourceLoss], compute: Compute) -> None:
     """Prints the losses per source, and the settings that they were computed with."""
     console = Console()
     console.print(loss_table(losses))
+    for loss in losses:
+        if loss.scores:
+            console.print(Text(f"{visible(loss.source, lines=False)}: {loss.scores_text}"))
     console.print(compute_text(compute), highlight=False)
 
 

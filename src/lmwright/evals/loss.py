@@ -36,6 +36,8 @@ class SourceLoss:
     """Rows that the source has; 0 where it has no rows, as a text."""
     confusion: np.ndarray | None = field(default=None, compare=False)
     """Of a classifier, documents [K, K] by class and by the class that they were given."""
+    scores: dict[str, float] = field(default_factory=dict, compare=False)
+    """Means of `Objective.held_out_metrics`."""
 
     @property
     def rows_text(self) -> str:
@@ -43,6 +45,11 @@ class SourceLoss:
         if not self.of_rows:
             return ""
         return f"{self.rows:,} of {self.of_rows:,} rows"
+
+    @property
+    def scores_text(self) -> str:
+        """Text such as "detector loss 0.1234"; empty without scores."""
+        return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in self.scores.items())
 
     @property
     def perplexity(self) -> float:
@@ -87,16 +94,20 @@ def evaluate_rows(
     """Loss over batches of packed rows; `place` puts a batch on the devices."""
     nll = correct = tokens = 0.0
     text_bytes, confusion = 0.0, None
+    more = {name: np.zeros(2) for name in objective.held_out_metrics}
     for rows in batches:
         sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
         nll += float(sums["nll"][0])
         tokens += float(sums["nll"][1])
         correct += float(sums["accuracy"][0])
+        for name, pair in more.items():
+            pair += [float(value) for value in sums[name]]
         if "confusion" in sums:
             confusion = np.asarray(sums["confusion"][0]) + (0 if confusion is None else confusion)
         every = round(float(sums["nll"][1])) == np.count_nonzero(rows["loss_weight"])
         text_bytes += 0 if objective.both_ways and not every else float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
     return SourceLoss(
-        source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion
-    )
+        source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion,
+        scores={name: total / max(weight, 1.0) for name, (total, weight) in more.items()},
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.guard.terminal import visible
+from lmwright.models.detector import Detector
 
 if TYPE_CHECKING:
     from lmwright.formats.proof import Proof
@@ -107,6 +108,15 @@ classify = pipeline("text-classification", model={{ place | tojson }})
 print(classify("A text", truncation=True))
 ```
 or `lmwright predict {{ word(place) }} texts.csv`.
+{% elif task == "feature-extraction" %}
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
+model = AutoModel.from_pretrained({{ place | tojson }})
+states = model(**tokenizer("A text", return_tensors="pt")).last_hidden_state
+```
+An encoder to be fine-tuned, by any class of its family. `mask_predictions` in its weights is its \
+head for replaced tokens, for which transformers has no class.
 {% elif model.fills_masks %}
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -253,6 +263,8 @@ def task_of(model: HfModel) -> str:
     """The hub's name of what a model does."""
     if getattr(model, "labels", ()):
         return "text-classification"
+    if isinstance(model, Detector):
+        return "feature-extraction"
     masks = model.both_ways and not model.fills_masks
     return "fill-mask" if masks else "text-generation"
 

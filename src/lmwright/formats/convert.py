@@ -25,11 +25,13 @@ def export_command(
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     adapter: str | None = None,
+    part: str | None = None,
 ) -> Proof:
     """Writes the model at `path` as `out`, a Hugging Face folder or, where its name ends so, a
     .gguf file, and prints the proof. Without a `dtype` the weights stay as they are stored.
-    `adapter` names one of a run's, which is merged into its base."""
-    loaded = load_model(path, adapter)
+    `adapter` names one of a run's, which is merged into its base; `part` one of the models of a
+    run that trains several."""
+    loaded = load_model(path, adapter, part)
     return export_loaded(
         loaded, out, dtype=dtype, max_shard_bytes=max_shard_bytes, overwrite=overwrite
     )

@@ -81,7 +81,7 @@ def transposed(array: np.ndarray) -> np.ndarray:
 
 
 def _is_linear(param: Param) -> bool:
-    return param.is_matrix and param.inputs != ("vocab",)
+    return param.is_matrix and param.inputs not in (("vocab",), ("distances",))
 
 
 def slots(model: HfModel) -> list[Slot]:

@@ -17,7 +17,9 @@ from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS, TABLES
 from lmwright.models.classifier import Classifier
+from lmwright.models.detector import Detector
 from lmwright.models.hf.classifier import ENCODERS, head_fields
+from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.text_part import (
     NONE,
     TEXT_PARTS,
@@ -46,6 +48,10 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     if architecture in ENCODERS:
         encoder = model_from_config(config | {"architectures": [ENCODERS[architecture]]}, where)
         return Classifier(encoder, **head_fields(config, where))
+    if architecture in DETECTORS:
+        return Detector(
+            model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)
+        )
     known = {
         name: kind
         for kind, table in TABLES.items()

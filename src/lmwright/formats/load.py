@@ -19,15 +19,18 @@ from lmwright.formats.weights import load_run_at
 from lmwright.models.classifier import Classifier
 
 
-def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
+def load_model(
+    path: str | Path, adapter: str | None = None, part: str | None = None
+) -> LoadedModel:
     """The model in a run directory (its newest intact checkpoint, or the one that the path
-    names), an HF folder, a .gguf file or under a hub name (`hf://owner/name`). Raises UserError
-    if it is none of these."""
+    names), an HF folder, a .gguf file or under a hub name (`hf://owner/name`); `part` names one of
+    several that a run trains. Raises UserError if it is none of these."""
     place = open_place(path)
     if place.kind == RUN:
-        return _load_run(place, adapter)
-    if adapter is not None:
-        raise UserError(f"{path}: is not a run directory, so it has no adapter {adapter!r}")
+        return _load_run(place, adapter, part)
+    for what, name in (("adapter", adapter), ("part", part)):
+        if name is not None:
+            raise UserError(f"{path}: is not a run directory, so it has no {what} {name!r}")
     loaded = load_files(place)
     if not place.hub:
         return loaded
@@ -35,10 +38,18 @@ def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
     return replace(loaded, facts=Facts(name=name, origin=f"Imported from {place.hub}."))
 
 
-def _load_run(place: Place, adapter: str | None) -> LoadedModel:
+def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedModel:
     path = place.path
+    objective = place.run.objective
+    if part is not None:
+        if part not in objective.parts:
+            raise UserError(
+                f"{path}: a run of objective.kind = {objective.kind!r} trains one model, and no "
+                f"{part!r}; leave --part out"
+            )
+        objective = objective.part(part)
     run, w, step = load_run_at(path, place.step, adapter=adapter)
-    model, w = run.objective.exported(run.model, w)
+    model, w = objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
     suffix: tuple[int, ...] = ()

@@ -16,6 +16,7 @@ import psutil
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.peft_config import refuse_endless
+from lmwright.models.hf.detector import DETECTORS
 
 NOT_INSTALLED = "it is not installed"
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
@@ -117,6 +118,8 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
     import transformers
 
     architecture = "" if is_gguf else parse_json(folder / "config.json")["architectures"][0]
+    if architecture in DETECTORS:
+        raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):
         return transformers.AutoModelForSequenceClassification
     masked = architecture.endswith("ForMaskedLM")

@@ -33,6 +33,7 @@ from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
 from lmwright.models.classifier import Classifier
+from lmwright.models.detector import Detector
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
@@ -105,6 +106,8 @@ def vocab_command(
     loaded = load_model(path)
     if isinstance(loaded.model, Classifier):
         raise UserError(f"{path}: is a classifier; change the vocabulary of its encoder first")
+    if isinstance(loaded.model, Detector):
+        raise UserError(f"{path}: is a detector; change the vocabulary before its pretraining")
     loaded.check()
     wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):

@@ -167,6 +167,9 @@ class Chip:
     """Label `cloud.google.com/gke-tpu-accelerator` of its nodes; empty where GKE lacks it."""
     row_attention: Mapping[int, AttentionCycles] = field(default_factory=dict)
     """By head size; empty where the kernel does not run."""
+    disentangled: tuple[float, float] | None = None
+    """Cycles of one core for 1,000 scores of `kernels/tpu_disentangled.py` in rows of 512 tokens
+    and heads of 64, all that is around them included, forward and backward."""
     splash: Mapping[int, SplashCycles] = field(default_factory=dict)
     """By head size."""
 
@@ -208,6 +211,7 @@ _EVERY = (
         cloud=CloudNames("v4", "V4"),
         kubernetes="tpu-v4-podslice",
         splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
+        disentangled=(46.5, 84.9),
         row_attention={
             64: AttentionCycles(6.34, 8.71, 3.39, 5.17),
             96: AttentionCycles(6.86, 10.03, 3.80, 5.96),
@@ -227,6 +231,7 @@ _EVERY = (
         cloud=CloudNames("v5litepod", "V5LITE_POD", "v2-alpha-tpuv5-lite", alone=(1, 4, 8)),
         kubernetes="tpu-v5-lite-podslice",
         splash={256: SplashCycles(fwd=13.43, bwd=21.70)},
+        disentangled=(13.0, 28.2),
         row_attention={
             64: AttentionCycles(4.20, 6.43, 2.17, 4.01),
             96: AttentionCycles(4.77, 7.72, 2.63, 4.94),
@@ -245,6 +250,7 @@ _EVERY = (
         cloud=CloudNames("v5p", "V5P", "v2-alpha-tpuv5"),
         kubernetes="tpu-v5p-slice",
         splash={128: SplashCycles(fwd=5.55, bwd=10.16)},
+        disentangled=(13.1, 28.2),
         row_attention={
             64: AttentionCycles(4.26, 6.45, 2.29, 4.09),
             96: AttentionCycles(4.90, 7.77, 2.67, 5.00),
@@ -264,6 +270,7 @@ _EVERY = (
         cloud=CloudNames("v6e", "V6E", "v2-alpha-tpuv6e", alone=(1, 4, 8)),
         kubernetes="tpu-v6e-slice",
         splash={128: SplashCycles(fwd=4.09, bwd=6.35)},
+        disentangled=(9.9, 22.2),
         row_attention={
             64: AttentionCycles(3.21, 4.22, 1.71, 2.70),
             96: AttentionCycles(3.48, 4.76, 1.88, 3.03),
@@ -280,6 +287,7 @@ _EVERY = (
         host_gib=240,
         network_bytes_per_s=12.5e9, price=Price(on_demand=12.00),
         kubernetes="tpu7x",
+        disentangled=(9.9, 20.8),
         row_attention={
             64: AttentionCycles(2.98, 4.14, 1.60, 2.51),
             96: AttentionCycles(3.10, 4.42, 1.77, 2.78),

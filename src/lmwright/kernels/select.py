@@ -33,6 +33,7 @@ KERNELS = Registry(
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",
+        "disentangled attention": "disentangled_attention.attend_by",
         "mlp by chunks": "mlp_chunks.by_chunks",
     },
 )
@@ -86,6 +87,11 @@ def attend(compute: Compute) -> Callable[..., Array]:
     """`attend(q, k, v, seen, scoring, reach)` for this platform, as `nn.intervals.attention` of
     intervals that lie within `reach`, over the mesh that is set."""
     return KERNELS["attention of intervals"](compute)
+
+
+def disentangled_attention(compute: Compute) -> Callable[..., Array]:
+    """Self-attention with scores of distances; signature of `nn.disentangled.attention`."""
+    return KERNELS["disentangled attention"](compute)
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:

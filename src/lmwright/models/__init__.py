@@ -17,6 +17,7 @@ KINDS = Registry(
         "dots1": "moe.Dots1",
         "eurobert": "eurobert.EuroBert",
         "modernbert": "modernbert.ModernBert",
+        "deberta": "deberta.Deberta",
         "llada": "llada.Llada",
     },
 )
@@ -33,6 +34,7 @@ TABLES = Registry(
         "dots1": "moe.Dots1Hf",
         "eurobert": "eurobert.EuroBertHf",
         "modernbert": "modernbert.ModernBertHf",
+        "deberta": "deberta.DebertaHf",
         "llada": "llada.LladaHf",
     },
 )

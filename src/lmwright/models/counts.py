@@ -34,7 +34,7 @@ def part_of(param: Param) -> str:
     if "experts" in param.batch + param.outputs:
         return "experts" if "experts" in param.batch else "router"
     axes = param.inputs + param.outputs
-    return "attention" if {"heads", "kv_heads"} & set(axes) else "mlp"
+    return "attention" if {"heads", "kv_heads", "distances"} & set(axes) else "mlp"
 
 
 def count_by_part(model: Any) -> list[PartCount]:

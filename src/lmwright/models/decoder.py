@@ -33,7 +33,7 @@ from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import LongRope, RopeScaling, rope_tables
 
-PLAIN_OR_GATED = "Gated (swiglu, geglu with tanh or erf, reglu) or plain (relu, relu2) mlp."
+PLAIN_OR_GATED = "Gated (swiglu, geglu, geglu_erf, reglu) or plain (gelu_erf, relu, relu2) mlp."
 AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
@@ -184,7 +184,8 @@ class Decoder(BlockFields):
         layers return beside it."""
         x = self.embedded(w, batch.tokens, compute)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
-        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, self.both_ways)
+        kernel = select.self_attention(compute, self.both_ways)
+        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, kernel)
         return self.last_norm(w, x), aux
 
     def head_weights(self, w: Tree) -> Tree:

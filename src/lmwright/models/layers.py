@@ -24,7 +24,6 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
 from lmwright.core.stack import Aux, Span, added, run_stack, run_stack_cached
 from lmwright.core.weight import name_result
-from lmwright.kernels import select
 from lmwright.nn.attention import Scoring, cached_attention
 
 
@@ -68,16 +67,17 @@ def _by_place(trees: list[Tree]) -> Tree:
 
 def run_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute,
-    both_ways: bool = False,
+    kernel: Callable[..., Array],
 ) -> tuple[Array, Aux]:  # fmt: skip
     """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
-    arrays [B, ...] that every layer sees, such as rotations."""
-    kernel, chunk = select.self_attention(compute, both_ways), compute.mlp_chunk_tokens
+    arrays [B, ...] that every layer sees, such as rotations; without rows if there are no stages.
+    `kernel` takes q, k, v, what else a layer gives it, segment ids and how to score."""
+    chunk = compute.mlp_chunk_tokens
 
     def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
-        def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+        def attend(q: Array, k: Array, v: Array, *more: Any) -> Array:
             q, k, v = (name_result(a, HEADS) for a in (q, k, v))
-            return kernel(q, k, v, ids, scoring)
+            return kernel(q, k, v, *more[:-1], ids, more[-1])
 
         x = name_result(x, BLOCK_INPUT)
         return _applied(layer, kind, w, x, tables, Attend(attend, ids > 0, chunk))

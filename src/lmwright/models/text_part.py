@@ -1,4 +1,4 @@
-"""Checkpoints that hold more than text: config.json nests the text model, weights have a prefix.
+"""Checkpoints that hold more than the model that is read, or name its weights in another way.
 
 config.json                  language_model.model.layers... --> model.layers...
   text_config --> config     vision_tower...                --> not taken, and counted
@@ -40,6 +40,24 @@ TEXT_PARTS = MappingProxyType(
     }
 )
 
+OTHER_NAMES = MappingProxyType(
+    {
+        "DebertaV2ForMaskedLM": TextPart(
+            "DebertaV2ForMaskedLM",
+            # those of `legacy` true
+            {
+                "cls.predictions.transform.": "lm_predictions.lm_head.",
+                "cls.predictions.bias": "lm_predictions.lm_head.bias",
+            },
+            {
+                "cls.predictions.decoder.": "copy of the embedding in the head",
+                "mask_predictions.": "head of the discriminator",
+                "deberta.embeddings.position_": "positions of the generator",
+            },
+        )
+    }
+)
+"""Checkpoints of the model alone."""
 
 NONE = "?"
 
@@ -51,14 +69,15 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
-    """Text model of a config.json if it is a part of another model."""
-    return TEXT_PARTS.get(architecture_of(config))
+    """Where a config.json's model is among the tensors, if not under its own names alone."""
+    name = architecture_of(config)
+    return TEXT_PARTS.get(name) or OTHER_NAMES.get(name)
 
 
 def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
     """config.json of the text model alone. Raises UserError where it ought to be there and is
     not."""
-    if (part := text_part_of(config)) is None:
+    if (part := TEXT_PARTS.get(architecture_of(config))) is None:
         return config
     inner = config.get("text_config")
     if not isinstance(inner, dict):

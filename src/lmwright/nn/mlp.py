@@ -10,7 +10,8 @@ from jax import Array
 
 from lmwright.core.weight import cpu_barrier
 
-Mlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu", "relu2"]
+Mlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "gelu_erf", "relu", "relu2"]
+PlainMlp = Literal["gelu_erf", "relu", "relu2"]
 GatedMlp = Literal["swiglu", "geglu", "geglu_erf", "reglu"]
 GATED = ("swiglu", "geglu", "geglu_erf", "reglu")
 
@@ -21,7 +22,7 @@ def activate(kind: Mlp, gate: Array) -> Array:
         return jax.nn.silu(gate)
     if kind == "geglu":
         return jax.nn.gelu(gate, approximate=True)
-    if kind == "geglu_erf":
+    if kind in ("geglu_erf", "gelu_erf"):
         x = gate.astype(jnp.float32)  # bfloat16 leaves 1 + erf few digits
         return (x * (0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5))).astype(gate.dtype)
     if kind == "relu2":

@@ -11,6 +11,7 @@ KINDS = Registry(
         "orpo": "preference.Orpo",
         "kto": "kto.Kto",
         "mlm": "mlm.Mlm",
+        "rtd": "rtd.Rtd",
         "diffusion": "diffusion.Diffusion",
         "classify": "classify.Classify",
     },

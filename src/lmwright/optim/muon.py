@@ -22,7 +22,7 @@ _DTYPES = {"bf16": jnp.bfloat16, "fp32": jnp.float32}
 
 def is_hidden(param: Param) -> bool:
     """True if a weight is a matrix between hidden states, by its arrow."""
-    return param.is_matrix and "vocab" not in param.axes
+    return param.is_matrix and not {"vocab", "distances"} & set(param.axes)
 
 
 def slots(optim: Muon, param: Param) -> dict[str, Slot]:

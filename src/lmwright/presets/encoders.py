@@ -24,8 +24,15 @@ def _ettin(shape: Shape) -> Any:
     return _modernbert(shape, seq_len=7999, local_rope_theta=160_000.0)
 
 
+def _deberta(shape: Shape, vocab_size: int = 128_100) -> Any:
+    from lmwright.models.deberta import Deberta
+
+    return Deberta(**sizes(shape), vocab_size=vocab_size, seq_len=512, head_dim=64)
+
+
 MODERNBERT = "https://arxiv.org/abs/2412.13663"
 ETTIN = "https://arxiv.org/abs/2507.11412"
+DEBERTA = "https://arxiv.org/abs/2111.09543"
 
 
 def _llada(shape: Shape) -> Any:
@@ -57,6 +64,21 @@ PRESETS = {
     "ettin-150m": row(f"0.15 B: Ettin encoder ({ETTIN})", _ettin, (768, 1152, 22, 12, 12)),
     "ettin-400m": row(f"0.396 B: Ettin encoder ({ETTIN})", _ettin, (1024, 2624, 28, 16, 16)),
     "ettin-1b": row(f"1.03 B: Ettin encoder ({ETTIN})", _ettin, (1792, 3840, 28, 28, 28)),
+    "deberta-v3-xsmall": row(
+        f"0.071 B: DeBERTa-v3 xsmall with its head ({DEBERTA})",
+        _deberta, (384, 1536, 12, 6, 6)),
+    "deberta-v3-small": row(
+        f"0.142 B: DeBERTa-v3 small with its head ({DEBERTA})",
+        _deberta, (768, 3072, 6, 12, 12)),
+    "deberta-v3-base": row(
+        f"0.185 B: DeBERTa-v3 base with its head ({DEBERTA})",
+        _deberta, (768, 3072, 12, 12, 12)),
+    "deberta-v3-large": row(
+        f"0.435 B: DeBERTa-v3 large with its head ({DEBERTA})",
+        _deberta, (1024, 4096, 24, 16, 16)),
+    "mdeberta-v3-base": row(
+        f"0.279 B: mDeBERTa-v3 base with its head ({DEBERTA})",
+        _deberta, (768, 3072, 12, 12, 12), vocab_size=251_000),
     "llada-8b": row(
         "8.02 B: LLaDA 8B, masked diffusion (https://arxiv.org/abs/2502.09992)",
         _llada, (4096, 12288, 32, 32, 32)),

@@ -117,6 +117,21 @@ def decay_modernbert() -> dict[str, Any]:
     return run
 
 
+def pretrain_deberta() -> dict[str, Any]:
+    """Detection of replaced tokens with the settings of Microsoft's code for DeBERTa-v3 base and
+    large (https://github.com/microsoft/DeBERTa): batches of 256 rows of 512 tokens, Adam at 1e-4
+    (3e-4 for xsmall), a linear decay. Its paper (https://arxiv.org/abs/2111.09543) has larger
+    batches. The model, the data and the length are the run file's."""
+    return _masked() | {
+        "objective": {"kind": "rtd", "mask_ratio": 0.15, "detector_weight": 10.0},
+        "optim": {
+            "kind": "adamw", "learning_rate": 1e-4, "beta2": 0.999, "eps": 1e-6,
+            "weight_decay": 0.01, "clip_norm": 1.0,
+            "schedule": {"kind": "linear", "warmup_steps": 10_000},
+        },
+    }  # fmt: skip
+
+
 def pretrain_diffusion() -> dict[str, Any]:
     """Masked diffusion as LLaDA's (https://arxiv.org/abs/2502.09992): AdamW, a WSD schedule at
     4e-4; a tokenizer that is trained has the mask token. Rows are one text for the model, so that

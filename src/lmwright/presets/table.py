@@ -18,6 +18,7 @@ FEATURES = {
     "rope_scaling": "scaled rotations",
     "rotary_fraction": "partial rotation",
     "local_rope_theta": "two thetas",
+    "position_buckets": "rows of distances",
     "attention_soft_cap": "soft caps",
     "experts": "experts",
     "reasoning": "reasoning layers",

@@ -96,10 +96,13 @@ def refuse_impossible(plan: Plan) -> None:
     _ = plan.shardings  # heads, layers and every other dimension of a weight
     if train.mlp_chunk_tokens is not None:
         refuse_chunks(plan)
-    if mesh.shape["context"] > 1 and any(w.attention is None for w in plan.works.values()):
-        raise UserError(
-            f"mesh.context: a {model.kind} model cannot cut its rows over devices; use mesh.fsdp"
-        )
+    alone = {axis for w in plan.works.values() for axis in w.uncut}
+    alone |= {"context" for w in plan.works.values() if w.attention is None}
+    for axis, what in (("context", "its rows"), ("stage", "its layers")):
+        if mesh.shape[axis] > 1 and axis in alone:
+            raise UserError(
+                f"mesh.{axis}: a {model.kind} model cannot cut {what} over devices; use mesh.fsdp"
+            )
     if train.context_attention == "ring":
         pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
         refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)

@@ -38,7 +38,7 @@ def targets_of(model: HfModel, spec: Tree) -> tuple[Target, ...]:
     has_head = any("vocab" in param.outputs for _, param in matrices)
     targets = []
     for path, param in matrices:
-        if "vocab" in param.inputs and not has_head:
+        if ("vocab" in param.inputs and not has_head) or "distances" in param.inputs:
             continue
         targets.append(Target(path, param, (path, *_module(model, path), *_groups(param))))
     return tuple(targets)

@@ -169,7 +169,8 @@ def row_prints(plan: Plan, state: Tree, rows: Batch) -> Array:
     def prints(piece: tuple[Array, Array]) -> Array:
         x, wanted = piece
         logits = model.logits(model.head_weights(w), x).astype(jnp.float32)
-        chosen = jnp.take_along_axis(logits, wanted[..., None], axis=-1)[..., 0]
+        wanted = wanted[..., None] % logits.shape[-1]  # a classifier has fewer than ids
+        chosen = jnp.take_along_axis(logits, wanted, axis=-1)[..., 0]
         return jax.vmap(checksum)(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
     sums = jax.lax.map(prints, (pieces(hidden), pieces(targets)))

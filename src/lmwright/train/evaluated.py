@@ -47,9 +47,9 @@ class HeldOutOfAll:
 
 
 def _note(loss: SourceLoss) -> str:
-    """Note beside a loss: of a classifier the accuracy, and the rows."""
+    """Note beside a loss: of a classifier the accuracy, further scores, and the rows."""
     right = f"accuracy {loss.accuracy:.1%}" if loss.confusion is not None else ""
-    return ", ".join(filter(None, (right, loss.rows_text)))
+    return ", ".join(filter(None, (right, loss.scores_text, loss.rows_text)))
 
 
 def write_down(
@@ -72,7 +72,8 @@ def write_down(
             tokens=loss.tokens,
             rows=loss.rows,
             of_rows=loss.of_rows,
-            scores=Scores.of(loss.confusion).averages() if loss.confusion is not None else {},
+            scores=loss.scores
+            | (Scores.of(loss.confusion).averages() if loss.confusion is not None else {}),
         )
     if losses:
         shown = {prefix + loss.source: (loss.loss, _note(loss)) for loss in losses}

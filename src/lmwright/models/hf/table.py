@@ -135,12 +135,16 @@ class Table:
         config |= {pair.theirs: pair.write(model, self.name) for pair in self.words}
         for rule in self.derived:
             config |= rule.write(model, architecture)
-        fraction = getattr(model, "rotary_fraction", None)
-        config |= rope_config(model.rope_theta, model.rope_scaling, model.seq_len, fraction)
+        config |= self.rope_keys(model)
         config["architectures"] = [architecture]
         config["model_type"] = self.model_types[architecture]
         config["initializer_range"] = model.embed_std
         return config | self.own_config(model, config)
+
+    def rope_keys(self, model: Any) -> Json:
+        """Keys of the rotations."""
+        fraction = getattr(model, "rotary_fraction", None)
+        return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, fraction)
 
     def own_config(self, model: Any, config: Json) -> Json:
         """Keys that are no pairs, beside those in `config`."""

@@ -24,6 +24,7 @@ import re
 import numpy as np
 
 from lmwright.hardware.chips import CHIPS, LONG_ROWS, Rates
+from lmwright.kernels import tpu_disentangled
 from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
 from lmwright.kernels.tpu_splash import BOTH_WAYS
@@ -40,6 +41,7 @@ _FLOATS = re.compile(r"\b(?:bf|f)(?:8\w*|16|32)\[[\d,]*\]")
 _SPLASH = {"splash_mha_fwd": "fwd", "splash_mha_dkv": "dkv", "splash_mha_dq": "dq"}
 _SUFFIX = {"fwd": "", "dkv": "_dkv", "dq": "_dq"}
 _ROW = {"row_attention_fwd": 0, "row_attention_bwd": 1}
+_DISENTANGLED = {tpu_disentangled.FORWARD: 0, tpu_disentangled.BACKWARD: 1}
 PRODUCTS = {"fwd": 2, "bwd": 5, "dkv": 4, "dq": 3}
 """Of queries, keys, values and gradients, for each score; `bwd` gives all three gradients."""
 ROW_PRODUCTS = (PRODUCTS["fwd"], PRODUCTS["bwd"])
@@ -49,7 +51,9 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     """Seconds of an attention kernel on a device: from its queries [..., N, T, H], where the batch
     is left out if it is one row, its name and its blocks; 0 for other kernels."""
     called = step.name + step.op_name
-    which = next((w for w in (*_SPLASH, *_ROW, *long_attention.WAYS) if w in called), None)
+    which = next(
+        (w for w in (*_SPLASH, *_ROW, *_DISENTANGLED, *long_attention.WAYS) if w in called), None
+    )
     given = [holder.by_name[name].shape for name in step.operands if name in holder.by_name]
     queries = [
         dims
@@ -75,6 +79,8 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
         return heads * long_attention.long_attention_s(
             generation, rates, h, sizes, reach_of(step.rest), way
         )
+    if which in _DISENTANGLED:
+        return disentangled_s(generation, rates, heads * t**2, _DISENTANGLED[which])
     if which in _ROW:
         cycles, size = row_attention_cycles(generation, h)[_ROW[which]], blocks.get(("q", ""), t)
         return heads * whole_row_s(rates, cycles, t, size, reach_of(step.rest))
@@ -125,6 +131,15 @@ def whole_row_s(
     by_score, by_token = cycles  # the diagonal is one block of those that are visited
     cycles = by_score, max(by_token - BLOCK * by_score, 0.0)
     return row_attention_s(rates, cycles, scores_met(length, size, reach), length)
+
+
+def disentangled_s(generation: str, rates: Rates, scores: float, way: int) -> float:
+    """Seconds of our kernel of disentangled attention, one way. Raises ValueError for a chip that
+    does not run it."""
+    known = CHIPS[generation].disentangled
+    if known is None:
+        raise ValueError(f"{generation}: no kernel of disentangled attention")
+    return scores * known[way] / 1000 / rates.kernel_share / (rates.clock_hz * rates.cores)
 
 
 def row_attention_s(

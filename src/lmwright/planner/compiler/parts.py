@@ -15,11 +15,15 @@ from lmwright.planner.compiler.hlo import Instruction
 # folder or file of lmwright (or optax), to part; the innermost frame that is listed wins
 PLACES = {
     "nn/norm.py": "norm",
+    "nn/layer_norm.py": "norm",
     "nn/rope.py": "attention",
     "nn/attention.py": "attention",
     "nn/intervals.py": "attention",
     "kernels/interval_attention.py": "attention",
+    "kernels/disentangled_attention.py": "attention",
     "kernels/tpu_attention.py": "attention",
+    "kernels/tpu_disentangled.py": "attention",
+    "nn/disentangled.py": "attention",
     "kernels/tpu_interval_attention.py": "attention",
     "kernels/tpu_row_intervals.py": "attention",
     "kernels/tpu_splash.py": "attention",

@@ -1,0 +1,180 @@
+"""DeBERTa-v3 (https://arxiv.org/abs/2111.09543): an encoder of post-norm blocks whose attention
+scores what tokens are apart from how far they stand apart (`nn.disentangled`).
+
+    tokens --embed--> norm --> blocks --> hidden --dense--> gelu --> norm --> logits
+    distances --relative--> norm --> every block
+
+    x --+--> attention --+--> norm --+--> mlp --+--> norm -->
+        +----------------^           +----------^
+
+Positions are distances alone, and every block projects the same rows of `relative` [2k, D] with its
+own weights of queries and keys. Biases are everywhere.
+"""
+
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from jax import Array
+from pydantic import Field
+
+from lmwright.config.run import PositiveInt, section
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Attention, Batch, Work
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain, gathered
+from lmwright.core.stack import Aux
+from lmwright.core.weight import before_products, dot
+from lmwright.errors import UserError
+from lmwright.kernels import select
+from lmwright.models.block import embedding_spec, feed_forward, output, project, with_bias
+from lmwright.models.decoder import Decoder, Head
+from lmwright.models.layers import Attend, layers_spec, run_layers
+from lmwright.nn.disentangled import Disentangled, rows_in_order
+from lmwright.nn.layer_norm import layer_norm
+from lmwright.nn.mlp import PlainMlp, activate
+
+TERMS = 3  # of a score, whose sum is divided by the root of their number
+
+
+@section
+class Deberta(Decoder):
+    """An encoder of the DeBERTa-v3 family; its fields are the model."""
+
+    both_ways: ClassVar[bool] = True
+    normed_branches: ClassVar = ("o", "down")
+    rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
+    rope_scaling: ClassVar[None] = None  # type: ignore[misc]
+    reasoning: ClassVar[None] = None  # type: ignore[misc]
+
+    kind: Literal["deberta"] = "deberta"
+    mlp_dim: PositiveInt
+    position_buckets: Annotated[int, Field(ge=2)] = 256
+    """Rows of distances on either side: near ones have one each, others share them by their
+    logarithm."""
+    max_distance: PositiveInt = 512
+    """Distance in tokens from which all share the last row."""
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-7
+    mlp: PlainMlp = "gelu_erf"
+    """Activation of the feed-forward."""
+    head: Head = "tied"
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads != self.num_heads:
+            raise UserError(
+                f"model.num_kv_heads: {self.num_kv_heads} differs from model.num_heads = "
+                f"{self.num_heads}, and distances are scored for each head; make them equal"
+            )
+        if self.max_distance <= self.position_buckets // 2 + 1:
+            raise UserError(
+                f"model.max_distance: {self.max_distance} leaves no far distances to "
+                f"model.position_buckets = {self.position_buckets}, half of which are near; use "
+                f"more than {self.position_buckets // 2 + 1}"
+            )
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        d, std, rows = self.embed_dim, self.embed_std, 2 * self.position_buckets
+        return {
+            **embedding_spec(self),
+            **layers_spec(self.spans, self.layer_spec),
+            **self._norm_spec("embed_norm", "relative_norm", "head_norm"),
+            "relative": Param("distances -> embed", (rows, d), std=std),
+            "dense": Param("embed -> embed", (d, d), std=std),
+            "dense_bias": Param("norm", (d,), fill=0.0),
+            "decoder_bias": Param("vocab", (self.vocab_size,), fill=0.0),
+        }
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        d, n, h, f, std = (
+            self.embed_dim, self.num_heads, self.head_dim, self.mlp_dim, self.embed_std
+        )  # fmt: skip
+        heads = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+        biases = {f"{name}_bias": Param(f"{axis} head_dim", (n, h), fill=0.0)
+                  for name, axis in heads.items()}  # fmt: skip
+        return {
+            **{name: Param(f"embed -> {axis} head_dim", (d, n, h), std=std)
+               for name, axis in heads.items()},
+            **biases,
+            "o": Param("heads head_dim -> embed", (n, h, d), std=std),
+            "o_bias": Param("norm", (d,), fill=0.0),
+            "up": Param("embed -> mlp", (d, f), std=std),
+            "up_bias": Param("mlp", (f,), fill=0.0),
+            "down": Param("mlp -> embed", (f, d), std=std),
+            "down_bias": Param("norm", (d,), fill=0.0),
+            **self._norm_spec("attention_norm", "mlp_norm"),
+        }  # fmt: skip
+
+    def _norm_spec(self, *names: str) -> Tree:
+        shape = (self.embed_dim,)
+        spec = {name: Param("norm", shape, fill=1.0) for name in names}
+        return spec | {f"{name}_bias": Param("norm", shape, fill=0.0) for name in names}
+
+    def _normed(self, w: Tree, name: str, x: Array) -> Array:
+        return layer_norm(x, w[name], w[f"{name}_bias"], self.norm_eps)
+
+    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
+        """The residual stream before the first layer, [B, T, D]."""
+        return self._normed(w, "embed_norm", super().embedded(w, tokens, compute))
+
+    def distances(self, w: Tree, compute: Compute) -> Array:
+        """The rows of distances as every layer sees them, [2k, D]."""
+        rows = gathered(w["relative"], "distances embed").astype(compute.dtype)
+        return self._normed(w, "relative_norm", rows)
+
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """Residual stream after the last layer, [B, T, D] in the compute dtype, and what the
+        layers return beside it."""
+        x, kernel = self.embedded(w, batch.tokens, compute), select.disentangled_attention(compute)
+        rows = self.distances(w, compute)
+        return run_layers(self.layer, self.spans, w, x, rows, batch, compute, kernel)
+
+    def head_weights(self, w: Tree) -> Tree:
+        """The part of the weights that `logits` reads."""
+        names = ("dense", "dense_bias", "head_norm", "head_norm_bias", "decoder_bias")
+        return super().head_weights(w) | {name: w[name] for name in names}
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+        h = with_bias(dot("btd,de->bte", hidden, w["dense"]), w, "dense")
+        h = self._normed(w, "head_norm", activate(self.mlp, h))
+        return with_bias(super().logits(w, before_products(h)), w, "decoder")
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and mlp; `tables` are the rows of distances."""
+        q, k, v = project(w, before_products(x))
+        far = (with_bias(dot("td,dnh->tnh", tables, w[name]), w, name) for name in "kq")
+        scoring = Disentangled((TERMS * self.head_dim) ** -0.5, self.max_distance)
+        h = constrain(output(w, attend(q, k, v, *far, scoring)), "batch stream embed")
+        x = self._normed(w, "attention_norm", constrain(x + h, "batch stream embed"))
+        h = constrain(feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens), "batch stream embed")
+        return self._normed(w, "mlp_norm", x + h), {}
+
+    def work(self, seq_len: int) -> Work:
+        """Work of a token in a row of `seq_len`. Queries and keys meet each row of distances
+        that occurs between them; the rows' own projections, once a batch, are not counted."""
+        return _work(self, seq_len)
+
+
+@lru_cache(256)
+def _work(model: Deberta, seq_len: int) -> Work:
+    buckets, layers, heads = 2 * model.position_buckets, model.num_layers, model.num_heads
+    met = len(np.unique(rows_in_order(seq_len, buckets, model.max_distance)))
+    active: dict[str, Any] = {"relative": 0.0}  # looked up
+    if model.head == "untied":
+        active["embed"] = 0.0
+    return Work(
+        spec=model.spec(),
+        seq_len=seq_len,
+        num_layers=layers,
+        embed_dim=model.embed_dim,
+        vocab_size=model.vocab_size,
+        active=active,
+        attention=Attention((None,) * layers, heads, heads, model.head_dim, both_ways=True),
+        mixing_flops=2.0 * (TERMS - 1) * met * layers * heads * model.head_dim,
+        uncut=("context", "stage"),
+        normed=frozenset(model.normed_branches),
+    )

@@ -1,0 +1,96 @@
+"""Detector: an encoder that says of each token whether it is another one than was there, by a head
+in place of the one over its vocabulary.
+
+    x [B, T, D] --+--> + --norm--> dense --> gelu --> out --> logits [B, T, 1]
+    first token --+
+
+The head is that of Microsoft's DeBERTa-v3, `mask_predictions` in its checkpoints: to each token is
+added the first one of its document.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Metrics, Work
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.core.weight import dot
+from lmwright.models.hf.detector import DetectorHf
+from lmwright.nn.intervals import causal
+from lmwright.nn.layer_norm import layer_norm
+from lmwright.nn.mlp import activate
+
+HEAD = "detector"  # its weights in the tree
+TABLE = "embed"  # of the encoder
+
+
+@dataclass(frozen=True)
+class Detector:
+    """An encoder without the head over its vocabulary, and a head for each token."""
+
+    encoder: Any
+
+    both_ways: ClassVar[bool] = True
+
+    def __getattr__(self, name: str) -> Any:
+        # dimensions, layers and settings are those of the encoder
+        if name.startswith("__") or name == "encoder":
+            raise AttributeError(name)
+        return getattr(self.encoder, name)
+
+    @property
+    def hf(self) -> DetectorHf:
+        """Its table of Hugging Face names."""
+        return DetectorHf(self)
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        spec, d, std = self.encoder.spec(), self.encoder.embed_dim, self.encoder.embed_std
+        head = {*self.encoder.head_weights(spec)} - {TABLE}
+        return {name: tree for name, tree in spec.items() if name not in head} | {
+            HEAD: {
+                "norm": Param("norm", (d,), fill=1.0),
+                "norm_bias": Param("norm", (d,), fill=0.0),
+                "dense": Param("embed -> embed", (d, d), std=std),
+                "dense_bias": Param("norm", (d,), fill=0.0),
+                "out": Param("embed -> norm", (d, 1), std=std),
+                "out_bias": Param("norm", (1,), fill=0.0),
+            }
+        }
+
+    def work(self, seq_len: int) -> Work:
+        """Work of a token in a row of `seq_len`; the embedding is only looked up."""
+        work = self.encoder.work(seq_len)
+        return replace(work, spec=self.spec(), active={**work.active, TABLE: 0.0})
+
+    def with_noise(self, w: Tree, noise: Array) -> Tree:
+        """The weights, with noise [B, T, D] on the embeddings of a batch."""
+        return self.encoder.with_noise(w, noise)
+
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """The residual stream after the last norm, [B, T, D], with that of the first token of its
+        document added to each, and sums of the layers beside it."""
+        x, aux = self.encoder.hidden(w, batch, compute)
+        first = causal(batch.segment_ids).start[..., None]
+        return constrain(x + jnp.take_along_axis(x, first, axis=1), "batch stream embed"), aux
+
+    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
+        """Losses that the layers add, and their metrics."""
+        return self.encoder.penalties(aux)
+
+    def head_weights(self, w: Tree) -> Tree:
+        """The part of the weights that `logits` reads."""
+        return {HEAD: w[HEAD]}
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [B, T, 1] for hidden [B, T, D]: that a token is not what was there."""
+        head = w[HEAD]
+        h = layer_norm(hidden, head["norm"], head["norm_bias"], self.encoder.norm_eps)
+        h = dot("btd,de->bte", h, head["dense"]) + head["dense_bias"].astype(h.dtype)
+        h = activate(self.encoder.mlp, h)
+        return dot("bte,ek->btk", h, head["out"], out_dtype=jnp.float32) + head["out_bias"]
