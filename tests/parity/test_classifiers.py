@@ -13,7 +13,7 @@ from lmwright.objectives.classify import Classify
 from tests.in_memory import to_hf
 from tests.objectives.labeled_rows import packed
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import SIZES, rope
+from tests.parity.families import GLOBAL, LOCAL, MODERN, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -22,19 +22,31 @@ V, T, LABELS = SIZES["vocab_size"], 25, ("no", "maybe", "yes")
 LENGTHS = ([11, 9, 5], [25], [3, 7, 8, 1], [])  # of the documents of each row
 
 
-def pair(pooling):
+EURO = SIZES | {"rope_parameters": rope(), "attention_bias": True, "num_hidden_layers": 2}
+THETAS = {GLOBAL: rope(), LOCAL: {"rope_type": "default", "rope_theta": 301.0}}
+THEIRS = SIZES | MODERN | {"rope_parameters": THETAS, "num_hidden_layers": 3}
+BIASES = dict.fromkeys(("norm_bias", "classifier_bias", "mlp_bias"), True)
+HEADS = {
+    "EuroBert bos": EURO, "EuroBert mean": EURO, "EuroBert late": EURO,
+    "ModernBert cls": THEIRS, "ModernBert mean": THEIRS | BIASES,
+}  # fmt: skip
+
+
+def pair(name):
     """(their model with random weights, ours, the same weights)."""
-    said = SIZES | {"rope_parameters": rope(), "attention_bias": True, "num_hidden_layers": 2}
+    kind, _, pooling = name.partition(" ")
+    said = {k: v for k, v in HEADS[name].items() if v is not None}
     torch.manual_seed(1)
-    config = transformers.EuroBertConfig(
+    config = getattr(transformers, f"{kind}Config")(
         **said, classifier_pooling=pooling, id2label=dict(enumerate(LABELS))
     )
-    config.architectures = ["EuroBertForSequenceClassification"]
-    kind = transformers.EuroBertForSequenceClassification
-    theirs = kind._from_config(config, attn_implementation="eager").float().eval()
+    cls = getattr(transformers, f"{kind}ForSequenceClassification")
+    config.architectures = [cls.__name__]
+    theirs = cls._from_config(config, attn_implementation="eager").float().eval()
     randomize(theirs)
     saved = json.loads(config.to_json_string(use_diff=False))
     model = model_from_config(saved, "config.json")
+    assert model.labels == LABELS and model.pooling == pooling
     return theirs, model, from_hf(model, {k: v.numpy() for k, v in theirs.state_dict().items()})
 
 
@@ -43,11 +55,10 @@ def documents():
     return [[(rng.integers(4, V, n), int(rng.integers(3))) for n in row] for row in LENGTHS]
 
 
-@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
-def test_logits_and_gradients(pooling, record_property):
-    theirs, model, w = pair(pooling)
-    assert model.labels == LABELS and model.pooling == pooling
-    objective = Classify(labels=LABELS, pooling=pooling)
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_and_gradients(name, record_property):
+    theirs, model, w = pair(name)
+    objective = Classify(labels=LABELS, pooling=model.pooling)
     rows = documents()
     flat = [document for row in rows for document in row]
     # each alone, left out of the others' way by their padding mask

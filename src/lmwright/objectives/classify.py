@@ -17,14 +17,9 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
-from lmwright.models.classifier import (
-    HEAD,
-    KINDS,
-    Classifier,
-    Pooling,
-    document_sums,
-    first_tokens,
-)
+from lmwright.models import KINDS
+from lmwright.models.classifier import Classifier, document_sums, first_tokens
+from lmwright.models.heads import HEAD, Pooling
 
 CONFUSION = "confusion"
 
@@ -36,9 +31,10 @@ class Classify(Objective):
     kind: Literal["classify"] = "classify"
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
     """The classes, each once; their places are their numbers."""
-    pooling: Pooling = "late"
+    pooling: Pooling | None = None
     """How tokens of a document come together: `late` averages the logits of each, `mean` its
-    hidden states; `bos` takes its first token alone."""
+    hidden states; `bos` or `cls` takes its first token alone. What the model's family does if
+    unset."""
 
     both_ways: ClassVar[bool] = True
     learns_from: ClassVar[str] = "labeled texts"
@@ -53,14 +49,22 @@ class Classify(Objective):
             )
 
     def classifier(self, model: Model) -> Classifier:
-        """The encoder with its head over documents. Raises UserError for one whose head is not
-        known."""
-        if model.kind not in KINDS:
+        """The encoder with its head over documents. Raises UserError for one that has none, or
+        not with this pooling."""
+        head = getattr(model, "document_head", None)
+        if head is None:
+            known = [name for name, family in KINDS.items() if hasattr(family, "document_head")]
             raise UserError(
                 f"model.kind: {model.kind!r} has no head for classes here; use "
-                f"{' or '.join(map(repr, KINDS))}"
+                f"{' or '.join(map(repr, known))}"
             )
-        return Classifier(model, self.labels, self.pooling)
+        pooling = self.pooling or head.poolings[0]
+        if pooling not in head.poolings:
+            raise UserError(
+                f"objective.pooling: {pooling!r} is not one of {model.kind}; use "
+                f"{' or '.join(map(repr, head.poolings))}"
+            )
+        return Classifier(model, self.labels, pooling)
 
     def spec(self, model: Model) -> Tree:
         """The encoder's weights without its head, and those of the head over documents."""

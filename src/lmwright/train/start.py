@@ -22,6 +22,7 @@ from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import placed_weights, refuse_unlike
 from lmwright.guard.files import write_whole
+from lmwright.models.heads import vocabulary_weights
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
 from lmwright.program.trainee import Frozen
@@ -30,7 +31,6 @@ from lmwright.train.passed import PassedSteps
 from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"
-LM_HEAD = "head"  # over the vocabulary
 
 
 def restore_or_init(
@@ -93,7 +93,7 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     fresh = fresh_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
     # with a head of its own, the origin's is left out
-    refuse_unlike(origin, old, {*fresh, LM_HEAD} if fresh else ())
+    refuse_unlike(origin, old, {*fresh, *vocabulary_weights(origin.spec)} if fresh else ())
 
     (trainee,) = plan.training.trainees
 
