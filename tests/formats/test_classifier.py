@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.core.param import walk
-from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals import predict
@@ -23,45 +21,20 @@ from lmwright.models.eurobert import EuroBert
 from lmwright.models.modernbert import ModernBert
 from lmwright.objectives.classify import Classify
 from lmwright.objectives.mlm import Mlm
-from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.train.start import first_state, starting_note
+from tests.labeled_run import LABELS, SIZES, TEXTS, labeled_run
 from tests.saved_run import save_run, weights_at
 
-LABELS = ("cat", "dog", "neither of both")
-SIZES = {
-    "vocab_size": 320, "embed_dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
-    "head_dim": 4, "seq_len": 40,
-}  # fmt: skip
 EXACT = {"precision": "fp32"}  # machines that multiply bf16 in hardware use that
-TEXTS = [
-    f"the {('cat', 'dog', 'cow')[i % 3]} {i} sat" + f" on {i * i} mats" * (i % 9) for i in range(60)
-]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run over labeled texts, some longer than a row, with random weights."""
+    """A run with random weights."""
     root = tmp_path_factory.mktemp("classes")
-    lines = [json.dumps({"text": t, "label": i % 3}) + "\n" for i, t in enumerate(TEXTS)]
-    (root / "texts.jsonl").write_text("".join(lines))
-    run = Run(
-        name="classes",
-        dir=str(root / "run"),
-        model=EuroBert(mlp_dim=24, **SIZES),
-        objective=Classify(labels=LABELS, pooling="mean"),
-        optim=KINDS["adamw"](learning_rate=0.01),
-        data=Data(
-            dir=str(root / "data"),
-            workers=1,
-            sources=(Source(path=str(root / "texts.jsonl"), rows="labeled"),),
-            tokenizer=Tokenizer(vocab_size=290, special_tokens=("<|endoftext|>", "<|mask|>")),
-            pack=Pack(method="best-fit"),
-        ),
-        train=Train(steps=4, global_batch_size=2, precision="fp32"),
-    )
-    prepare(run.data, 40, labels=LABELS)
+    run = labeled_run(root, EuroBert(mlp_dim=24, **SIZES), pooling="mean")
     save_run(run, steps=(1,))
     return run
 
