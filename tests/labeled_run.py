@@ -6,6 +6,7 @@ from pathlib import Path
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.data.prepare import prepare
 from lmwright.objectives.classify import Classify
+from lmwright.objectives.regress import Regress
 from lmwright.optim import KINDS
 
 LABELS = ("cat", "dog", "neither of both")
@@ -19,24 +20,38 @@ TEXTS = [
 ]
 
 
-def labeled_run(root: Path, model, **objective) -> Run:
-    """A run that classifies `TEXTS`, in `root`; nothing is trained."""
-    lines = [json.dumps({"text": t, "label": i % 3}) + "\n" for i, t in enumerate(TEXTS)]
-    (root / "texts.jsonl").write_text("".join(lines))
+NUMBERS = [round(0.25 * (i * 7 % 60) - 3, 2) for i in range(60)]
+PAIRS = [(text, TEXTS[(i * 11 + 5) % 60]) for i, text in enumerate(TEXTS)]
+
+
+def labeled_run(root: Path, model, *, numbers=False, **objective) -> Run:
+    """A run that classifies `TEXTS`, or gives `NUMBERS` to `PAIRS`, in `root`; nothing is trained,
+    and the last ten are held out."""
+    rows = [{"text": t, "label": i % 3} for i, t in enumerate(TEXTS)]
+    if numbers:
+        rows = [
+            {"text": a, "text_pair": b, "label": n}
+            for (a, b), n in zip(PAIRS, NUMBERS, strict=True)
+        ]
+    sources = []
+    for name, use, part in (("texts", "train", rows[:-10]), ("held", "eval", rows[-10:])):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        sources.append(Source(path=str(root / f"{name}.jsonl"), rows="labeled", use=use))
+    labels = () if numbers else LABELS
     run = Run(
         name="classes",
         dir=str(root / "run"),
         model=model,
-        objective=Classify(labels=LABELS, **objective),
+        objective=Regress(**objective) if numbers else Classify(labels=LABELS, **objective),
         optim=KINDS["adamw"](learning_rate=0.01),
         data=Data(
             dir=str(root / "data"),
             workers=1,
-            sources=(Source(path=str(root / "texts.jsonl"), rows="labeled"),),
+            sources=tuple(sources),
             tokenizer=Tokenizer(vocab_size=290, special_tokens=("<|endoftext|>", "<|mask|>")),
             pack=Pack(method="best-fit"),
         ),
         train=Train(steps=4, global_batch_size=2, precision="fp32"),
     )
-    prepare(run.data, SEQ_LEN, labels=LABELS)
+    prepare(run.data, SEQ_LEN, labels=labels)
     return run

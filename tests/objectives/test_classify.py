@@ -181,7 +181,9 @@ def test_what_is_refused():
         vocab_size=V, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=4, num_kv_heads=2,
         head_dim=6, seq_len=T,
     )  # fmt: skip
-    with pytest.raises(UserError, match="'llama' has no head for classes here; use 'eurobert' or"):
+    with pytest.raises(
+        UserError, match="'llama' has no head over documents here; use 'eurobert' or"
+    ):
         objective().spec(llama)
     with pytest.raises(UserError, match="'cls' is not one of eurobert; use 'late' or 'mean' or"):
         objective("cls").spec(MODEL)

@@ -10,6 +10,7 @@ from lmwright.core.compute import Compute
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.classify import Classify
+from lmwright.objectives.regress import Regress
 from tests.in_memory import to_hf
 from tests.objectives.labeled_rows import packed
 from tests.parity.compare import assert_near, randomize
@@ -32,13 +33,13 @@ HEADS = {
 }  # fmt: skip
 
 
-def pair(name):
-    """(their model with random weights, ours, the same weights)."""
+def pair(name, labels=LABELS):
+    """(their model with random weights, ours, the same weights); without labels for one number."""
     kind, _, pooling = name.partition(" ")
     said = {k: v for k, v in HEADS[name].items() if v is not None}
     torch.manual_seed(1)
     config = getattr(transformers, f"{kind}Config")(
-        **said, classifier_pooling=pooling, id2label=dict(enumerate(LABELS))
+        **said, classifier_pooling=pooling, id2label=dict(enumerate(labels or ["number"]))
     )
     cls = getattr(transformers, f"{kind}ForSequenceClassification")
     config.architectures = [cls.__name__]
@@ -46,42 +47,55 @@ def pair(name):
     randomize(theirs)
     saved = json.loads(config.to_json_string(use_diff=False))
     model = model_from_config(saved, "config.json")
-    assert model.labels == LABELS and model.pooling == pooling
+    assert model.labels == labels and model.pooling == pooling
     return theirs, model, from_hf(model, {k: v.numpy() for k, v in theirs.state_dict().items()})
 
 
-def documents():
+def documents(label):
     rng = np.random.default_rng(4)
-    return [[(rng.integers(4, V, n), int(rng.integers(3))) for n in row] for row in LENGTHS]
+    return [[(rng.integers(4, V, n), label(rng)) for n in row] for row in LENGTHS]
+
+
+def compare(objective, theirs, model, w, rows, dtype):
+    """Their mean loss of each document alone, left out of the others' way by their padding mask,
+    and ours of packed rows: value, logits and every gradient; returns the largest difference."""
+    flat = [document for row in rows for document in row]
+    width = max(len(text) for text, _ in flat)
+    ids, mask = (torch.zeros((len(flat), width), dtype=torch.long) for _ in range(2))
+    for i, (text, _) in enumerate(flat):
+        ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
+    labels = torch.tensor([y for _, y in flat], dtype=dtype)
+    out = theirs(input_ids=ids, attention_mask=mask, labels=labels)
+    out.loss.backward()
+    batch, keys = packed(rows, T), jax.random.split(jax.random.key(5), 4)
+
+    def loss(w):
+        made = objective.loss(model.encoder, w, batch, keys, Compute())
+        return made.total / made.weight
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(w)
+    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
+    logits = jax.jit(lambda w: model.classify(w, batch, Compute())[0])(w)
+    ours = np.concatenate([logits[i, : len(row)] for i, row in enumerate(rows)])
+    found = [assert_near(ours, out.logits.detach().numpy(), "logits")]
+    made, named = to_hf(model, grads), dict(theirs.named_parameters())
+    assert set(made) == set(named)
+    found += [assert_near(made[path], p.grad.numpy(), path) for path, p in named.items()]
+    return float(max(found))
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_logits_and_gradients(name, record_property):
     theirs, model, w = pair(name)
     objective = Classify(labels=LABELS, pooling=model.pooling)
-    rows = documents()
-    flat = [document for row in rows for document in row]
-    # each alone, left out of the others' way by their padding mask
-    width = max(len(text) for text, _ in flat)
-    ids, mask = (torch.zeros((len(flat), width), dtype=torch.long) for _ in range(2))
-    for i, (text, _) in enumerate(flat):
-        ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
-    out = theirs(input_ids=ids, attention_mask=mask, labels=torch.tensor([y for _, y in flat]))
-    out.loss.backward()
+    rows = documents(lambda rng: int(rng.integers(3)))
+    record_property("gradients", compare(objective, theirs, model, w, rows, torch.long))
 
-    def loss(w):
-        made = objective.loss(
-            model.encoder, w, packed(rows, T), jax.random.split(key, 4), Compute()
-        )
-        return made.total / made.weight
 
-    key = jax.random.key(5)
-    value, grads = jax.jit(jax.value_and_grad(loss))(w)
-    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
-    logits = jax.jit(lambda w: model.classify(w, packed(rows, T), Compute())[0])(w)
-    ours = np.concatenate([logits[i, : len(row)] for i, row in enumerate(rows)])
-    found = [assert_near(ours, out.logits.detach().numpy(), "logits")]
-    made, named = to_hf(model, grads), dict(theirs.named_parameters())
-    assert set(made) == set(named)
-    found += [assert_near(made[path], p.grad.numpy(), path) for path, p in named.items()]
-    record_property("gradients", float(max(found)))
+@pytest.mark.parametrize("name", ["EuroBert late", "ModernBert cls"])
+def test_numbers(name, record_property):
+    """The loss is transformers' mean squared error."""
+    theirs, model, w = pair(name, ())
+    rows = documents(lambda rng: float(rng.normal(2, 3)))
+    objective = Regress(pooling=model.pooling)
+    record_property("gradients", compare(objective, theirs, model, w, rows, torch.float32))

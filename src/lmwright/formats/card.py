@@ -104,7 +104,8 @@ tags:
 from transformers import pipeline
 
 classify = pipeline("text-classification", model={{ place | tojson }})
-print(classify("A text", truncation=True))
+print(classify("A text", truncation=True\
+{{ "" if model.labels else ', function_to_apply="none"' }}))
 ```
 or `lmwright predict {{ word(place) }} texts.csv`.
 {% elif model.fills_masks %}
@@ -251,7 +252,7 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
 
 def task_of(model: HfModel) -> str:
     """The hub's name of what a model does."""
-    if getattr(model, "labels", ()):
+    if hasattr(model, "labels"):
         return "text-classification"
     masks = model.both_ways and not model.fills_masks
     return "fill-mask" if masks else "text-generation"

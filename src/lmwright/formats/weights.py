@@ -54,9 +54,9 @@ def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
     """Names of weights that start fresh around the origin's: of a head that it does not have, or
     that is for other classes."""
     objective = plan.run.objective
-    ours = getattr(objective, "labels", ())
+    ours = getattr(objective, "labels", None)
     theirs = origin.run.objective if origin.kind == RUN else origin.model
-    alike = getattr(theirs, "labels", ()) == ours and objective.new_weights
+    alike = getattr(theirs, "labels", None) == ours and objective.new_weights
     return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
 
 

@@ -1,11 +1,11 @@
-"""Classifier: an encoder that puts documents into classes, by a head in place of the one over its
-vocabulary.
+"""Classifier: an encoder that scores documents, by a head in place of the one over its vocabulary:
+a logit for each class, or one number.
 
     x [B, T, D] --pool--> [B, S, D] --head--> logits [B, S, K]     "bos", "cls", "mean"
     x [B, T, D] --head--> [B, T, K] --pool--> logits [B, S, K]     "late"
 
 Each segment of a packed row is a document. The head is that of the family's
-ForSequenceClassification in transformers (`models.heads`). In shapes, K are the classes and S the
+ForSequenceClassification in transformers (`models.heads`). In shapes, K are the scores and S the
 documents of a row, as many as it has tokens; those that are not there have logits without meaning.
 """
 
@@ -32,6 +32,7 @@ class Classifier:
 
     encoder: Any
     labels: tuple[str, ...]
+    """The classes; none where the score is a number."""
     pooling: Pooling
 
     both_ways: ClassVar[bool] = True
@@ -51,7 +52,7 @@ class Classifier:
         """Every weight, once."""
         spec = self.encoder.spec()
         dropped = vocabulary_weights(spec)
-        head = self.document_head.spec(self.encoder.embed_dim, len(self.labels))
+        head = self.document_head.spec(self.encoder.embed_dim, max(1, len(self.labels)))
         return {name: tree for name, tree in spec.items() if name not in dropped} | {HEAD: head}
 
     def work(self, seq_len: int) -> Work:

@@ -8,6 +8,8 @@ from lmwright.errors import UserError
 from lmwright.models import TABLES
 from lmwright.models.hf.table import Json
 
+IDENTITY = "torch.nn.modules.linear.Identity"
+
 
 def encoder_of(architecture: str) -> str | None:
     """The architecture of a classifier's encoder with its head over the vocabulary; None for one
@@ -27,21 +29,31 @@ class ClassifierHf:
     def config(self, model: Any) -> Json:
         """config.json of a classifier, tokenizer ids left out. Raises UserError for what it cannot
         say."""
-        return model.encoder.hf.config(model.encoder) | {
+        config = model.encoder.hf.config(model.encoder) | {
             "architectures": [self.form.architecture],
             "classifier_pooling": model.pooling,
-            "id2label": {str(i): label for i, label in enumerate(model.labels)},
-            "label2id": {label: i for i, label in enumerate(model.labels)},
             "problem_type": "single_label_classification",
+        }
+        names = model.labels
+        if not names:  # a cross encoder gives the number as it is, not its sigmoid
+            names = ("LABEL_0",)
+            config["problem_type"] = "regression"
+            config["sentence_transformers"] = {"activation_fn": IDENTITY}
+        return config | {
+            "id2label": {str(i): label for i, label in enumerate(names)},
+            "label2id": {label: i for i, label in enumerate(names)},
         }
 
 
 def head_fields(config: Json, encoder: Any, where: str) -> Json:
     """`labels` and `pooling` of the config.json of a classifier with this encoder. Raises UserError
-    where they are not said, or it does something else than choosing one class."""
+    where they are not said, or it does something else than choosing one class or giving a
+    number."""
     problem = config.get("problem_type")
-    if problem not in (None, "single_label_classification"):
-        raise UserError(f"{where}: problem_type {problem!r} is not supported, only one class each")
+    if problem not in (None, "single_label_classification", "regression"):
+        raise UserError(
+            f"{where}: problem_type {problem!r} is not supported, only one class or number each"
+        )
     pooling, known = config.get("classifier_pooling"), encoder.document_head.poolings
     pooling = encoder.hf.classifier.pooling if pooling is None else pooling
     if pooling not in known:
@@ -53,6 +65,10 @@ def head_fields(config: Json, encoder: Any, where: str) -> Json:
         raise UserError(f"{where}: id2label does not number the classes from 0; correct it")
     names = {str(number): str(label) for number, label in names.items()}
     labels = tuple(names[str(i)] for i in range(len(names)))
+    if len(labels) == 1 and problem != "single_label_classification":  # as transformers takes it
+        return {"labels": (), "pooling": pooling}
+    if problem == "regression":
+        raise UserError(f"{where}: gives {len(labels)} numbers, and only one is supported")
     if len(set(labels)) < max(2, len(labels)):
         raise UserError(f"{where}: id2label has fewer than two classes, or one twice; correct it")
     return {"labels": labels, "pooling": pooling}
