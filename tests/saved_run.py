@@ -26,10 +26,10 @@ LINES = [
 ]
 
 
-def weights_at(step, spec):
+def weights_at(step, spec, std=1.0):
     """Random weights that differ from step to step."""
     rng = np.random.default_rng(step)
-    return map_params(lambda p: rng.standard_normal(p.shape).astype("f4"), spec)
+    return map_params(lambda p: (std * rng.standard_normal(p.shape)).astype("f4"), spec)
 
 
 def tiny_run(root: Path) -> Run:
@@ -59,7 +59,7 @@ def tiny_run(root: Path) -> Run:
     return run
 
 
-def save_run(run: Run, steps=(1, 2)) -> Path:
+def save_run(run: Run, steps=(1, 2), std=1.0) -> Path:
     """Writes the run's directory with a checkpoint at each step, of `weights_at` that step."""
     folder = Path(run.dir)
     folder.mkdir()
@@ -74,7 +74,7 @@ def save_run(run: Run, steps=(1, 2)) -> Path:
         for step in steps:
             trained = {
                 trainee.name: state["trained"][trainee.name]
-                | {"weights": weights_at(step, trainee.spec)}
+                | {"weights": weights_at(step, trainee.spec, std)}
                 for trainee in plan.training.trainees
             }
             checkpoints.save(step, state | {"trained": trained}, meta)

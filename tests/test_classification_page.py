@@ -82,6 +82,21 @@ def test_the_page_runs_as_printed(folder, capsys):
     found = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
     right = sum(line["label"] == ("negative", "positive")[i % 2] for i, line in enumerate(found))
     assert len(found) == 30 and right >= 27
-    lora = ["lora.kind=lora", "dir=other"]
-    assert main(["train", "run.toml", *SHORTER, *lora]) == 2
-    assert "trains a fresh classifier, which adapters leave frozen" in capsys.readouterr().err
+    capsys.readouterr()
+    for line in lines[5:7]:
+        _, *words = shlex.split(line)
+        verbs.append(words[:2])
+        assert main([*words, *(SHORTER if "run.toml" in words else ())]) == 0
+    assert verbs[5:] == [["train", "run.toml"], ["adapters", "export"]]
+    assert "fresh ones for classifier" in capsys.readouterr().out
+    config = json.loads((folder / "my-adapter/adapter_config.json").read_text())
+    assert config["modules_to_save"] == ["classifier", "dense"]
+    assert main(["adapters", "merge", "encoder", "my-adapter", "merged"]) == 0
+    shown = []
+    for model in ("merged", "runs/reviews-lora"):
+        said = ["--text-column", "review", "--precision", "fp32"]
+        assert main(["predict", model, "new.csv", *said]) == 0
+        shown.append([json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()
+                      if line.startswith("{")])  # fmt: skip
+    right = sum(label == ("negative", "positive")[i % 2] for i, label in enumerate(shown[0]))
+    assert shown[0] == shown[1] and right >= 27

@@ -3,6 +3,7 @@ refused by name."""
 
 import csv
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.labeled import class_of, labeled_text
+from lmwright.data.tokens.classes import labels_text
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
@@ -116,7 +118,7 @@ def test_two_texts_are_one_document(tmp_path):
     [
         ("green", LABELS, 1), (1, LABELS, 1), ("2", LABELS, 2), (2.0, LABELS, 2), (3, LABELS, None),
         ("Green", LABELS, None), (1, ("1", "0"), 0), (2, ("1", "0"), None), (-1, LABELS, None),
-        (True, ("false", "true"), 1), (" red ", LABELS, 0),
+        (True, ("false", "true"), 1), (" red ", LABELS, 0), (0.5, LABELS, None),
     ],
 )  # fmt: skip
 def test_labels_of_every_format(label, labels, number):
@@ -127,8 +129,8 @@ def test_labels_of_every_format(label, labels, number):
 @pytest.mark.parametrize(
     "row, reason",
     [
-        ({"text": "a", "kind": None}, "'kind' is not a name or a whole number"),
-        ({"text": "a", "kind": 0.5}, "'kind' is not a name"),
+        ({"text": "a", "kind": None}, "'kind' is not a name or a number"),
+        ({"text": "a", "kind": math.nan}, "'kind' is not a name"),
         ({"text": "a"}, "'kind' is not a name"),
         ({"text": "", "kind": "red"}, "'text' is empty"),
         ({"text": 4, "kind": "red"}, "'text' is not text"),
@@ -151,6 +153,37 @@ def test_what_is_refused(tmp_path):
         prepare(Data(dir=data.dir, sources=data.sources), T, labels=LABELS, workers=1)
     with pytest.raises(UserError, match=r"labeled texts, which need objective\.labels"):
         prepare(data, T, workers=1)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_numbers_come_as_they_are(tmp_path, ending, capsys):
+    """Negative ones and fractions; what is none ends prepare with its row."""
+    numbers = [round(1.5 * i - 30.25, 2) for i in range(60)]
+    given = [{"text": f"{i} is", "label": n} for i, n in enumerate(numbers)]
+    data = section(tmp_path, write(tmp_path / f"texts.{ending}", given))
+    summary = prepare(data, T, labels=(), workers=1)
+    store = TokenStore.open(data.dir)
+    assert store.holds == "texts with a number" and store.labels == ()
+    batch = store.batch(0, store.epoch_rows)
+    first = (batch["positions"] == 0) & (batch["segment_ids"] > 0)
+    assert sorted(batch["loss_weight"][first].tolist()) == numbers
+    assert not batch["loss_weight"][~first].any()
+    (counts,) = summary.stages["tokenize"].counts["sources"]["train"].values()
+    text = labels_text(counts)
+    assert f"60 numbers of mean {np.mean(numbers):.4g} and standard deviation" in text
+    assert text.endswith(f" {np.std(numbers):.4g}")
+    show_command(data.dir, 0, store.epoch_rows)
+    shown = capsys.readouterr().out
+    assert ", -30.25:" in shown and ", 58.25:" in shown
+
+
+@pytest.mark.parametrize("label", ["high", "1e400", "nan", True, 1e39])
+def test_what_is_no_number(tmp_path, label):
+    path = write(
+        tmp_path / "texts.jsonl", [{"text": "a", "label": 1}, {"text": "b", "label": label}]
+    )
+    with pytest.raises(UserError, match=r"texts.jsonl:2 has the label .*, which is not a finite"):
+        prepare(section(tmp_path, path), T, labels=(), workers=1)
 
 
 def test_other_classes_tokenize_again(tmp_path):

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.core.param import walk
-from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals import predict
@@ -20,45 +18,32 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.models.classifier import Classifier
 from lmwright.models.eurobert import EuroBert
+from lmwright.models.modernbert import ModernBert
 from lmwright.objectives.classify import Classify
 from lmwright.objectives.mlm import Mlm
-from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.train.start import first_state, starting_note
+from tests.labeled_run import LABELS, SIZES, TEXTS, labeled_run
 from tests.saved_run import save_run, weights_at
 
-LABELS = ("cat", "dog", "neither of both")
-TEXTS = [
-    f"the {('cat', 'dog', 'cow')[i % 3]} {i} sat" + f" on {i * i} mats" * (i % 9) for i in range(60)
-]
+EXACT = {"precision": "fp32"}  # machines that multiply bf16 in hardware use that
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run over labeled texts, some longer than a row, with random weights."""
+    """A run with random weights."""
     root = tmp_path_factory.mktemp("classes")
-    lines = [json.dumps({"text": t, "label": i % 3}) + "\n" for i, t in enumerate(TEXTS)]
-    (root / "texts.jsonl").write_text("".join(lines))
-    run = Run(
-        name="classes",
-        dir=str(root / "run"),
-        model=EuroBert(
-            vocab_size=320, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2,
-            head_dim=4, seq_len=40,
-        ),
-        objective=Classify(labels=LABELS, pooling="mean"),
-        optim=KINDS["adamw"](learning_rate=0.01),
-        data=Data(
-            dir=str(root / "data"),
-            workers=1,
-            sources=(Source(path=str(root / "texts.jsonl"), rows="labeled"),),
-            tokenizer=Tokenizer(vocab_size=290, special_tokens=("<|endoftext|>", "<|mask|>")),
-            pack=Pack(method="best-fit"),
-        ),
-        train=Train(steps=4, global_batch_size=2, precision="fp32"),
-    )  # fmt: skip
-    prepare(run.data, 40, labels=LABELS)
+    run = labeled_run(root, EuroBert(mlp_dim=24, **SIZES), pooling="mean")
+    save_run(run, steps=(1,))
+    return run
+
+
+@pytest.fixture(scope="module")
+def modern(run):
+    """The same of a ModernBERT, whose pooling is its own."""
+    model = ModernBert(mlp_dim=20, window=9, **SIZES | {"num_kv_heads": 4})
+    run = replace(run, dir=f"{run.dir}-modern", model=model, objective=Classify(labels=LABELS))
     save_run(run, steps=(1,))
     return run
 
@@ -69,15 +54,30 @@ def exported(run, tmp_path_factory):
     return out, export_command(run.dir, out)
 
 
+@pytest.fixture(scope="module")
+def exported_modern(modern, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "modern"
+    return out, export_command(modern.dir, out)
+
+
+@pytest.fixture
+def both(request):
+    """(run, export) of a fixture's name."""
+    name = request.param
+    ends = {"run": "exported", "modern": "exported_modern"}
+    return request.getfixturevalue(name), request.getfixturevalue(ends[name])
+
+
 def read(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_the_export_opens_in_transformers(run, exported):
+@pytest.mark.parametrize("both", ["run", "modern"], indirect=True)
+def test_the_export_opens_in_transformers(both):
     """Scores of the pipeline, of texts that it cuts too, equal those of `predict`."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
-    out, proof = exported
+    run, (out, proof) = both
     there = proof.folder_to_transformers
     assert there.max_abs_diff <= 1e-5 * there.max_abs_logit
     assert proof.source_to_folder.max_abs_diff == 0
@@ -88,12 +88,8 @@ def test_the_export_opens_in_transformers(run, exported):
     file.write_text("words\n" + "".join(text + "\n" for text in TEXTS))
     for model in (run.dir, out):
         to = out.parent / f"{model == out}.jsonl"
-        assert (
-            predict.predict_command(
-                str(model), str(file), out=str(to), text_column="words", precision="fp32"
-            )
-            == 0
-        )
+        said = {"out": str(to), "text_column": "words", **EXACT}
+        assert predict.predict_command(str(model), str(file), **said) == 0
         ours = read(to)
         assert [line["row"] for line in ours] == list(range(2, 62))
         for line, scores in zip(ours, theirs, strict=True):
@@ -117,7 +113,7 @@ def test_pairs_of_texts_are_as_in_transformers(exported, tmp_path):
     theirs = [pipe(each, truncation=True, top_k=None) for each in asked]
     file, to = tmp_path / "pairs.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps({"text": a, "other": b}) + "\n" for a, b in pairs))
-    predict.predict_command(str(out), str(file), out=str(to), pair_column="other", precision="fp32")
+    predict.predict_command(str(out), str(file), out=str(to), pair_column="other", **EXACT)
     ours = read(to)
     for line, scores in zip(ours, theirs, strict=True):
         for score in scores:
@@ -163,7 +159,7 @@ def test_known_classes_are_compared(run, tmp_path, capsys):
     file.write_text(
         "".join(json.dumps({"text": t, "y": i % 3}) + "\n" for i, t in enumerate(TEXTS))
     )
-    ask = {"out": str(out), "label_column": "y"}
+    ask = {"out": str(out), "label_column": "y", **EXACT}
     predict.predict_command(run.dir, str(file), **ask)
     said, found = capsys.readouterr().out, read(out)
     assert [line["expected"] for line in found] == [LABELS[i % 3] for i in range(60)]
@@ -211,7 +207,10 @@ def same(a, b, names):
 
 
 @pytest.mark.parametrize("form", ["run", "folder"])
-def test_an_encoder_is_the_start_and_the_head_is_fresh(run, tmp_path, form):
+@pytest.mark.parametrize("both", ["run", "modern"], indirect=True)
+def test_an_encoder_is_the_start_and_the_scores_are_fresh(both, tmp_path, form):
+    """ModernBERT goes on with its head as it was pretrained, without its logits."""
+    run, _ = both
     masked = replace(run, dir=str(tmp_path / "mlm"), objective=Mlm(mask_token_id=1))
     origin = save_run(masked, steps=(1,))
     theirs = dict(walk(weights_at(1, masked.model.spec())))
@@ -219,9 +218,12 @@ def test_an_encoder_is_the_start_and_the_head_is_fresh(run, tmp_path, form):
         export_command(origin, tmp_path / "hf")
         origin = tmp_path / "hf"
     found, fresh, note = started(run, origin, tmp_path)
-    head = [name for name in found if name.startswith("classifier.")]
-    assert len(head) == 4 and same(found, fresh, head)
-    assert same(found, theirs, set(found) - set(head)) and set(theirs) - set(found) == {"head"}
+    head = {name for name in found if name.startswith("classifier.")}
+    modern = run.model.kind == "modernbert"
+    assert len(head) == (2 if modern else 4) and same(found, fresh, head)
+    assert same(found, theirs, set(found) - head)
+    assert set(theirs) - set(found) == {"decoder_bias" if modern else "head"}
+    assert not modern or {"dense", "head_norm"} < set(found)
     assert note == f"weights of {origin}; fresh ones for classifier"
 
 

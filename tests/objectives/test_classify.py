@@ -31,7 +31,7 @@ POOLINGS = ("bos", "mean", "late")
 LENGTHS = [5, 9, 3, 11, 24, 1, 7, 2, 6, 4, 8, 10, 13]
 
 
-def objective(pooling="late"):
+def objective(pooling=None):
     return Classify(labels=("a", "b", "c"), pooling=pooling)
 
 
@@ -181,5 +181,9 @@ def test_what_is_refused():
         vocab_size=V, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=4, num_kv_heads=2,
         head_dim=6, seq_len=T,
     )  # fmt: skip
-    with pytest.raises(UserError, match="'llama' has no head for classes here; use 'eurobert'"):
+    with pytest.raises(
+        UserError, match="'llama' has no head over documents here; use 'eurobert' or"
+    ):
         objective().spec(llama)
+    with pytest.raises(UserError, match="'cls' is not one of eurobert; use 'late' or 'mean' or"):
+        objective("cls").spec(MODEL)

@@ -10,10 +10,11 @@ from lmwright.core.compute import Compute
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.classify import Classify
+from lmwright.objectives.regress import Regress
 from tests.in_memory import to_hf
 from tests.objectives.labeled_rows import packed
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import SIZES, rope
+from tests.parity.families import GLOBAL, LOCAL, MODERN, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -22,55 +23,79 @@ V, T, LABELS = SIZES["vocab_size"], 25, ("no", "maybe", "yes")
 LENGTHS = ([11, 9, 5], [25], [3, 7, 8, 1], [])  # of the documents of each row
 
 
-def pair(pooling):
-    """(their model with random weights, ours, the same weights)."""
-    said = SIZES | {"rope_parameters": rope(), "attention_bias": True, "num_hidden_layers": 2}
+EURO = SIZES | {"rope_parameters": rope(), "attention_bias": True, "num_hidden_layers": 2}
+THETAS = {GLOBAL: rope(), LOCAL: {"rope_type": "default", "rope_theta": 301.0}}
+THEIRS = SIZES | MODERN | {"rope_parameters": THETAS, "num_hidden_layers": 3}
+BIASES = dict.fromkeys(("norm_bias", "classifier_bias", "mlp_bias"), True)
+HEADS = {
+    "EuroBert bos": EURO, "EuroBert mean": EURO, "EuroBert late": EURO,
+    "ModernBert cls": THEIRS, "ModernBert mean": THEIRS | BIASES,
+}  # fmt: skip
+
+
+def pair(name, labels=LABELS):
+    """(their model with random weights, ours, the same weights); without labels for one number."""
+    kind, _, pooling = name.partition(" ")
+    said = {k: v for k, v in HEADS[name].items() if v is not None}
     torch.manual_seed(1)
-    config = transformers.EuroBertConfig(
-        **said, classifier_pooling=pooling, id2label=dict(enumerate(LABELS))
+    config = getattr(transformers, f"{kind}Config")(
+        **said, classifier_pooling=pooling, id2label=dict(enumerate(labels or ["number"]))
     )
-    config.architectures = ["EuroBertForSequenceClassification"]
-    kind = transformers.EuroBertForSequenceClassification
-    theirs = kind._from_config(config, attn_implementation="eager").float().eval()
+    cls = getattr(transformers, f"{kind}ForSequenceClassification")
+    config.architectures = [cls.__name__]
+    theirs = cls._from_config(config, attn_implementation="eager").float().eval()
     randomize(theirs)
     saved = json.loads(config.to_json_string(use_diff=False))
     model = model_from_config(saved, "config.json")
+    assert model.labels == labels and model.pooling == pooling
     return theirs, model, from_hf(model, {k: v.numpy() for k, v in theirs.state_dict().items()})
 
 
-def documents():
+def documents(label):
     rng = np.random.default_rng(4)
-    return [[(rng.integers(4, V, n), int(rng.integers(3))) for n in row] for row in LENGTHS]
+    return [[(rng.integers(4, V, n), label(rng)) for n in row] for row in LENGTHS]
 
 
-@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
-def test_logits_and_gradients(pooling, record_property):
-    theirs, model, w = pair(pooling)
-    assert model.labels == LABELS and model.pooling == pooling
-    objective = Classify(labels=LABELS, pooling=pooling)
-    rows = documents()
+def compare(objective, theirs, model, w, rows, dtype):
+    """Their mean loss of each document alone, left out of the others' way by their padding mask,
+    and ours of packed rows: value, logits and every gradient; returns the largest difference."""
     flat = [document for row in rows for document in row]
-    # each alone, left out of the others' way by their padding mask
     width = max(len(text) for text, _ in flat)
     ids, mask = (torch.zeros((len(flat), width), dtype=torch.long) for _ in range(2))
     for i, (text, _) in enumerate(flat):
         ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
-    out = theirs(input_ids=ids, attention_mask=mask, labels=torch.tensor([y for _, y in flat]))
+    labels = torch.tensor([y for _, y in flat], dtype=dtype)
+    out = theirs(input_ids=ids, attention_mask=mask, labels=labels)
     out.loss.backward()
+    batch, keys = packed(rows, T), jax.random.split(jax.random.key(5), 4)
 
     def loss(w):
-        made = objective.loss(
-            model.encoder, w, packed(rows, T), jax.random.split(key, 4), Compute()
-        )
+        made = objective.loss(model.encoder, w, batch, keys, Compute())
         return made.total / made.weight
 
-    key = jax.random.key(5)
     value, grads = jax.jit(jax.value_and_grad(loss))(w)
     np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
-    logits = jax.jit(lambda w: model.classify(w, packed(rows, T), Compute())[0])(w)
+    logits = jax.jit(lambda w: model.classify(w, batch, Compute())[0])(w)
     ours = np.concatenate([logits[i, : len(row)] for i, row in enumerate(rows)])
     found = [assert_near(ours, out.logits.detach().numpy(), "logits")]
     made, named = to_hf(model, grads), dict(theirs.named_parameters())
     assert set(made) == set(named)
     found += [assert_near(made[path], p.grad.numpy(), path) for path, p in named.items()]
-    record_property("gradients", float(max(found)))
+    return float(max(found))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_and_gradients(name, record_property):
+    theirs, model, w = pair(name)
+    objective = Classify(labels=LABELS, pooling=model.pooling)
+    rows = documents(lambda rng: int(rng.integers(3)))
+    record_property("gradients", compare(objective, theirs, model, w, rows, torch.long))
+
+
+@pytest.mark.parametrize("name", ["EuroBert late", "ModernBert cls"])
+def test_numbers(name, record_property):
+    """The loss is transformers' mean squared error."""
+    theirs, model, w = pair(name, ())
+    rows = documents(lambda rng: float(rng.normal(2, 3)))
+    objective = Regress(pooling=model.pooling)
+    record_property("gradients", compare(objective, theirs, model, w, rows, torch.float32))

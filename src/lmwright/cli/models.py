@@ -182,18 +182,21 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.argument("file", metavar="FILE")
 @click.option("--out", metavar="OUT.jsonl", help="File to write; default: the terminal.")
 @click.option("--text-column", help="Column that holds the texts; default: text.")
-@click.option("--pair-column", help="Column of the second text, of a classifier of pairs.")
-@click.option("--label-column", help="Column of the class, to compare with what is predicted.")
+@click.option("--pair-column", help="Column of the second text, of a model of pairs.")
+@click.option(
+    "--label-column", help="Column of the class or number, to compare with what is predicted."
+)
 @click.option("--id-column", help="Column that identifies a row; default: file and row number.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
-    """Give each text of a file its class.
+    """Give each text of a file its class or its number.
 
-    MODEL is a classifier: a run directory or a Hugging Face folder. FILE is csv, tsv, jsonl or
-    parquet, or txt with a text on each line. Each row becomes a line of JSON with its label and
-    the score of each class. An interrupted command goes on where it was when it is run again.
+    MODEL is a classifier, or gives numbers: a run directory or a Hugging Face folder. FILE is csv,
+    tsv, jsonl or parquet, or txt with a text on each line. Each row becomes a line of JSON with
+    its label and the score of each class, or its number. An interrupted command goes on where it
+    was when it is run again.
 
     \b
     Example:  lmwright predict runs/reviews new.csv --out labels.jsonl

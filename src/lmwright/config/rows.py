@@ -1,6 +1,8 @@
 """Kinds of rows that a source may hold, by their parts."""
 
 LABELED = "labeled"
+HAVE_LABELS = ("labeled texts", "texts with a number")
+"""What an objective learns from rows of that kind (`Objective.learns_from`)."""
 PLAIN = ("text", LABELED)
 """Kinds whose rows are no conversations."""
 

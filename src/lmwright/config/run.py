@@ -84,7 +84,7 @@ class Source:
     rows: Literal[
         "text", "labeled", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"
     ] = "text"
-    """A text, one with its class (docs/classification.md) or an example (docs/conversations.md)."""
+    """A text, one with its label (docs/classification.md) or an example (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)

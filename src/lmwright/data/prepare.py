@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmwright.config.rows import LABELED, PLAIN
+from lmwright.config.rows import HAVE_LABELS, LABELED, PLAIN
 from lmwright.config.run import Data, Run, Source, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
@@ -63,7 +63,7 @@ def prepare(
     *,
     stages: Sequence[str] = (),
     model_vocab_size: int | None = None,
-    labels: Sequence[str] = (),
+    labels: Sequence[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
@@ -72,8 +72,8 @@ def prepare(
     model_vocab_size: a trained tokenizer that says no size gets this one, and none may be larger.
     seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
     `data.workers` if None, else all cores. The output never depends on it. labels: the classes of
-    labeled texts. Raises UserError for an unknown stage, bad input, and a stage whose predecessor
-    is missing.
+    labeled texts; none of them where their labels are numbers. Raises UserError for an unknown
+    stage, bad input, and a stage whose predecessor is missing.
     """
     for stage in stages:
         if stage not in STAGES:
@@ -96,7 +96,7 @@ def _make(
     stages: Sequence[str],
     seq_len: int,
     model_vocab_size: int | None,
-    labels: Sequence[str],
+    labels: Sequence[str] | None,
     workers: int | None,
     progress: Progress | None,
 ) -> dict[str, Manifest]:
@@ -184,7 +184,7 @@ def _stages(
     data: Data,
     seq_len: int,
     model_vocab_size: int | None,
-    labels: Sequence[str],
+    labels: Sequence[str] | None,
     workers: int | None,
     progress: Progress | None,
 ) -> dict[str, Callable[[], Manifest]]:
@@ -193,7 +193,7 @@ def _stages(
     from lmwright.data.rows.shuffle import shuffle_rows
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
-    from lmwright.data.tokens.classes import Classes
+    from lmwright.data.tokens.classes import Classes, Numbers
     from lmwright.data.tokens.tokenize import Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
@@ -211,8 +211,9 @@ def _stages(
             pairs="preference" in kinds,
             rated="rated" in kinds,
         )
-    classes = Classes(tuple(labels), seq_len) if labels else None
-    if classes:
+    classes: Classes | Numbers | None = None
+    if labels is not None:
+        classes = Classes(tuple(labels), seq_len) if labels else Numbers(seq_len)
         refuse_splitting(data.pack)
     return {
         "normalize": lambda: normalize(data, **options),
@@ -227,20 +228,21 @@ def _stages(
     }
 
 
-def labels_of(run: Run) -> tuple[str, ...]:
-    """The classes of a run whose sources hold labeled texts; of others none. Raises UserError where
-    its objective learns from other rows than its sources hold."""
+def labels_of(run: Run) -> tuple[str, ...] | None:
+    """The classes of a run whose sources hold labeled texts, empty where their labels are numbers;
+    of others None. Raises UserError where its objective learns from other rows than its sources
+    hold."""
     labeled = any(source.rows == LABELED for source in run.data.sources)
-    if (run.objective.learns_from == "labeled texts") == labeled or not run.data.sources:
-        return run.objective.labels if labeled else ()
+    if (run.objective.learns_from in HAVE_LABELS) == labeled or not run.data.sources:
+        return run.objective.labels if labeled else None
     if labeled:
         raise UserError(
-            f'data.sources.rows: "labeled" texts have a class, which objective.kind = '
-            f"{run.objective.kind!r} does not learn; use 'classify'"
+            f'data.sources.rows: "labeled" texts have a class or a number, which objective.kind = '
+            f"{run.objective.kind!r} does not learn; use 'classify' or 'regress'"
         )
     raise UserError(
         f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts with a "
-        'class; set rows = "labeled"'
+        'class or a number; set rows = "labeled"'
     )
 
 
@@ -336,6 +338,8 @@ def print_summary(summary: Summary, console: Any) -> None:
 
 
 def _left_out(summary: Summary) -> Iterator[str]:
+    from lmwright.data.tokens.classes import labels_text
+
     for name, count in summary.input().items():
         for key, what in (
             ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
@@ -353,8 +357,8 @@ def _left_out(summary: Summary) -> Iterator[str]:
         ):
             if record.get(key):
                 yield f"{where}: {record[key]:,} {what}"
-        if classes := record.get("classes"):
-            yield f"{where}: " + ", ".join(f"{n:,} {visible(c)}" for c, n in classes.items())
+        if text := labels_text(record):
+            yield f"{where}: {text}"
 
 
 def _select_figures(record: dict[str, Any]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmwright.config.rows import HAVE_LABELS
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -21,6 +22,7 @@ from lmwright.errors import UserError
 from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, compute_text, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.evals.numbers import print_numbers
 from lmwright.evals.positions import PositionLoss, position_losses
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
@@ -196,8 +198,11 @@ def eval_command(path: str, **options: Any) -> int:
     """Prints the held-out loss of a run; `options` are those of `open_held_out`. Returns 0."""
     opened = open_held_out(path, **options)
     losses, compute = opened.held_out.losses(opened.weights), opened.plan.compute
-    if opened.plan.run.objective.learns_from == "labeled texts":
-        print_classes(losses, opened.plan.run.objective.labels, compute)
+    objective = opened.plan.run.objective
+    if objective.learns_from in HAVE_LABELS and objective.labels:
+        print_classes(losses, objective.labels, compute)
+    elif objective.learns_from in HAVE_LABELS:
+        print_numbers(losses, compute)
     else:
         print_losses(losses, compute)
     return 0

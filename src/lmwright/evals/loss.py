@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model, Objective
@@ -38,6 +39,14 @@ class SourceLoss:
     """Of a classifier, documents [K, K] by class and by the class that they were given."""
     scores: dict[str, float] = field(default_factory=dict, compare=False)
     """Means of `Objective.held_out_metrics`."""
+    numbers: np.ndarray | None = field(default=None, compare=False)
+    """Where documents have a number, float64 [documents, 2]: theirs and the one given. `loss` is
+    then the mean squared error."""
+
+    @property
+    def of_labels(self) -> bool:
+        """True for documents with a class or a number, which have no perplexity."""
+        return self.confusion is not None or self.numbers is not None
 
     @property
     def rows_text(self) -> str:
@@ -93,21 +102,33 @@ def evaluate_rows(
 ) -> SourceLoss:
     """Loss over batches of packed rows; `place` puts a batch on the devices."""
     nll = correct = tokens = 0.0
-    text_bytes, confusion = 0.0, None
+    text_bytes, confusion, numbers = 0.0, None, []
     more = {name: np.zeros(2) for name in objective.held_out_metrics}
     for rows in batches:
         sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
-        nll += float(sums["nll"][0])
-        tokens += float(sums["nll"][1])
-        correct += float(sums["accuracy"][0])
+        total, count = map(float, sums["nll" if "nll" in sums else "mse"])
+        nll += total
+        tokens += count
+        correct += float(sums["accuracy"][0]) if "accuracy" in sums else 0.0
         for name, pair in more.items():
             pair += [float(value) for value in sums[name]]
         if "confusion" in sums:
             confusion = np.asarray(sums["confusion"][0]) + (0 if confusion is None else confusion)
-        every = round(float(sums["nll"][1])) == np.count_nonzero(rows["loss_weight"])
+        if "numbers" in sums:
+            numbers.append(_pairs(sums["numbers"][0]))
+        every = round(count) == np.count_nonzero(rows["loss_weight"])
         text_bytes += 0 if objective.both_ways and not every else float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
     return SourceLoss(
         source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion,
         scores={name: total / max(weight, 1.0) for name, (total, weight) in more.items()},
+        numbers=np.concatenate(numbers) if numbers else None,
     )  # fmt: skip
+
+
+def _pairs(found: jax.Array) -> np.ndarray:
+    """float64 [documents, 2] of rows [B, S, 3], of which the last says whether one is there."""
+    if not found.is_fully_addressable:
+        found = multihost_utils.process_allgather(found, tiled=True)
+    flat = np.asarray(found, np.float64).reshape(-1, 3)
+    return flat[flat[:, 2] > 0, :2]

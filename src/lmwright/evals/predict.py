@@ -1,4 +1,4 @@
-"""Predict: the class of each text of a file, streamed.
+"""Predict: the class or the number of each text of a file, streamed.
 
     file --rows--> texts --encode, cut--> documents --pack--> rows [B, T] --classifier--> scores
 
@@ -7,12 +7,10 @@ OUT.part beside OUT, where a run that was interrupted goes on, and takes the nam
 """
 
 import json
-import math
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,70 +30,19 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
-from lmwright.data.text.labeled import class_of, label_text
-from lmwright.data.tokens.classes import joined, listed
+from lmwright.data.tokens.classes import joined
 from lmwright.errors import UserError
-from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, row_compute
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.tallies import Tally, tally_of
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.formats.tokenizer_files import ids_around
-from lmwright.guard.terminal import visible
 from lmwright.models.classifier import Classifier
 
 CHUNK = 1024  # texts that are packed together
 BATCH_TOKENS = 8192
 SHORTEST = 128  # tokens of a row
-WORST = 5  # texts that are shown
-
-
-@dataclass
-class Tally:
-    """Counts of what was predicted."""
-
-    given: Counter = field(default_factory=Counter)
-    """Texts by the class that they were given."""
-    cut: int = 0
-    """Texts longer than the model takes, of which the beginning was read."""
-    bad: int = 0
-    """Rows without a text."""
-    pairs: Counter = field(default_factory=Counter)
-    """Texts by the class that they have, where it is known, and the one that they were given."""
-    nll: float = 0.0
-    """Of these classes, summed."""
-    worst: list[tuple[float, str, str, str]] = field(default_factory=list)
-    """Least likely of these texts: score of the class, id, the class, the one given."""
-
-    def add(self, made: Mapping[str, Any]) -> None:
-        """Counts a line of what is written."""
-        if "label" not in made:
-            self.bad += 1
-            return
-        self.given[made["label"]] += 1
-        self.cut += "cut" in made
-        if (real := made.get("expected")) is not None:
-            score = made["scores"][real]
-            self.pairs[real, made["label"]] += 1
-            self.nll -= math.log(max(score, 1e-300))
-            worst = (score, made["id"], real, made["label"])
-            self.worst = sorted([*self.worst, worst])[:WORST]
-
-    def loss(self, labels: Sequence[str], name: str) -> SourceLoss:
-        """Loss and confusion matrix of the texts whose class is known."""
-        confusion = np.array([[self.pairs[a, b] for b in labels] for a in labels], np.float64)
-        count = max(self.pairs.total(), 1)
-        right = float(np.trace(confusion)) / count
-        return SourceLoss(name, self.nll / count, right, count, 0, confusion=confusion)
-
-    def line(self, labels: Sequence[str], most: int) -> str:
-        """A sentence for people."""
-        counts = ", ".join(f"{self.given[label]:,} {label}" for label in labels)
-        notes = [f"{self.given.total():,} texts: {counts}"]
-        notes += [f"{self.cut:,} cut to {most:,} tokens"] if self.cut else []
-        notes += [f"{self.bad:,} rows without a text"] if self.bad else []
-        return visible("; ".join(notes), lines=False)
 
 
 class Predictor:
@@ -104,8 +51,8 @@ class Predictor:
     def __init__(self, loaded: LoadedModel, compute: Compute):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
-                f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' "
-                "(docs/classification.md)"
+                f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
+                "'regress' (docs/classification.md)"
             )
         self.model, self.tokenizer, self.weights = loaded.model, loaded.tokenizer, loaded.weights
         around = ids_around(self.tokenizer)
@@ -130,22 +77,21 @@ class Predictor:
         return [[*before, *ids, *after] or end for ids, _ in fitted], [cut for _, cut in fitted]
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
-        """Probabilities float64 [N, K] of documents, lists of ids."""
+        """Raw scores float64 [N, K] of documents, lists of ids."""
         lengths = np.array([len(ids) for ids in documents], np.int64)
         width = SHORTEST
         while width < lengths.max(initial=1):
             width *= 2
         width = min(width, self.most)
         rows = best_fit_rows(lengths, width)
-        found = np.zeros((len(documents), len(self.model.labels)))
+        found = np.zeros((len(documents), max(1, len(self.model.labels))))
         size = max(1, BATCH_TOKENS // width)
         for start in range(0, int(rows.max(initial=-1)) + 1, size):
             batch, places = _batch(documents, rows, start, size, width)
             logits = np.asarray(self._run(self.weights, batch), np.float64)
             for number, (row, place) in places.items():
                 found[number] = logits[row, place]
-        found = np.exp(found - found.max(1, keepdims=True))
-        return found / found.sum(1, keepdims=True)
+        return found
 
 
 def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array:
@@ -183,14 +129,14 @@ def predict_lines(
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
     none of the model's."""
-    labels = predictor.model.labels
     while chunk := list(islice(rows, CHUNK)):
         good = [row for row in chunk if isinstance(row, Row)]
         metas = [json.loads(row.meta) for row in good]
         seconds = columns.pair and [str(meta.get(columns.pair) or "") for meta in metas]
         documents, cut = predictor.encode([row.text for row in good], seconds)
         real = [
-            _expected(row, meta, columns, labels) for row, meta in zip(good, metas, strict=True)
+            columns.label and tally.expected(meta.get(columns.label), row.id, columns.label)
+            for row, meta in zip(good, metas, strict=True)
         ]
         found = iter(zip(predictor.scores(documents), cut, real, strict=True))
         lines = []
@@ -200,29 +146,12 @@ def predict_lines(
                 made["error"] = row.reason
             else:
                 each, was_cut, expected = next(found)
-                scored = {k: float(f"{v:.6g}") for k, v in zip(labels, each, strict=True)}
-                made |= {"id": row.id, "label": labels[int(each.argmax())], "scores": scored}
+                made |= {"id": row.id, **tally.made(each)}
                 made |= {"cut": True} if was_cut else {}
                 made |= {"expected": expected} if expected is not None else {}
             tally.add(made)
             lines.append(json.dumps(made, ensure_ascii=False) + "\n")
         yield lines
-
-
-def _expected(
-    row: Row, meta: Mapping[str, Any], columns: Columns, labels: Sequence[str]
-) -> str | None:
-    """The class that a row says it has. Raises UserError for one that is none of the model's."""
-    if columns.label is None:
-        return None
-    label = label_text(meta.get(columns.label))
-    number = class_of(label, labels)
-    if number is None:
-        raise UserError(
-            f"{row.id}: {columns.label} {label[:80]!r} is not one of the model's classes "
-            f"{listed(labels)}; correct the row, or leave --label-column out"
-        )
-    return labels[number]
 
 
 def predict_command(
@@ -239,9 +168,9 @@ def predict_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
-    """Writes the class and the scores of each row of a csv, tsv, jsonl or parquet file, or of each
-    line of a txt file, as JSON lines to `out` or the terminal; returns 0. Raises UserError where
-    the model is no classifier, the file cannot be read, or `out` exists."""
+    """Writes the class and the scores, or the number, of each row of a csv, tsv, jsonl or parquet
+    file, or of each line of a txt file, as JSON lines to `out` or the terminal; returns 0. Raises
+    UserError where the model is no classifier, the file cannot be read, or `out` exists."""
     if out is not None and Path(out).exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
     columns = Columns(pair_column, label_column)
@@ -254,7 +183,7 @@ def predict_command(
         raise _own_words(error) from None
     compute = row_compute(precision, kernels)
     predictor = Predictor(load_model(path, adapter), compute)
-    tally = Tally()
+    tally = tally_of(predictor.model.labels)
 
     def run(done: int, write: Callable[[str], Any]) -> None:
         rows = (row for each in files for row in read_rows(Slice(each), source))
@@ -273,13 +202,9 @@ def predict_command(
         done = _write_resumed(Path(out), asked, run, tally)
         print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
     console = Console(stderr=out is None, highlight=False)
-    labels = predictor.model.labels
-    console.print(tally.line(labels, predictor.most), markup=False, soft_wrap=True)
+    console.print(tally.line(predictor.most), markup=False, soft_wrap=True)
     if label_column is not None:
-        print_classes([tally.loss(labels, Path(file).name)], labels, compute, console)
-        for score, id_, real, given in tally.worst:
-            line = f"least likely: {id_}, {real} at {score:.2%}, was given {given}"
-            console.print(visible(line, lines=False), markup=False, soft_wrap=True)
+        tally.show(Path(file).name, compute, console)
     return 0
 
 

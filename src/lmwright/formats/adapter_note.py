@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 
@@ -15,31 +16,44 @@ EARLIER_NOTE = "podsmith.json"  # written before the project was renamed
 ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
-def write_note(folder: Path, base: Frozen, storage: str) -> None:
-    """Beside an adapter that was trained on this base, kept as `storage`."""
-    note = {"base": base.path, "base_hash": base.hash, "base_storage": storage}
+def write_note(folder: Path, base: Frozen, storage: str, **facts: Any) -> None:
+    """Beside an adapter that was trained on this base, kept as `storage`; `facts` are what else
+    PEFT does not say."""
+    note = {"base": base.path, "base_hash": base.hash, "base_storage": storage, **facts}
     if base.read is not None:
         note[ROUNDED] = weights_hash(base.read(), ml_dtypes.bfloat16)
     write_json(folder / NOTE, note)
 
 
+def read_note(folder: Path) -> dict[str, Any]:
+    """The note of an adapter; empty where it has none. Raises UserError for a damaged one."""
+    path = _note(folder)
+    try:
+        note = parse_json(path)
+        _ = {note[name] for name in ("base_hash", ROUNDED) if name in note}
+        if not isinstance(note.get("labels", []), list):
+            raise ValueError("labels is no list")
+        return note
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); export it again") from None
+
+
+def _note(folder: Path) -> Path:
+    path = folder / NOTE
+    return path if path.exists() else folder / EARLIER_NOTE
+
+
 def refuse_other_base(adapter: Path, base: str | Path, hashes: Iterable[str], cure: str) -> None:
     """Raises UserError where lmwright wrote the adapter and says that its base was another than
     this one, whose weights have these hashes; they are asked for one after the other."""
-    path = adapter / NOTE
-    if not path.exists():
-        path = adapter / EARLIER_NOTE
-    try:
-        note = parse_json(path)
-        known = {note[name] for name in ("base_hash", ROUNDED) if name in note}
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); export it again") from None
+    note = read_note(adapter)
     if ROUNDED not in note:  # a base made from a seed has no files to compare with
         return
+    known = {note[name] for name in ("base_hash", ROUNDED) if name in note}
     if known.isdisjoint(hashes):
         raise UserError(
             f"{adapter}: was trained on {note.get('base')}, and the weights of {base} differ; "
-            f"{cure}, or remove {path} to continue anyway"
+            f"{cure}, or remove {_note(adapter)} to continue anyway"
         )

@@ -15,13 +15,16 @@ from lmwright.formats.combine import Combination, combine
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import new_folder
-from lmwright.formats.load import load_model
+from lmwright.formats.load import load_model, write_classifier_tokenizer
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_run
 from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
+from lmwright.formats.peft_head import headed
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
+from lmwright.formats.tokenizer_files import has_tokenizer
+from lmwright.models.classifier import Classifier
 from lmwright.storage.mirror import sending
 
 
@@ -41,10 +44,14 @@ def export_adapter_command(
         raise UserError(f"{folder}: trained all weights; use lmwright export instead")
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
-    peft = to_peft(run.model, chosen, weights[chosen.name], base.path)
+    model, _ = run.objective.exported(run.model, plan.spec)
+    peft, facts = to_peft(model, chosen, weights[chosen.name], base.path), {}
     with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, peft)
-        write_note(temporary, base, run.lora.base)
+        if isinstance(model, Classifier):
+            facts = {"labels": model.labels, "pooling": model.pooling}
+            write_classifier_tokenizer(run, folder, temporary, model)
+        write_note(temporary, base, run.lora.base, **facts)
     _say(out, peft)
 
 
@@ -62,9 +69,12 @@ def merge_command(
     loaded, peft = load_model(base), read_folder(adapter)
     loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
-    hashes = (weights_hash(weights, to) for to in (None, ml_dtypes.bfloat16))
+    model, weights, own = headed(loaded.model, weights, peft, adapter)
+    hashes = (weights_hash(own, to) for to in (None, ml_dtypes.bfloat16))
     refuse_other_base(Path(adapter), base, hashes, "merge into that one")
-    model, merged = merge_into(loaded.model, weights, peft, str(adapter))
+    model, merged = merge_into(model, weights, peft, str(adapter))
+    if peft.saved and has_tokenizer(Path(adapter)):  # with what is around a text
+        loaded = replace(loaded, tokenizer_dir=Path(adapter), prefix=None, suffix=())
     facts = replace(
         loaded.facts,
         name=Path(out).absolute().name,

@@ -105,7 +105,8 @@ tags:
 from transformers import pipeline
 
 classify = pipeline("text-classification", model={{ place | tojson }})
-print(classify("A text", truncation=True))
+print(classify("A text", truncation=True\
+{{ "" if model.labels else ', function_to_apply="none"' }}))
 ```
 or `lmwright predict {{ word(place) }} texts.csv`.
 {% elif task == "feature-extraction" %}
@@ -261,7 +262,7 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
 
 def task_of(model: HfModel) -> str:
     """The hub's name of what a model does."""
-    if getattr(model, "labels", ()):
+    if hasattr(model, "labels"):
         return "text-classification"
     if isinstance(model, Detector):
         return "feature-extraction"

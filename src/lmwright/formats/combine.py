@@ -21,6 +21,7 @@ import numpy as np
 
 from lmwright.errors import UserError
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config
+from lmwright.formats.safetensors import some
 
 Method = Literal[
     "linear", "cat", "svd", "ties", "dare-linear", "dare-ties", "ties-svd", "dare-linear-svd",
@@ -107,6 +108,12 @@ def _check(
         )
     if any(m.magnitude is not None for adapter in adapters for m in adapter.modules.values()):
         raise UserError("DoRA adapters cannot be added; merge each into the base instead")
+    for adapter in adapters:
+        if adapter.saved:
+            raise UserError(
+                f"adapters with weights of their own ({some(sorted(adapter.saved))}) cannot be "
+                "added; merge each into the base instead"
+            )
     bases = {adapter.config.get("base_model_name_or_path") for adapter in adapters}
     if len(bases) > 1:
         raise UserError(f"the adapters are for several bases: {', '.join(map(str, bases))}")

@@ -18,7 +18,7 @@ from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS, TABLES
 from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
-from lmwright.models.hf.classifier import ENCODERS, head_fields
+from lmwright.models.hf.classifier import encoder_of, head_fields
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.text_part import (
     NONE,
@@ -45,9 +45,9 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture or a feature that lmwright does not compute."""
     config = text_config(config, where)
     architecture = architecture_of(config)
-    if architecture in ENCODERS:
-        encoder = model_from_config(config | {"architectures": [ENCODERS[architecture]]}, where)
-        return Classifier(encoder, **head_fields(config, where))
+    if (alone := encoder_of(architecture)) is not None:
+        encoder = model_from_config(config | {"architectures": [alone]}, where)
+        return Classifier(encoder, **head_fields(config, encoder, where))
     if architecture in DETECTORS:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)

@@ -14,7 +14,12 @@ from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hub import PREFIX
 from lmwright.formats.loaded import LoadedModel, load_files
 from lmwright.formats.open import RUN, Place, open_place
-from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
+from lmwright.formats.tokenizer_files import (
+    has_tokenizer,
+    limit_tokens,
+    open_tokenizer,
+    write_tokenizer,
+)
 from lmwright.formats.weights import load_run_at
 from lmwright.models.classifier import Classifier
 
@@ -52,12 +57,23 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
     model, w = objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
-    suffix: tuple[int, ...] = ()
-    if isinstance(model, Classifier) and run.data.tokenize.append == "eos":
-        suffix = (open_tokenizer(tokenizer_dir).eos_id,)
+    suffix = _suffix(run, tokenizer_dir) if isinstance(model, Classifier) else ()
     return LoadedModel(
         model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
     )
+
+
+def _suffix(run: Any, tokenizer_dir: Path) -> tuple[int, ...]:
+    """The ids that ended each document."""
+    ends = run.data.tokenize.append == "eos"
+    return (open_tokenizer(tokenizer_dir).eos_id,) if ends else ()
+
+
+def write_classifier_tokenizer(run: Any, path: Path, folder: Path, model: Classifier) -> None:
+    """Writes the tokenizer of a run's classifier, which puts around a text what training did."""
+    tokenizer_dir, prefix = run_tokenizer(run, path)
+    write_tokenizer(tokenizer_dir, folder, prefix, _suffix(run, tokenizer_dir))
+    limit_tokens(folder, model.seq_len)
 
 
 def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:

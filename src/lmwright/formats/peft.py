@@ -19,8 +19,10 @@ from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import TIED_HEAD
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
+from lmwright.formats.peft_head import config_of_saved, read_saved, refuse_saved, saved_weights
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
+from lmwright.models.classifier import Classifier
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
@@ -34,7 +36,8 @@ def module_slots(model: HfModel) -> dict[str, Slot]:
 
 
 def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) -> PeftFolder:
-    """The adapter as PEFT keeps it; `base` is the name or folder of the base model."""
+    """The adapter as PEFT keeps it, of the `model` with a head that it trains whole; `base` is the
+    name or folder of the base model."""
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas = {}, {}
     for name, slot in module_slots(model).items():
@@ -56,7 +59,8 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
     config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config["target_modules"] = _short(modules, module_slots(model))
-    return PeftFolder(config, modules)
+    saved = saved_weights(model, adapter.whole, leaves)
+    return PeftFolder(config | config_of_saved(saved), modules, saved=saved)
 
 
 def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -100,7 +104,8 @@ def read_adapter(
         raise UserError(
             f"{folder}: has no factors for {some(missing)}; leave them out of lora.targets"
         )
-    return nest(made.items())
+    saved = read_saved(loaded, model, adapter.whole, str(folder))
+    return nest([*made.items(), *saved.items()])
 
 
 def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, Slot]:
@@ -166,6 +171,8 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
+    if not isinstance(model, Classifier):  # whose head is in `w`
+        refuse_saved(adapter, where)
     _replace_whole(leaves, model, adapter.whole, where)
     model = _untied(leaves, model, adapter)
     known = _known_slots(adapter, model, where)
@@ -215,9 +222,11 @@ def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) 
     """The model with a head of its own where the adapter changes one of head and table: in PEFT
     the other one stays."""
     table = _table(model)
-    if HEAD in module_slots(model) or not {HEAD, table} & adapter.modules.keys():
+    headless = isinstance(model, Classifier)  # whose table is tied to nothing
+    known = module_slots(model)
+    if headless or HEAD in known or not {HEAD, table} & adapter.modules.keys():
         return model
-    weight = module_slots(model)[table].to_layout(leaves[module_slots(model)[table].path])
+    weight = known[table].to_layout(leaves[known[table].path])
     model = replace(model, head="untied")
     slot = module_slots(model)[HEAD]
     leaves[slot.path] = np.array(slot.from_layout(weight), np.float32)

@@ -25,7 +25,6 @@ OTHER_STARTS = {
 # features of PEFT that compute something else than base + scale * B A
 PLAIN = {
     "bias": (None, "none"),
-    "modules_to_save": (None, []),
     "fan_in_fan_out": (None, False),
     "lora_bias": (None, False),
     "trainable_token_indices": (None, [], {}),
@@ -40,14 +39,14 @@ PLAIN = {
     "monteclora_config": (None,),
     "megatron_config": (None,),
 }
-# which change nothing once the factors are there
+# which change nothing once the factors, and the modules that are saved, are there
 HARMLESS = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config",
     "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "init_lora_weights",
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout",
     "lora_ga_config", "megatron_core", "merge_weights", "peft_type", "peft_version",
     "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
-    "task_type", "use_dora", "use_rslora",
+    "modules_to_save", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
 ENDING = r"(.*\.)?({})$"  # how PEFT looks for a pattern of ranks or alphas in a name
@@ -92,6 +91,10 @@ def _check_types(config: Mapping[str, Any], path: Path) -> None:
         insist(name, good, f"a table of names, each with {wanted}")
     for name in ("use_rslora", "use_dora"):
         insist(name, isinstance(config.get(name), bool | None), "true or false")
+    name = "modules_to_save"
+    saved = config.get(name) or []
+    names = isinstance(saved, list) and all(isinstance(each, str) and each for each in saved)
+    insist(name, names, "a list of names")
     name = "base_model_name_or_path"
     insist(name, isinstance(config.get(name), str | None), "a name")
 

@@ -5,11 +5,13 @@ base_model.model.<module>.lora_B.weight             [outputs, R]
 base_model.model.<module>.lora_magnitude_vector     [outputs], DoRA
 base_model.model.<module>.lora_embedding_A, _B      of a table, [R, vocab] and [embed, R]
 base_model.model.<module>.base_layer.weight         of a table or head, in place of the base's own
+base_model.model.<module>.weight, .bias             of modules_to_save: trained whole
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,8 @@ class PeftFolder:
     modules: dict[str, PeftModule]
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     """Weights of the base, [outputs, inputs], that PEFT loads in place of the base's own."""
+    saved: dict[str, np.ndarray] = field(default_factory=dict)
+    """Weights of modules_to_save, by their whole names: trained with the factors."""
     start: str | None = None
     """"pissa" or "olora" where the product that the factors began with is still to be taken
     out of the base: `formats.peft_start`."""
@@ -78,7 +82,7 @@ def read_folder(folder: str | Path) -> PeftFolder:
     folder = Path(folder)
     config = read_config(folder / CONFIG)
     path = folder / TENSORS
-    parts, tables = _tensors(path)
+    parts, tables, saved = _tensors(path, config.get("modules_to_save") or [])
     whole = {name: part.pop("whole") for name, part in parts.items() if "whole" in part}
     modules = {name: part for name, part in parts.items() if part}
     ranks, scales = _ranks_and_scales(config, list(modules), str(folder / CONFIG))
@@ -98,18 +102,24 @@ def read_folder(folder: str | Path) -> PeftFolder:
         )
     if not factors:
         raise UserError(f"{path}: holds no LoRA factors")
-    return PeftFolder(config, factors, whole, start)
+    return PeftFolder(config, factors, whole, saved, start)
 
 
-def _tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], set[str]]:
-    """Module name to its arrays by kind, and which modules are tables."""
+def _tensors(
+    path: Path, modules: Sequence[str]
+) -> tuple[dict[str, dict[str, np.ndarray]], set[str], dict[str, np.ndarray]]:
+    """Module name to its arrays by kind, which modules are tables, and the weights of `modules`
+    that are saved whole."""
     parts: dict[str, dict[str, np.ndarray]] = {}
-    tables = set()
+    tables, saved = set(), {}
     try:
         with safe_open(path, framework="np") as file:
             for key in file.keys():
-                module, kind = _split(key, path)
                 array = file.get_tensor(key)
+                if _is_saved(key, modules) and array.dtype.name in FLOATS:
+                    saved[key.removeprefix(PREFIX)] = array.astype(np.float32)
+                    continue
+                module, kind = _split(key, path)
                 if array.dtype.name not in FLOATS or kind in parts.get(module, {}):
                     raise UserError(
                         f"{path}: {key} is {array.dtype}, or occurs twice; save it again"
@@ -122,7 +132,13 @@ def _tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], set[str]]:
         ) from None
     except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged ({error}); download it again") from None
-    return parts, tables
+    return parts, tables, saved
+
+
+def _is_saved(key: str, modules: Sequence[str]) -> bool:
+    """True for a weight within a module whose name ends with one of these, as PEFT looks."""
+    above = accumulate(key.split(".")[:-1], "{}.{}".format)
+    return ".lora_" not in key and any(name.endswith(tuple(modules)) for name in above)
 
 
 def _check(part: Mapping[str, np.ndarray], name: str, path: Path, dora: bool) -> None:
@@ -174,6 +190,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
     for name, weight in adapter.whole.items():
         ending = "base_layer.weight" if name in adapter.modules else "weight"
         tensors[f"{PREFIX}{name}.{ending}"] = np.ascontiguousarray(weight, np.float32)
+    tensors |= {PREFIX + name: np.ascontiguousarray(a) for name, a in adapter.saved.items()}
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     write_json(folder / CONFIG, adapter.config)
 

@@ -62,12 +62,20 @@ def transformers_says(
     version = importlib.metadata.version("peft" if adapter else "transformers")
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
-            logits = _logits(path, tokens, is_gguf, adapter)
+            logits = _logits(path, tokens, is_gguf, adapter, _head_of(config))
         return Reference(logits, version)
     except UserError as error:
         return Reference(None, str(error))
     except Exception as error:  # whatever it raises for what it does not know
         return Reference(None, f"version {version} cannot load it: {first_line(error)}")
+
+
+HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
+
+
+def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a config.json for a head over documents; none of another model."""
+    return {key: config[key] for key in HEAD_KEYS if key in config} if "id2label" in config else {}
 
 
 # whose metadata it reads in full; of others it leaves scales, caps or sizes at their defaults
@@ -88,7 +96,7 @@ def _dropped(config: Mapping[str, Any]) -> str | None:
 
 
 def _logits(
-    path: Path, tokens: np.ndarray, is_gguf: bool, adapter: Path | None = None
+    path: Path, tokens: np.ndarray, is_gguf: bool, adapter: Path | None, head: Mapping[str, Any]
 ) -> np.ndarray:
     import torch
     import transformers
@@ -99,8 +107,13 @@ def _logits(
     folder, file = (path.parent, {"gguf_file": path.name}) if is_gguf else (path, {})
     if not is_gguf:
         file["use_safetensors"] = True
+    kind = _class_for(folder, is_gguf)
+    if adapter is not None and head:  # which the adapter may bring
+        kind = transformers.AutoModelForSequenceClassification
+        head = {**head, "id2label": {int(i): name for i, name in head["id2label"].items()}}
+        file |= head
     try:
-        theirs = _class_for(folder, is_gguf).from_pretrained(
+        theirs = kind.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
         )
         if adapter is not None:

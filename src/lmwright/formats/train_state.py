@@ -175,20 +175,24 @@ def pick(plan: Plan, name: str | None) -> Trainee:
     return trainees[name]
 
 
-def init_state(plan: Plan, frozen: Frozen) -> Tree:
-    """A fresh state around what is frozen; adapters that start from PEFT folders have read
-    them."""
-    state = program_state.init_state(plan, frozen)
+def init_state(plan: Plan, frozen: Frozen | None) -> Tree:
+    """A fresh state around what is frozen; adapters that start from PEFT folders, or with a head
+    of their base's, have read them."""
+    state, objective = program_state.init_state(plan, frozen), plan.run.objective
+    whole = frozen.whole if frozen is not None else {}
     for trainee in plan.training.trainees:
-        if trainee.init_from is None:
+        if trainee.init_from is None and not whole:
             continue
+        part = state["trained"][trainee.name]
+        weights = part["weights"] | whole
         try:
-            weights = _read_adapter(plan.run.model, trainee, frozen)
+            if trainee.init_from is not None:
+                model, _ = objective.exported(plan.run.model, plan.spec)
+                weights = _read_adapter(model, trainee, frozen)
         except UserError as error:
             listed = plan.training.listed
             section = f"{listed}[{trainee.name!r}]" if listed else "lora"
             raise error.at(f"{section}.init_from") from error
-        part = state["trained"][trainee.name]
         part["weights"] = jax.device_put(weights, part_shardings(plan, trainee)["weights"])
         if "ema" in part:
             part["ema"] = jax.tree.map(jnp.copy, part["weights"])

@@ -6,6 +6,7 @@ Adapters lie beside a base, whose place may be the run directory of other adapte
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ from lmwright.formats.loaded import load_files
 from lmwright.formats.open import RUN, Place, open_place, open_run
 from lmwright.formats.tensor_hash import add_to_hash
 from lmwright.formats.train_state import pick, restore
-from lmwright.program.lora import storages
+from lmwright.models.heads import vocabulary_weights
+from lmwright.program.lora import frozen_spec, storages
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import averaged_weights, fresh_frozen
 from lmwright.program.trainee import Frozen
@@ -40,6 +42,22 @@ def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
             f"{name} is {have} in {place.path} and {want} in this run's model; "
             "leave [model] out, or change only what no weight depends on"
         )
+
+
+def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None:
+    """As `refuse_unlike`, of an objective with `fresh` weights: a head of the place's own, over
+    documents or over its vocabulary, is left out."""
+    refuse_unlike(place, spec, {*fresh, *vocabulary_weights(place.spec)} if fresh else ())
+
+
+def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
+    """Names of weights that start fresh around the origin's: of a head that it does not have, or
+    that is for other classes."""
+    objective = plan.run.objective
+    ours = getattr(objective, "labels", None)
+    theirs = origin.run.objective if origin.kind == RUN else origin.model
+    alike = getattr(theirs, "labels", None) == ours and objective.new_weights
+    return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
 
 
 def host_weights(place: Place) -> Tree:
@@ -111,17 +129,24 @@ def load_frozen(plan: Plan) -> Frozen:
         return fresh_frozen(plan)
     shapes = plan.training.abstract_frozen(plan.mesh)  # refuses before anything is read
     shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    params, places = dict(walk(frozen_spec(plan.run))), dict(walk(shardings))
     try:
         place = open_place(path)
-        refuse_unlike(place, plan.spec)
+        refuse_unlike_base(place, frozen_spec(plan.run), plan.run.objective.new_weights)
+        fresh = fresh_weights(plan, place)
         weights = host_weights(place)
     except UserError as error:
         raise error.at("train.init_from") from error
     digest, kinds, leaves = xxhash.xxh3_128(), storages(plan.run), []
-    params, places = dict(walk(plan.spec)), dict(walk(shardings))
-    for name, array in walk(weights):
+    for name, array in _some(weights, params):
         add_to_hash(digest, name, array)
         keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
         with jax.set_mesh(plan.mesh):
             leaves.append((name, keep(array, params[name], kinds[name])))
-    return Frozen(nest(leaves), path, digest.hexdigest(), lambda: host_weights(place))
+    whole = {k: weights[k] for k in plan.run.objective.new_weights if k not in fresh}
+    read = lambda: nest(_some(host_weights(place), params))  # noqa: E731
+    return Frozen(nest(leaves), path, digest.hexdigest(), read, whole)
+
+
+def _some(weights: Tree, paths: Collection[str]) -> list[tuple[str, Any]]:
+    return [(name, leaf) for name, leaf in walk(weights) if name in paths]

@@ -1,15 +1,14 @@
-"""Classifier: an encoder that puts documents into classes, by a head in place of the one over its
-vocabulary.
+"""Classifier: an encoder that scores documents, by a head in place of the one over its vocabulary:
+a logit for each class, or one number.
 
-    x [B, T, D] --pool--> [B, S, D] --dense, GELU, out--> logits [B, S, K]     "bos", "mean"
-    x [B, T, D] --dense, GELU, out--> [B, T, K] --pool--> logits [B, S, K]     "late"
+    x [B, T, D] --pool--> [B, S, D] --head--> logits [B, S, K]     "bos", "cls", "mean"
+    x [B, T, D] --head--> [B, T, K] --pool--> logits [B, S, K]     "late"
 
-Each segment of a packed row is a document. The head is that of transformers'
-EuroBertForSequenceClassification. In shapes, K are the classes and S the documents of a row, as
-many as it has tokens; those that are not there have logits without meaning.
+Each segment of a packed row is a document. The head is that of the family's
+ForSequenceClassification in transformers (`models.heads`). In shapes, K are the scores and S the
+documents of a row, as many as it has tokens; those that are not there have logits without meaning.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,14 +18,12 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Metrics, Work
-from lmwright.core.param import Param, Tree
+from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
-from lmwright.models.hf.classifier import ClassifierHf, Pooling
-
-HEAD = "classifier"  # its weights in the tree
-KINDS = ("eurobert",)  # of encoders whose head this is
+from lmwright.models.heads import HEAD, Pooling, vocabulary_weights
+from lmwright.models.hf.classifier import ClassifierHf
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,7 @@ class Classifier:
 
     encoder: Any
     labels: tuple[str, ...]
+    """The classes; none where the score is a number."""
     pooling: Pooling
 
     both_ways: ClassVar[bool] = True
@@ -52,22 +50,17 @@ class Classifier:
 
     def spec(self) -> Tree:
         """Every weight, once."""
-        spec, d = self.encoder.spec(), self.encoder.embed_dim
-        # the name that only the head over the vocabulary has
-        return {name: tree for name, tree in spec.items() if name != "head"} | {
-            HEAD: {
-                "dense": Param("embed -> norm", (d, d)),
-                "dense_bias": Param("norm", (d,), fill=0.0),
-                "out": Param("embed -> norm", (d, len(self.labels))),
-                "out_bias": Param("norm", (len(self.labels),), fill=0.0),
-            }
-        }
+        spec = self.encoder.spec()
+        dropped = vocabulary_weights(spec)
+        head = self.document_head.spec(self.encoder.embed_dim, max(1, len(self.labels)))
+        return {name: tree for name, tree in spec.items() if name not in dropped} | {HEAD: head}
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`; the embedding is only looked up."""
-        work = self.encoder.work(seq_len)
-        active = {path: share for path, share in work.active.items() if path != "head"}
-        return replace(work, spec=self.spec(), active={**active, "embed": 0.0})
+        work, spec = self.encoder.work(seq_len), self.spec()
+        paths = {path for path, _ in walk(spec)}
+        active = {path: share for path, share in work.active.items() if path in paths}
+        return replace(work, spec=spec, active={**active, "embed": 0.0})
 
     def with_noise(self, w: Tree, noise: Array) -> Tree:
         """The weights, with noise [B, T, D] on the embeddings of a batch."""
@@ -83,13 +76,12 @@ class Classifier:
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
-        return {HEAD: w[HEAD]}
+        names = (HEAD, *self.document_head.kept)
+        return {name: w[name] for name in names if name in w}
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [B, T, K] for hidden [B, T, D], be it pooled already or not."""
-        head: Mapping[str, Any] = w[HEAD]
-        h = dot("btd,de->bte", hidden, head["dense"]) + head["dense_bias"].astype(hidden.dtype)
-        h = jax.nn.gelu(h, approximate=False)
+        h, head = self.document_head.transformed(self.encoder, w, hidden), w[HEAD]
         return dot("bte,ek->btk", h, head["out"], out_dtype=jnp.float32) + head["out_bias"]
 
     def classify(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
@@ -97,12 +89,13 @@ class Classifier:
         the layers."""
         x, aux = self.hidden(w, batch, compute)
         x, ids = constrain(x, "batch seq embed"), batch.segment_ids
-        if self.pooling == "mean":
-            return self.logits(w, document_means(x, ids).astype(x.dtype)), aux
-        logits = self.logits(w, x)
         if self.pooling == "late":
-            return document_means(logits, ids), aux
-        return document_sums(logits * first_tokens(batch)[..., None], ids), aux
+            return document_means(self.logits(w, x), ids), aux
+        if self.pooling == "mean":
+            pooled = document_means(x, ids)
+        else:
+            pooled = document_sums(x * first_tokens(batch)[..., None], ids)
+        return self.logits(w, pooled.astype(x.dtype)), aux
 
 
 def first_tokens(batch: Batch) -> Array:

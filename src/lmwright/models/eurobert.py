@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from lmwright.config.run import PositiveInt, section
 from lmwright.models.decoder import Head
+from lmwright.models.heads import DocumentHead
 from lmwright.models.llama import PreNorm
 
 
@@ -12,6 +13,7 @@ class EuroBert(PreNorm):
     """An encoder of pre-norm blocks, whose head predicts masked tokens."""
 
     both_ways: ClassVar[bool] = True
+    document_head: ClassVar[DocumentHead] = DocumentHead(("late", "mean", "bos"))
 
     kind: Literal["eurobert"] = "eurobert"
     mlp_dim: PositiveInt

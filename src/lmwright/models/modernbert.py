@@ -29,6 +29,7 @@ from lmwright.core.weight import before_products, dot, name_result
 from lmwright.kernels.select import KERNELS
 from lmwright.models.block import into_stream, output, with_bias
 from lmwright.models.decoder import Decoder, Head, Reach, reaches
+from lmwright.models.heads import DocumentHead
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.layer_norm import layer_norm
@@ -41,6 +42,9 @@ MLP_WEIGHTS = {
     "down": "mlp embed", "down_bias": "norm",
 }  # fmt: skip
 
+TRANSFORM = ("dense", "dense_bias", "head_norm", "head_norm_bias")
+"""Weights of the head before its logits."""
+
 Biased = Literal["attention", "mlp", "norm", "dense", "decoder"]
 
 
@@ -49,6 +53,8 @@ class ModernBert(Decoder):
     """An encoder of the ModernBERT family; its fields are the model."""
 
     both_ways: ClassVar[bool] = True
+    # released models say "mean", which also needs no token in front
+    document_head: ClassVar[DocumentHead] = DocumentHead(("mean", "cls"), TRANSFORM)
 
     kind: Literal["modernbert"] = "modernbert"
     mlp_dim: PositiveInt
@@ -139,13 +145,17 @@ class ModernBert(Decoder):
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
-        names = ("dense", "dense_bias", "head_norm", "head_norm_bias", "decoder_bias")
+        names = (*TRANSFORM, "decoder_bias")
         return super().head_weights(w) | {name: w[name] for name in names if name in w}
+
+    def transformed(self, w: Tree, hidden: Array) -> Array:
+        """The head before its logits, [..., D] of hidden [..., D]."""
+        h = with_bias(dot("btd,de->bte", hidden, w["dense"]), w, "dense")
+        return self._normed(w, "head_norm", activate("geglu_erf", h))
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        h = with_bias(dot("btd,de->bte", hidden, w["dense"]), w, "dense")
-        h = self._normed(w, "head_norm", activate("geglu_erf", h))
+        h = self.transformed(w, hidden)
         return with_bias(super().logits(w, before_products(h)), w, "decoder")
 
     def layer(

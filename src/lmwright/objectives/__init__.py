@@ -14,5 +14,6 @@ KINDS = Registry(
         "rtd": "rtd.Rtd",
         "diffusion": "diffusion.Diffusion",
         "classify": "classify.Classify",
+        "regress": "regress.Regress",
     },
 )

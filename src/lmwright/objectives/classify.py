@@ -1,10 +1,8 @@
 """Text classification: an encoder says which class a document is of.
 
-Several documents share a row, each with its own label: `loss_weight` holds the number of its class
-at its first token. The loss is a sum over documents, so it is the same however they are packed.
+The label of a document is the number of its class.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import jax
@@ -14,35 +12,24 @@ from pydantic import Field
 
 from lmwright.config.run import section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
-from lmwright.models.classifier import (
-    HEAD,
-    KINDS,
-    Classifier,
-    Pooling,
-    document_sums,
-    first_tokens,
-)
+from lmwright.objectives.documents import AnyPooling, OverDocuments
 
 CONFUSION = "confusion"
 
 
 @section
-class Classify(Objective):
+class Classify(OverDocuments):
     """One class for each document."""
 
     kind: Literal["classify"] = "classify"
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
     """The classes, each once; their places are their numbers."""
-    pooling: Pooling = "late"
-    """How tokens of a document come together: `late` averages the logits of each, `mean` its
-    hidden states; `bos` takes its first token alone."""
+    pooling: AnyPooling = None
 
-    both_ways: ClassVar[bool] = True
     learns_from: ClassVar[str] = "labeled texts"
-    new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
 
     def __post_init__(self) -> None:
         if twice := [name for name in self.labels if self.labels.count(name) > 1]:
@@ -52,39 +39,14 @@ class Classify(Objective):
                 f"objective.labels: {untidy[0]!r} is empty or has blanks around it; remove them"
             )
 
-    def classifier(self, model: Model) -> Classifier:
-        """The encoder with its head over documents. Raises UserError for one whose head is not
-        known."""
-        if model.kind not in KINDS:
-            raise UserError(
-                f"model.kind: {model.kind!r} has no head for classes here; use "
-                f"{' or '.join(map(repr, KINDS))}"
-            )
-        return Classifier(model, self.labels, self.pooling)
-
-    def spec(self, model: Model) -> Tree:
-        """The encoder's weights without its head, and those of the head over documents."""
-        return self.classifier(model).spec()
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the classifier, which has no logits over the vocabulary."""
-        return {"": self.classifier(model).work(seq_len)}
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The classifier, and its weights."""
-        return self.classifier(model), w
-
     def for_eval(self) -> "Classify":
         """The objective on held-out rows, which also counts each pair of classes."""
         return _HeldOut(**vars(self))
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Cross-entropy summed over documents; `key` is unused, nothing is sampled."""
-        classifier = self.classifier(model)
-        logits, aux = classifier.classify(w, batch, compute)
-        first, ids = first_tokens(batch), batch.segment_ids
-        there = document_sums(first, ids)  # [B, T]: 1 for each document
-        label = document_sums(first * batch.loss_weight, ids).astype(jnp.int32)
+        scored = self.scored(model, w, batch, compute)
+        logits, there, label = scored.scores, scored.there, scored.label.astype(jnp.int32)
         chosen = jnp.take_along_axis(logits, label[..., None], axis=-1)[..., 0]
         nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
         weight = jnp.sum(there)
@@ -94,7 +56,7 @@ class Classify(Objective):
             "accuracy": (jnp.sum((guess == label) * there), weight),
             **self.counts(label, guess, there),
         }
-        added, more = classifier.penalties(aux)
+        added, more = self.classifier(model).penalties(scored.aux)
         return Loss(nll + added * weight, weight, metrics | more)
 
     def counts(self, label: Array, guess: Array, there: Array) -> dict[str, tuple[Array, Array]]:

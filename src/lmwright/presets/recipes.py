@@ -162,6 +162,12 @@ def finetune_classifier() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def finetune_regression() -> dict[str, Any]:
+    """Fine-tuning of an encoder on texts with a number, or on pairs of them, as a reranker is, with
+    the settings of `finetune-classifier`."""
+    return finetune_classifier() | {"objective": {"kind": "regress"}}
+
+
 def sft() -> dict[str, Any]:
     """Full fine-tuning on completions by common practice; the model comes from
     train.init_from, the data and the length are the run file's."""

@@ -4,7 +4,8 @@
     base, weights of one adapter --bind--> tree whose targets are `Lora` leaves
 
 An adapter's weights are a tree of Params like a model's, so that init, sharding, optimizers and
-checkpoints treat them as any others.
+checkpoints treat them as any others. What the objective begins afresh (`new_weights`, the head of a
+classifier) is no part of the base: each adapter trains it whole, as PEFT's `modules_to_save`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from lmwright.core.leaves import (
     quantize,
     stored_spec,
 )
-from lmwright.core.param import Param, Tree, at, nest, path_key, walk
+from lmwright.core.param import Param, Tree, at, init_weights, nest, path_key, walk
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter, LowRank
@@ -33,6 +34,7 @@ from lmwright.program.targets import by_target, choose
 from lmwright.program.trainee import Trainee, num_steps, spec_of
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
+WHOLE = "whole"
 DEFAULT = "default"  # what PEFT calls a single adapter
 LISTED = "lora.adapters"
 ROWS = f"{LISTED}.rows"
@@ -52,10 +54,12 @@ class Module:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResolvedAdapter(Trainee):
     """One adapter of a run with everything that follows from the run; its spec has, for each
-    target, `a`, `b` and, for DoRA, `magnitude`."""
+    target, `a`, `b` and, for DoRA, `magnitude`, and `whole`."""
 
     modules: tuple[Module, ...]
     variant: str
+    whole: Tree
+    """Weights that it trains whole, as Params."""
 
     @cached_property
     def by_path(self) -> dict[str, Module]:
@@ -128,16 +132,17 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
         learning_rate=adapter.learning_rate or optim.learning_rate,
         schedule=adapter.schedule or optim.schedule,
     )
-    modules = _modules(run, adapter)
+    modules, whole = _modules(run, adapter), whole_spec(run)
     return ResolvedAdapter(
         name=adapter.name,
-        spec=nest((m.path, module_spec(m, lora.variant)) for m in modules),
+        spec=nest((m.path, module_spec(m, lora.variant)) for m in modules) | whole,
         data=adapter.data or run.data.dir,
         rows=rows,
         steps=adapter.steps or num_steps(run),
         optim=optim,
         modules=modules,
         variant=lora.variant,
+        whole=whole,
         dropout=lora.dropout if adapter.dropout is None else adapter.dropout,
         patience=adapter.patience,
         init_from=adapter.init_from,
@@ -146,13 +151,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     lora = section_of(run)
-    if run.objective.new_weights:
-        raise UserError(
-            f"lora: objective.kind = {run.objective.kind!r} trains a fresh "
-            f"{' and '.join(run.objective.new_weights)}, which adapters leave frozen; remove "
-            "[lora], so that all weights are trained"
-        )
-    targets = choose(run.model, spec_of(run), lora.targets)
+    targets = choose(run.model, frozen_spec(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
     modules = []
@@ -169,6 +168,16 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
         scale = alpha / (rank if lora.scaling == "rank" else rank**0.5)
         modules.append(Module(target.path, target.param, rank, alpha, scale))
     return tuple(modules)
+
+
+def whole_spec(run: Run) -> Tree:
+    """The weights that each adapter trains whole, as Params."""
+    return {k: tree for k, tree in spec_of(run).items() if k in run.objective.new_weights}
+
+
+def frozen_spec(run: Run) -> Tree:
+    """The weights of the base, as Params."""
+    return {k: tree for k, tree in spec_of(run).items() if k not in run.objective.new_weights}
 
 
 def module_spec(module: Module, variant: str) -> dict[str, Param]:
@@ -202,7 +211,8 @@ def init_adapter(adapter: ResolvedAdapter, base: Tree, key: Array) -> Tree:
         if "magnitude" in made:
             made["magnitude"] = column_norms(_leaf(leaves[module.path], module.param, made))
         modules.append((module.path, made))
-    return nest(modules)
+    # those of a run without adapters
+    return nest(modules) | init_weights(adapter.whole, key)
 
 
 def base_spec(run: Run) -> Tree:
@@ -226,13 +236,14 @@ def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
     small: Storage = "bf16" if kind in ("int8", "int4") else kind
     return [
         (path, param, kind if part_of(param) in NARROW else small)
-        for path, param in walk(spec_of(run))
+        for path, param in walk(frozen_spec(run))
     ]
 
 
 def scaled(adapter: ResolvedAdapter, weights: Tree) -> dict[str, dict[str, Array]]:
-    """An adapter's arrays by path, with the scale in `b`."""
-    scaled = {}
+    """An adapter's arrays by path, with the scale in `b`; those that are trained whole as
+    `whole`."""
+    scaled = {path: {WHOLE: at(weights, path)} for path, _ in walk(adapter.whole)}
     for path, module in adapter.by_path.items():
         part = dict(at(weights, path))
         scaled[path] = part | {"b": part["b"] * module.scale}
@@ -246,7 +257,8 @@ def bind(
     key: Array | None = None,
     dropout: Array | float | None = None,
 ) -> Tree:
-    """The base with `Lora` leaves at the paths of `parts` (see `scaled`).
+    """The base with `Lora` leaves at the paths of `parts` (see `scaled`), and the weights that are
+    whole in them.
 
     `params` are the targets' own. With a typed `key`, `dropout` of the inputs of `a` is dropped.
     """
@@ -259,7 +271,8 @@ def bind(
             drop = _dropout(params[path], path_key(key, path), dropout)
         return _leaf(leaf, params[path], parts[path], **drop)
 
-    return nest((path, join(path, leaf)) for path, leaf in walk(base))
+    whole = ((path, part[WHOLE]) for path, part in parts.items() if WHOLE in part)
+    return nest((*((path, join(path, leaf)) for path, leaf in walk(base)), *whole))
 
 
 def _leaf(base: Any, param: Param, part: Mapping[str, Array], **drop: Any) -> Lora:

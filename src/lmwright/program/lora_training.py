@@ -18,9 +18,11 @@ from lmwright.core.sharding import lenient_shardings, weight_shardings
 from lmwright.errors import UserError
 from lmwright.program.lora import (
     LISTED,
+    WHOLE,
     ResolvedAdapter,
     base_spec,
     bind,
+    frozen_spec,
     init_adapter,
     merged,
     module_spec,
@@ -30,7 +32,7 @@ from lmwright.program.lora import (
     storages,
     stored,
 )
-from lmwright.program.trainee import Held, Training, spec_of
+from lmwright.program.trainee import Held, Training
 
 SMALL = {"int8": jnp.int8, "int4": jnp.int4}
 Parts = Mapping[str, Mapping[str, Array]]
@@ -55,14 +57,14 @@ class LoraTraining(Training[ResolvedAdapter]):
 
     @cached_property
     def _spec(self) -> Tree:
-        return spec_of(self.run)
+        return frozen_spec(self.run)
 
     @cached_property
     def _params(self) -> dict[str, Param]:
         return {m.path: m.param for adapter in self.trainees for m in adapter.modules}
 
     def held(self) -> list[Held]:
-        """The base as it is stored, and the factors of each adapter."""
+        """The base as it is stored, and the weights of each adapter."""
         base, kinds = base_spec(self.run), storages(self.run)
         leaves, held = dict(walk(base)), []
         for path, param in walk(self._spec):
@@ -71,11 +73,13 @@ class LoraTraining(Training[ResolvedAdapter]):
             held.append(Held(path, param, stored / param.size, trained=False))
         rows = sum(adapter.rows for adapter in self.trainees)
         for adapter in self.trainees:
+            share = adapter.rows / rows
             for module in adapter.modules:
                 for name, param in module_spec(module, adapter.variant).items():
                     path = f"{adapter.name}.{module.path}.{name}"
-                    share = adapter.rows / rows
                     held.append(Held(path, param, share=share, adds_to=module.path))
+            whole = walk(adapter.whole)
+            held += [Held(f"{adapter.name}.{path}", param, share=share) for path, param in whole]
         return held
 
     def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
@@ -120,16 +124,21 @@ class LoraTraining(Training[ResolvedAdapter]):
         return lenient_shardings(trainee.spec, mesh)
 
     def init(self, trainee: ResolvedAdapter, frozen: Tree, key: Array) -> Tree:
-        """Factors that leave the model as it is."""
+        """Factors that leave the model as it is, and fresh weights."""
         return init_adapter(trainee, frozen, key)
 
     def parts(self, trainee: ResolvedAdapter, weights: Tree) -> Parts:
-        """The factors by path, with the scale in `b`."""
+        """The factors by path, with the scale in `b`, and what is trained whole."""
         return scaled(trainee, weights)
 
     def stack(self, parts: Sequence[Parts], order: Sequence[int]) -> Parts:
-        """Factors with a leading axis, ranks padded with zeros, whose gradients are zero."""
-        stacked = {}
+        """Factors with a leading axis, ranks padded with zeros, whose gradients are zero, and what
+        is trained whole."""
+        stacked = {
+            path: {WHOLE: jnp.stack([parts[i][path][WHOLE] for i in order])}
+            for path, part in parts[0].items()
+            if WHOLE in part
+        }
         for path, param in self._params.items():
             if path not in parts[0]:  # of an adapter that does not train any more
                 continue

@@ -9,7 +9,7 @@ frozen base (`program.lora_training`). The step, the state and the loop know no 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -54,6 +54,8 @@ class Frozen:
     hash: str = ""
     read: Callable[[], Tree] | None = None
     """Rereads the original weights from disk as float32 host arrays; None for a run's own."""
+    whole: Tree = field(default_factory=dict)
+    """Weights beside them that trainees start with in place of fresh ones, on the host."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A card's metadata, which the hub reads: license, base model, datasets, results."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,8 @@ CARD = "README.md"
 TASK = "text-generation"
 METRICS = {
     "loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy",
-    "macro_f1": "Macro F1", "matthews": "Matthews correlation",
+    "macro_f1": "Macro F1", "matthews": "Matthews correlation", "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
 }  # fmt: skip
 HUB_METRICS = {
     "ppl": "perplexity",
@@ -93,8 +95,8 @@ def eval_results(facts: Facts) -> list[Any]:
     hub = client()
     return [
         hub.EvalResult(
-            task_type="text-classification" if "accuracy" in row else TASK,
-            task_name="Text classification" if "accuracy" in row else "Language modeling",
+            task_type="text-classification" if _has_labels(row) else TASK,
+            task_name="Text classification" if _has_labels(row) else "Language modeling",
             dataset_type=facts.datasets.get(row["source"], row["source"]),
             dataset_name=f"{row['source']} (held out)",
             metric_type=HUB_METRICS.get(name, name),
@@ -105,6 +107,10 @@ def eval_results(facts: Facts) -> list[Any]:
         for name, title in METRICS.items()
         if math.isfinite(row.get(name, math.nan))
     ]
+
+
+def _has_labels(row: Mapping[str, Any]) -> bool:
+    return "accuracy" in row or "spearman" in row
 
 
 def files_table(folder: Path) -> Rows:

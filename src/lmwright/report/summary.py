@@ -27,6 +27,8 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
         if "accuracy" in curves:
             note = f"accuracy {curves['accuracy'].values[-1]:.1%}"
+        if "spearman" in curves:
+            note = f"Spearman {curves['spearman'].values[-1]:.3f}"
         if "bits_per_byte" in curves:
             note += f", {curves['bits_per_byte'].values[-1]:.3f} bits per byte"
         if "of_rows" in curves:
@@ -89,7 +91,7 @@ def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:
     rows = {f"held-out loss, {source}": text}
     if "ppl" in curves:
         rows[f"perplexity, {source}"] = f"{curves['ppl'].values[-1]:,.2f}"
-    for name in ("accuracy", "macro_f1", "matthews"):
+    for name in ("accuracy", "macro_f1", "matthews", "pearson", "spearman"):
         if name in curves:
             rows[f"{name.replace('_', ' ')}, {source}"] = f"{curves[name].values[-1]:.4f}"
     if "bits_per_byte" in curves:

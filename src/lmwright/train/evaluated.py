@@ -9,6 +9,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.evals.classes import Scores
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
+from lmwright.evals.numbers import Fit
 from lmwright.program.plan import Plan
 from lmwright.program.state import averaged_weights
 from lmwright.train.display import Display
@@ -47,9 +48,19 @@ class HeldOutOfAll:
 
 
 def _note(loss: SourceLoss) -> str:
-    """Note beside a loss: of a classifier the accuracy, further scores, and the rows."""
+    """Note beside a loss: of labeled texts the accuracy or the correlation, further scores, and
+    the rows."""
     right = f"accuracy {loss.accuracy:.1%}" if loss.confusion is not None else ""
+    if loss.numbers is not None:
+        right = f"Spearman {Fit.of(loss.numbers).spearman:.3f}"
     return ", ".join(filter(None, (right, loss.scores_text, loss.rows_text)))
+
+
+def _scores(loss: SourceLoss) -> dict[str, float]:
+    """Scores of labeled texts, by name; of others none."""
+    if loss.numbers is not None:
+        return Fit.of(loss.numbers).averages()
+    return Scores.of(loss.confusion).averages() if loss.confusion is not None else {}
 
 
 def write_down(
@@ -67,13 +78,12 @@ def write_down(
             step,
             prefix + loss.source,
             loss=loss.loss,
-            ppl=None if loss.confusion is not None else loss.perplexity,
+            ppl=None if loss.of_labels else loss.perplexity,
             bits_per_byte=loss.bits_per_byte,
             tokens=loss.tokens,
             rows=loss.rows,
             of_rows=loss.of_rows,
-            scores=loss.scores
-            | (Scores.of(loss.confusion).averages() if loss.confusion is not None else {}),
+            scores=loss.scores | _scores(loss),
         )
     if losses:
         shown = {prefix + loss.source: (loss.loss, _note(loss)) for loss in losses}

@@ -17,10 +17,10 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.open import RUN, Place, open_place
+from lmwright.formats.open import Place, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
-from lmwright.formats.weights import placed_weights, refuse_unlike
+from lmwright.formats.weights import fresh_weights, placed_weights, refuse_unlike_base
 from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
@@ -30,7 +30,6 @@ from lmwright.train.passed import PassedSteps
 from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"
-LM_HEAD = "head"  # over the vocabulary
 
 
 def restore_or_init(
@@ -64,6 +63,9 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
     there."""
     path = plan.run.train.init_from
     if path is None or plan.training.freezes:
+        new = plan.run.objective.new_weights if path else ()
+        if fresh := [name for name in new if name not in frozen.whole]:
+            _write_down(plan, {"path": frozen.path, "fresh": fresh})
         return init_state(plan, frozen)
     try:
         origin = open_place(path)
@@ -71,17 +73,21 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
         state = state_from(plan, origin)
     except UserError as error:
         raise error.at("train.init_from") from error
-    if jax.process_index() == 0:
-        facts = {
-            "path": str(path),
-            "kind": origin.kind,
-            "checkpoint": origin.step,
-            "num_params": count_params(origin.model.spec()),
-            "fresh": list(fresh_weights(plan, origin)),
-            "tokenizer_fingerprint": store.tokenizer_fingerprint,
-        }
-        write_whole(mirror_folder(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
+    facts = {
+        "path": str(path),
+        "kind": origin.kind,
+        "checkpoint": origin.step,
+        "num_params": count_params(origin.model.spec()),
+        "fresh": list(fresh_weights(plan, origin)),
+        "tokenizer_fingerprint": store.tokenizer_fingerprint,
+    }
+    _write_down(plan, facts)
     return state
+
+
+def _write_down(plan: Plan, facts: dict[str, Any]) -> None:
+    if jax.process_index() == 0:
+        write_whole(mirror_folder(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def state_from(plan: Plan, origin: Place) -> Tree:
@@ -92,8 +98,7 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     """
     fresh = fresh_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
-    # with a head of its own, the origin's is left out
-    refuse_unlike(origin, old, {*fresh, LM_HEAD} if fresh else ())
+    refuse_unlike_base(origin, old, fresh)
 
     (trainee,) = plan.training.trainees
 
@@ -108,16 +113,6 @@ def state_from(plan: Plan, origin: Place) -> Tree:
             weights |= _fresh_weights(plan, fresh)
         make = jax.jit(build, out_shardings=saved_shardings(plan), donate_argnums=0)
         return make(weights) | {"frozen": {}}
-
-
-def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
-    """Names of weights that start fresh around the origin's: of a head that it does not have, or
-    that is for other classes."""
-    objective = plan.run.objective
-    ours = getattr(objective, "labels", ())
-    theirs = origin.run.objective if origin.kind == RUN else origin.model
-    alike = getattr(theirs, "labels", ()) == ours and objective.new_weights
-    return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
 
 
 def _fresh_weights(plan: Plan, names: Sequence[str]) -> Tree:

@@ -42,6 +42,7 @@ def _check_kind(run: Run, store: TokenStore) -> None:
             "pairs of answers": "preference",
             "rated answers": "rated",
             "labeled texts": "labeled",
+            "texts with a number": "labeled",
         }
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(

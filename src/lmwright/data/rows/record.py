@@ -2,7 +2,7 @@
 
     tokens [T] | starts: a bit for each token that begins a segment | length | text_bytes
               [| learned: a bit for each token that is to be predicted]
-              [| labels [T]: at the first token of a segment, the number of its class]
+              [| labels [T]: at the first token of a segment, its number or that of its class]
 
 A segment is a document or a piece of one. Ids and positions are not stored: they follow
 from the starts at about a nanosecond a token.

@@ -50,8 +50,8 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
         _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
         for place, (ids, learned, label) in enumerate(pieces, 1):
             head = f"  document {place}, {len(ids)} tokens"
-            if store.labels:
-                head += f", {store.labels[int(label)]}"
+            if store.labeled:
+                head += f", {store.labels[int(label)] if store.labels else f'{label:g}'}"
             if not store.masked:
                 _say(console, f"{head}: {tokenizer.decode(ids)!r}")
                 continue

@@ -46,7 +46,8 @@ class TokenStore:
         self.pairs: bool = facts.get("pairs", False)
         self.rated: bool = facts.get("rated", False)
         self.labels: tuple[str, ...] = tuple(facts.get("labels", ()))
-        self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked, bool(self.labels))
+        self.labeled = "labels" in facts  # without any, they are numbers
+        self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked, self.labeled)
         self.order = order_of(shuffled.facts)
         self.epoch_rows = self.order.epoch_rows
         self._written = self._open(shuffled, sorted(shuffled.files))
@@ -58,9 +59,10 @@ class TokenStore:
 
     @property
     def holds(self) -> str:
-        """Kind of the documents: texts, labeled texts, pairs of answers, or rated answers."""
-        if self.labels:
-            return "labeled texts"
+        """Kind of the documents: texts, labeled texts, texts with a number, pairs of answers, or
+        rated answers."""
+        if self.labeled:
+            return "labeled texts" if self.labels else "texts with a number"
         return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
 
     @classmethod

@@ -1,15 +1,19 @@
-"""Labeled texts: rows of a text, or of two, and their class, and the number of that class.
+"""Labeled texts: rows of a text, or of two, and their class or their number.
 
 {"text": "A fine film.", "label": "positive"} --labeled_text--> the same as two strings
 "positive", objective.labels                  --class_of------> 1
+"3.5"                                         --number_of-----> 3.5
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmwright.config.rows import ROW_PARTS
 from lmwright.config.run import Source
 from lmwright.data.text.chat_render import UnusableError
+
+LARGEST = 3e38  # of float32
 
 
 def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
@@ -22,7 +26,7 @@ def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
         raise UnusableError(f"{columns['text']!r} is {'empty' if text == '' else 'not text'}")
     label = label_text(label)
     if not label:
-        raise UnusableError(f"{columns['label']!r} is not a name or a whole number")
+        raise UnusableError(f"{columns['label']!r} is not a name or a number")
     if second is None or second == "":
         return {"text": text, "label": label}
     if not isinstance(second, str):
@@ -37,12 +41,23 @@ def texts_of(row: Mapping[str, str]) -> list[str]:
 
 def label_text(label: Any) -> str:
     """A label of any format as a string: 1, 1.0 and "1 " are "1", true is "true"; empty for what
-    names no class."""
+    is no name and no finite number."""
     if isinstance(label, bool):
         return str(label).lower()
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
+    if isinstance(label, float):
+        if not math.isfinite(label):
+            return ""
+        label = int(label) if label.is_integer() else repr(label)
     return str(label).strip() if isinstance(label, int | str) else ""
+
+
+def number_of(label: str) -> float | None:
+    """The finite number that a label is, within float32; None for one that is none."""
+    try:
+        number = float(label)
+    except ValueError:
+        return None
+    return number if abs(number) < LARGEST else None
 
 
 def class_of(label: str, labels: Sequence[str]) -> int | None:

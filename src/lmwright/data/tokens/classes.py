@@ -1,17 +1,19 @@
-"""Classes: the numbers of labels beside the tokens of their texts, and how often each occurs."""
+"""Classes: the numbers of labels beside the tokens of their texts, and how often each occurs; or
+labels that are numbers themselves."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lmwright.data.manifest import add_counts
-from lmwright.data.text.labeled import class_of
+from lmwright.data.text.labeled import class_of, number_of
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 
@@ -35,6 +37,10 @@ class Classes:
             )
         return number
 
+    def count(self, numbers: Sequence[float]) -> dict[str, Any]:
+        """How many there are of each class."""
+        return {"classes": dict(Counter(self.labels[int(number)] for number in numbers))}
+
     def check(self, counts: Sequence[Mapping[str, Any]], _folder: Path) -> dict[str, Any]:
         """No facts. Raises UserError for a class of which no text is for training, by the counts
         of all parts."""
@@ -50,6 +56,45 @@ class Classes:
         return {}
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Labels that are numbers, and the tokens of a row, to which longer texts are cut."""
+
+    seq_len: int
+
+    labels: ClassVar[tuple[str, ...]] = ()
+
+    def number(self, label: str, source: str, row: str) -> float:
+        """The number. Raises UserError, with the row that it is of, for what is none."""
+        number = number_of(label)
+        if number is None:
+            raise UserError(
+                f"{visible(source, lines=False)}: {visible(row, lines=False)} has the label "
+                f"{label[:80]!r}, which is not a finite number; correct the row"
+            )
+        return number
+
+    def count(self, numbers: Sequence[float]) -> dict[str, Any]:
+        """How many there are, their sum and that of their squares."""
+        sums = {"sum": math.fsum(numbers), "squares": math.fsum(n * n for n in numbers)}
+        return {"numbers": {"count": len(numbers), **sums}}
+
+    def check(self, counts: Sequence[Mapping[str, Any]], _folder: Path) -> dict[str, Any]:
+        """No facts, since any numbers will do."""
+        return {}
+
+
+def labels_text(counts: Mapping[str, Any]) -> str:
+    """Text on the labels of a source, from its counts; empty where it has none."""
+    if classes := counts.get("classes"):
+        return ", ".join(f"{n:,} {visible(c)}" for c, n in classes.items())
+    if not (numbers := counts.get("numbers")) or not numbers["count"]:
+        return ""
+    mean = numbers["sum"] / numbers["count"]
+    spread = max(0.0, numbers["squares"] / numbers["count"] - mean**2) ** 0.5
+    return f"{numbers['count']:,} numbers of mean {mean:.4g} and standard deviation {spread:.4g}"
+
+
 def listed(labels: Sequence[str]) -> str:
     """The first labels, for a message."""
     shown = ", ".join(repr(label) for label in labels[:8])
@@ -57,15 +102,16 @@ def listed(labels: Sequence[str]) -> str:
 
 
 class Labels:
-    """The numbers of the classes of the documents of one token file."""
+    """The numbers of the classes of the documents of one token file, or their own."""
 
-    def __init__(self, classes: Classes, source: str):
+    def __init__(self, classes: Classes | Numbers, source: str):
         self.classes, self.source = classes, source
-        self.numbers: list[int] = []
+        self.numbers: list[float] = []
         self.cut = 0
 
     def add(self, row: Mapping[str, str], id_: str) -> None:
-        """Adds the label of a row. Raises UserError for one that is not among the classes."""
+        """Adds the label of a row. Raises UserError for one that is not among the classes, or no
+        number."""
         self.numbers.append(self.classes.number(row["label"], self.source, id_))
 
     def fit(
@@ -78,9 +124,8 @@ class Labels:
         return np.asarray(ids, texts[0].dtype)
 
     def counts(self) -> dict[str, Any]:
-        """How many texts were cut, and how many there are of each class."""
-        seen = Counter(self.classes.labels[number] for number in self.numbers)
-        return {"cut": self.cut, "classes": dict(seen)}
+        """How many texts were cut, and what their labels are."""
+        return {"cut": self.cut, **self.classes.count(self.numbers)}
 
 
 def joined(

@@ -35,7 +35,7 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template, template_source
 from lmwright.data.text.labeled import texts_of
-from lmwright.data.tokens.classes import Classes, Labels, labeled_rows
+from lmwright.data.tokens.classes import Classes, Labels, Numbers, labeled_rows
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.tokenizer import load_tokenizer
@@ -85,7 +85,7 @@ class Work:
     after: tuple[int, ...]
     dtype: str
     conversations: Conversations | None
-    classes: Classes | None
+    classes: Classes | Numbers | None
     lengths: Lengths
 
 
@@ -95,7 +95,7 @@ def tokenize(
     conversations: Conversations | None = None,
     lengths: Lengths | None = None,
     *,
-    classes: Classes | None = None,
+    classes: Classes | Numbers | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     part_bytes: int = PART_BYTES,
@@ -109,9 +109,9 @@ def tokenize(
     `.learned.bin`, `quarantine.jsonl`, the `lengths` of examples, and per source `learned`
     tokens and examples that are `bad`, `too_long` and `cut`. Documents that `lengths` leaves out
     are counted as `other_length`. With `classes` also `.classes.npy`, float32 [documents], and per
-    source texts that are `cut` and how many there are of each class. Raises UserError if a stage
-    before is missing, the tokenizer lacks a token that is asked for, too many examples are bad, or
-    a class is unknown or missing.
+    source texts that are `cut` and how many there are of each class; the fact `labels`, which is
+    empty where they are numbers. Raises UserError if a stage before is missing, the tokenizer lacks
+    a token that is asked for, too many examples are bad, or a class is unknown or missing.
     """
     folder = Path(data_dir).absolute()
     normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
@@ -305,8 +305,8 @@ class _DocumentWriter:
         self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
     def write_labeled(self, texts: Sequence[np.ndarray], row: Mapping[str, str], id_: str) -> None:
-        """Writes the ids of a labeled text, or of two, cut to a row, and their class. Raises
-        UserError where the label is none of the run's, or nothing says which they are."""
+        """Writes the ids of a labeled text, or of two, cut to a row, and their label. Raises
+        UserError where it is none of the run's, or nothing says which they are."""
         if self.labels is None:
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
         written = len(self.docs)

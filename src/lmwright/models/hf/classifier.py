@@ -1,59 +1,63 @@
-"""Classifiers in Hugging Face: the table of their encoder, with another head.
-
-EuroBertForSequenceClassification   EuroBertForMaskedLM without lm_head, dense and classifier
-"""
+"""Classifiers in Hugging Face: the table of their encoder, with the head of its family over
+documents (`Table.classifier`) in place of the one over its vocabulary."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from lmwright.errors import UserError
+from lmwright.models import TABLES
 from lmwright.models.hf.table import Json
 
-ENCODERS = {"EuroBertForSequenceClassification": "EuroBertForMaskedLM"}
-"""Architecture of a classifier, and that of its encoder with the head over the vocabulary."""
-HEAD_WEIGHTS = {
-    "classifier.dense": "dense.weight",
-    "classifier.dense_bias": "dense.bias",
-    "classifier.out": "classifier.weight",
-    "classifier.out_bias": "classifier.bias",
-}
-Pooling = Literal["bos", "mean", "late"]
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+def encoder_of(architecture: str) -> str | None:
+    """The architecture of a classifier's encoder with its head over the vocabulary; None for one
+    that is no classifier's."""
+    forms = ((table.classifier, table().architectures[0]) for table in TABLES.values())
+    return next((name for form, name in forms if form and form.architecture == architecture), None)
 
 
 class ClassifierHf:
     """The Hugging Face form of a classifier."""
 
-    architectures = tuple(ENCODERS)
-
     def __init__(self, model: Any):
-        self.name = model.encoder.hf.name
-        self.weights: Mapping[str, str] = {**model.encoder.hf.weights, **HEAD_WEIGHTS}
+        table = model.encoder.hf
+        self.name, self.form = table.name, table.classifier
+        self.weights: Mapping[str, str] = {**table.weights, **self.form.weights}
 
     def config(self, model: Any) -> Json:
         """config.json of a classifier, tokenizer ids left out. Raises UserError for what it cannot
         say."""
-        config = model.encoder.hf.config(model.encoder)
-        whole = {encoder: classifier for classifier, encoder in ENCODERS.items()}
-        return config | {
-            "architectures": [whole[config["architectures"][0]]],
+        config = model.encoder.hf.config(model.encoder) | {
+            "architectures": [self.form.architecture],
             "classifier_pooling": model.pooling,
-            "id2label": {str(i): label for i, label in enumerate(model.labels)},
-            "label2id": {label: i for i, label in enumerate(model.labels)},
             "problem_type": "single_label_classification",
+        }
+        names = model.labels
+        if not names:  # a cross encoder gives the number as it is, not its sigmoid
+            names = ("LABEL_0",)
+            config["problem_type"] = "regression"
+            config["sentence_transformers"] = {"activation_fn": IDENTITY}
+        return config | {
+            "id2label": {str(i): label for i, label in enumerate(names)},
+            "label2id": {label: i for i, label in enumerate(names)},
         }
 
 
-def head_fields(config: Json, where: str) -> Json:
-    """`labels` and `pooling` of a classifier's config.json. Raises UserError where they are not
-    said, or it does something else than choosing one class."""
+def head_fields(config: Json, encoder: Any, where: str) -> Json:
+    """`labels` and `pooling` of the config.json of a classifier with this encoder. Raises UserError
+    where they are not said, or it does something else than choosing one class or giving a
+    number."""
     problem = config.get("problem_type")
-    if problem not in (None, "single_label_classification"):
-        raise UserError(f"{where}: problem_type {problem!r} is not supported, only one class each")
-    pooling = config.get("classifier_pooling", "late")
-    if pooling not in get_args(Pooling):
+    if problem not in (None, "single_label_classification", "regression"):
         raise UserError(
-            f"{where}: classifier_pooling {pooling!r} is not one of {', '.join(get_args(Pooling))}"
+            f"{where}: problem_type {problem!r} is not supported, only one class or number each"
         )
+    pooling, known = config.get("classifier_pooling"), encoder.document_head.poolings
+    pooling = encoder.hf.classifier.pooling if pooling is None else pooling
+    if pooling not in known:
+        raise UserError(f"{where}: classifier_pooling {pooling!r} is not one of {', '.join(known)}")
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if not isinstance(names, Mapping) or sorted(map(str, names)) != sorted(
         str(i) for i in range(len(names))
@@ -61,6 +65,10 @@ def head_fields(config: Json, where: str) -> Json:
         raise UserError(f"{where}: id2label does not number the classes from 0; correct it")
     names = {str(number): str(label) for number, label in names.items()}
     labels = tuple(names[str(i)] for i in range(len(names)))
+    if len(labels) == 1 and problem != "single_label_classification":  # as transformers takes it
+        return {"labels": (), "pooling": pooling}
+    if problem == "regression":
+        raise UserError(f"{where}: gives {len(labels)} numbers, and only one is supported")
     if len(set(labels)) < max(2, len(labels)):
         raise UserError(f"{where}: id2label has fewer than two classes, or one twice; correct it")
     return {"labels": labels, "pooling": pooling}

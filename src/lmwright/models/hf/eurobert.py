@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from lmwright.models.hf.table import ACT, BIAS, HEAD, Json, Table
+from lmwright.models.hf.table import ACT, BIAS, HEAD, ClassifierForm, Json, Table
 
 
 class EuroBertHf(Table):
@@ -11,6 +11,16 @@ class EuroBertHf(Table):
     name = "EuroBERT"
     words = (ACT, HEAD, BIAS)
     model_types: ClassVar = {"EuroBertForMaskedLM": "eurobert"}
+    classifier: ClassVar = ClassifierForm(
+        "EuroBertForSequenceClassification",
+        "late",
+        {
+            "classifier.dense": "dense.weight",
+            "classifier.dense_bias": "dense.bias",
+            "classifier.out": "classifier.weight",
+            "classifier.out_bias": "classifier.bias",
+        },
+    )
     defaults: ClassVar[Json] = {"tie_word_embeddings": False, "rms_norm_eps": 1e-5}
 
     def own_config(self, model: Any, config: Json) -> Json:

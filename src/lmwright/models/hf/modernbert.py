@@ -5,7 +5,16 @@ from typing import Any, ClassVar
 from lmwright.errors import UserError
 from lmwright.models.decoder import Reach, reaches
 from lmwright.models.hf.rope import rope_config, rope_fields
-from lmwright.models.hf.table import GATED_ACT, HEAD, KEYS, Derived, Json, Table, Words
+from lmwright.models.hf.table import (
+    GATED_ACT,
+    HEAD,
+    KEYS,
+    ClassifierForm,
+    Derived,
+    Json,
+    Table,
+    Words,
+)
 from lmwright.models.hf.window import TYPES, pattern_of, reach_of
 
 ACTS = GATED_ACT | {"geglu_erf": "gelu"}
@@ -67,6 +76,11 @@ class ModernBertHf(Table):
     name = "ModernBERT"
     model_types: ClassVar = {"ModernBertForMaskedLM": "modernbert"}
     weights = _weights()
+    classifier: ClassVar = ClassifierForm(
+        "ModernBertForSequenceClassification",
+        "cls",
+        {"classifier.out": "classifier.weight", "classifier.out_bias": "classifier.bias"},
+    )
     keys = {ours: theirs for ours, theirs in KEYS.items() if ours not in OTHERS} | {
         "norm_eps": "norm_eps"
     }

@@ -94,6 +94,17 @@ class Derived:
     """Keys, from a model and the architecture that is written."""
 
 
+@dataclass(frozen=True)
+class ClassifierForm:
+    """A family's head over documents in Hugging Face."""
+
+    architecture: str
+    pooling: str
+    """What transformers takes where config.json does not say `classifier_pooling`."""
+    weights: Mapping[str, str]
+    """Names of the weights that its encoder does not have."""
+
+
 GATED_ACT = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "reglu": "relu"}
 ACT = Words("mlp", "hidden_act", GATED_ACT, "silu", "silu")
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False})
@@ -110,6 +121,7 @@ class Table:
     model_types: ClassVar[dict[str, str]]
     """`model_type` of each architecture."""
     weights: ClassVar[dict[str, str]] = WEIGHTS
+    classifier: ClassVar[ClassifierForm | None] = None
     keys: ClassVar[dict[str, str]] = KEYS
     optional: ClassVar[dict[str, str]] = {}
     words: ClassVar[tuple[Words, ...]] = (ACT, HEAD)

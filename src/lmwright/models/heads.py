@@ -1,0 +1,59 @@
+"""Heads over documents, which an encoder's family names (`document_head`): tokens come together, a
+transform, and a fresh layer of scores.
+
+    pooled [B, S, D] --transform--> [B, S, D] --out--> scores [B, S, K]
+
+The transform is a fresh dense layer with GELU (EuroBERT), or what the encoder's own head does
+before its logits, as it was pretrained (ModernBERT).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from jax import Array
+
+from lmwright.core.param import Param, Tree
+from lmwright.core.weight import dot
+
+HEAD = "classifier"  # the fresh weights in the tree
+Pooling = Literal["bos", "cls", "mean", "late"]
+
+
+@dataclass(frozen=True)
+class DocumentHead:
+    """A family's head over documents."""
+
+    poolings: tuple[Pooling, ...]
+    """How tokens of a document may come together; the first one is the default."""
+    kept: tuple[str, ...] = ()
+    """Names of the encoder's weights that its `transformed` reads, which this head goes on with.
+    Without any, the transform is fresh."""
+
+    def spec(self, embed_dim: int, outputs: int) -> Tree:
+        """The fresh weights."""
+        d = embed_dim
+        dense = {
+            "dense": Param("embed -> norm", (d, d)),
+            "dense_bias": Param("norm", (d,), fill=0.0),
+        }
+        return ({} if self.kept else dense) | {
+            "out": Param("embed -> norm", (d, outputs)),
+            "out_bias": Param("norm", (outputs,), fill=0.0),
+        }
+
+    def transformed(self, encoder: Any, w: Tree, x: Array) -> Array:
+        """[B, T, D] of x [B, T, D], as the layer of scores takes it."""
+        if self.kept:
+            return encoder.transformed(w, x)
+        h = dot("btd,de->bte", x, w[HEAD]["dense"]) + w[HEAD]["dense_bias"].astype(x.dtype)
+        return jax.nn.gelu(h, approximate=False)
+
+
+def vocabulary_weights(spec: Tree) -> tuple[str, ...]:
+    """Names in an encoder's `spec` of weights that only make logits over the vocabulary."""
+    return tuple(
+        name
+        for name, leaf in spec.items()
+        if isinstance(leaf, Param) and "vocab" in leaf.axes and "vocab" not in leaf.inputs
+    )

@@ -1,0 +1,89 @@
+"""Objectives over documents: what those share that learn a label of each document.
+
+Several documents share a row, each with its own label: `loss_weight` holds it at the first token of
+its document. Losses are sums over documents, so they are the same however these are packed.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Model, Objective, Work
+from lmwright.core.param import Tree
+from lmwright.core.stack import Aux
+from lmwright.errors import UserError
+from lmwright.models import KINDS
+from lmwright.models.classifier import Classifier, document_sums, first_tokens
+from lmwright.models.heads import HEAD, Pooling
+
+AnyPooling = Annotated[
+    Pooling | None,
+    Field(
+        description="How tokens of a document come together: `late` averages the scores of each, "
+        "`mean` its hidden states; `bos` or `cls` takes its first token alone. What the model's "
+        "family does if unset."
+    ),
+]
+
+
+class Scored(NamedTuple):
+    """The documents of a batch and their scores; S is the number of tokens of a row."""
+
+    scores: Array
+    """float32 [B, S, K]"""
+    label: Array
+    """float32 [B, S]"""
+    there: Array
+    """float32 [B, S]: 1 for each document, else 0."""
+    aux: Aux
+
+
+class OverDocuments(Objective):
+    """An objective that trains an encoder with a head over documents."""
+
+    labels: tuple[str, ...]
+    pooling: Pooling | None
+
+    both_ways: ClassVar[bool] = True
+    new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
+
+    def classifier(self, model: Model) -> Classifier:
+        """The encoder with its head over documents. Raises UserError for one that has none, or
+        not with this pooling."""
+        head = getattr(model, "document_head", None)
+        if head is None:
+            known = [name for name, family in KINDS.items() if hasattr(family, "document_head")]
+            raise UserError(
+                f"model.kind: {model.kind!r} has no head over documents here; use "
+                f"{' or '.join(map(repr, known))}"
+            )
+        pooling = self.pooling or head.poolings[0]
+        if pooling not in head.poolings:
+            raise UserError(
+                f"objective.pooling: {pooling!r} is not one of {model.kind}; use "
+                f"{' or '.join(map(repr, head.poolings))}"
+            )
+        return Classifier(model, self.labels, pooling)
+
+    def spec(self, model: Model) -> Tree:
+        """The encoder's weights without its head, and those of the head over documents."""
+        return self.classifier(model).spec()
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The work of the classifier, which has no logits over the vocabulary."""
+        return {"": self.classifier(model).work(seq_len)}
+
+    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
+        """The classifier, and its weights."""
+        return self.classifier(model), w
+
+    def scored(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Scored:
+        """Documents of a batch with their scores."""
+        scores, aux = self.classifier(model).classify(w, batch, compute)
+        first, ids = first_tokens(batch), batch.segment_ids
+        label = document_sums(first * batch.loss_weight, ids)
+        return Scored(scores, label, document_sums(jnp.asarray(first), ids), aux)
