@@ -10,6 +10,7 @@ from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner import longest
+from lmwright.planner.analytic.candidates import is_legal
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler.compile import Compiled
@@ -124,6 +125,16 @@ def test_where_nothing_fits(tmp_path):
     found = Longest.of(run, V5E)
     assert not found.fits and found.lines()[-1] == "no row fits"
     assert " of 15.75 GiB" in found.lines()[3]
+
+
+@pytest.mark.parametrize("offload", ["block_inputs", "products"])
+def test_what_is_offered_is_a_run_that_train_takes(run, offload):
+    """Chunks of an mlp have no effect where its products are on the host."""
+    run = replace(run, train=replace(run.train, remat="block", offload=offload))
+    options = Longest.of(run, V5E).options
+    assert all(is_legal(option.run_at(longest.CHUNK_TOKENS * 4)) for option in options)
+    chunked = {option.train.mlp_chunk_tokens is not None for option in options}
+    assert chunked == ({False, True} if offload == "block_inputs" else {False})
 
 
 def test_a_mesh_over_slices_and_tensor(run):

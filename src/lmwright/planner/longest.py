@@ -189,13 +189,12 @@ def options_of(run: Run, machine: Machine) -> Iterator[Option]:
             continue
         train, optim = run.train, run.optim
         yield Option(run, machine, train, optim, mesh)
-        for change in (
-            {"remat": "block"},
-            {"offload": "block_inputs"},
-            {"mlp_chunk_tokens": train.mlp_chunk_tokens or CHUNK_TOKENS},
-        ):
-            if change == {"offload": "block_inputs"} and train.offload != "none":
-                continue
+        changes: list[dict[str, Any]] = [{"remat": "block"}]
+        if train.offload == "none":
+            changes.append({"offload": "block_inputs"})
+        if train.offload != "products":  # which keeps what chunks would compute again
+            changes.append({"mlp_chunk_tokens": train.mlp_chunk_tokens or CHUNK_TOKENS})
+        for change in changes:
             new = replace(train, **change)
             if new != train:
                 train = new
