@@ -350,6 +350,15 @@ def test_how_a_recipe_trains_a_tokenizer_is_left_out_where_one_is_imported(tmp_p
         load_run(path, ["data.tokenizer.path=tok", 'data.tokenizer.special_tokens=["<|x|>"]'])
 
 
+def test_the_example_of_deberta_is_a_run(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "deberta.md"
+    path = tmp_path / "run.toml"
+    path.write_text(page.read_text().split("```toml\n")[1].split("```")[0])
+    run = load_run(path)
+    assert run.objective.kind == "rtd" and run.objective.detector_weight == 10
+    assert run.optim.schedule.warmup_steps == 30
+
+
 def test_the_example_of_the_docs_is_a_run(tmp_path):
     page = Path(__file__).parents[1] / "docs" / "config.md"
     path = tmp_path / "run.toml"

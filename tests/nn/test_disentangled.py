@@ -1,11 +1,15 @@
 """Disentangled attention against the layer of transformers, and the table of distances for all."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.nn.disentangled import Disentangled, attention, rows_in_order, rows_of
+from lmwright.kernels import cpu_disentangled
+from lmwright.nn import disentangled
+from lmwright.nn.disentangled import Disentangled, rows_in_order, rows_of
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
@@ -51,7 +55,7 @@ def problem():
     return x, draws.standard_normal((2 * BUCKETS, HEADS * HEAD_DIM)), g * (IDS > 0)[..., None]
 
 
-def ours(w, x, relative, ids=IDS):
+def ours(w, x, relative, ids=IDS, attention=disentangled.attention):
     def project(name, x):
         y = x @ w[f"{name}_proj.weight"].T + w[f"{name}_proj.bias"]
         return y.reshape(*x.shape[:-1], HEADS, HEAD_DIM)
@@ -62,8 +66,14 @@ def ours(w, x, relative, ids=IDS):
     return attention(q, k, v, *positions, jnp.asarray(ids), scoring).reshape(x.shape)
 
 
-def test_values_and_gradients_are_those_of_transformers(layer):
-    """In a packed row, a whole row, and one that is all padding, whose results are zeros."""
+@pytest.mark.parametrize(
+    "module, cache", [(disentangled, 0), (cpu_disentangled, 0), (cpu_disentangled, 1 << 20)]
+)
+def test_values_and_gradients_are_those_of_transformers(module, cache, layer, monkeypatch):
+    """In a packed row, a whole row, and one that is all padding, whose results are zeros; on CPUs
+    with heads one by one, and together."""
+    monkeypatch.setattr(cpu_disentangled, "CACHE_BYTES", cache)
+    layer.zero_grad()
     x, relative, g = problem()
     their_x, their_relative = (torch.tensor(a, requires_grad=True) for a in (x, relative))
     seen = torch.tensor((IDS[:, :, None] == IDS[:, None, :]) & (IDS > 0)[:, None, :])
@@ -72,7 +82,8 @@ def test_values_and_gradients_are_those_of_transformers(layer):
     out.backward(torch.tensor(g))
     with jax.enable_x64(True):
         w = {name: jnp.asarray(a.detach().numpy()) for name, a in layer.named_parameters()}
-        y, pull_back = jax.vjp(ours, w, jnp.asarray(x), jnp.asarray(relative))
+        run = partial(ours, attention=module.attention)
+        y, pull_back = jax.vjp(run, w, jnp.asarray(x), jnp.asarray(relative))
         dw, dx, drelative = pull_back(jnp.asarray(g))
     np.testing.assert_allclose(y, out.detach() * (IDS > 0)[..., None], atol=3e-6)
     grads = {name: a.grad for name, a in layer.named_parameters()}
@@ -95,5 +106,7 @@ def test_packed_is_alone(layer):
 def test_one_token():
     one = jnp.ones((1, 1, 2, 3))
     positions = jnp.ones((8, 2, 3))
-    out = attention(one, one, one, positions, positions, jnp.ones((1, 1)), Disentangled(1.0, 9))
+    out = disentangled.attention(
+        one, one, one, positions, positions, jnp.ones((1, 1)), Disentangled(1.0, 9)
+    )
     np.testing.assert_array_equal(out, one)

@@ -1,5 +1,6 @@
 """Disentangled attention by the kernels of each platform; signature of `nn.disentangled.attention`.
 
+CPU                cpu_disentangled
 TPU from v4 on     tpu_disentangled, on each device's own rows and heads, where rows fit it
 everything else    nn.disentangled, which holds the scores of all pairs of tokens
 """
@@ -11,14 +12,15 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import tpu_disentangled
+from lmwright.kernels import cpu_disentangled, tpu_disentangled
 from lmwright.nn import disentangled
 from lmwright.nn.disentangled import Disentangled
 
 
 def attend_by(compute: Compute) -> Callable[..., Array]:
     """The attention of these settings, for whole rows on a device."""
-    return on_tpu if compute.kernels == "tpu" else disentangled.attention
+    kernels = {"cpu": cpu_disentangled.attention, "tpu": on_tpu}
+    return kernels.get(compute.kernels, disentangled.attention)
 
 
 def on_tpu(

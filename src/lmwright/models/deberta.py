@@ -24,7 +24,7 @@ from lmwright.core.contract import Attention, Batch, Work
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain, gathered
 from lmwright.core.stack import Aux
-from lmwright.core.weight import before_products, dot
+from lmwright.core.weight import as_array, before_products, dot
 from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models.block import embedding_spec, feed_forward, output, project, with_bias
@@ -120,8 +120,8 @@ class Deberta(Decoder):
 
     def distances(self, w: Tree, compute: Compute) -> Array:
         """The rows of distances as every layer sees them, [2k, D]."""
-        rows = gathered(w["relative"], "distances embed").astype(compute.dtype)
-        return self._normed(w, "relative_norm", rows)
+        rows = gathered(as_array(w["relative"], compute.dtype), "distances embed")
+        return self._normed(w, "relative_norm", rows.astype(compute.dtype))
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last layer, [B, T, D] in the compute dtype, and what the

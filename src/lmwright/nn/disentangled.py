@@ -9,7 +9,7 @@ those further away share a row the more, the further away they are (`rows_of`). 
 stand together, so the distance in the segment is that in the row.
 
 A product with the rows of all distances -(T - 1) ... T - 1 in order has every score that is asked
-for, each row one place further to the left than the one above: `_shifted` moves them by a change
+for, each row one place further to the left than the one above: `shifted` moves them by a change
 of shape, without a gather over [T, T].
 """
 
@@ -78,10 +78,10 @@ def distance_scores(
     content = _product("btnh,rnh->bntr", q, position_keys[rows])
     # the distance t - s grows with the query, so rows of a key are those in the other order
     position = _product("bsnh,rnh->bnsr", k, position_queries[rows[::-1]])
-    return _shifted(content) + _shifted(position).swapaxes(2, 3)
+    return shifted(content) + shifted(position).swapaxes(2, 3)
 
 
-def _shifted(scores: Array) -> Array:
+def shifted(scores: Array) -> Array:
     """[..., T, T] of scores [..., T, 2 T - 1]: row t from its place T - 1 - t on."""
     *batch, t, width = scores.shape
     flat = jnp.pad(scores, (*((0, 0),) * (len(batch) + 1), (0, 1))).reshape(*batch, t * (width + 1))
