@@ -21,7 +21,7 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
 from lmwright.models.classifier import Classifier
-from lmwright.models.heads import HEAD, vocabulary_weights
+from lmwright.models.heads import HEAD, left_out
 
 
 def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def headed(
             f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
             "ForSequenceClassification folder with id2label"
         )
-    old, dropped = dict(walk(w)), {HEAD, *vocabulary_weights(w_spec := encoder.spec())}
-    base = {name: tree for name, tree in w.items() if name in w_spec and name not in dropped}
+    old, others = dict(walk(w)), {HEAD, *left_out(encoder)}
+    base = {name: tree for name, tree in w.items() if name not in others}
     known = {slot.name: slot for slot in slots(model)}
     if strange := sorted(adapter.saved.keys() - known.keys()):
         raise UserError(f"{folder}: {_not_supported(adapter, strange)}")
