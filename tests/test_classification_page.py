@@ -1,4 +1,5 @@
-"""The page on classification: its run file and its commands, as printed, on a small encoder."""
+"""The pages on classification and regression: their run files and commands, as printed, on a small
+encoder."""
 
 import csv
 import json
@@ -17,8 +18,9 @@ from lmwright.objectives.mlm import Mlm
 from lmwright.optim import KINDS
 from tests.saved_run import save_run
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/classification.md"
-# The page starts from a model of the hub; its lines stay as they are but for these words behind.
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "classification.md"
+# The pages start from a model of the hub; their lines stay as they are but for these words behind.
 SHORTER = (
     "train.init_from=encoder", "train.global_batch_size=8", "train.precision=fp32",
     "optim.learning_rate=3e-3", "data.pack.seq_len=32", "data.workers=1", "metrics.trackers=[]",
@@ -100,3 +102,32 @@ def test_the_page_runs_as_printed(folder, capsys):
                       if line.startswith("{")])  # fmt: skip
     right = sum(label == ("negative", "positive")[i % 2] for i, label in enumerate(shown[0]))
     assert shown[0] == shown[1] and right >= 27
+
+
+def write_pairs(path, count=200):
+    """Queries and passages, whose number a word of the query decides."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["query", "passage", "relevance"])
+        for i in range(count):
+            query = f"where is the {('river', 'garden')[i % 2]}"
+            writer.writerow([query, f"it is {i % 7} miles away", i % 2 - 0.25])
+
+
+@pytest.mark.slow
+def test_the_page_on_numbers_runs_as_printed(folder, capsys):
+    page = (DOCS / "regression.md").read_text("utf-8")
+    write_pairs(folder / "pairs.csv")
+    write_pairs(folder / "new.csv", 40)
+    (folder / "run.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.S)[1])
+    verbs = []
+    for line in re.findall(r"^    (lmwright .+)$", page, re.M):
+        _, *words = shlex.split(line)
+        verbs.append(words[0])
+        assert main([*words, *(SHORTER if "run.toml" in words else ())]) == 0
+    assert verbs == ["prepare", "train", "eval", "predict", "export"]
+    said = capsys.readouterr().out
+    assert re.search(r"numbers of mean \S+ and standard deviation", said) and "Spearman" in said
+    found = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    scores = [line["score"] for line in found]
+    assert len(scores) == 40 and max(scores[::2]) < 0.2 < min(scores[1::2])

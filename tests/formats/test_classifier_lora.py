@@ -210,6 +210,30 @@ def test_a_folder_of_peft_itself_is_read(run, tmp_path):
             )  # fmt: skip
 
 
+def test_a_folder_of_peft_merges_into_a_classifier(run, tmp_path):
+    """As PEFT computes it: of EuroBERT the base's dense layer stays, of ModernBERT the whole head
+    is replaced."""
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        run.train.init_from, num_labels=3, dtype=torch.float32
+    )
+    base.save_pretrained(tmp_path / "base")
+    modern = run.model.kind == "modernbert"
+    config = peft.LoraConfig(
+        r=3, target_modules=["Wqkv" if modern else "q_proj"], task_type="SEQ_CLS",
+        modules_to_save=["head"] if modern else None,
+    )  # fmt: skip
+    model = peft.get_peft_model(base, config)
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            p.data = 0.3 * torch.randn_like(p)
+    model.save_pretrained(tmp_path / "adapter")
+    proof = merge_command(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    assert proof.merged_to_peft is not None, proof.peft
+    assert proof.merged_to_peft.max_abs_diff <= 1e-5 * proof.merged_to_peft.max_abs_logit
+    assert load_model(tmp_path / "merged").model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
 def test_a_base_with_a_head_for_the_same_classes_lends_it(run, tmp_path):
     full = replace(run, dir=str(tmp_path / "full"), lora=None)
     save_run(full, steps=(1,), std=STD)

@@ -71,6 +71,8 @@ CASES: dict[str, dict] = {
                       "objective": {"kind": "rtd"}},
     "objective classify": {"data": "labeled", "model": ENCODER, "objective": {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
+    "objective regress": {"data": "numbered", "model": {"kind": "modernbert",
+        **MODELS["modernbert"]}, "objective": {"kind": "regress"}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -110,13 +112,14 @@ def write_sources(folder: Path) -> None:
     rows["masked"] = rows["text"]
     labels = ("short", "middle", "long")
     rows["labeled"] = [row | {"label": labels[i % 9 // 3]} for i, row in enumerate(rows["text"])]
+    rows["numbered"] = [row | {"label": i % 9 / 4} for i, row in enumerate(rows["text"])]
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
-        "labeled": "labeled"}  # fmt: skip
+        "labeled": "labeled", "numbered": "labeled"}  # fmt: skip
 
 
 def run_file(folder: Path, name: str, case: dict) -> Path:
@@ -140,7 +143,7 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
             "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
             "sources": [{"path": str(folder / f"{data}.jsonl"), "rows": ROWS[data]}],
             "tokenizer": tokenizer,
-            **({} if data == "labeled" else {"chat": {"template": "none"}}),
+            **({} if ROWS[data] == "labeled" else {"chat": {"template": "none"}}),
             "pack": {"method": "best-fit", "seq_len": 96},
         },
         "train": {"steps": 20, "global_batch_size": 6, "precision": "fp32"}
@@ -195,7 +198,8 @@ def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
         case, data = CASES[name], CASES[name].get("data", "text")
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
-                made = case if kind == "labeled" else {"data": kind}  # labels are the objective's
+                # labels are the objective's
+                made = case if ROWS[kind] == "labeled" else {"data": kind}
                 ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)))
                 prepared.add(kind)
         path = run_file(folder, name, case)

@@ -114,6 +114,18 @@ def test_an_adapter_names_its_base_on_the_hub(hub, lora_dir, hf_dir, tmp_path):
     assert (folder / "tokenizer.json").exists()
 
 
+def test_the_card_of_an_adapter_with_a_head_says_how_to_load_it(hub, lora_dir, tmp_path):
+    export_adapter_command(lora_dir, tmp_path / "adapter")
+    note = tmp_path / "adapter/lmwright.json"
+    fields = json.loads(note.read_text()) | {"labels": ["a", "b", "c"], "pooling": "mean"}
+    note.write_text(json.dumps(fields))
+    publish(tmp_path / "adapter", "me/adapter", *APACHE, "--base-model", "acme/base")
+    card = hub.files("me/adapter")["README.md"].decode()
+    said = '("acme/base", num_labels=3, classifier_pooling="mean")'
+    assert f"AutoModelForSequenceClassification.from_pretrained{said}" in card
+    assert "pipeline_tag: text-classification" in card
+
+
 def test_several_adapters_have_folders(hub, lora_dir, hf_dir, tiny, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

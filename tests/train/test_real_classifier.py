@@ -50,15 +50,19 @@ def trained(folder, said):
     return run
 
 
-def test_books_are_told_apart(shared_data, tmp_path):
+OWN = {"eurobert": {"num_kv_heads": 4}, "modernbert": {"num_kv_heads": 4, "window": 17}}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_books_are_told_apart(kind, shared_data, tmp_path):
     books = shared_data / "text/books_txt"
     names = write_paragraphs(books, tmp_path / "paragraphs.csv")
     small = {"precision": "fp32", "global_batch_size": 16}
     encoder = fields(
         tmp_path, "encoder", recipe="pretrain-encoder",
         model={
-            "kind": "eurobert", "vocab_size": 4096, "embed_dim": 128, "mlp_dim": 384,
-            "num_layers": 3, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32, "seq_len": 128,
+            "kind": kind, "vocab_size": 4096, "embed_dim": 128, "mlp_dim": 384,
+            "num_layers": 3, "num_heads": 4, "head_dim": 32, "seq_len": 128, **OWN[kind],
         },
         data={
             "dir": str(tmp_path / "text"),

@@ -31,8 +31,10 @@ def read_note(folder: Path) -> dict[str, Any]:
     try:
         note = parse_json(path)
         _ = {note[name] for name in ("base_hash", ROUNDED) if name in note}
-        if not isinstance(note.get("labels", []), list):
-            raise ValueError("labels is no list")
+        if "labels" in note and not (
+            isinstance(note["labels"], list) and isinstance(note.get("pooling"), str)
+        ):
+            raise ValueError("its labels or pooling are damaged")
         return note
     except FileNotFoundError:
         return {}

@@ -3,8 +3,10 @@
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -176,7 +178,7 @@ ADAPTER_CARD = (
     """\
 ---
 library_name: peft
-pipeline_tag: text-generation
+pipeline_tag: {{ task }}
 tags:
 - lmwright
 - lora
@@ -191,9 +193,9 @@ License: {{ license }}.
 ## Use
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {{ kind }}
 
-model = AutoModelForCausalLM.from_pretrained({{ base | tojson }})
+model = {{ kind }}.from_pretrained({{ base | tojson }}{{ said }})
 {% for folder in folders or [""] %}
 {{ "# or " if not loop.first }}model = PeftModel.from_pretrained(model, {{ place | tojson }}\
 {% if folder %}, subfolder={{ folder | tojson }}{% endif %})
@@ -215,11 +217,21 @@ License: {{ license }}.
 
 
 def adapter_card(
-    facts: Facts, place: str, *, base: str, license: str, folders: tuple[str, ...] = ()
+    facts: Facts,
+    place: str,
+    *,
+    base: str,
+    license: str,
+    folders: tuple[str, ...] = (),
+    head: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """Card of a LoRA adapter, or of several in `folders`, of a `base` on the hub; `place` is its
-    own name there."""
+    own name there, `head` the settings of a head over documents that it has."""
+    said = "".join(f", {name}={json.dumps(value)}" for name, value in head.items())
+    kind = "SequenceClassification" if head else "CausalLM"
+    task = "text-classification" if head else "text-generation"
     values = {"base": base, "license": license, "folders": folders}
+    values |= {"kind": f"AutoModelFor{kind}", "task": task, "said": said}
     return _render(ADAPTER_CARD, facts=facts, place=place, **values)
 
 

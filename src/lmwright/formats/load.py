@@ -69,9 +69,13 @@ def _suffix(run: Any, tokenizer_dir: Path) -> tuple[int, ...]:
     return (open_tokenizer(tokenizer_dir).eos_id,) if ends else ()
 
 
-def write_classifier_tokenizer(run: Any, path: Path, folder: Path, model: Classifier) -> None:
-    """Writes the tokenizer of a run's classifier, which puts around a text what training did."""
+def write_run_tokenizer(run: Any, path: Path, folder: Path) -> None:
+    """Writes the tokenizer of a run, which puts around a text what training did."""
     tokenizer_dir, prefix = run_tokenizer(run, path)
+    model, _ = run.objective.exported(run.model, run.objective.spec(run.model))
+    if not isinstance(model, Classifier):
+        write_tokenizer(tokenizer_dir, folder, prefix)
+        return
     write_tokenizer(tokenizer_dir, folder, prefix, _suffix(run, tokenizer_dir))
     limit_tokens(folder, model.seq_len)
 

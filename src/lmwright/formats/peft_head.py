@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from lmwright.core.contract import HfModel
-from lmwright.core.param import Tree, walk
+from lmwright.core.param import Tree, nest, walk
+from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import read_note
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
 from lmwright.models.classifier import Classifier
-from lmwright.models.heads import HEAD, vocabulary_weights
+from lmwright.models.heads import HEAD, left_out
 
 
 def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -75,18 +76,20 @@ def headed(
             f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
             "ForSequenceClassification folder with id2label"
         )
-    old, dropped = dict(walk(w)), {HEAD, *vocabulary_weights(w_spec := encoder.spec())}
-    base = {name: tree for name, tree in w.items() if name in w_spec and name not in dropped}
-    known = {slot.name: slot for slot in slots(model)}
+    old, others = dict(walk(w)), {HEAD, *left_out(encoder)}
+    base = {name: tree for name, tree in w.items() if name not in others}
+    known = {slot.name: slot for slot in slots(model) if LAYERS not in slot.path}
     if strange := sorted(adapter.saved.keys() - known.keys()):
         raise UserError(f"{folder}: {_not_supported(adapter, strange)}")
-    head = {HEAD: {}}
-    for slot in _slots_of(model, {HEAD: model.spec()[HEAD]}):
-        if slot.name not in adapter.saved and slot.path not in old:
-            raise UserError(f"{folder}: has no {slot.name}, and the base has none, too")
-        new = _read(adapter, slot, str(folder)) if slot.name in adapter.saved else old[slot.path]
-        head[HEAD][slot.path.rpartition(".")[2]] = new
-    return model, base | head, base
+    made = dict(walk(base))
+    for slot in known.values():
+        if slot.name in adapter.saved:
+            made[slot.path] = _read(adapter, slot, str(folder))
+        elif slot.path not in made:
+            if slot.path not in old:
+                raise UserError(f"{folder}: has no {slot.name}, and the base has none, too")
+            made[slot.path] = old[slot.path]
+    return model, nest(made.items()), base
 
 
 def _slots_of(model: HfModel, whole: Tree) -> list[Slot]:

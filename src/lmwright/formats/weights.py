@@ -23,7 +23,7 @@ from lmwright.formats.loaded import load_files
 from lmwright.formats.open import RUN, Place, open_place, open_run
 from lmwright.formats.tensor_hash import add_to_hash
 from lmwright.formats.train_state import pick, restore
-from lmwright.models.heads import vocabulary_weights
+from lmwright.models.heads import left_out
 from lmwright.program.lora import frozen_spec, storages
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import averaged_weights, fresh_frozen
@@ -47,7 +47,8 @@ def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
 def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None:
     """As `refuse_unlike`, of an objective with `fresh` weights: a head of the place's own, over
     documents or over its vocabulary, is left out."""
-    refuse_unlike(place, spec, {*fresh, *vocabulary_weights(place.spec)} if fresh else ())
+    but = {*fresh, *left_out(getattr(place.model, "encoder", place.model))} if fresh else ()
+    refuse_unlike(place, spec, but)
 
 
 def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
-from lmwright.models.heads import HEAD, Pooling, vocabulary_weights
+from lmwright.models.heads import HEAD, Pooling, left_out
 from lmwright.models.hf.classifier import ClassifierHf
 
 
@@ -51,7 +51,7 @@ class Classifier:
     def spec(self) -> Tree:
         """Every weight, once."""
         spec = self.encoder.spec()
-        dropped = vocabulary_weights(spec)
+        dropped = left_out(self.encoder)
         head = self.document_head.spec(self.encoder.embed_dim, max(1, len(self.labels)))
         return {name: tree for name, tree in spec.items() if name not in dropped} | {HEAD: head}
 

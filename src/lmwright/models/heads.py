@@ -50,10 +50,11 @@ class DocumentHead:
         return jax.nn.gelu(h, approximate=False)
 
 
-def vocabulary_weights(spec: Tree) -> tuple[str, ...]:
-    """Names in an encoder's `spec` of weights that only make logits over the vocabulary."""
-    return tuple(
-        name
-        for name, leaf in spec.items()
-        if isinstance(leaf, Param) and "vocab" in leaf.axes and "vocab" not in leaf.inputs
-    )
+def left_out(encoder: Any) -> frozenset[str]:
+    """Names of the encoder's weights that only its head over the vocabulary reads, without those
+    that its head over documents goes on with."""
+    head = getattr(encoder, "document_head", None)
+    kept = head.kept if head is not None else ()
+    read = encoder.head_weights(encoder.spec())
+    table = lambda leaf: isinstance(leaf, Param) and "vocab" in leaf.inputs  # noqa: E731
+    return frozenset(n for n, leaf in read.items() if n not in kept and not table(leaf))

@@ -15,16 +15,15 @@ from typing import Any
 
 from lmwright.data.json_text import parse_json, write_json
 from lmwright.errors import UserError
-from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE
+from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE, read_note
 from lmwright.formats.adapter_verbs import export_adapter_command
 from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.hub import PREFIX, is_hub_name
-from lmwright.formats.load import load_model, run_tokenizer
+from lmwright.formats.load import load_model, write_run_tokenizer
 from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
-from lmwright.formats.tokenizer_files import write_tokenizer
 from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
 from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
@@ -176,23 +175,28 @@ def _export_run(subject: Subject, place: Place, folder: Path, facts: Facts) -> s
         out = folder / name if folders else folder
         export_adapter_command(path, out, adapter=name)
         _name_base(out, str(listing.base_model))
-    tokenizer, prefix = run_tokenizer(place.run, place.path)
-    write_tokenizer(tokenizer, folder, prefix)
-    return _adapter_card(subject, facts, folders)
+    write_run_tokenizer(place.run, place.path, folder)
+    return _adapter_card(subject, facts, folders, folder / names[0] if folders else folder)
 
 
 def _bare_card(subject: Subject, folder: Path, name: str) -> str:
     """Card of a folder that came without one."""
     if subject.kind == ADAPTER:
-        return _adapter_card(subject, Facts(name), ())
+        return _adapter_card(subject, Facts(name), (), folder)
     return files_card(name, subject.listing.license_text, files_table(folder))
 
 
-def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...]) -> str:
+def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adapter: Path) -> str:
+    """Card of adapters in `folders`, of which `adapter` is one."""
     listing = subject.listing
     base = listing.base_model if isinstance(listing.base_model, str) else listing.base_model[0]
     license = listing.license_text
-    return adapter_card(facts, subject.repo, base=base, license=license, folders=folders)
+    note = read_note(adapter)
+    head = {}
+    if "labels" in note:
+        count = max(1, len(note["labels"]))
+        head = {"num_labels": count, "classifier_pooling": note["pooling"]}
+    return adapter_card(facts, subject.repo, base=base, license=license, folders=folders, head=head)
 
 
 def _write_gguf(subject: Subject, loaded: Any, folder: Path) -> None:
