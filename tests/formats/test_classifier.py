@@ -88,7 +88,8 @@ def test_the_export_opens_in_transformers(run, exported):
     file.write_text("words\n" + "".join(text + "\n" for text in TEXTS))
     for model in (run.dir, out):
         to = out.parent / f"{model == out}.jsonl"
-        assert predict.predict_command(str(model), str(file), out=str(to), text_column="words") == 0
+        ask = {"out": str(to), "text_column": "words", "precision": "fp32"}
+        assert predict.predict_command(str(model), str(file), **ask) == 0
         ours = read(to)
         assert [line["row"] for line in ours] == list(range(2, 62))
         for line, scores in zip(ours, theirs, strict=True):
@@ -112,7 +113,8 @@ def test_pairs_of_texts_are_as_in_transformers(exported, tmp_path):
     theirs = [pipe(each, truncation=True, top_k=None) for each in asked]
     file, to = tmp_path / "pairs.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps({"text": a, "other": b}) + "\n" for a, b in pairs))
-    predict.predict_command(str(out), str(file), out=str(to), pair_column="other")
+    ask = {"out": str(to), "pair_column": "other", "precision": "fp32"}
+    predict.predict_command(str(out), str(file), **ask)
     ours = read(to)
     for line, scores in zip(ours, theirs, strict=True):
         for score in scores:
