@@ -14,3 +14,7 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
     "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
 }
+
+TOKENS_PER_TEXT = 8
+"""A row of T tokens has places for T / 8 texts that are given vectors: a shorter text takes the
+room of so many tokens."""

@@ -47,7 +47,7 @@ class Texts:
 
     @property
     def stamps(self) -> list[list[Any]]:
-        """What tells the files from others, or from later ones, of the same names."""
+        """Path, size and time of each file, by which a changed one is known."""
         return [[each.path, each.size, each.stamp] for each in self.files]
 
 

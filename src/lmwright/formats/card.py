@@ -85,7 +85,7 @@ FROM_SCRATCH = "Trained from scratch with lmwright."
 CARD = (
     """\
 ---
-library_name: transformers
+library_name: {{ "sentence-transformers" if task == "sentence-similarity" else "transformers" }}
 pipeline_tag: {{ task }}
 tags:
 - lmwright
@@ -107,6 +107,13 @@ classify = pipeline("text-classification", model={{ place | tojson }})
 print(classify("A text", truncation=True))
 ```
 or `lmwright predict {{ word(place) }} texts.csv`.
+{% elif task == "sentence-similarity" %}
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer({{ place | tojson }})
+print(model.similarity(*model.encode(["A text", "Another one"])))
+```
+or `lmwright embed {{ word(place) }} texts.csv --out vectors.npz`.
 {% elif model.fills_masks %}
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -224,11 +231,11 @@ def published_card(text: str, place: str, license: str) -> str:
     text = text.replace(UNLICENSED, f"License: {license}.")
     quoted = r'"(?:[^"\\\n]|\\.)*"'
     text = re.sub(
-        rf"(from_pretrained\(|pipeline\([^,]*, model=){quoted}",
+        rf"(from_pretrained\(|pipeline\([^,]*, model=|SentenceTransformer\(){quoted}",
         lambda match: f'{match[1]}"{place}"',
         text,
     )
-    verbs = r"(`lmwright (?:generate|predict) )[^`]*(?= --prompt| texts\.csv)"
+    verbs = r"(`lmwright (?:generate|predict|embed) )[^`]*(?= --prompt| texts\.csv)"
     return re.sub(verbs, lambda match: f"{match[1]}{PREFIX}{place}", text)
 
 
@@ -253,6 +260,8 @@ def task_of(model: HfModel) -> str:
     """The hub's name of what a model does."""
     if getattr(model, "labels", ()):
         return "text-classification"
+    if getattr(model, "pooling", None):
+        return "sentence-similarity"
     masks = model.both_ways and not model.fills_masks
     return "fill-mask" if masks else "text-generation"
 

@@ -17,6 +17,7 @@ from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
 from lmwright.formats.weights import load_run_at
 from lmwright.models.classifier import Classifier
+from lmwright.models.embedder import Embedder
 
 
 def load_model(path: str | Path, adapter: str | None = None) -> LoadedModel:
@@ -42,7 +43,7 @@ def _load_run(place: Place, adapter: str | None) -> LoadedModel:
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
     suffix: tuple[int, ...] = ()
-    if isinstance(model, Classifier) and run.data.tokenize.append == "eos":
+    if isinstance(model, Classifier | Embedder) and run.data.tokenize.append == "eos":
         suffix = (open_tokenizer(tokenizer_dir).eos_id,)
     return LoadedModel(
         model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
