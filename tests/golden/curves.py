@@ -68,6 +68,8 @@ CASES: dict[str, dict] = {
         "kind": "mlm", "random_share": 0.1, "kept_share": 0.1}},
     "objective classify": {"data": "labeled", "model": ENCODER, "objective": {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
+    "objective embed": {"data": "related", "model": ENCODER, "objective": {
+        "kind": "embed", "direction": "both"}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -107,13 +109,18 @@ def write_sources(folder: Path) -> None:
     rows["masked"] = rows["text"]
     labels = ("short", "middle", "long")
     rows["labeled"] = [row | {"label": labels[i % 9 // 3]} for i, row in enumerate(rows["text"])]
+    rows["related"] = [
+        {"anchor": row["prompt"], "positive": row["chosen"], "negative": row["rejected"]}
+        for row in rows["pairs"]
+    ]
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
-        "labeled": "labeled"}  # fmt: skip
+        "labeled": "labeled", "related": "related"}  # fmt: skip
+PLAIN = ("labeled", "related")  # whose objective alone learns from them, and that are no chats
 
 
 def run_file(folder: Path, name: str, case: dict) -> Path:
@@ -137,7 +144,7 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
             "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
             "sources": [{"path": str(folder / f"{data}.jsonl"), "rows": ROWS[data]}],
             "tokenizer": tokenizer,
-            **({} if data == "labeled" else {"chat": {"template": "none"}}),
+            **({} if data in PLAIN else {"chat": {"template": "none"}}),
             "pack": {"method": "best-fit", "seq_len": 96},
         },
         "train": {"steps": 20, "global_batch_size": 6, "precision": "fp32"}
@@ -192,7 +199,7 @@ def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
         case, data = CASES[name], CASES[name].get("data", "text")
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
-                made = case if kind == "labeled" else {"data": kind}  # labels are the objective's
+                made = case if kind in PLAIN else {"data": kind}
                 ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)))
                 prepared.add(kind)
         path = run_file(folder, name, case)

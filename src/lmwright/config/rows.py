@@ -1,12 +1,15 @@
 """Kinds of rows that a source may hold, by their parts."""
 
-LABELED = "labeled"
-PLAIN = ("text", LABELED)
+LABELED, RELATED = "labeled", "related"
+LABELED_TEXTS, RELATED_TEXTS = "labeled texts", "related texts"
+"""What a store of such rows holds, and an objective learns from."""
+PLAIN = ("text", LABELED, RELATED)
 """Kinds whose rows are no conversations."""
 
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
 ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "labeled": (("text", "label"), ("text_pair",), ()),
+    "related": (("anchor", "positive"), ("negative",), ()),
     "alpaca": (("instruction", "output"), ("input", "system"), ()),
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),

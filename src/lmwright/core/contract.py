@@ -218,6 +218,10 @@ class Objective(Protocol):
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 
+    whole_batch: ClassVar[bool] = False
+    """True if rows are compared with each other, so that `loss` takes all microbatches of a step,
+    [A, B, T], and keeps of each only what the others need."""
+
     @property
     def draws_noise(self) -> bool:
         """True if the loss of a training batch depends on its key."""
@@ -236,6 +240,10 @@ class Objective(Protocol):
     def forward_passes(self) -> int:
         """Forward passes of a step beside the one that is differentiated, as of a reference."""
         return 0
+
+    def passes_of(self, num_microbatches: int) -> int:
+        """Those of a step of so many microbatches, which some objectives encode twice."""
+        return self.forward_passes + (self.whole_batch and num_microbatches > 1)
 
     def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
         """The model that evaluation, generation and export see, and its weights in `w`."""

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmwright.config.rows import LABELED_TEXTS, RELATED_TEXTS
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -22,6 +23,7 @@ from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, compute_text, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.positions import PositionLoss, position_losses
+from lmwright.evals.related import evaluate_related, print_related
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
@@ -70,7 +72,8 @@ class HeldOut:
     def _loss(self, weights: Tree, source: str) -> SourceLoss:
         run, store = self._plan.run, self._store
         batches = store.eval_batches(source, self._rows, run.eval.max_rows)
-        loss = evaluate_rows(
+        evaluate = evaluate_related if run.objective.learns_from == RELATED_TEXTS else evaluate_rows
+        loss = evaluate(
             run.model, run.objective, self._plan.compute, weights, source, batches, self._place
         )
         count = store.eval_rows(source)
@@ -196,7 +199,10 @@ def eval_command(path: str, **options: Any) -> int:
     """Prints the held-out loss of a run; `options` are those of `open_held_out`. Returns 0."""
     opened = open_held_out(path, **options)
     losses, compute = opened.held_out.losses(opened.weights), opened.plan.compute
-    if opened.plan.run.objective.learns_from == "labeled texts":
+    learns_from = opened.plan.run.objective.learns_from
+    if learns_from == RELATED_TEXTS:
+        print_related(losses, compute)
+    elif learns_from == LABELED_TEXTS:
         print_classes(losses, opened.plan.run.objective.labels, compute)
     else:
         print_losses(losses, compute)

@@ -37,6 +37,9 @@ class SourceLoss:
     confusion: np.ndarray | None = field(default=None, compare=False)
     """Of a classifier, documents [K, K] by class and by the class that they were given."""
 
+    mrr: float | None = None
+    """Of vectors, the mean of the inverse rank of what belongs to a text, 0 beyond the tenth."""
+
     @property
     def rows_text(self) -> str:
         """Text such as "128 of 352 rows"; empty without rows."""

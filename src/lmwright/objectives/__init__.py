@@ -13,5 +13,6 @@ KINDS = Registry(
         "mlm": "mlm.Mlm",
         "diffusion": "diffusion.Diffusion",
         "classify": "classify.Classify",
+        "embed": "embed.Embed",
     },
 )

@@ -152,6 +152,11 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
             f"{' and '.join(run.objective.new_weights)}, which adapters leave frozen; remove "
             "[lora], so that all weights are trained"
         )
+    if run.objective.whole_batch:
+        raise UserError(
+            f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove [lora], "
+            "so that all weights are trained"
+        )
     targets = choose(run.model, spec_of(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")

@@ -9,6 +9,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.evals.classes import Scores
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
+from lmwright.evals.related import scores_of
 from lmwright.program.plan import Plan
 from lmwright.program.state import averaged_weights
 from lmwright.train.display import Display
@@ -47,9 +48,17 @@ class HeldOutOfAll:
 
 
 def _note(loss: SourceLoss) -> str:
-    """Note beside a loss: of a classifier the accuracy, and the rows."""
-    right = f"accuracy {loss.accuracy:.1%}" if loss.confusion is not None else ""
+    """Note beside a loss: of a classifier or of vectors the accuracy, and the rows."""
+    measured = loss.confusion is not None or loss.mrr is not None
+    right = f"accuracy {loss.accuracy:.1%}" if measured else ""
     return ", ".join(filter(None, (right, loss.rows_text)))
+
+
+def _scores(loss: SourceLoss) -> dict[str, float]:
+    """Scores beside a loss: of a classifier, or of vectors."""
+    if loss.mrr is not None:
+        return scores_of(loss)
+    return Scores.of(loss.confusion).averages() if loss.confusion is not None else {}
 
 
 def write_down(
@@ -63,16 +72,17 @@ def write_down(
     """Writes down held-out losses and samples after a step; the names of their sources, and the
     prompts, get the prefix."""
     for loss in losses:
+        scores = _scores(loss)
         metrics.log_eval(
             step,
             prefix + loss.source,
             loss=loss.loss,
-            ppl=None if loss.confusion is not None else loss.perplexity,
+            ppl=None if scores else loss.perplexity,
             bits_per_byte=loss.bits_per_byte,
             tokens=loss.tokens,
             rows=loss.rows,
             of_rows=loss.of_rows,
-            scores=Scores.of(loss.confusion).averages() if loss.confusion is not None else {},
+            scores=scores,
         )
     if losses:
         shown = {prefix + loss.source: (loss.loss, _note(loss)) for loss in losses}

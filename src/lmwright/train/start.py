@@ -30,7 +30,6 @@ from lmwright.train.passed import PassedSteps
 from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"
-LM_HEAD = "head"  # over the vocabulary
 
 
 def restore_or_init(
@@ -92,8 +91,9 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     """
     fresh = fresh_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
-    # with a head of its own, the origin's is left out
-    refuse_unlike(origin, old, {*fresh, LM_HEAD} if fresh else ())
+    model = plan.run.model
+    head = set(model.head_weights(model.spec())) - set(plan.spec)  # the origin's is left out
+    refuse_unlike(origin, old, {*fresh, *head})
 
     (trainee,) = plan.training.trainees
 
