@@ -33,6 +33,7 @@ from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
 from lmwright.models.classifier import Classifier
+from lmwright.models.embedder import Embedder
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
@@ -103,8 +104,9 @@ def vocab_command(
     if "" in tokens:
         raise UserError("--add: a token cannot be empty; give its text")
     loaded = load_model(path)
-    if isinstance(loaded.model, Classifier):
-        raise UserError(f"{path}: is a classifier; change the vocabulary of its encoder first")
+    if isinstance(loaded.model, Classifier | Embedder):
+        what = "a classifier" if isinstance(loaded.model, Classifier) else "an embedder"
+        raise UserError(f"{path}: is {what}; change the vocabulary of its encoder first")
     loaded.check()
     wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):
