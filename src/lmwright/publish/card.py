@@ -1,6 +1,7 @@
 """A card's metadata, which the hub reads: license, base model, datasets, results."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +15,14 @@ TASK = "text-generation"
 METRICS = {
     "loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy",
     "macro_f1": "Macro F1", "matthews": "Matthews correlation",
+    "accuracy_at_1": "Accuracy at 1", "mrr_at_10": "Reciprocal rank at 10",
 }  # fmt: skip
 HUB_METRICS = {
     "ppl": "perplexity",
     "macro_f1": "f1",
     "matthews": "matthews_correlation",
+    "accuracy_at_1": "cosine_accuracy@1",
+    "mrr_at_10": "cosine_mrr@10",
 }  # where the hub calls it otherwise
 
 Relation = Literal["finetune", "adapter", "quantized"]
@@ -93,8 +97,8 @@ def eval_results(facts: Facts) -> list[Any]:
     hub = client()
     return [
         hub.EvalResult(
-            task_type="text-classification" if "accuracy" in row else TASK,
-            task_name="Text classification" if "accuracy" in row else "Language modeling",
+            task_type=_task(row)[0],
+            task_name=_task(row)[1],
             dataset_type=facts.datasets.get(row["source"], row["source"]),
             dataset_name=f"{row['source']} (held out)",
             metric_type=HUB_METRICS.get(name, name),
@@ -105,6 +109,15 @@ def eval_results(facts: Facts) -> list[Any]:
         for name, title in METRICS.items()
         if math.isfinite(row.get(name, math.nan))
     ]
+
+
+def _task(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The hub's name of what was measured, and one for people."""
+    if "accuracy_at_1" in row:
+        return "sentence-similarity", "Information retrieval"
+    if "accuracy" in row:
+        return "text-classification", "Text classification"
+    return TASK, "Language modeling"
 
 
 def files_table(folder: Path) -> Rows:
