@@ -56,6 +56,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
         "eval",
         "generate",
         "predict",
+        "embed",
         "export",
         "import",
         "verify",

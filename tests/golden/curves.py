@@ -73,6 +73,8 @@ CASES: dict[str, dict] = {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
     "objective regress": {"data": "numbered", "model": {"kind": "modernbert",
         **MODELS["modernbert"]}, "objective": {"kind": "regress"}},
+    "objective embed": {"data": "related", "model": ENCODER, "objective": {
+        "kind": "embed", "direction": "both"}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -113,13 +115,18 @@ def write_sources(folder: Path) -> None:
     labels = ("short", "middle", "long")
     rows["labeled"] = [row | {"label": labels[i % 9 // 3]} for i, row in enumerate(rows["text"])]
     rows["numbered"] = [row | {"label": i % 9 / 4} for i, row in enumerate(rows["text"])]
+    rows["related"] = [
+        {"anchor": row["prompt"], "positive": row["chosen"], "negative": row["rejected"]}
+        for row in rows["pairs"]
+    ]
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
-        "labeled": "labeled", "numbered": "labeled"}  # fmt: skip
+        "labeled": "labeled", "numbered": "labeled", "related": "related"}  # fmt: skip
+PLAIN = ("labeled", "numbered", "related")  # whose objective alone learns from them; no chats
 
 
 def run_file(folder: Path, name: str, case: dict) -> Path:
@@ -143,7 +150,7 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
             "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
             "sources": [{"path": str(folder / f"{data}.jsonl"), "rows": ROWS[data]}],
             "tokenizer": tokenizer,
-            **({} if ROWS[data] == "labeled" else {"chat": {"template": "none"}}),
+            **({} if data in PLAIN else {"chat": {"template": "none"}}),
             "pack": {"method": "best-fit", "seq_len": 96},
         },
         "train": {"steps": 20, "global_batch_size": 6, "precision": "fp32"}
@@ -198,8 +205,7 @@ def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
         case, data = CASES[name], CASES[name].get("data", "text")
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
-                # labels are the objective's
-                made = case if ROWS[kind] == "labeled" else {"data": kind}
+                made = case if kind in PLAIN else {"data": kind}
                 ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)))
                 prepared.add(kind)
         path = run_file(folder, name, case)

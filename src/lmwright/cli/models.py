@@ -1,4 +1,4 @@
-"""The verbs on a trained model: eval, generate, predict, export, import, verify, vocab.
+"""The verbs on a trained model: eval, generate, predict, embed, export, import, verify, vocab.
 
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
@@ -208,6 +208,46 @@ def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
 
 @click.command()
 @click.argument("model", metavar="MODEL")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--out", metavar="OUT", help="File to write, .jsonl, .npz, .npy or .parquet; default: terminal."
+)
+@click.option("--text-column", help="Column that holds the texts; default: text.")
+@click.option("--id-column", help="Column that identifies a row; default: file and row number.")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "first"]),
+    help="Mean of the tokens, or the first one; default: the model's, else mean.",
+)
+@click.option(
+    "--length",
+    type=click.Choice(["one", "any"]),
+    help="Scale vectors to length one, or not; default: the model's, else any.",
+)
+@click.option(
+    "--dim", type=click.IntRange(min=1), help="Keep the first numbers of a vector; default: all."
+)
+@click.option("--adapter", help="Adapter to use if the run has several.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@computed
+def embed(model: str, file: str, overwrite: bool, **options: Any) -> Any:
+    """Give each text of a file a vector.
+
+    MODEL is an encoder: a run directory, a Hugging Face folder or hf://owner/name. FILE is csv,
+    tsv, jsonl or parquet, or txt with a text on each line. Vectors are in the order of the rows.
+    An interrupted command goes on where it was when it is run again.
+
+    \b
+    Example:  lmwright embed my-embedder texts.jsonl --out vectors.npz
+              lmwright embed runs/encoder texts.csv --length one --out vectors.parquet
+    """
+    from lmwright.evals.embed import embed_command
+
+    return embed_command(model, file, overwrite=overwrite, **given(**options))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
 @click.argument("out")
 @click.option(
     "--dtype",
@@ -324,4 +364,4 @@ def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) 
     vocab_command(model, out, special=special, overwrite=overwrite, **given(**options))
 
 
-VERBS = (evaluate, generate, predict, export, import_, verify, vocab)
+VERBS = (evaluate, generate, predict, embed, export, import_, verify, vocab)

@@ -1,14 +1,17 @@
 """Kinds of rows that a source may hold, by their parts."""
 
-LABELED = "labeled"
+LABELED, RELATED = "labeled", "related"
 HAVE_LABELS = ("labeled texts", "texts with a number")
 """What an objective learns from rows of that kind (`Objective.learns_from`)."""
-PLAIN = ("text", LABELED)
+RELATED_TEXTS = "related texts"
+"""What a store of related rows holds, and an objective learns from."""
+PLAIN = ("text", LABELED, RELATED)
 """Kinds whose rows are no conversations."""
 
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
 ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "labeled": (("text", "label"), ("text_pair",), ()),
+    "related": (("anchor", "positive"), ("negative",), ()),
     "alpaca": (("instruction", "output"), ("input", "system"), ()),
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),
@@ -16,3 +19,7 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
     "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
 }
+
+TOKENS_PER_TEXT = 8
+"""A row of T tokens has places for T / 8 texts that are given vectors: a shorter text takes the
+room of so many tokens."""

@@ -82,9 +82,10 @@ class Source:
     format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
     """`auto` goes by the file's extension, which `.gz` or `.zst` may follow."""
     rows: Literal[
-        "text", "labeled", "alpaca", "prompt", "messages", "sharegpt", "preference", "rated"
-    ] = "text"
-    """A text, one with its label (docs/classification.md) or an example (docs/conversations.md)."""
+        "text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt", "preference",
+        "rated",
+    ] = "text"  # fmt: skip
+    """A text, one with its label or what belongs to it, or an example (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
@@ -170,8 +171,7 @@ class Chat:
     too_long: Literal["drop", "cut-left", "cut-right"] = "drop"
     """What becomes of an example longer than a row; `cut-left` keeps its end."""
     special_text: Literal["refuse", "parse"] = "refuse"
-    """An example whose own text spells a special token, or what the template writes around turns:
-    a bad row, or taken as it is."""
+    """Example that spells a special token, or what is around turns: a bad row, or as it is."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
     """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
 

@@ -68,8 +68,7 @@ class Work:
     attention: Attention | None = None
     """None for a model without attention."""
     mixing_flops: float = 0.0
-    """FLOPs of a token, forward, in all layers, beside matmuls and attention: of a recurrence, or
-    of scores that depend on distances."""
+    """FLOPs of a token, forward, in all layers, beside matmuls and attention."""
     mixing_kept: float = 0.0
     """Elements of a token, in all layers, that such mixing saves for its backward pass."""
     soft_capped: bool = False
@@ -231,6 +230,9 @@ class Objective(Protocol):
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 
+    whole_batch: ClassVar[bool] = False
+    """True if rows are compared with each other: `loss` takes all microbatches, [A, B, T]."""
+
     @property
     def draws_noise(self) -> bool:
         """True if the loss of a training batch depends on its key."""
@@ -249,6 +251,10 @@ class Objective(Protocol):
     def forward_passes(self) -> int:
         """Forward passes of a step beside the one that is differentiated, as of a reference."""
         return 0
+
+    def passes_of(self, num_microbatches: int) -> int:
+        """Those of a step of so many microbatches, which some objectives encode twice."""
+        return self.forward_passes + (self.whole_batch and num_microbatches > 1)
 
     def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
         """The model that evaluation, generation and export see, and its weights in `w`."""

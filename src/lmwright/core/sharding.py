@@ -274,8 +274,8 @@ class TokenShards:
 
 def by_shard(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
     """Attention `local(q, k, v, seen)`, run by every device of the mesh, if it has several, on what
-    it holds of q [B, T, N, H], k and v [B, T, K, H] and segment ids or intervals [B, T]; `more` are
-    the axes of further arguments."""
+    it holds of q [B, T, N, H], k and v [B, T, K, H] and ids or intervals [B, T]; `more`: axes of further
+    arguments."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return local

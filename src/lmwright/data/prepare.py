@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmwright.config.rows import HAVE_LABELS, LABELED, PLAIN
+from lmwright.config.rows import HAVE_LABELS, LABELED, PLAIN, RELATED, RELATED_TEXTS
 from lmwright.config.run import Data, Run, Source, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
@@ -214,6 +214,8 @@ def _stages(
     classes: Classes | Numbers | None = None
     if labels is not None:
         classes = Classes(tuple(labels), seq_len) if labels else Numbers(seq_len)
+    related = any(source.rows == RELATED for source in data.sources)
+    if classes or related:
         refuse_splitting(data.pack)
     return {
         "normalize": lambda: normalize(data, **options),
@@ -221,7 +223,13 @@ def _stages(
             data.dir, data.tokenizer, model_vocab_size=model_vocab_size, progress=progress
         ),
         "tokenize": lambda: tokenize(
-            data.dir, data.tokenize, chats, lengths, classes=classes, **options
+            data.dir,
+            data.tokenize,
+            chats,
+            lengths,
+            classes=classes,
+            group_tokens=seq_len if related else None,
+            **options,
         ),
         "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **options),
         "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **options),
@@ -232,18 +240,22 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     """The classes of a run whose sources hold labeled texts, empty where their labels are numbers;
     of others None. Raises UserError where its objective learns from other rows than its sources
     hold."""
-    labeled = any(source.rows == LABELED for source in run.data.sources)
-    if (run.objective.learns_from in HAVE_LABELS) == labeled or not run.data.sources:
-        return run.objective.labels if labeled else None
-    if labeled:
-        raise UserError(
-            f'data.sources.rows: "labeled" texts have a class or a number, which objective.kind = '
-            f"{run.objective.kind!r} does not learn; use 'classify' or 'regress'"
-        )
-    raise UserError(
-        f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts with a "
-        'class or a number; set rows = "labeled"'
-    )
+    kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
+    for rows, texts, have, cure in (
+        (LABELED, HAVE_LABELS, "have a class or a number", "'classify' or 'regress'"),
+        (RELATED, (RELATED_TEXTS,), "belong together", "'embed'"),
+    ):
+        if rows in kinds and learns not in texts:
+            raise UserError(
+                f'data.sources.rows: "{rows}" texts {have}, which objective.kind = '
+                f"{run.objective.kind!r} does not learn; use {cure}"
+            )
+        if kinds and rows not in kinds and learns in texts:
+            raise UserError(
+                f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts "
+                f'that {have}; set rows = "{rows}"'
+            )
+    return run.objective.labels if LABELED in kinds else None
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
@@ -289,6 +301,14 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
     if tokenized := summary.stages.get("tokenize"):
         yield from _other_lengths(tokenized)
     packed = summary.stages.get("pack")
+    if packed and packed.facts.get("related"):
+        counts = packed.counts["sources"].get("train", {}).values()
+        groups, rows = (sum(each[name] for each in counts) for name in ("segments", "rows"))
+        yield (
+            f"{groups:,} groups of related texts in {rows:,} rows: a step of "
+            f"{run.train.global_batch_size:,} rows compares about "
+            f"{groups * run.train.global_batch_size / max(rows, 1):,.0f} with each other"
+        )
     if packed and run.data.holdout_fraction and not packed.counts["sources"].get("eval"):
         yield (
             "nothing is held out: the documents are too few or too short for "

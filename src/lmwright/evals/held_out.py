@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmwright.config.rows import HAVE_LABELS
+from lmwright.config.rows import HAVE_LABELS, RELATED_TEXTS
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -24,6 +24,7 @@ from lmwright.evals.compute import Kernels, compute_text, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.numbers import print_numbers
 from lmwright.evals.positions import PositionLoss, position_losses
+from lmwright.evals.related import evaluate_related, print_related
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
@@ -72,7 +73,8 @@ class HeldOut:
     def _loss(self, weights: Tree, source: str) -> SourceLoss:
         run, store = self._plan.run, self._store
         batches = store.eval_batches(source, self._rows, run.eval.max_rows)
-        loss = evaluate_rows(
+        evaluate = evaluate_related if run.objective.learns_from == RELATED_TEXTS else evaluate_rows
+        loss = evaluate(
             run.model, run.objective, self._plan.compute, weights, source, batches, self._place
         )
         count = store.eval_rows(source)
@@ -199,7 +201,9 @@ def eval_command(path: str, **options: Any) -> int:
     opened = open_held_out(path, **options)
     losses, compute = opened.held_out.losses(opened.weights), opened.plan.compute
     objective = opened.plan.run.objective
-    if objective.learns_from in HAVE_LABELS and objective.labels:
+    if objective.learns_from == RELATED_TEXTS:
+        print_related(losses, compute)
+    elif objective.learns_from in HAVE_LABELS and objective.labels:
         print_classes(losses, objective.labels, compute)
     elif objective.learns_from in HAVE_LABELS:
         print_numbers(losses, compute)

@@ -49,6 +49,9 @@ class SourceLoss:
         """True for documents with a class or a number, which have no perplexity."""
         return self.confusion is not None or self.numbers is not None
 
+    mrr: float | None = None
+    """Of vectors, the mean of the inverse rank of what belongs to a text, 0 beyond the tenth."""
+
     @property
     def rows_text(self) -> str:
         """Text such as "128 of 352 rows"; empty without rows."""

@@ -17,6 +17,7 @@ from lmwright.config.run import PLACE
 from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
+from lmwright.formats.card_use import USE
 from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.guard.terminal import visible
 from lmwright.models.detector import Detector
@@ -88,7 +89,7 @@ FROM_SCRATCH = "Trained from scratch with lmwright."
 CARD = (
     """\
 ---
-library_name: transformers
+library_name: {{ "sentence-transformers" if task == "sentence-similarity" else "transformers" }}
 pipeline_tag: {{ task }}
 tags:
 - lmwright
@@ -101,59 +102,9 @@ tags:
 
 {{ unlicensed }}
 
-## Use
-```python
-{% if task == "text-classification" %}
-from transformers import pipeline
-
-classify = pipeline("text-classification", model={{ place | tojson }})
-print(classify("A text", truncation=True\
-{{ "" if model.labels else ', function_to_apply="none"' }}))
-```
-or `lmwright predict {{ word(place) }} texts.csv`.
-{% elif task == "feature-extraction" %}
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
-model = AutoModel.from_pretrained({{ place | tojson }})
-states = model(**tokenizer("A text", return_tensors="pt")).last_hidden_state
-```
-An encoder to be fine-tuned, by any class of its family. `mask_predictions` in its weights is its \
-head for replaced tokens, for which transformers has no class.
-{% elif model.fills_masks %}
-from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
-model = AutoModelForMaskedLM.from_pretrained({{ place | tojson }})
-pipeline = LLaDA2Pipeline(model, BlockRefinementScheduler(), tokenizer)
-out = pipeline("Once upon a time", use_chat_template=False, gen_length=64, block_length=32,
-               temperature=0.0, threshold=2.0, editing_threshold=None)
-print(out.texts[0])
-```
-or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`. A masked diffusion model: it \
-looks both ways and fills in masks, so that it needs transformers 5.3 or later.
-{% if model.predicts == "next" %}
-Its output at a place predicts the next token, which diffusers does not know: sample with lmwright.
-{% endif %}
-{% elif task == "fill-mask" %}
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model={{ place | tojson }})
-print(fill(f"Once upon a {fill.tokenizer.mask_token}"))
-```
-{% else %}
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
-model = AutoModelForCausalLM.from_pretrained({{ place | tojson }})
-inputs = tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
-```
-or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`.
-{% endif %}
-
 """
+    + USE
+    + "\n"
     + MEASURED
     + """
 ## Architecture
@@ -247,11 +198,11 @@ def published_card(text: str, place: str, license: str) -> str:
     text = text.replace(UNLICENSED, f"License: {license}.")
     quoted = r'"(?:[^"\\\n]|\\.)*"'
     text = re.sub(
-        rf"(from_pretrained\(|pipeline\([^,]*, model=){quoted}",
+        rf"(from_pretrained\(|pipeline\([^,]*, model=|SentenceTransformer\(){quoted}",
         lambda match: f'{match[1]}"{place}"',
         text,
     )
-    verbs = r"(`lmwright (?:generate|predict) )[^`]*(?= --prompt| texts\.csv)"
+    verbs = r"(`lmwright (?:generate|predict|embed) )[^`]*(?= --prompt| texts\.csv)"
     return re.sub(verbs, lambda match: f"{match[1]}{PREFIX}{place}", text)
 
 
@@ -278,6 +229,8 @@ def task_of(model: HfModel) -> str:
         return "text-classification"
     if isinstance(model, Detector):
         return "feature-extraction"
+    if getattr(model, "pooling", None):
+        return "sentence-similarity"
     masks = model.both_ways and not model.fills_masks
     return "fill-mask" if masks else "text-generation"
 

@@ -13,13 +13,16 @@ from lmwright.data.json_text import read_downloaded
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
+from lmwright.formats.sentence import read_modules
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS, TABLES
 from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
+from lmwright.models.embedder import Embedder
 from lmwright.models.hf.classifier import encoder_of, head_fields
 from lmwright.models.hf.detector import DETECTORS
+from lmwright.models.hf.embedder import BODIES
 from lmwright.models.text_part import (
     NONE,
     TEXT_PARTS,
@@ -29,6 +32,7 @@ from lmwright.models.text_part import (
 )
 
 MAX_LAYERS = 10_000
+VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
 BOOLEANS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
     "use_bidirectional_attention",
@@ -37,7 +41,13 @@ BOOLEANS = (
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises UserError where there is none or it is not one."""
-    return read_downloaded(folder / "config.json", "a Hugging Face model folder")
+    config = read_downloaded(folder / "config.json", "a Hugging Face model folder")
+    return config | {VECTORS: read_modules(folder)} if is_body(config) else config
+
+
+def is_body(config: dict[str, Any]) -> bool:
+    """True for the config.json of an encoder without a head, which is used for its vectors."""
+    return architecture_of(config) in BODIES
 
 
 def model_from_config(config: dict[str, Any], where: str) -> Any:
@@ -52,6 +62,9 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)
         )
+    if architecture in BODIES:
+        encoder = model_from_config(config | {"architectures": [BODIES[architecture]]}, where)
+        return Embedder(encoder, **{"length": "any", **config.get(VECTORS, {})})
     known = {
         name: kind
         for kind, table in TABLES.items()

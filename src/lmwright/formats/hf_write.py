@@ -30,10 +30,12 @@ from lmwright.formats.safetensors import (
     plan_shards,
     write_shards,
 )
+from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import limit_tokens, open_tokenizer, write_tokenizer
 from lmwright.guard.files import sync
 from lmwright.models.classifier import Classifier
+from lmwright.models.embedder import Embedder
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -74,9 +76,11 @@ def write_hf(
     with new_folder(Path(out), overwrite) as folder:
         _write_weights(folder, model, tensors, dtype, max_shard_bytes)
         _write_config(folder, model, tokenizer, dtype)
+        if isinstance(model, Embedder):
+            write_modules(folder, model)
         if tokenizer_dir is not None:
             write_tokenizer(tokenizer_dir, folder, prefix, suffix)
-            if isinstance(model, Classifier):
+            if isinstance(model, Classifier | Embedder):
                 limit_tokens(folder, model.seq_len)
         files = TensorFiles(folder)
         proof = prove(

@@ -19,6 +19,7 @@ BESIDE = (
     "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja",
     "LICENSE*", "NOTICE*", "USE_POLICY*",
 )  # fmt: skip
+POOLING = "1_Pooling/config.json"  # of sentence-transformers (`formats.sentence`)
 
 
 def is_hub_name(path: str | os.PathLike) -> bool:
@@ -95,7 +96,7 @@ def _wanted(hub: Any, repo: str, commit: str, held: set[str], name: str) -> list
         weights = [SINGLE]
     else:
         raise UserError(f"{name}: {_no_weights(held)}")
-    top = [each for each in held if "/" not in each]
+    top = [each for each in held if "/" not in each or each == POOLING]
     return weights + sorted(each for each in top if any(fnmatch(each, p) for p in BESIDE))
 
 

@@ -22,6 +22,7 @@ from lmwright.formats.tokenizer_files import (
 )
 from lmwright.formats.weights import load_run_at
 from lmwright.models.classifier import Classifier
+from lmwright.models.embedder import Embedder
 
 
 def load_model(
@@ -57,7 +58,8 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
     model, w = objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
-    suffix = _suffix(run, tokenizer_dir) if isinstance(model, Classifier) else ()
+    reads = isinstance(model, Classifier | Embedder)
+    suffix = _suffix(run, tokenizer_dir) if reads else ()
     return LoadedModel(
         model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
     )

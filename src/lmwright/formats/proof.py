@@ -27,6 +27,7 @@ from lmwright.formats.reference import Reference, too_large, transformers_says
 from lmwright.formats.tensor_hash import add_tensor
 from lmwright.formats.text_tensors import NotTaken, TextTensors
 from lmwright.models.classifier import Classifier
+from lmwright.models.embedder import Embedder
 
 PROMPTS = (
     "Once upon a time, in a small village by the sea, there lived",
@@ -100,6 +101,8 @@ class Proof:
     """A merged adapter against PEFT with the same base and folder."""
     peft: str | None = None
     """Its version, or why it was not compared; None where no adapter was merged."""
+    outputs: str = "logits"
+    """The outputs that are compared: `hidden states` of a model without a head."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"lmwright": lmwright.__version__, **asdict(self)}
@@ -113,11 +116,11 @@ class Proof:
         ]
         lines += [f"changed: {name} from {a!r} to {b!r}" for name, (a, b) in self.changed.items()]
         if self.source_to_folder is None:
-            lines.append(f"logits: not compared, {self.why_no_logits}")
+            lines.append(f"{self.outputs}: not compared, {self.why_no_logits}")
         else:
-            lines.append(f"source and result: {sentence(self.source_to_folder)}")
+            lines.append(f"source and result: {sentence(self.source_to_folder, self.outputs)}")
         if self.source_to_transformers is not None:
-            there = sentence(self.source_to_transformers)
+            there = sentence(self.source_to_transformers, self.outputs)
             lines.append(f"source in lmwright and transformers {self.transformers}: {there}")
         if self.merged_to_peft is not None:
             there = sentence(self.merged_to_peft)
@@ -126,12 +129,14 @@ class Proof:
             lines.append(f"the adapter in PEFT: not compared, {self.peft}")
         if self.folder_to_transformers is None:
             return [*lines, f"result in transformers: not compared, {self.transformers}"]
-        other = sentence(self.folder_to_transformers)
+        other = sentence(self.folder_to_transformers, self.outputs)
         return [*lines, f"result in lmwright and transformers {self.transformers}: {other}"]
 
 
-def sentence(a: Agreement) -> str:
+def sentence(a: Agreement, outputs: str = "logits") -> str:
     """An agreement in words."""
+    if outputs != "logits":
+        return f"{outputs} differ by at most {a.max_abs_diff:.2e} (largest {a.max_abs_logit:.3g})"
     return (
         f"logits differ by at most {a.max_abs_diff:.2e} (largest {a.max_abs_logit:.3g}), "
         f"KL {a.kl:.1e} nats, greedy choice equal at {a.greedy_agreement:.2%} of positions"
@@ -202,6 +207,7 @@ def prove(
         tensors=compared,
         accounting=_accounting(model, tensors, xxh3),
         changed=differences(source.model, model) if source else {},
+        outputs=_outputs(model),
     )
     adapter = source.adapter if source is not None else None
     if why := too_large(num_params):
@@ -213,13 +219,8 @@ def prove(
     if exact:
         _insist(first, "the result read again")
     there, version = _against(transformers_says(result, tokens, num_params, config), again)
-    proof = replace(
-        proof,
-        tokens=int(tokens.size),
-        source_to_folder=first,
-        folder_to_transformers=there,
-        transformers=version,
-    )
+    proof = replace(proof, tokens=int(tokens.size), source_to_folder=first)
+    proof = replace(proof, folder_to_transformers=there, transformers=version)
     if adapter is not None:
         reference = Reference(None, NO_BASE)
         if source.path is not None:
@@ -244,6 +245,10 @@ def _against(
     distance = agreement(ours, reference.logits[..., : ours.shape[-1]])
     _insist(distance, f"{who} {reference.version}")
     return distance, reference.version
+
+
+def _outputs(model: HfModel) -> str:
+    return "hidden states" if isinstance(model, Embedder) else "logits"
 
 
 def _insist(distance: Agreement, other: str) -> None:

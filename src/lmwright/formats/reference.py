@@ -17,6 +17,7 @@ from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.peft_config import refuse_endless
 from lmwright.models.hf.detector import DETECTORS
+from lmwright.models.hf.embedder import BODIES
 
 NOT_INSTALLED = "it is not installed"
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
@@ -27,7 +28,8 @@ class Reference:
     """Logits of transformers, or the reason why there are none."""
 
     logits: np.ndarray | None
-    """float32 [B, T, V]; of a classifier [B, 1, K]."""
+    """float32 [B, T, V]; of a classifier [B, 1, K]; of an encoder without a head, the hidden states
+    [B, T, D]."""
     version: str
     """Its version, or the reason."""
 
@@ -122,7 +124,7 @@ def _logits(
             out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
     finally:
         transformers.logging.set_verbosity(level)
-    logits = out.logits.float().numpy()
+    logits = (out.logits if "logits" in out else out.last_hidden_state).float().numpy()
     return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
 
 
@@ -135,6 +137,8 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):
         return transformers.AutoModelForSequenceClassification
+    if architecture in BODIES:
+        return transformers.AutoModel
     masked = architecture.endswith("ForMaskedLM")
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 

@@ -45,8 +45,8 @@ def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
 
 
 def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None:
-    """As `refuse_unlike`, of an objective with `fresh` weights: a head of the place's own, over
-    documents or over its vocabulary, is left out."""
+    """As `refuse_unlike`, of an objective with `fresh` weights or without a head: one of the
+    place's own, over documents or over its vocabulary, is left out."""
     but = {*fresh, *left_out(getattr(place.model, "encoder", place.model))} if fresh else ()
     refuse_unlike(place, spec, but)
 

@@ -15,5 +15,6 @@ KINDS = Registry(
         "diffusion": "diffusion.Diffusion",
         "classify": "classify.Classify",
         "regress": "regress.Regress",
+        "embed": "embed.Embed",
     },
 )

@@ -168,6 +168,24 @@ def finetune_regression() -> dict[str, Any]:
     return finetune_classifier() | {"objective": {"kind": "regress"}}
 
 
+def finetune_embedder() -> dict[str, Any]:
+    """Fine-tuning of an encoder on texts that belong together, with the rate, the optimizer and the
+    loss of sentence-transformers' training overview
+    (https://sbert.net/docs/sentence_transformer/training_overview.html), whose warm-up is a tenth
+    of the steps; the model comes from train.init_from, the data and the length are the run file's.
+    """
+    return {
+        "objective": {"kind": "embed"},
+        "optim": {
+            "kind": "adamw", "learning_rate": 2e-5, "weight_decay": 0.0, "beta2": 0.999,
+            "clip_norm": 1.0, "schedule": {"kind": "linear", "warmup_steps": 100},
+        },
+        "data": {"holdout_fraction": 0.05, "pack": {"method": "best-fit"}},
+        "train": {"precision": "bf16"},
+        "eval": {"first": "start"},
+    }  # fmt: skip
+
+
 def sft() -> dict[str, Any]:
     """Full fine-tuning on completions by common practice; the model comes from
     train.init_from, the data and the length are the run file's."""

@@ -151,6 +151,11 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     lora = section_of(run)
+    if run.objective.whole_batch:
+        raise UserError(
+            f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove [lora], "
+            "so that all weights are trained"
+        )
     targets = choose(run.model, frozen_spec(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")

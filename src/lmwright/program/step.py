@@ -219,6 +219,7 @@ def summed_gradients(
     lanes, rates = Lanes.of(plan, active), [trainee.dropout for trainee in active]
     num = batch.tokens.shape[0]
     at_once = num == 1 or num_stages() > 1  # a pipeline takes all microbatches together
+    whole = objective.whole_batch and not at_once
 
     def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:
         drop = (jax.random.fold_in(jax.random.fold_in(key, index), 1), rate) if any(rates) else ()
@@ -244,8 +245,8 @@ def summed_gradients(
         (_, losses), grads = jax.value_and_grad(total, has_aux=True)(weights, rows, index)
         return grads, losses
 
-    if at_once:
-        return piece_gradients(jax.tree.map(interleaved, batch), 0)
+    if at_once or whole:
+        return piece_gradients(batch if whole else jax.tree.map(interleaved, batch), 0)
 
     def body(sums: Any, piece: tuple[Batch, Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, piece_gradients(*piece)), None

@@ -15,12 +15,15 @@ TASK = "text-generation"
 METRICS = {
     "loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy",
     "macro_f1": "Macro F1", "matthews": "Matthews correlation", "pearson": "Pearson correlation",
-    "spearman": "Spearman correlation",
+    "spearman": "Spearman correlation", "accuracy_at_1": "Accuracy at 1",
+    "mrr_at_10": "Reciprocal rank at 10",
 }  # fmt: skip
 HUB_METRICS = {
     "ppl": "perplexity",
     "macro_f1": "f1",
     "matthews": "matthews_correlation",
+    "accuracy_at_1": "cosine_accuracy@1",
+    "mrr_at_10": "cosine_mrr@10",
 }  # where the hub calls it otherwise
 
 Relation = Literal["finetune", "adapter", "quantized"]
@@ -95,8 +98,8 @@ def eval_results(facts: Facts) -> list[Any]:
     hub = client()
     return [
         hub.EvalResult(
-            task_type="text-classification" if _has_labels(row) else TASK,
-            task_name="Text classification" if _has_labels(row) else "Language modeling",
+            task_type=_task(row)[0],
+            task_name=_task(row)[1],
             dataset_type=facts.datasets.get(row["source"], row["source"]),
             dataset_name=f"{row['source']} (held out)",
             metric_type=HUB_METRICS.get(name, name),
@@ -109,8 +112,13 @@ def eval_results(facts: Facts) -> list[Any]:
     ]
 
 
-def _has_labels(row: Mapping[str, Any]) -> bool:
-    return "accuracy" in row or "spearman" in row
+def _task(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The hub's name of what was measured, and one for people."""
+    if "accuracy_at_1" in row:
+        return "sentence-similarity", "Information retrieval"
+    if "accuracy" in row or "spearman" in row:
+        return "text-classification", "Text classification"
+    return TASK, "Language modeling"
 
 
 def files_table(folder: Path) -> Rows:

@@ -10,6 +10,7 @@ from lmwright.evals.classes import Scores
 from lmwright.evals.held_out import HeldOut
 from lmwright.evals.loss import SourceLoss
 from lmwright.evals.numbers import Fit
+from lmwright.evals.related import scores_of
 from lmwright.program.plan import Plan
 from lmwright.program.state import averaged_weights
 from lmwright.train.display import Display
@@ -48,16 +49,19 @@ class HeldOutOfAll:
 
 
 def _note(loss: SourceLoss) -> str:
-    """Note beside a loss: of labeled texts the accuracy or the correlation, further scores, and
-    the rows."""
-    right = f"accuracy {loss.accuracy:.1%}" if loss.confusion is not None else ""
+    """Note beside a loss: of labeled texts or vectors the accuracy or the correlation, further
+    scores, and the rows."""
+    measured = loss.confusion is not None or loss.mrr is not None
+    right = f"accuracy {loss.accuracy:.1%}" if measured else ""
     if loss.numbers is not None:
         right = f"Spearman {Fit.of(loss.numbers).spearman:.3f}"
     return ", ".join(filter(None, (right, loss.scores_text, loss.rows_text)))
 
 
 def _scores(loss: SourceLoss) -> dict[str, float]:
-    """Scores of labeled texts, by name; of others none."""
+    """Scores beside a loss, by name: of labeled texts, or of vectors."""
+    if loss.mrr is not None:
+        return scores_of(loss)
     if loss.numbers is not None:
         return Fit.of(loss.numbers).averages()
     return Scores.of(loss.confusion).averages() if loss.confusion is not None else {}
@@ -74,16 +78,17 @@ def write_down(
     """Writes down held-out losses and samples after a step; the names of their sources, and the
     prompts, get the prefix."""
     for loss in losses:
+        scores = _scores(loss)
         metrics.log_eval(
             step,
             prefix + loss.source,
             loss=loss.loss,
-            ppl=None if loss.of_labels else loss.perplexity,
+            ppl=None if scores else loss.perplexity,
             bits_per_byte=loss.bits_per_byte,
             tokens=loss.tokens,
             rows=loss.rows,
             of_rows=loss.of_rows,
-            scores=loss.scores | _scores(loss),
+            scores=loss.scores | scores,
         )
     if losses:
         shown = {prefix + loss.source: (loss.loss, _note(loss)) for loss in losses}

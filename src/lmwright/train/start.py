@@ -98,7 +98,9 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     """
     fresh = fresh_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
-    refuse_unlike_base(origin, old, fresh)
+    model = plan.run.model
+    headless = set(model.head_weights(model.spec())) - set(plan.spec)  # left out of the origin
+    refuse_unlike_base(origin, old, {*fresh, *headless})
 
     (trainee,) = plan.training.trainees
 

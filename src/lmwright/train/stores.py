@@ -1,5 +1,6 @@
 """Stores: the prepared data of each trainee, checked against the run."""
 
+from lmwright.config.rows import HAVE_LABELS, LABELED, RELATED, RELATED_TEXTS
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.classes import listed
@@ -41,8 +42,8 @@ def _check_kind(run: Run, store: TokenStore) -> None:
         rows = {
             "pairs of answers": "preference",
             "rated answers": "rated",
-            "labeled texts": "labeled",
-            "texts with a number": "labeled",
+            **dict.fromkeys(HAVE_LABELS, LABELED),
+            RELATED_TEXTS: RELATED,
         }
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(

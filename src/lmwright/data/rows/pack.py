@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.config.rows import TOKENS_PER_TEXT
 from lmwright.config.run import Pack
 from lmwright.data.manifest import Manifest, add_counts, read_manifest
 from lmwright.data.progress import Progress
@@ -58,6 +59,8 @@ class Shard:
     """Beside each `.tokens.bin` lies a `.learned.bin`."""
     labeled: bool = False
     """Beside each `.tokens.bin` lies a `.classes.npy`, and no document is longer than a row."""
+    related: bool = False
+    """Documents are groups of texts, which take the room of TOKENS_PER_TEXT each at least."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,9 @@ def pack_tokens(
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
-    if "labels" in tokenized.facts:
-        facts["labels"] = tokenized.facts["labels"]
-        refuse_splitting(pack)
-    if facts["masked"]:
+    there = tokenized.facts.items()
+    facts |= {name: value for name, value in there if name in ("labels", "related")}
+    if facts["masked"] or "labels" in facts:
         refuse_splitting(pack)
 
     def report(counts: Sequence[dict[str, Any]], _tmp_dir: Path) -> dict[str, Any]:
@@ -175,10 +177,9 @@ def plan_shards(
             touched = tuple(f for f in files if f.start < stop and start < f.start + f.tokens)
             pad_id = tokenized.facts["eos_id"] or 0  # padding is masked, whatever it is
             shape = (number, method, seq_len, dtype.name, pad_id, start, stop)
-            masked = tokenized.facts.get("masked", False)
-            shards.append(
-                Shard(split, source, *shape, touched, masked, "labels" in tokenized.facts)
-            )
+            facts = tokenized.facts
+            kinds = facts.get("masked", False), "labels" in facts, facts.get("related", False)
+            shards.append(Shard(split, source, *shape, touched, *kinds))
     return tuple(shards)
 
 
@@ -290,22 +291,31 @@ def _best_fit(stream: _Stream, shard: Shard) -> Iterator[tuple[Window, Pieces]]:
         end = int(np.searchsorted(ends, limit, side="right"))
         docs = own[at : max(at + 1, min(end, at + WINDOW_DOCS))]
         at += len(docs)
-        yield (
-            stream.read(int(stream.starts[docs[0]]), int(stream.ends[docs[-1]])),
-            _best_fit_pieces(stream, docs, shard.seq_len),
-        )
+        window = stream.read(int(stream.starts[docs[0]]), int(stream.ends[docs[-1]]))
+        rooms = _rooms(stream, docs, window) if shard.related else None
+        yield window, _best_fit_pieces(stream, docs, shard.seq_len, rooms)
 
 
-def _best_fit_pieces(stream: _Stream, docs: np.ndarray, T: int) -> Pieces:
+def _rooms(stream: _Stream, docs: np.ndarray, window: Window) -> np.ndarray:
+    """Tokens of a row that each group of texts takes, int64 [docs]: at least as many as places for
+    its texts stand for."""
+    before = np.concatenate([[0], np.cumsum((window.marks & BEGINS) > 0)])
+    starts, ends = stream.starts[docs] - window.start, stream.ends[docs] - window.start
+    return np.maximum(ends - starts, TOKENS_PER_TEXT * (before[ends] - before[starts]))
+
+
+def _best_fit_pieces(
+    stream: _Stream, docs: np.ndarray, T: int, rooms: np.ndarray | None = None
+) -> Pieces:
     """Splits documents longer than T and assigns each piece a row; rows are ordered by their first
-    piece."""
+    piece. Whole documents may take other `rooms` than their tokens."""
     size = stream.ends[docs] - stream.starts[docs]
     count = -(-size // T)
     doc = np.repeat(docs, count)
     nth = np.arange(len(doc)) - np.repeat(np.cumsum(count) - count, count)
     start = stream.starts[doc] + nth * T
     stop = np.minimum(start + T, stream.ends[doc])
-    row = best_fit_rows(stop - start, T)
+    row = best_fit_rows(stop - start if rooms is None else np.minimum(rooms, T), T)
     by_row = np.lexsort((start, row))
     first = np.unique(row[by_row], return_index=True)[1]
     rank = np.empty(len(first), np.int64)

@@ -30,6 +30,7 @@ from lmwright.guard.terminal import visible
 
 LEARNED = "green"
 LIKED = ("not liked", "liked")
+TEXTS = ("anchor", "positive", "negative")
 WITHOUT_END = 1 << 30  # tokens; examples are shown whole
 
 
@@ -48,11 +49,15 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
         pieces = list(row_pieces(record))
         tokens = sum(len(ids) for ids, _, _ in pieces)
         _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
+        anchor = 0
         for place, (ids, learned, label) in enumerate(pieces, 1):
             head = f"  document {place}, {len(ids)} tokens"
             if store.labeled:
                 head += f", {store.labels[int(label)] if store.labels else f'{label:g}'}"
-            if not store.masked:
+            if store.related:
+                anchor = place if label else anchor
+                head += f", {TEXTS[min(place - anchor, 2)]}"
+            if not store.masked or store.related:
                 _say(console, f"{head}: {tokenizer.decode(ids)!r}")
                 continue
             rating = f", {LIKED[label > 0]}" if store.rated else ""

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from lmwright.config.rows import RELATED_TEXTS
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
 from lmwright.data.rows.cached import GIB, CachedPlace
 from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
@@ -45,6 +46,7 @@ class TokenStore:
         self.masked: bool = facts.get("masked", False)
         self.pairs: bool = facts.get("pairs", False)
         self.rated: bool = facts.get("rated", False)
+        self.related: bool = facts.get("related", False)
         self.labels: tuple[str, ...] = tuple(facts.get("labels", ()))
         self.labeled = "labels" in facts  # without any, they are numbers
         self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked, self.labeled)
@@ -59,10 +61,12 @@ class TokenStore:
 
     @property
     def holds(self) -> str:
-        """Kind of the documents: texts, labeled texts, texts with a number, pairs of answers, or
-        rated answers."""
+        """Kind of the documents: texts, labeled texts, texts with a number, related texts, pairs of
+        answers, or rated answers."""
         if self.labeled:
             return "labeled texts" if self.labels else "texts with a number"
+        if self.related:
+            return RELATED_TEXTS
         return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
 
     @classmethod
@@ -137,7 +141,7 @@ class TokenStore:
 
     def batch(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Arrays of global rows start..stop-1 as `record.unpack_rows` gives them, [rows, T]."""
-        return unpack_rows(self.records(start, stop), self.attention, rated=self.rated)
+        return unpack_rows(self.records(start, stop), self.attention, rated=self._keeps_first)
 
     def eval_rows(self, source: str) -> int:
         """Number of rows of a source that are held out for evaluation."""
@@ -154,8 +158,13 @@ class TokenStore:
             records = self._eval[source].read(rows[start : start + batch_size])
             padding = np.zeros(batch_size - len(records), self.dtype)
             records = np.concatenate([records, padding])
-            batch = unpack_rows(records, self.attention, rated=self.rated)
+            batch = unpack_rows(records, self.attention, rated=self._keeps_first)
             yield batch | {"text_bytes": self._predicted_bytes(records, batch)}
+
+    @property
+    def _keeps_first(self) -> bool:
+        """True where the weight of the first token of a segment says something."""
+        return self.rated or self.related
 
     def _predicted_bytes(self, records: np.ndarray, batch: dict[str, np.ndarray]) -> np.ndarray:
         predicted = mask_predicted(batch, pairs=self.pairs, rated=self.rated)

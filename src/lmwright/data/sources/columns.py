@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.config.rows import LABELED
+from lmwright.config.rows import LABELED, RELATED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
 from lmwright.data.text.chat import UnusableError, conversation, example_columns
 from lmwright.data.text.labeled import labeled_text
+from lmwright.data.text.related import related_texts
 from lmwright.errors import UserError
 
 
@@ -77,7 +78,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             return Bad(number, f"{source.text_column!r} is {kind_of(text)}, not text")
     else:
         try:
-            made = labeled_text if source.rows == LABELED else conversation
+            made = {LABELED: labeled_text, RELATED: related_texts}.get(source.rows, conversation)
             text = json.dumps(made(row, source), ensure_ascii=False)
         except UnusableError as e:
             return Bad(number, str(e))

@@ -228,8 +228,8 @@ def _parse_cell(value: Any, column: str) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """Text of all messages of a conversation (JSON), or of a labeled text, for code that only needs
-    the words."""
+    """Text of all messages of a conversation (JSON), or of labeled or related texts, for code that
+    only needs the words."""
     row = json.loads(text)
     if "messages" not in row:
         return "\n".join(texts_of(row))

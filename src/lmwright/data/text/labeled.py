@@ -12,6 +12,7 @@ from typing import Any
 from lmwright.config.rows import ROW_PARTS
 from lmwright.config.run import Source
 from lmwright.data.text.chat_render import UnusableError
+from lmwright.data.text.related import texts_in
 
 LARGEST = 3e38  # of float32
 
@@ -34,8 +35,10 @@ def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
     return {"text": text, "label": label, "text_pair": second}
 
 
-def texts_of(row: Mapping[str, str]) -> list[str]:
-    """The text of a labeled row, and the second one where there is one."""
+def texts_of(row: Mapping[str, Any]) -> list[str]:
+    """The text of a labeled row, and the second one where there is one; those of a related one."""
+    if "anchor" in row:
+        return texts_in(row)
     return [row[name] for name in ("text", "text_pair") if name in row]
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lmwright.config.rows import LABELED, RELATED
 from lmwright.data.manifest import add_counts
 from lmwright.data.text.labeled import class_of, number_of
 from lmwright.errors import UserError
@@ -147,6 +148,7 @@ def joined(
     return [*first, *(token for text in second for token in (*after, *before, *text))], cut
 
 
-def labeled_rows(rows: Sequence[Any]) -> list[Mapping[str, str] | None]:
-    """The texts and the label of each row of normalize that is labeled."""
-    return [json.loads(row.text) if row.kind == "labeled" else None for row in rows]
+def rows_of_texts(rows: Sequence[Any]) -> list[Mapping[str, Any] | None]:
+    """The texts of each row of normalize that is labeled or related, and its label."""
+    several = (LABELED, RELATED)
+    return [json.loads(row.text) if row.kind in several else None for row in rows]

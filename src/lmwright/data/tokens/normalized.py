@@ -12,7 +12,8 @@ BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NormalizedRow:
-    """One row of the previous stage; `kind` is "text", or "labeled" or "chat" (`text` is JSON)."""
+    """One row of the previous stage; `kind` is "text", or "labeled", "related" or "chat"
+    (`text` is JSON)."""
 
     text: str
     source: str

@@ -3,11 +3,13 @@
     normalize/part --row groups--> texts --encode--> [bos] ids [eos] --> part-00000.tokens.bin
                                                                          part-00000.docs.npy
     labeled texts --encode, cut--> the same -----------------> part-00000.classes.npy
+    related texts --encode, cut--> the same, begins -------------------> part-00000.learned.bin
     conversations --template, encode--> ids, learned ------------------> part-00000.learned.bin
 
 Tokens are little-endian uint16, or uint32 for a vocabulary beyond 65,536. The table of
 documents is int64 [documents, 2]: end in tokens, utf-8 bytes of the text (of what is learned
-of a conversation). Where there are conversations, each token has a byte: `Example.marks`.
+of a conversation). Where there are conversations, each token has a byte: `Example.marks`; so it
+has in related texts, of which a group is a document: `Group.marks`.
 """
 
 import contextlib
@@ -33,11 +35,13 @@ from lmwright.data.sources.files import cut_row_groups
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
-from lmwright.data.text.chat_template import chosen_template, template_source
+from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.text.labeled import texts_of
-from lmwright.data.tokens.classes import Classes, Labels, Numbers, labeled_rows
+from lmwright.data.tokens.classes import Classes, Labels, Numbers, rows_of_texts
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
+from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
+from lmwright.data.tokens.related import fit_group
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
@@ -86,6 +90,7 @@ class Work:
     dtype: str
     conversations: Conversations | None
     classes: Classes | Numbers | None
+    group_tokens: int | None
     lengths: Lengths
 
 
@@ -96,6 +101,7 @@ def tokenize(
     lengths: Lengths | None = None,
     *,
     classes: Classes | Numbers | None = None,
+    group_tokens: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     part_bytes: int = PART_BYTES,
@@ -110,17 +116,18 @@ def tokenize(
     tokens and examples that are `bad`, `too_long` and `cut`. Documents that `lengths` leaves out
     are counted as `other_length`. With `classes` also `.classes.npy`, float32 [documents], and per
     source texts that are `cut` and how many there are of each class; the fact `labels`, which is
-    empty where they are numbers. Raises UserError if a stage before is missing, the tokenizer lacks
-    a token that is asked for, too many examples are bad, or a class is unknown or missing.
+    empty where they are numbers. Related texts are groups of at most `group_tokens`; per source
+    also `texts`, and groups that are `cut`. Raises UserError if a stage before is missing, the
+    tokenizer lacks a token, too many examples are bad, or a class is unknown or missing.
     """
     folder = Path(data_dir).absolute()
     normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
-    facts = _facts(tokenizer, settings)
+    facts = facts_of(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
-    fingerprint = _fingerprint(folder, parts, settings, conversations, facts, lengths)
+    fingerprint = fingerprint_of(folder, parts, settings, conversations, facts, lengths)
     fingerprint |= {"classes": asdict(classes)} if classes else {}
-    target = folder / "tokenize"
-    inputs = {"normalize": normalized}
+    fingerprint |= {"group_tokens": group_tokens} if group_tokens else {}
+    target, inputs = folder / "tokenize", {"normalize": normalized}
     manifest = find_finished_stage(
         "tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs
     )
@@ -138,71 +145,15 @@ def tokenize(
     return run_stage(
         "tokenize",
         target,
-        [Work(part, *shared, conversations, classes, lengths or {}) for part in parts],
+        [Work(p, *shared, conversations, classes, group_tokens, lengths or {}) for p in parts],
         write_part,
         fingerprint=fingerprint,
         inputs=inputs,
-        facts=facts | _kinds(conversations) | ({"labels": list(classes.labels)} if classes else {}),
+        facts=facts | kinds(conversations, classes, group_tokens),
         finish=classes.check if classes else finish if conversations else None,
         workers=workers,
         progress=progress,
     )
-
-
-def _kinds(conversations: Conversations | None) -> dict[str, bool]:
-    """Facts about what the documents are."""
-    return {
-        "masked": conversations is not None,
-        "pairs": bool(conversations and conversations.pairs),
-        "rated": bool(conversations and conversations.rated),
-    }
-
-
-def _fingerprint(
-    folder: Path,
-    parts: Sequence[Part],
-    settings: Tokenize,
-    conversations: Conversations | None,
-    facts: dict[str, Any],
-    lengths: Lengths | None,
-) -> dict[str, Any]:
-    """Fingerprint of everything the output depends on."""
-    # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
-    named = settings.route if settings.route == "sentencepiece" else "any"
-    fingerprint = {
-        "parts": [asdict(p) for p in parts],
-        "prepend": settings.prepend,
-        "append": settings.append,
-        "route": named,
-        "tokenizer": facts["tokenizer_fingerprint"],
-    }
-    if lengths:
-        fingerprint["lengths"] = {name: list(limits) for name, limits in lengths.items()}
-    if conversations:
-        # the template is in the tokenizer's folder; its name says nothing more
-        fingerprint["conversations"] = {
-            **asdict(conversations),
-            "template": template_source(conversations.chat, load_tokenizer(folder / "tokenizer")),
-        }
-    return fingerprint
-
-
-def _facts(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
-    facts = {k: tokenizer.facts[k] for k in ("vocab_size", "eos_id", "bos_id")}
-    if facts["eos_id"] is None:
-        raise UserError(
-            'The tokenizer does not define which token ends a document; add "eos_token" to the '
-            "tokenizer_config.json beside data.tokenizer.path"
-        )
-    if settings.prepend == "bos" and facts["bos_id"] is None:
-        raise UserError(
-            "data.tokenize.prepend='bos': the tokenizer has no bos token; add \"bos_token\" to "
-            "the tokenizer_config.json beside data.tokenizer.path, or set it to 'none'"
-        )
-    return facts | {
-        "dtype": "uint16" if facts["vocab_size"] <= 1 << 16 else "uint32",
-        "tokenizer_fingerprint": tokenizer.facts["tokenizer_fingerprint"],
-    }
 
 
 def plan_parts(normalized: Manifest, part_bytes: int) -> list[Part]:
@@ -226,7 +177,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack, _one_thread():
         bad = stack.enter_context(BadWriter(tmp_dir / bad_file(work.part.number)))
         for rows in read_rows(path, work.part.start, work.part.stop):
-            labeled = labeled_rows(rows)
+            labeled = rows_of_texts(rows)
             plain = [
                 text
                 for row, made in zip(rows, labeled, strict=True)
@@ -240,7 +191,9 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
                     writer = stack.enter_context(_DocumentWriter(stem, work, row.source))
                     writers[row.split, row.source] = writer
                 if made:
-                    writer.write_labeled([next(texts) for _ in texts_of(made)], made, row.id)
+                    own = [next(texts) for _ in texts_of(made)]
+                    write = writer.write_labeled if "label" in made else writer.write_group
+                    write(own, made, row.id)
                 elif row.kind == "text":
                     writer.write(next(texts), len(row.text.encode()))
                 else:
@@ -282,7 +235,8 @@ class _DocumentWriter:
         self.stem = stem
         self.before, self.after = work.before, work.after
         self.dtype = np.dtype(work.dtype).newbyteorder("<")
-        self.masked = work.conversations is not None
+        self.masked = work.conversations is not None or work.group_tokens is not None
+        self.group_tokens, self.groups = work.group_tokens, {"texts": 0, "cut": 0}
         self.labels = Labels(work.classes, source) if work.classes else None
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
@@ -315,6 +269,20 @@ class _DocumentWriter:
         if len(self.docs) > written:
             self.labels.add(row, id_)
 
+    def write_group(self, texts: Sequence[np.ndarray], row: Mapping[str, Any], _id: str) -> None:
+        """Writes the ids of related texts, cut to a row. Raises UserError where none were asked
+        for."""
+        if self.group_tokens is None:
+            raise UserError(
+                "normalize holds related texts, which the run has no more; prepare again"
+            )
+        group = fit_group(texts, self.before, self.after, self.group_tokens)
+        if group is not None:
+            size = sum(len(text.encode()) for text in texts_of(row))
+            self.write_learned(group.ids, size, group.marks)
+            self.groups["texts"] += group.texts
+            self.groups["cut"] += group.cut
+
     def write_learned(self, ids: np.ndarray, text_bytes: int, marks: np.ndarray) -> None:
         """Writes ids with their marks uint8, unless the source wants other lengths."""
         if not self.fewest <= len(ids) <= self.most:
@@ -333,6 +301,8 @@ class _DocumentWriter:
         if self.limited:
             counts["other_length"] = self.other_length
         counts |= self.labels.counts() if self.labels else {}
+        if self.group_tokens is not None:
+            return counts | self.groups
         return counts | ({"learned": self.learned, **self.tally} if self.masked else {})
 
     def __enter__(self) -> "_DocumentWriter":

@@ -260,6 +260,11 @@ class Layout:
         return self.stock.work
 
     @property
+    def extra_passes(self) -> int:
+        """Forward passes of a microbatch beside the one that is differentiated."""
+        return self.run.objective.passes_of(self.run.train.num_microbatches)
+
+    @property
     def attention(self) -> Attention | None:
         return self.work.attention
 

@@ -142,7 +142,7 @@ def _host_transfers(took: Timing, layout: Layout, machine: Machine) -> None:
 
 def mixing_s(layout: Layout, machine: Machine) -> float:
     """Seconds of a recurrence in all layers of a device, for one microbatch."""
-    ways = 3 + layout.run.objective.forward_passes
+    ways = 3 + layout.extra_passes
     flops = ways * layout.work.mixing_flops * layout.tokens / layout.stages
     return flops / (machine.flops * machine.attention_efficiency)
 
@@ -167,7 +167,7 @@ def products(layout: Layout, weight: Weight) -> int:
     if not weight.active:
         return 0
     # a frozen weight needs no gradient, and a reference has no adapters
-    once = 3 if weight.trained else (2 + layout.run.objective.forward_passes)
+    once = 3 if weight.trained else (2 + layout.extra_passes)
     if not weight.stacked:
         return once  # the loss takes its gradient at once, whatever `train.remat` says
     return once + is_recomputed(layout, weight)
@@ -188,7 +188,7 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     if m is None:
         return 0.0
     ways = layout.ways("batch", "seq", "heads")
-    forward = (1 if keeps_attention(layout) else 2) + layout.run.objective.forward_passes
+    forward = (1 if keeps_attention(layout) else 2) + layout.extra_passes
     if layout.has_whole_rows:
         return _whole_rows_s(layout, machine, forward=forward)
     if layout.kernels == "tpu" and layout.has_kernel and fits(layout.seq_len):
@@ -265,7 +265,7 @@ def vector_bytes(layout: Layout) -> float:
         + HEAD_PASSES * element * _head_width(layout) / heads
         + SCORE_PASSES * score_bytes(layout)
     )
-    more = layout.run.objective.forward_passes
+    more = layout.extra_passes
     per_layer *= 1 + RECOMPUTED * (more + (train.remat != "none"))
     logits = predicted_share(layout) * layout.tokens * layout.work.vocab_size / vocab
     logits *= LOGITS_PASSES * 4 * (1 + more / 3)

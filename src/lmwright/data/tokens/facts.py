@@ -1,0 +1,73 @@
+"""Facts of the tokenize stage: what later stages are told, and the fingerprint of all that its
+output depends on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.run import Tokenize
+from lmwright.data.manifest import Manifest
+from lmwright.data.text.chat_template import template_source
+from lmwright.data.tokens.classes import Classes
+from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.errors import UserError
+
+
+def kinds(conversations: Any, classes: Classes | None, group_tokens: int | None) -> dict[str, Any]:
+    """Facts about what the documents are."""
+    facts: dict[str, Any] = {
+        "masked": conversations is not None or group_tokens is not None,
+        "pairs": bool(conversations and conversations.pairs),
+        "rated": bool(conversations and conversations.rated),
+    }
+    facts |= {"labels": list(classes.labels)} if classes else {}
+    return facts | ({"related": True} if group_tokens else {})
+
+
+def fingerprint_of(
+    folder: Path,
+    parts: Sequence[Any],
+    settings: Tokenize,
+    conversations: Any,
+    facts: dict[str, Any],
+    lengths: Mapping[str, tuple[int | None, int | None]] | None,
+) -> dict[str, Any]:
+    """Fingerprint of everything the output depends on."""
+    # Any proven route gives the same ids; a named sentencepiece may settle ties its own way.
+    named = settings.route if settings.route == "sentencepiece" else "any"
+    fingerprint = {
+        "parts": [asdict(p) for p in parts],
+        "prepend": settings.prepend,
+        "append": settings.append,
+        "route": named,
+        "tokenizer": facts["tokenizer_fingerprint"],
+    }
+    if lengths:
+        fingerprint["lengths"] = {name: list(limits) for name, limits in lengths.items()}
+    if conversations:
+        # the template is in the tokenizer's folder; its name says nothing more
+        fingerprint["conversations"] = {
+            **asdict(conversations),
+            "template": template_source(conversations.chat, load_tokenizer(folder / "tokenizer")),
+        }
+    return fingerprint
+
+
+def facts_of(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
+    """Facts about the tokens. Raises UserError where the tokenizer lacks one that is asked for."""
+    facts = {k: tokenizer.facts[k] for k in ("vocab_size", "eos_id", "bos_id")}
+    if facts["eos_id"] is None:
+        raise UserError(
+            'The tokenizer does not define which token ends a document; add "eos_token" to the '
+            "tokenizer_config.json beside data.tokenizer.path"
+        )
+    if settings.prepend == "bos" and facts["bos_id"] is None:
+        raise UserError(
+            "data.tokenize.prepend='bos': the tokenizer has no bos token; add \"bos_token\" to "
+            "the tokenizer_config.json beside data.tokenizer.path, or set it to 'none'"
+        )
+    return facts | {
+        "dtype": "uint16" if facts["vocab_size"] <= 1 << 16 else "uint32",
+        "tokenizer_fingerprint": tokenizer.facts["tokenizer_fingerprint"],
+    }

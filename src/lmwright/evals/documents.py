@@ -1,0 +1,89 @@
+"""Documents: texts as packed rows, several in each, for models that read whole texts.
+
+    texts --encode, cut--> documents --pack--> rows [B, T] --model--> results [B, S, K]
+
+Texts share rows as in training, and results come in the order of the texts.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from lmwright.core.contract import Batch
+from lmwright.data.rows.pack import best_fit_rows
+from lmwright.data.tokens.classes import joined
+from lmwright.formats.loaded import LoadedModel
+from lmwright.formats.tokenizer_files import ids_around
+
+BATCH_TOKENS = 8192
+SHORTEST = 128  # tokens of a row
+
+
+class Reader:
+    """Encodes texts as a model's training did."""
+
+    def __init__(self, loaded: LoadedModel):
+        self.tokenizer = loaded.tokenizer
+        self.around = ids_around(self.tokenizer)
+        if loaded.prefix is not None:  # a run's own, whatever its tokenizer's file says
+            self.around = (loaded.prefix, loaded.suffix)
+        self.most: int = loaded.model.seq_len
+        """Tokens that the model takes."""
+
+    def encode(
+        self, texts: Sequence[str], seconds: Sequence[str] | None = None
+    ) -> tuple[list[list[int]], list[bool]]:
+        """Ids of each text, with its second one if there are any, as in training, and whether they
+        were cut to what the model takes."""
+        before, after = self.around
+        parts = [self.tokenizer.encode_batch(each) for each in (texts, seconds) if each is not None]
+        # as in training, an empty second text is none
+        rows = ([first, *filter(None, rest)] for first, *rest in zip(*parts, strict=True))
+        fitted = [joined(row, self.most, before, after) for row in rows]
+        # a text that no token stands for is one token all the same
+        end = [self.tokenizer.eos_id or 0]
+        return [[*before, *ids, *after] or end for ids, _ in fitted], [cut for _, cut in fitted]
+
+
+def of_documents(
+    run: Callable[[Batch], ArrayLike],
+    documents: Sequence[Sequence[int]],
+    most: int,
+    size: int,
+    room: int = 1,
+) -> np.ndarray:
+    """Results float64 [N, `size`] of documents, lists of at most `most` ids: `run` gives those
+    [B, S, `size`] of packed rows. In a row of T tokens are at most T / `room` documents."""
+    lengths = np.array([len(ids) for ids in documents], np.int64)
+    width = SHORTEST
+    while width < lengths.max(initial=1):
+        width *= 2
+    width = min(width, most)
+    rows = best_fit_rows(np.minimum(np.maximum(lengths, room), width), width)
+    found = np.zeros((len(documents), size))
+    count = max(1, BATCH_TOKENS // width)
+    for start in range(0, int(rows.max(initial=-1)) + 1, count):
+        batch, places = _batch(documents, rows, start, count, width)
+        results = np.asarray(run(batch), np.float64)
+        for number, (row, place) in places.items():
+            found[number] = results[row, place]
+    return found
+
+
+def _batch(
+    documents: Sequence[Sequence[int]], rows: np.ndarray, start: int, size: int, width: int
+) -> tuple[Batch, dict[int, tuple[int, int]]]:
+    """Rows start..start+size-1, padded to that many, and the place of each document in them."""
+    tokens, ids, positions = (np.zeros((size, width), np.int32) for _ in range(3))
+    filled, count = np.zeros(size, int), np.zeros(size, int)
+    places = {}
+    for number in np.flatnonzero((rows >= start) & (rows < start + size)).tolist():
+        row, length = int(rows[number]) - start, len(documents[number])
+        here = slice(filled[row], filled[row] + length)
+        places[number] = (row, int(count[row]))
+        count[row] += 1
+        tokens[row, here], ids[row, here] = documents[number], count[row]
+        positions[row, here] = np.arange(length)
+        filled[row] += length
+    return Batch(tokens, ids, positions, np.zeros((size, width), np.float32)), places

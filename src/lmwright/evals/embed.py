@@ -1,0 +1,164 @@
+"""Embed: the vector of each text of a file, streamed.
+
+    file --rows--> texts --encode, cut--> documents --pack--> rows [B, T] --embedder--> vectors
+
+Texts share rows (`evals.documents`), and vectors come out in the order of the file; an interrupted
+command goes on where it was (`evals.streamed`). The ending of OUT is its format (`evals.vectors`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from lmwright.config.rows import TOKENS_PER_TEXT
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
+from lmwright.core.param import Tree
+from lmwright.data.sources.columns import Bad, Row
+from lmwright.errors import UserError
+from lmwright.evals.compute import Kernels, row_compute
+from lmwright.evals.documents import Reader, of_documents
+from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
+from lmwright.evals.vectors import JSONL, finisher, line_of
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
+from lmwright.formats.tensor_hash import weights_hash
+from lmwright.guard.terminal import visible
+from lmwright.models.embedder import Embedder, Length, TokenPooling, embedder_of
+
+
+@dataclass
+class Tally:
+    """Counts of texts."""
+
+    given: int = 0
+    """Texts with a vector."""
+    cut: int = 0
+    """Texts longer than the model takes, of which the beginning was read."""
+    bad: int = 0
+    """Rows without a text."""
+
+    def add(self, made: Mapping[str, Any]) -> None:
+        """Counts a line of what is written."""
+        self.bad += "error" in made
+        self.given += "error" not in made
+        self.cut += "cut" in made
+
+    def line(self, dim: int, most: int) -> str:
+        """A sentence for people."""
+        notes = [f"{self.given:,} vectors of {dim:,} numbers"]
+        notes += [f"{self.cut:,} texts cut to {most:,} tokens"] if self.cut else []
+        notes += [f"{self.bad:,} rows without a text"] if self.bad else []
+        return visible("; ".join(notes), lines=False)
+
+
+class Vectors(Reader):
+    """An encoder that gives vectors, ready for texts."""
+
+    def __init__(self, loaded: LoadedModel, model: Embedder, dim: int | None, compute: Compute):
+        super().__init__(loaded)
+        self.model, self.dim = model, model.embed_dim if dim is None else dim
+        if not 1 <= self.dim <= model.embed_dim:
+            raise UserError(
+                f"--dim: {dim} is not between 1 and {model.embed_dim}, the numbers of a vector of "
+                f"{loaded.path}"
+            )
+        self.weights = model.without_head(loaded.weights)
+        self._run = jax.jit(partial(_vectors, model, compute))
+
+    def of(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
+        """Vectors float32 [N, dim] of documents, lists of ids."""
+        run = partial(self._run, self.weights)
+        size = self.model.embed_dim
+        found = of_documents(run, documents, self.most, size, TOKENS_PER_TEXT)[:, : self.dim]
+        if self.model.length == "one":
+            found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return found.astype(np.float32)
+
+
+def _vectors(model: Embedder, compute: Compute, w: Tree, batch: Batch) -> jax.Array:
+    places = max(1, batch.tokens.shape[1] // TOKENS_PER_TEXT)
+    return model.vectors(w, batch, compute, places)[0]
+
+
+def embed_lines(
+    vectors: Vectors, rows: Iterator[Row | Bad], tally: Tally, form: str
+) -> Iterator[list[str]]:
+    """JSON lines of rows, a chunk at a time, in their order."""
+    while chunk := list(islice(rows, CHUNK)):
+        good = [row for row in chunk if isinstance(row, Row)]
+        documents, cut = vectors.encode([row.text for row in good])
+        found = iter(zip(vectors.of(documents), cut, strict=True))
+        lines = []
+        for row in chunk:
+            made: dict[str, Any] = {"row": row.number}
+            if isinstance(row, Bad):
+                made["error"], vector = row.reason, None
+            else:
+                vector, was_cut = next(found)
+                made |= {"id": row.id} | ({"cut": True} if was_cut else {})
+            tally.add(made)
+            lines.append(line_of(made, vector, form))
+        yield lines
+
+
+def embedder_at(
+    loaded: LoadedModel, pooling: TokenPooling | None, length: Length | None
+) -> Embedder:
+    """The model of a place as one that gives vectors: as it says itself, or else means of hidden
+    states as they are. Raises UserError for a model that is no encoder."""
+    model = loaded.model
+    own = (model.pooling, model.length) if isinstance(model, Embedder) else ("mean", "any")
+    try:
+        return embedder_of(model, pooling or own[0], length or own[1])
+    except UserError as error:
+        raise UserError(f"{loaded.path}: {error}") from None
+
+
+def embed_command(
+    path: str,
+    file: str,
+    *,
+    out: str | None = None,
+    text_column: str = "text",
+    id_column: str | None = None,
+    pooling: TokenPooling | None = None,
+    length: Length | None = None,
+    dim: int | None = None,
+    adapter: str | None = None,
+    overwrite: bool = False,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+) -> int:
+    """Writes the vector of each row of a csv, tsv, jsonl or parquet file, or of each line of a txt
+    file, to `out` (.jsonl, .npy, .npz or .parquet) or as JSON lines to the terminal; returns 0.
+
+    `dim` keeps the first numbers of each, `length` one scales them, afterwards. Raises UserError
+    where the model is no encoder, the file cannot be read, or `out` exists or has another ending.
+    """
+    target = Path(out) if out is not None else None
+    refuse_existing(target, overwrite)
+    form = JSONL if target is None else target.suffix
+    finish = finisher(form, out)
+    texts = open_texts(file, text_column, id_column)
+    loaded = load_model(path, adapter)
+    model = embedder_at(loaded, pooling, length)
+    vectors, tally = Vectors(loaded, model, dim, row_compute(precision, kernels)), Tally()
+
+    def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
+        return embed_lines(vectors, rows, tally, form)
+
+    asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+    asked |= {"pooling": model.pooling, "length": model.length, "dim": vectors.dim, "form": form}
+    asked |= {"model": weights_hash(vectors.weights)} if target else {}
+    write_lines(texts, lines, tally, target, asked, partial(finish, vectors.dim))
+    console = Console(stderr=out is None, highlight=False)
+    console.print(tally.line(vectors.dim, vectors.most), markup=False, soft_wrap=True)
+    return 0

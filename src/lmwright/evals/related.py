@@ -1,0 +1,120 @@
+"""Ranks of held-out texts that belong together, by their vectors, among all texts of their source.
+
+    rows --encoder--> vectors of all texts --cosine--> rank of what belongs to each anchor
+
+Texts that are no negatives in training, since they equal the anchor or what belongs to it, have no
+rank here either. Of equal scores, others come first.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Model
+from lmwright.core.param import Tree
+from lmwright.evals.compute import compute_text
+from lmwright.evals.loss import Rows, SourceLoss, batch_of, compiled
+from lmwright.guard.terminal import visible
+from lmwright.objectives.embed import Embed, Texts
+
+BLOCK = 512  # anchors whose scores are in memory at a time
+WITHIN = 10  # ranks that count in the mean of their inverses
+
+
+@lru_cache(maxsize=8)
+def _texts(model: Model, objective: Embed, compute: Compute) -> Callable[..., Texts]:
+    def texts(w: Tree, batch: Batch) -> Texts:
+        found = objective.texts(objective.embedder(model), w, batch, compute)[0]
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.size == 1:
+            return found
+        whole = lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec())  # noqa: E731
+        return jax.tree.map(whole, found)  # on every host
+
+    return compiled(texts, compute)
+
+
+def evaluate_related(
+    model: Model,
+    objective: Embed,
+    compute: Compute,
+    weights: Tree,
+    source: str,
+    batches: Iterable[Rows],
+    place: Callable[[Batch], Batch] = lambda batch: batch,
+) -> SourceLoss:
+    """Loss, accuracy at rank 1 and mean reciprocal rank over the pairs of all batches; `place` puts
+    a batch on the devices."""
+    run = _texts(model, objective, compute)
+    found = [jax.device_get(run(weights, place(batch_of(rows)))) for rows in batches]
+    there = np.concatenate([texts.there.ravel() for texts in found])
+    vectors, anchor, marks = (
+        np.concatenate([x.reshape(-1, *x.shape[2:]) for x in each])[there]
+        for each in zip(*((t.vectors, t.anchor, t.marks) for t in found), strict=True)
+    )
+    at = np.flatnonzero(anchor)
+    loss, ranks = rank(vectors, at, marks, objective.temperature)
+    count = max(len(at), 1)
+    inverse = np.where(ranks <= WITHIN, 1 / np.maximum(ranks, 1), 0.0)
+    return SourceLoss(
+        source, loss / count, float(np.sum(ranks == 1)) / count, len(at), 0,
+        mrr=float(inverse.sum()) / count,
+    )  # fmt: skip
+
+
+def rank(
+    vectors: np.ndarray, at: np.ndarray, marks: np.ndarray, temperature: float
+) -> tuple[float, np.ndarray]:
+    """The loss summed over anchors, and the rank, from 1, of what belongs to each.
+
+    vectors: float32 [N, D]; at: int [M], places of anchors, behind each of which is what belongs to
+    it; marks: uint32 [N, 2], the same for the same text.
+    """
+    square = np.sum(vectors * vectors, axis=1, keepdims=True, dtype=np.float64)
+    unit = vectors / np.sqrt(np.maximum(square, 1e-24))
+    names = np.unique(marks, axis=0, return_inverse=True)[1].ravel()  # a number for each text
+    owner = np.full(len(names), -1)
+    owner[at + 1] = names[at]
+    others = np.ones(len(names), bool)
+    others[at] = False
+    loss, ranks = 0.0, np.zeros(len(at), np.int64)
+    for start in range(0, len(at), BLOCK):
+        mine = at[start : start + BLOCK]
+        scores = unit[mine] @ unit.T
+        own = np.take_along_axis(scores, mine[:, None] + 1, 1)
+        a, p = names[mine][:, None], names[mine + 1][:, None]
+        seen = others & (names != a) & (names != p) & (owner != a)
+        ranks[start : start + BLOCK] = 1 + np.sum(seen & (scores >= own), axis=1)
+        odds = np.where(seen, np.exp((scores - own) / temperature), 0.0)
+        loss += float(np.sum(np.log1p(odds.sum(axis=1))))
+    return loss, ranks
+
+
+def scores_of(loss: SourceLoss) -> dict[str, Any]:
+    """Scores of a source that metrics.jsonl keeps, by name."""
+    return {"accuracy_at_1": loss.accuracy, f"mrr_at_{WITHIN}": loss.mrr}
+
+
+def print_related(
+    losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
+) -> None:
+    """Prints the scores of each source."""
+    console = console or Console()
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate(("source", "pairs", "loss", "accuracy at 1", f"MRR at {WITHIN}")):
+        table.add_column(name, justify="right" if place else "left")
+    for loss in losses:
+        table.add_row(
+            Text(visible(loss.source, lines=False)), f"{loss.tokens:,}", f"{loss.loss:.4f}",
+            f"{loss.accuracy:.1%}", f"{loss.mrr or 0:.4f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(compute_text(compute), highlight=False)

@@ -1,0 +1,142 @@
+"""Streamed: a line for each row of a file of texts, in order; an interrupted command goes on.
+
+    file --rows--> lines --> OUT.part, and what was asked for in OUT.part.json --> OUT
+
+What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmwright.config.run import Source
+from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.file import File, Slice
+from lmwright.data.sources.files import find_files
+from lmwright.data.sources.read import read_rows
+from lmwright.errors import UserError
+
+CHUNK = 1024  # texts that are packed together
+
+Lines = Callable[[Iterator[Row | Bad]], Iterator[list[str]]]
+"""JSON lines of rows, some at a time, in their order."""
+
+
+class Tally(Protocol):
+    """Counts of what was written."""
+
+    def add(self, made: Mapping[str, Any]) -> None:
+        """Counts a line."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Files of rows with a text each, and where it is in them."""
+
+    source: Source
+    files: tuple[File, ...]
+
+    def rows(self) -> Iterator[Row | Bad]:
+        """All rows, in order."""
+        return (row for each in self.files for row in read_rows(Slice(each), self.source))
+
+    @property
+    def stamps(self) -> list[list[Any]]:
+        """Path, size and time of each file, by which a changed one is known."""
+        return [[each.path, each.size, each.stamp] for each in self.files]
+
+
+def open_texts(
+    file: str, text_column: str, id_column: str | None, beside: Sequence[str] = ()
+) -> Texts:
+    """The texts of a csv, tsv, jsonl or parquet file, or the lines of a txt file, with the columns
+    `beside` them. Raises UserError where there is no such file."""
+    columns = {"text_column": text_column, "id_column": id_column, "meta_columns": tuple(beside)}
+    source = Source(path=file, documents="line", **columns)
+    try:
+        return Texts(source, tuple(find_files(source)))
+    except UserError as error:
+        raise _own_words(error) from None
+
+
+def refuse_existing(out: Path | None, overwrite: bool) -> None:
+    """Raises UserError where a file is there that is not to be replaced."""
+    if out is not None and out.exists() and not overwrite:
+        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+
+
+def write_lines(
+    texts: Texts,
+    lines: Lines,
+    tally: Tally,
+    out: Path | None,
+    asked: Mapping[str, Any],
+    finish: Callable[[Path, Path], None] = os.replace,
+) -> None:
+    """Writes the lines of the texts to the terminal, or to `out` by way of OUT.part, after the rows
+    that an interrupted command that `asked` for the same left there; `finish` makes OUT of it.
+    Raises UserError where a file cannot be read or written."""
+
+    def run(done: int, write: Callable[[str], Any]) -> None:
+        try:
+            for each in lines(islice(texts.rows(), done, None)):
+                write("".join(each))
+        except UserError as error:
+            raise _own_words(error) from None
+
+    if out is None:
+        run(0, sys.stdout.write)
+        return
+    done = _write_resumed(out, {**asked, "files": texts.stamps}, run, tally, finish)
+    print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
+
+
+def _own_words(error: UserError) -> UserError:
+    """The error of a reader, with the options of a command for the fields of a run."""
+    text = str(error).removeprefix("data.sources: ")
+    for name in ("text_column", "id_column"):
+        text = text.replace(f"data.sources.{name}", f"--{name.replace('_', '-')}")
+    text = text.replace("data.sources.meta_columns", "--pair-column or --label-column")
+    return UserError(text)
+
+
+def _write_resumed(
+    out: Path,
+    asked: Mapping[str, Any],
+    run: Callable[[int, Callable[[str], Any]], None],
+    tally: Tally,
+    finish: Callable[[Path, Path], None],
+) -> int:
+    """Returns how many rows an interrupted command had written."""
+    part, note = (out.with_name(f"{out.name}{ending}") for ending in (".part", ".part.json"))
+    done = 0
+    try:
+        wishes = json.dumps(asked)
+        known = note.exists() and note.read_text("utf-8") == wishes
+        with part.open("r+b" if known and part.exists() else "w+b") as raw:
+            done = _whole_lines(raw, tally)
+            note.write_text(wishes, encoding="utf-8")
+            run(done, lambda text: (raw.write(text.encode()), raw.flush()))
+        finish(part, out)
+        note.unlink()
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror or error})") from None
+    return done
+
+
+def _whole_lines(raw: Any, tally: Tally) -> int:
+    """Counts the lines of a file into the tally, and cuts one off that was not finished."""
+    count = end = 0
+    for line in raw:
+        if not line.endswith(b"\n"):
+            break
+        tally.add(json.loads(line))
+        count, end = count + 1, end + len(line)
+    raw.seek(end)
+    raw.truncate()
+    return count

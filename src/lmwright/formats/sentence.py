@@ -1,0 +1,85 @@
+"""The files by which sentence-transformers opens a Hugging Face folder, and gives its vectors.
+
+modules.json             Transformer, Pooling, and Normalize for vectors of length 1
+1_Pooling/config.json    which tokens a vector is made of
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lmwright.data.json_text import parse_json, write_json
+from lmwright.errors import UserError
+from lmwright.models.hf.embedder import TokenPooling
+
+MODULES, POOLING = "modules.json", "1_Pooling"
+MODES: dict[TokenPooling, str] = {"mean": "mean_tokens", "first": "cls_token"}
+SHORT = {"mean_tokens": "mean", "cls_token": "cls"}  # in sentence-transformers 6
+
+
+def write_modules(folder: Path, model: Any) -> None:
+    """Writes the files by which sentence-transformers, old and new, opens a folder as this
+    Embedder."""
+    modules = [("", "Transformer"), (POOLING, "Pooling")]
+    modules += [("2_Normalize", "Normalize")] if model.length == "one" else []
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(modules)
+    ]
+    for path, _ in modules[1:]:
+        (folder / path).mkdir()
+    modes = {f"pooling_mode_{mode}": ours == model.pooling for ours, mode in MODES.items()}
+    write_json(folder / MODULES, listed)
+    write_json(
+        folder / POOLING / "config.json", {"word_embedding_dimension": model.embed_dim} | modes
+    )
+    limits = {"max_seq_length": model.seq_len, "do_lower_case": False}
+    write_json(folder / "sentence_bert_config.json", limits)
+    said = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    write_json(folder / "config_sentence_transformers.json", said)
+
+
+def read_modules(folder: Path) -> dict[str, Any]:
+    """`pooling` and `length` of an Embedder as the files say; nothing where there are none. Raises
+    UserError for parts that lmwright does not compute, and for damaged files."""
+    if not (folder / MODULES).exists():
+        return {}
+    try:
+        return _read(folder)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder / MODULES}: cannot be read ({error!r:.200}); download the folder again"
+        ) from None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    listed = parse_json(folder / MODULES)
+    kinds = [str(each["type"]).rpartition(".")[2] for each in listed]
+    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if others or kinds.count("Pooling") != 1:
+        raise UserError(
+            f"{folder / MODULES}: {others[0] if others else 'no single Pooling'} is not supported, "
+            "only Transformer, Pooling and Normalize"
+        )
+    path = folder / str(listed[kinds.index("Pooling")]["path"] or POOLING) / "config.json"
+    return {
+        "pooling": _pooling(parse_json(path), path),
+        "length": "one" if "Normalize" in kinds else "any",
+    }
+
+
+def _pooling(config: dict[str, Any], where: Path) -> TokenPooling:
+    """Our name of the pooling that a file of sentence-transformers says."""
+    said = [
+        name.removeprefix("pooling_mode_")
+        for name, value in config.items()
+        if name.startswith("pooling_mode_") and value is True
+    ]
+    mode = config.get("pooling_mode", said or "mean")
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    for ours, theirs in MODES.items():
+        if modes in ([theirs], [SHORT[theirs]]):
+            return ours
+    raise UserError(
+        f"{where}: pooling {', '.join(map(str, modes)) or 'none'} is not supported, only mean and "
+        "cls"
+    )

@@ -1,0 +1,113 @@
+"""Embedder: an encoder that gives each document a vector, in place of its head.
+
+    x [B, T, D] --mean over a document, or its first token--> vectors [B, S, D]
+
+Each segment of a packed row is a document. In shapes, S are the places for documents of a row;
+those that are not there have zeros.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Metrics, Model, Work
+from lmwright.core.param import Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.errors import UserError
+from lmwright.models.hf.embedder import EmbedderHf, Length, TokenPooling
+
+KINDS = ("eurobert", "modernbert")  # of encoders that give vectors
+EMBED = "embed"  # the table of the vocabulary, in the tree
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """An encoder without its head, and how the tokens of a document become its vector."""
+
+    encoder: Any
+    pooling: TokenPooling = "mean"
+    length: Length = "one"
+    """Whether vectors are scaled to length 1."""
+
+    both_ways: ClassVar[bool] = True
+
+    def __getattr__(self, name: str) -> Any:
+        # dimensions, layers and settings are those of the encoder
+        if name.startswith("__") or name == "encoder":
+            raise AttributeError(name)
+        return getattr(self.encoder, name)
+
+    @property
+    def hf(self) -> EmbedderHf:
+        """Its table of Hugging Face names."""
+        return EmbedderHf(self)
+
+    def without_head(self, w: Tree) -> Tree:
+        """Those of the encoder's weights that it has, too."""
+        head = set(self.encoder.head_weights(w)) - {EMBED}
+        return {name: tree for name, tree in w.items() if name not in head}
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        return self.without_head(self.encoder.spec())
+
+    def work(self, seq_len: int) -> Work:
+        """Work of a token in a row of `seq_len`; the embedding is only looked up."""
+        work = self.encoder.work(seq_len)
+        spec = self.spec()
+        active = {path: n for path, n in work.active.items() if path.partition(".")[0] in spec}
+        return replace(work, spec=spec, active={**active, EMBED: 0.0})
+
+    def with_noise(self, w: Tree, noise: Array) -> Tree:
+        """The weights, with noise [B, T, D] on the embeddings of a batch."""
+        return self.encoder.with_noise(w, noise)
+
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
+        return self.encoder.hidden(w, batch, compute)
+
+    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
+        """Losses that the layers add, and their metrics."""
+        return self.encoder.penalties(aux)
+
+    def head_weights(self, w: Tree) -> Tree:
+        """Nothing: it has no head."""
+        return {}
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """The hidden states themselves, float32 [B, T, D], which are compared as logits are."""
+        return hidden.astype(jnp.float32)
+
+    def vectors(self, w: Tree, batch: Batch, compute: Compute, places: int) -> tuple[Array, Aux]:
+        """float32 [B, S, D] of the documents of each row, the first `places` of them, not scaled,
+        and sums of the layers."""
+        x, aux = self.hidden(w, batch, compute)
+        x, ids = constrain(x, "batch seq embed").astype(jnp.float32), batch.segment_ids
+        counted = ids > 0
+        if self.pooling == "first":
+            counted &= batch.positions == 0
+        taken = counted[:, None] & (ids[:, None] == jnp.arange(1, places + 1)[:, None])  # [B, S, T]
+        share = taken / jnp.maximum(jnp.sum(taken, axis=2, keepdims=True), 1)
+        return jnp.einsum("bst,btd->bsd", share, x, precision=lax.Precision.HIGHEST), aux
+
+
+def embedder_of(model: Model, pooling: TokenPooling = "mean", length: Length = "one") -> Embedder:
+    """An encoder as a model that gives vectors. Raises UserError for other models."""
+    if isinstance(model, Embedder):
+        return replace(model, pooling=pooling, length=length)
+    if getattr(model, "encoder", model) is not model or model.kind not in KINDS:
+        raise UserError(
+            f"model.kind: {model.kind!r} gives no vectors here; use an encoder of kind "
+            f"{' or '.join(map(repr, KINDS))}"
+        )
+    return Embedder(model, pooling, length)
+
+
+def unit(vectors: Array) -> Array:
+    """Vectors [..., D] scaled to length 1; zeros stay."""
+    square = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+    return vectors * lax.rsqrt(jnp.maximum(square, 1e-24))

@@ -1,0 +1,180 @@
+"""A model of vectors from a run to sentence-transformers and back, and as the start of runs."""
+
+import json
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
+from lmwright.core.param import walk
+from lmwright.data.prepare import labels_of, notes, prepare
+from lmwright.data.rows.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.evals.embed import embed_command
+from lmwright.evals.held_out import open_held_out
+from lmwright.evals.loss import batch_of
+from lmwright.formats.convert import export_command
+from lmwright.formats.load import load_model
+from lmwright.models.embedder import Embedder
+from lmwright.models.eurobert import EuroBert
+from lmwright.models.modernbert import ModernBert
+from lmwright.objectives.embed import Embed
+from lmwright.objectives.mlm import Mlm
+from lmwright.optim import KINDS
+from lmwright.program.plan import resolve
+from lmwright.train.start import first_state
+from lmwright.train.stores import open_stores
+from tests.saved_run import save_run, weights_at
+
+PAIRS = [(f"where is {i}?", f"{i} is" + " near here" * (i % 5)) for i in range(90)]
+SMALL = {
+    "vocab_size": 320, "embed_dim": 16, "mlp_dim": 24, "num_layers": 2, "num_heads": 4,
+    "head_dim": 4, "seq_len": 96,
+}  # fmt: skip
+MODELS = {
+    "eurobert": EuroBert(**SMALL, num_kv_heads=2),
+    "modernbert": ModernBert(**SMALL, num_kv_heads=4, window=5, layer_pattern=("global", "local")),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run over related texts, with random weights."""
+    root = tmp_path_factory.mktemp("pairs")
+    lines = [json.dumps({"anchor": a, "positive": b}) + "\n" for a, b in PAIRS]
+    (root / "pairs.jsonl").write_text("".join(lines))
+    run = Run(
+        name="pairs",
+        dir=str(root / "run"),
+        model=MODELS["modernbert"],
+        objective=Embed(pooling="first"),
+        optim=KINDS["adamw"](learning_rate=0.01),
+        data=Data(
+            dir=str(root / "data"),
+            workers=1,
+            holdout_fraction=0.3,
+            sources=(Source(path=str(root / "pairs.jsonl"), rows="related"),),
+            tokenizer=Tokenizer(vocab_size=290, special_tokens=("<|endoftext|>", "<|mask|>")),
+            pack=Pack(method="best-fit"),
+        ),
+        train=Train(steps=4, global_batch_size=2, precision="fp32"),
+    )
+    summary = prepare(run.data, 96)
+    assert re.search(r"of 2 rows compares about 1\d with each", " ".join(notes(run, summary)))
+    save_run(run, steps=(1,))
+    return run
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "model"
+    return out, export_command(run.dir, out)
+
+
+def vectors(model, folder, name):
+    """Those of the anchors, by the command."""
+    file, out = folder / "anchors.txt", folder / f"{name}.npy"
+    file.write_text("".join(f"{anchor}\n" for anchor, _ in PAIRS))
+    assert embed_command(str(model), str(file), out=str(out), precision="fp32") == 0
+    return np.load(out)
+
+
+def test_the_export_opens_in_sentence_transformers(run, exported, tmp_path):
+    out, proof = exported
+    assert proof.source_to_folder.max_abs_diff == 0 and proof.outputs == "hidden states"
+    there = proof.folder_to_transformers
+    assert there.max_abs_diff <= 1e-5 * there.max_abs_logit
+    assert "hidden states differ by at most" in "\n".join(proof.lines())
+    card = (out / "README.md").read_text()
+    assert "pipeline_tag: sentence-similarity" in card
+    assert "library_name: sentence-transformers" in card and "SentenceTransformer(" in card
+    ours = vectors(run.dir, tmp_path, "run")
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(vectors(out, tmp_path, "folder"), ours, atol=1e-6)
+    theirs = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(out), device="cpu"
+    )
+    assert theirs.max_seq_length == 96 and theirs.similarity_fn_name == "cosine"
+    assert len(theirs) == 3  # the encoder, the pooling, the normalization
+    np.testing.assert_allclose(theirs.encode([a for a, _ in PAIRS]), ours, atol=1e-5)
+
+
+def test_it_is_read_as_it_was_written(run, exported, tmp_path, capsys):
+    again = load_model(exported[0]).model
+    assert isinstance(again, Embedder) and (again.pooling, again.length) == ("first", "one")
+    assert main(["verify", run.dir, str(exported[0])]) == 0
+    assert main(["generate", run.dir, "--prompt", "a"]) == 2
+    assert "'modernbert' is an encoder" in capsys.readouterr().err
+    assert main(["export", run.dir, str(tmp_path / "a.gguf")]) == 2
+    assert "ModernBertModel: has no GGUF form here" in capsys.readouterr().err
+    assert main(["vocab", run.dir, str(tmp_path / "v"), "--size", "400"]) == 2
+
+
+@pytest.mark.parametrize("family, form", [("eurobert", "run"), ("modernbert", "folder")])
+def test_a_masked_encoder_is_the_start_without_its_head(run, tmp_path, family, form):
+    masked = replace(
+        run, dir=str(tmp_path / "mlm"), objective=Mlm(mask_token_id=1), model=MODELS[family]
+    )
+    origin = save_run(masked, steps=(1,))
+    theirs = dict(walk(weights_at(1, masked.model.spec())))
+    if form == "folder":
+        export_command(origin, tmp_path / "hf")
+        origin = tmp_path / "hf"
+    found = started(replace(run, model=MODELS[family]), origin, tmp_path)
+    left = {"head", "dense", "head_norm", "decoder_bias"}
+    assert set(theirs) - set(found) == left & set(theirs) and set(found) <= set(theirs)
+    assert all(np.array_equal(found[name], theirs[name]) for name in found)
+
+
+def test_its_own_export_is_a_start_too(run, exported, tmp_path):
+    found = started(run, exported[0], tmp_path)
+    theirs = dict(walk(weights_at(1, run.objective.spec(run.model))))
+    assert all(np.array_equal(found[name], theirs[name]) for name in theirs)
+
+
+def started(run, origin, tmp_path):
+    """Weights by path of a run that starts from a place."""
+    (tmp_path / "run").mkdir()
+    run = replace(run, dir=str(tmp_path / "run"), train=replace(run.train, init_from=str(origin)))
+    plan = resolve(run, jax.devices()[:1])
+    state = first_state(plan, TokenStore.open(run.data.dir), None)
+    return dict(walk(state["trained"]["model"]["weights"]))
+
+
+def test_held_out_pairs_are_ranked(run, capsys):
+    """Among all texts of their source, in batches of any size; as counted in loops."""
+    opened = open_held_out(run.dir)
+    (loss,) = opened.held_out.losses(opened.weights)
+    model, w = run.objective.exported(run.model, opened.weights)
+    store, found = TokenStore.open(run.data.dir), []
+    for batch in store.eval_batches("pairs", 1):
+        made = model.vectors(w, batch_of(batch), opened.plan.compute, 12)[0][0]
+        found += list(np.asarray(made)[: batch["segment_ids"].max()])
+    unit = np.array(found) / np.linalg.norm(found, axis=1, keepdims=True)
+    a, p = unit[::2], unit[1::2]
+    ranks = [1 + sum(a[i] @ p[k] >= a[i] @ p[i] for k in range(len(p)) if k != i)
+             for i in range(len(a))]  # fmt: skip
+    scores = 20 * (a @ p.T)
+    nll = np.mean(np.log(np.exp(scores - np.diag(scores)[:, None]).sum(1)))
+    assert loss.tokens == len(a) > 20
+    assert loss.loss == pytest.approx(nll, rel=1e-4)
+    assert loss.accuracy == pytest.approx(np.mean(np.array(ranks) == 1))
+    assert loss.mrr == pytest.approx(np.mean([1 / r if r <= 10 else 0 for r in ranks]))
+    assert main(["eval", run.dir]) == 0
+    assert f"{loss.mrr:.4f}" in capsys.readouterr().out
+
+
+def test_other_data_is_refused(run):
+    with pytest.raises(UserError, match=r'"related" texts belong together, which objective.kind = '
+                       r"'mlm' does not learn; use 'embed'"):  # fmt: skip
+        labels_of(replace(run, objective=Mlm(mask_token_id=1)))
+    text = replace(run.data.sources[0], rows="text")
+    with pytest.raises(UserError, match=r'texts that belong together; set rows = "related"'):
+        labels_of(replace(run, data=replace(run.data, sources=(text,))))
+    plan = resolve(replace(run, objective=Mlm(mask_token_id=1)), jax.devices()[:1])
+    with pytest.raises(UserError, match=r"holds related texts, which .* choose embed"):
+        open_stores(plan)
