@@ -274,8 +274,7 @@ class TokenShards:
 
 def by_shard(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
     """Attention `local(q, k, v, seen)`, run by every device of the mesh, if it has several, on what
-    it holds of q [B, T, N, H], k and v [B, T, K, H] and ids or intervals [B, T]; `more`: axes of further
-    arguments."""
+    it holds of q [B, T, N, H], k, v [B, T, K, H], ids or intervals [B, T], and of axes `more`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return local
