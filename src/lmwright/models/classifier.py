@@ -10,38 +10,29 @@ documents of a row, as many as it has tokens; those that are not there have logi
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Metrics, Work
+from lmwright.core.contract import Batch, Work
 from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
 from lmwright.models.heads import HEAD, Pooling, left_out
 from lmwright.models.hf.classifier import ClassifierHf
+from lmwright.models.over import OverEncoder
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(OverEncoder):
     """An encoder without its head, and the head over documents."""
 
-    encoder: Any
     labels: tuple[str, ...]
     """The classes; none where the score is a number."""
     pooling: Pooling
-
-    both_ways: ClassVar[bool] = True
-
-    def __getattr__(self, name: str) -> Any:
-        # dimensions, layers and settings are those of the encoder
-        if name.startswith("__") or name == "encoder":
-            raise AttributeError(name)
-        return getattr(self.encoder, name)
 
     @property
     def hf(self) -> ClassifierHf:
@@ -61,18 +52,6 @@ class Classifier:
         paths = {path for path, _ in walk(spec)}
         active = {path: share for path, share in work.active.items() if path in paths}
         return replace(work, spec=spec, active={**active, "embed": 0.0})
-
-    def with_noise(self, w: Tree, noise: Array) -> Tree:
-        """The weights, with noise [B, T, D] on the embeddings of a batch."""
-        return self.encoder.with_noise(w, noise)
-
-    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
-        """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
-        return self.encoder.hidden(w, batch, compute)
-
-    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
-        """Losses that the layers add, and their metrics."""
-        return self.encoder.penalties(aux)
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""

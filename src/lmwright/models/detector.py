@@ -9,18 +9,18 @@ added the first one of its document.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Metrics, Work
+from lmwright.core.contract import Batch, Work
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
 from lmwright.models.hf.detector import DetectorHf
+from lmwright.models.over import OverEncoder
 from lmwright.nn.intervals import causal
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import activate
@@ -30,18 +30,8 @@ TABLE = "embed"  # of the encoder
 
 
 @dataclass(frozen=True)
-class Detector:
+class Detector(OverEncoder):
     """An encoder without the head over its vocabulary, and a head for each token."""
-
-    encoder: Any
-
-    both_ways: ClassVar[bool] = True
-
-    def __getattr__(self, name: str) -> Any:
-        # dimensions, layers and settings are those of the encoder
-        if name.startswith("__") or name == "encoder":
-            raise AttributeError(name)
-        return getattr(self.encoder, name)
 
     @property
     def hf(self) -> DetectorHf:
@@ -68,20 +58,12 @@ class Detector:
         work = self.encoder.work(seq_len)
         return replace(work, spec=self.spec(), active={**work.active, TABLE: 0.0})
 
-    def with_noise(self, w: Tree, noise: Array) -> Tree:
-        """The weights, with noise [B, T, D] on the embeddings of a batch."""
-        return self.encoder.with_noise(w, noise)
-
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], with that of the first token of its
         document added to each, and sums of the layers beside it."""
         x, aux = self.encoder.hidden(w, batch, compute)
         first = causal(batch.segment_ids).start[..., None]
         return constrain(x + jnp.take_along_axis(x, first, axis=1), "batch stream embed"), aux
-
-    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
-        """Losses that the layers add, and their metrics."""
-        return self.encoder.penalties(aux)
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""

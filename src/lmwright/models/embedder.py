@@ -7,39 +7,30 @@ those that are not there have zeros.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Metrics, Model, Work
+from lmwright.core.contract import Batch, Model, Work
 from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.hf.embedder import EmbedderHf, Length, TokenPooling
+from lmwright.models.over import OverEncoder
 
 KINDS = ("eurobert", "modernbert")  # of encoders that give vectors
 EMBED = "embed"  # the table of the vocabulary, in the tree
 
 
 @dataclass(frozen=True)
-class Embedder:
+class Embedder(OverEncoder):
     """An encoder without its head, and how the tokens of a document become its vector."""
 
-    encoder: Any
     pooling: TokenPooling = "mean"
     length: Length = "one"
     """Whether vectors are scaled to length 1."""
-
-    both_ways: ClassVar[bool] = True
-
-    def __getattr__(self, name: str) -> Any:
-        # dimensions, layers and settings are those of the encoder
-        if name.startswith("__") or name == "encoder":
-            raise AttributeError(name)
-        return getattr(self.encoder, name)
 
     @property
     def hf(self) -> EmbedderHf:
@@ -61,18 +52,6 @@ class Embedder:
         spec = self.spec()
         active = {path: n for path, n in work.active.items() if path.partition(".")[0] in spec}
         return replace(work, spec=spec, active={**active, EMBED: 0.0})
-
-    def with_noise(self, w: Tree, noise: Array) -> Tree:
-        """The weights, with noise [B, T, D] on the embeddings of a batch."""
-        return self.encoder.with_noise(w, noise)
-
-    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
-        """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
-        return self.encoder.hidden(w, batch, compute)
-
-    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
-        """Losses that the layers add, and their metrics."""
-        return self.encoder.penalties(aux)
 
     def head_weights(self, w: Tree) -> Tree:
         """Nothing: it has no head."""

@@ -1,0 +1,38 @@
+"""What models over an encoder have in common, whatever their head: its layers, and its settings."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jax import Array
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Metrics
+from lmwright.core.param import Tree
+from lmwright.core.stack import Aux
+
+
+@dataclass(frozen=True)
+class OverEncoder:
+    """An encoder without the head over its vocabulary; dimensions, layers and settings that are
+    not its own are those of the encoder."""
+
+    encoder: Any
+
+    both_ways: ClassVar[bool] = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "encoder":
+            raise AttributeError(name)
+        return getattr(self.encoder, name)
+
+    def with_noise(self, w: Tree, noise: Array) -> Tree:
+        """The weights, with noise [B, T, D] on the embeddings of a batch."""
+        return self.encoder.with_noise(w, noise)
+
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
+        return self.encoder.hidden(w, batch, compute)
+
+    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
+        """Losses that the layers add, and their metrics."""
+        return self.encoder.penalties(aux)
