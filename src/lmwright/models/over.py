@@ -1,4 +1,4 @@
-"""What models over an encoder have in common, whatever their head: its layers, and its settings."""
+"""Models over an encoder: its layers and its settings, whatever their head."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
