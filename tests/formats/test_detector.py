@@ -87,6 +87,36 @@ def test_the_generator_is_exported_by_name(run, tmp_path, capsys):
     assert "is not a run directory, so it has no part 'generator'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("from_export", [False, True])
+def test_a_classifier_starts_from_the_discriminator(from_export, run, tmp_path):
+    """From the run as from its export: with a fresh head, and open in transformers."""
+    folder, origin = run.parents[1], run
+    if from_export:
+        origin = tmp_path / "origin"
+        assert main(["export", str(run), str(origin)]) == 0
+    case = curves.CASES["objective classify"] | {
+        "model": curves.CASES["objective rtd"]["model"],
+        "train": {"steps": 6, "global_batch_size": 8, "init_from": str(origin)},
+        "optim": {"learning_rate": 1e-9},
+    }
+    path = curves.run_file(folder, f"classes {from_export}", case)
+    path.write_text(path.read_text().replace("data-text", "data-masked"))
+    for verb in ("prepare", "train"):
+        assert main([verb, str(path)]) == 0
+    classes, out = folder / "runs" / f"classes-{from_export}", tmp_path / "out"
+    assert json.loads((classes / "init.json").read_text())["fresh"] == ["classifier"]
+    first, both = (load_run_weights(place)[1] for place in (classes, run))
+    wanted = both["generator"]["embed"] + both["discriminator"]["embed"]
+    np.testing.assert_allclose(first["embed"], wanted, atol=1e-6)
+    assert main(["export", str(classes), str(out)]) == 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+    with torch.no_grad():
+        logits = theirs(input_ids=torch.tensor(TOKENS)).logits.numpy()
+    loaded = load_model(out)
+    ours = loaded.model.classify(loaded.weights, make_batch(TOKENS), Compute())[0][:, 0]
+    assert_near(ours, logits, "logits")
+
+
 def test_what_it_is_not(run, tmp_path, capsys):
     """One line and its cure, whatever else is asked of it."""
     for words, said in (

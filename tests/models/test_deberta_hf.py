@@ -47,6 +47,7 @@ def test_the_released_config_is_the_preset():
         ({"pos_att_type": ["c2p"]}, r"pos_att_type = \['c2p'\] is not computed"),
         ({"norm_rel_ebd": "none"}, "norm_rel_ebd = 'none' is not computed"),
         ({"position_buckets": -1}, "position_buckets = -1 is not computed"),
+        ({"pooler_hidden_act": "tanh"}, "pooler_hidden_act = 'tanh' is not computed"),
         ({"hidden_act": "tanh"}, "hidden_act 'tanh' is not supported"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
         ({"max_relative_positions": 100}, "max_distance: 100 leaves no far distances"),

@@ -215,15 +215,14 @@ def test_samples_are_of_the_softmax():
 
 
 def test_the_logits_of_the_generator_are_never_whole(ours, filled):
-    """With a vocabulary of several chunks, no array of the forward pass has all ids for each
-    mask."""
+    """With a vocabulary of several chunks, no array of the step has all ids for each mask."""
     model = replace(ours[0], vocab_size=20_000)
     batch, hidden, _ = filled
     w = jax.eval_shape(lambda: init_weights(OBJECTIVE.spec(model), jax.random.key(0)))
-    fill = lambda w: OBJECTIVE.fill(model, w, batch, hidden, KEYS, Compute(loss_chunk_tokens=2))  # noqa: E731
-    text = str(jax.make_jaxpr(fill)(w["generator"]))
-    places = hidden.places.shape[1]
-    assert f"[4,{places},8192]" in text and f"[4,{places},20000]" not in text
+    loss = jax.grad(lambda w: OBJECTIVE.loss(model, w, batch, KEYS, Compute()).total)
+    text, places = str(jax.make_jaxpr(loss)(w)), hidden.places.shape[1]
+    assert f"[4,{places},8192]" in text and f"[4,{-(-places // 4)},20000]" in text
+    assert f"[4,{places},20000]" not in text
 
 
 @pytest.fixture(scope="module")
@@ -246,13 +245,14 @@ def test_the_same_numbers_however_a_batch_is_cut(microbatches, devices, ours, wh
 
 def test_work_is_what_jax_traces(ours):
     """The generator's head at its masks, once more forward for the samples; but for products with
-    distances, as `tests/models/test_deberta.py` says, and for how a share of places is rounded."""
+    distances, as `tests/models/test_deberta.py` says."""
+    objective = replace(OBJECTIVE, mask_ratio=0.48)  # 12 of 25 places: no chunk is filled up
     model = replace(ours[0], position_buckets=2 * T, max_distance=2 * T)
     leaf = lambda dtype: jax.ShapeDtypeStruct((len(LENGTHS), T), dtype)  # noqa: E731
     batch = Batch(leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.int32), leaf(jnp.float32))
-    loss = lambda w, b: OBJECTIVE.loss(model, w, b, KEYS, Compute(kernels="tpu")).total  # noqa: E731
-    traced = jax.make_jaxpr(jax.grad(loss))(abstract_weights(OBJECTIVE.spec(model)), batch)
-    works = OBJECTIVE.works(model, T)
+    loss = lambda w, b: objective.loss(model, w, b, KEYS, Compute(kernels="tpu")).total  # noqa: E731
+    traced = jax.make_jaxpr(jax.grad(loss))(abstract_weights(objective.spec(model)), batch)
+    works = objective.works(model, T)
     # rows of distances are projected once; each distance has one
     width, layers = model.num_heads * model.head_dim, 2 + LAYERS
     once = 3 * 2 * 2 * (4 * T) * model.embed_dim * width * layers

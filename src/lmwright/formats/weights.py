@@ -65,6 +65,7 @@ def host_weights(place: Place) -> Tree:
     """float32 host arrays. Raises UserError where they cannot be read."""
     if place.kind == RUN:  # of which no tokenizer is wanted
         run, w = load_run_weights(place.path, place.step)
+        w = jax.tree.map(np.asarray, w)  # whatever mesh the caller has set
         _, w = run.objective.exported(run.model, w)
     else:
         w = load_files(place).weights

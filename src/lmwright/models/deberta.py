@@ -29,6 +29,7 @@ from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models.block import embedding_spec, feed_forward, output, project, with_bias
 from lmwright.models.decoder import Decoder, Head
+from lmwright.models.heads import DocumentHead
 from lmwright.models.layers import Attend, layers_spec, run_layers
 from lmwright.nn.disentangled import Disentangled, rows_in_order
 from lmwright.nn.layer_norm import layer_norm
@@ -42,6 +43,7 @@ class Deberta(Decoder):
     """An encoder of the DeBERTa-v3 family; its fields are the model."""
 
     both_ways: ClassVar[bool] = True
+    document_head: ClassVar[DocumentHead] = DocumentHead(("cls",))
     normed_branches: ClassVar = ("o", "down")
     rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
     rope_scaling: ClassVar[None] = None  # type: ignore[misc]

@@ -39,6 +39,7 @@ from lmwright.objectives.mlm import Hidden, Mlm
 
 KINDS = ("deberta",)  # of models whose head for this is known
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
+LOSS_CHUNKS = 4  # of the generator's masks, whose logits exist at once
 VOCAB_CHUNK = 8192  # ids whose logits exist at once while the generator samples
 FORWARD_SHARE = 4 / 3  # of the head's work: once more forward, for the samples
 
@@ -161,6 +162,8 @@ class Rtd(Objective):
         pick = lambda a: jnp.take_along_axis(a, hidden.places, axis=1)  # noqa: E731
         x = constrain(jnp.take_along_axis(x, hidden.places[..., None], axis=1), "batch seq embed")
         old, weights = pick(batch.tokens), pick(batch.loss_weight) * hidden.predicted
+        chunk = min(compute.loss_chunk_tokens, -(-x.shape[1] // LOSS_CHUNKS))
+        compute = replace(compute, loss_chunk_tokens=chunk)
         loss = loss_at(generator, w, x, aux, old, weights, compute)
         head, spec = generator.head_weights(w), generator.head_weights(generator.spec())
         along = lambda p: p.axes.index("vocab") if "vocab" in p.axes else -1  # noqa: E731

@@ -7,7 +7,7 @@ transformers' own first form (`legacy` true) are read, too.
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.table import KEYS, Derived, Json, Table, Words
+from lmwright.models.hf.table import KEYS, ClassifierForm, Derived, Json, Table, Words
 
 ARCHITECTURE = "DebertaV2ForMaskedLM"
 ACT = Words("mlp", "hidden_act", {"gelu_erf": "gelu", "relu": "relu", "relu2": "relu2"}, "gelu")
@@ -70,6 +70,16 @@ class DebertaHf(Table):
     name = "DeBERTa"
     model_types: ClassVar = {ARCHITECTURE: "deberta-v2"}
     weights = _weights()
+    classifier: ClassVar = ClassifierForm(
+        "DebertaV2ForSequenceClassification",
+        "cls",
+        {
+            "classifier.dense": "pooler.dense.weight",
+            "classifier.dense_bias": "pooler.dense.bias",
+            "classifier.out": "classifier.weight",
+            "classifier.out_bias": "classifier.bias",
+        },
+    )
     keys = {ours: theirs for ours, theirs in KEYS.items()
             if ours not in ("head_dim", "num_kv_heads")} | {
         "norm_eps": "layer_norm_eps", "position_buckets": "position_buckets"
@@ -119,6 +129,7 @@ class DebertaHf(Table):
         others = {
             "pos_att_type": sorted(term.strip() for term in terms) == sorted(TERMS),
             "norm_rel_ebd": config.get("norm_rel_ebd") == "layer_norm",
+            "pooler_hidden_act": config.get("pooler_hidden_act", "gelu") == "gelu",
             "position_buckets": fields["position_buckets"] > 0,
             "embedding_size": config.get("embedding_size") in (None, fields["embed_dim"]),
             "attention_head_size": config.get("attention_head_size")
