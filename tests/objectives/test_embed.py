@@ -16,7 +16,7 @@ from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
 from lmwright.objectives.embed import Embed
 from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
+from lmwright.program.state import abstract_batch, abstract_state, init_state
 from lmwright.program.step import make_step
 from tests.objectives.labeled_rows import packed
 from tests.train.test_step import make_run, model_of
@@ -213,6 +213,20 @@ def test_an_update_is_the_same_however_a_batch_is_cut(plain, microbatches, devic
         np.testing.assert_allclose(one[name], two[name], rtol=1e-4)
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(mine, other, rtol=2e-4, atol=2e-5)
+
+
+def test_only_vectors_are_kept_of_all_microbatches():
+    """Memory of the compiled step: a microbatch's, not the batch's."""
+
+    def memory(num):
+        train = {"num_microbatches": num, "global_batch_size": 64, "remat": "none"}
+        run = replace(make_run(**train), model=MODEL, objective=Embed())
+        plan = resolve(run, jax.devices()[:1])
+        with jax.set_mesh(plan.mesh):
+            lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan, 64 // num))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(8) < memory(1) / 3
 
 
 def test_a_step_of_microbatches_encodes_twice():
