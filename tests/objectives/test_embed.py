@@ -14,6 +14,7 @@ from lmwright.errors import UserError
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
+from lmwright.objectives.classify import Classify
 from lmwright.objectives.embed import Embed
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_batch, abstract_state, init_state
@@ -254,3 +255,5 @@ def test_what_is_refused():
     llama = Llama(**SMALL, num_kv_heads=2, head_dim=6, seq_len=T)
     with pytest.raises(UserError, match="'llama' gives no vectors here; use an encoder of kind"):
         Embed().spec(llama)
+    with pytest.raises(UserError, match="this 'eurobert' has a head that is not for vectors"):
+        Embed().spec(Classify(labels=("a", "b")).classifier(MODEL))
