@@ -48,7 +48,7 @@ class Embedder:
 
     def without_head(self, w: Tree) -> Tree:
         """Those of the encoder's weights that it has, too."""
-        head = set(self.encoder.head_weights(w)) - {EMBED}
+        head = set(self.encoder.head_weights(self.encoder.spec())) - {EMBED}
         return {name: tree for name, tree in w.items() if name not in head}
 
     def spec(self) -> Tree:
