@@ -287,6 +287,15 @@ def test_files_that_are_no_tokenizer(tmp_path, name, content, message):
         import_tokenizer(tmp_path / name)
 
 
+def test_encoders_name_the_ends_of_a_text_otherwise():
+    """As ModernBERT's tokenizer_config.json does, which names no eos and no bos."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
+    said = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": None}
+    assert find_roles(backend, said) == {"eos": "[SEP]", "bos": "[CLS]", "mask": "[MASK]"}
+    assert find_roles(backend, said | {"eos_token": "[MASK]"})["eos"] == "[MASK]"
+
+
 def test_a_mask_token_that_was_added_later_is_one():
     """The configuration of a decoder's tokenizer names other roles and no mask."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -50,7 +50,7 @@ def run(tmp_path_factory):
     run = Run(
         name="pairs",
         dir=str(root / "run"),
-        model=MODELS["modernbert"],
+        model=MODELS["eurobert"],
         objective=Embed(pooling="first"),
         optim=KINDS["adamw"](learning_rate=0.01),
         data=Data(
@@ -106,11 +106,15 @@ def test_the_export_opens_in_sentence_transformers(run, exported, tmp_path):
 def test_it_is_read_as_it_was_written(run, exported, tmp_path, capsys):
     again = load_model(exported[0]).model
     assert isinstance(again, Embedder) and (again.pooling, again.length) == ("first", "one")
+    assert again == run.objective.exported(run.model, {})[0]
     assert main(["verify", run.dir, str(exported[0])]) == 0
+    assert main(["params", str(exported[0])]) == 0
+    assert main(["import", str(exported[0]), str(tmp_path / "again")]) == 0
+    assert load_model(tmp_path / "again").model == again
     assert main(["generate", run.dir, "--prompt", "a"]) == 2
-    assert "'modernbert' is an encoder" in capsys.readouterr().err
+    assert "'eurobert' is an encoder" in capsys.readouterr().err
     assert main(["export", run.dir, str(tmp_path / "a.gguf")]) == 2
-    assert "ModernBertModel: has no GGUF form here" in capsys.readouterr().err
+    assert "EuroBertModel: has no GGUF form here" in capsys.readouterr().err
     assert main(["vocab", run.dir, str(tmp_path / "v"), "--size", "400"]) == 2
 
 

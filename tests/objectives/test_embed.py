@@ -14,9 +14,10 @@ from lmwright.errors import UserError
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
+from lmwright.objectives.classify import Classify
 from lmwright.objectives.embed import Embed
 from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
+from lmwright.program.state import abstract_batch, abstract_state, init_state
 from lmwright.program.step import make_step
 from tests.objectives.labeled_rows import packed
 from tests.train.test_step import make_run, model_of
@@ -215,12 +216,28 @@ def test_an_update_is_the_same_however_a_batch_is_cut(plain, microbatches, devic
         np.testing.assert_allclose(mine, other, rtol=2e-4, atol=2e-5)
 
 
+def test_only_vectors_are_kept_of_all_microbatches():
+    """Memory of the compiled step: a microbatch's, not the batch's."""
+
+    def memory(num):
+        train = {"num_microbatches": num, "global_batch_size": 64, "remat": "none"}
+        run = replace(make_run(**train), model=MODEL, objective=Embed())
+        plan = resolve(run, jax.devices()[:1])
+        with jax.set_mesh(plan.mesh):
+            lowered = make_step(plan).lower(abstract_state(plan), abstract_batch(plan, 64 // num))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(8) < memory(1) / 3
+
+
 def test_a_step_of_microbatches_encodes_twice():
-    plan = resolve(replace(make_run(), model=MODEL, objective=Embed()), jax.devices()[:1])
-    cut = resolve(
-        replace(make_run(num_microbatches=2), model=MODEL, objective=Embed()), jax.devices()[:1]
-    )
-    assert cut.flops_per_step == pytest.approx(plan.flops_per_step * 4 / 3)
+    """Which is no work that counts, as nothing that is recomputed does."""
+    objective, flops = Embed(), []
+    for num, passes in ((1, 0), (2, 1)):
+        run = replace(make_run(num_microbatches=num), model=MODEL, objective=objective)
+        assert objective.passes_of(num) == passes
+        flops.append(resolve(run, jax.devices()[:1]).flops_per_step)
+    assert flops[0] == flops[1]
 
 
 def test_the_work_has_no_head_over_the_vocabulary():
@@ -238,3 +255,5 @@ def test_what_is_refused():
     llama = Llama(**SMALL, num_kv_heads=2, head_dim=6, seq_len=T)
     with pytest.raises(UserError, match="'llama' gives no vectors here; use an encoder of kind"):
         Embed().spec(llama)
+    with pytest.raises(UserError, match="this 'eurobert' has a head that is not for vectors"):
+        Embed().spec(Classify(labels=("a", "b")).classifier(MODEL))

@@ -171,15 +171,16 @@ def is_run(name: str | Path) -> bool:
 
 def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
     """The model of a preset, a run file, a run directory, a Hugging Face folder, a GGUF file or
-    a hub name, with `model.field=value` overrides; no weights are read. Raises UserError where
-    there is none of that name."""
+    a hub name, with `model.field=value` overrides; of a classifier, or what gives vectors, its
+    encoder. No weights are read. Raises UserError where there is none of that name."""
     if is_run(name):
         return load_run(name, overrides).model
     if Path(name).exists() or name.endswith(".gguf") or "://" in name:
         place = open_place(name, header=True)
         if place.kind == RUN:  # named by a checkpoint in it
             return load_run(place.path, overrides).model
-        return with_overrides(place.model, overrides, "the model")
+        model = getattr(place.model, "encoder", place.model)
+        return with_overrides(model, overrides, "the model")
     known = presets.of_section("model")
     if name not in known:
         cure = nearest(name, list(known), what="there are")

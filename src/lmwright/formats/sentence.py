@@ -60,7 +60,10 @@ def _read(folder: Path) -> dict[str, Any]:
             f"{folder / MODULES}: {others[0] if others else 'no single Pooling'} is not supported, "
             "only Transformer, Pooling and Normalize"
         )
-    path = folder / str(listed[kinds.index("Pooling")]["path"] or POOLING) / "config.json"
+    inner = str(listed[kinds.index("Pooling")]["path"])
+    if Path(inner).name != inner:  # a path that leaves the folder would read whatever lies there
+        raise ValueError(f"{inner!r} is not a folder in it")
+    path = folder / inner / "config.json"
     return {
         "pooling": _pooling(parse_json(path), path),
         "length": "one" if "Normalize" in kinds else "any",

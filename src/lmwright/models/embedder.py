@@ -39,7 +39,7 @@ class Embedder(OverEncoder):
 
     def without_head(self, w: Tree) -> Tree:
         """Those of the encoder's weights that it has, too."""
-        head = set(self.encoder.head_weights(w)) - {EMBED}
+        head = set(self.encoder.head_weights(self.encoder.spec())) - {EMBED}
         return {name: tree for name, tree in w.items() if name not in head}
 
     def spec(self) -> Tree:
@@ -78,7 +78,12 @@ def embedder_of(model: Model, pooling: TokenPooling = "mean", length: Length = "
     """An encoder as a model that gives vectors. Raises UserError for other models."""
     if isinstance(model, Embedder):
         return replace(model, pooling=pooling, length=length)
-    if getattr(model, "encoder", model) is not model or model.kind not in KINDS:
+    if getattr(model, "encoder", model) is not model:
+        raise UserError(
+            f"model.kind: this {model.kind!r} has a head that is not for vectors; give the encoder "
+            "that it came from"
+        )
+    if model.kind not in KINDS:
         raise UserError(
             f"model.kind: {model.kind!r} gives no vectors here; use an encoder of kind "
             f"{' or '.join(map(repr, KINDS))}"

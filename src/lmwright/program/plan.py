@@ -70,8 +70,7 @@ class Plan:
     @property
     def flops_per_step(self) -> float:
         """Forward and backward, none recomputed."""
-        more = self.run.objective.passes_of(self.run.train.num_microbatches)
-        passes = self.training.flops_per_weight, more
+        passes = self.training.flops_per_weight, self.run.objective.forward_passes
         works = self.works.values()
         return float(self.tokens_per_step) * sum(w.flops_per_token(*passes) for w in works)
 

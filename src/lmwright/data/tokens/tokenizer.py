@@ -358,17 +358,17 @@ CUSTOM = {
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<|mask|>", "<mask>", "[MASK]"),
 }
+BERT = {"eos": "sep_token", "bos": "cls_token"}  # which encoders name in their place
 
 
 def find_roles(
     backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None
 ) -> dict[str, str]:
     """Tokens for eos, bos, pad, unk and mask: as `config` sets them, else by customary names."""
-    config = config or {}
+    config, roles = config or {}, {}
     silent = not any(f"{role}_token" in config for role in CUSTOM)
-    roles = {}
     for role, names in CUSTOM.items():
-        token = config.get(f"{role}_token")
+        token = config.get(f"{role}_token") or config.get(BERT.get(role, ""))
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(token, str):
             raise UserError(f"the tokenizer's {role}_token is {token!r:.60}, not a token's text")
