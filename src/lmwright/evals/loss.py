@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lmwright.config.rows import HAVE_LABELS
+from lmwright.config.rows import HAVE_LABELS, TAGGED_WORDS
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model, Objective
 from lmwright.core.param import Tree
@@ -121,7 +121,9 @@ def evaluate_rows(
         if "numbers" in sums:
             numbers.append(_pairs(sums["numbers"][0]))
         every = round(count) == np.count_nonzero(rows["loss_weight"])
-        some = objective.learns_from in HAVE_LABELS or (objective.both_ways and not every)
+        some = objective.learns_from in (*HAVE_LABELS, TAGGED_WORDS) or (
+            objective.both_ways and not every
+        )
         text_bytes += 0 if some else float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
     return SourceLoss(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
+from lmwright.config.rows import TAGGED_WORDS
 from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
@@ -34,7 +35,7 @@ class Tag(Objective):
 
     both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
-    learns_from: ClassVar[str] = "tagged words"
+    learns_from: ClassVar[str] = TAGGED_WORDS
 
     def __post_init__(self) -> None:
         if twice := [name for name in self.labels if self.labels.count(name) > 1]:
