@@ -23,6 +23,8 @@ from lmwright.models import KINDS
 from lmwright.models.heads import HEAD
 from lmwright.models.tagger import Tagger
 
+TAGS = "tags"
+
 
 @section
 class Tag(Objective):
@@ -44,6 +46,10 @@ class Tag(Objective):
             raise UserError(
                 f"objective.labels: {untidy[0]!r} is empty or has blanks around it; remove them"
             )
+
+    def for_eval(self) -> "Tag":
+        """The objective on held-out rows, which also gives the tags themselves."""
+        return _HeldOut(**vars(self))
 
     def tagger(self, model: Model) -> Tagger:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
@@ -77,7 +83,22 @@ class Tag(Objective):
         chosen = jnp.take_along_axis(logits, tag[..., None], axis=-1)[..., 0]
         nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
         weight = jnp.sum(there)
-        right = (jnp.argmax(logits, axis=-1) == tag) * there
-        metrics = {"nll": (nll, weight), "accuracy": (jnp.sum(right), weight)}
+        guess = jnp.argmax(logits, axis=-1)
+        right = jnp.sum((guess == tag) * there)
+        metrics = {"nll": (nll, weight), "accuracy": (right, weight)}
+        metrics |= self.tags(jnp.stack([tag, guess, batch.segment_ids * (there > 0)], -1), weight)
         added, more = tagger.penalties(aux)
         return Loss(nll + added * weight, weight, metrics | more)
+
+    def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
+        """Further metrics, from tags [B, T, 3]."""
+        return {}
+
+
+class _HeldOut(Tag):
+    """As held-out rows are measured."""
+
+    def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
+        """int [B, T, 3]: the tag, the one that was given, and the number of the document in its
+        row where a word begins, else 0."""
+        return {TAGS: (found, weight)}
