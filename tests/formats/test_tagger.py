@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from lmwright.data.tokens.tags import words_as_tokens
+from lmwright.errors import UserError
 from lmwright.evals.entities import entity_counts, f1_of
 from lmwright.evals.held_out import eval_command, open_held_out
+from lmwright.evals.predict import predict_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
 from lmwright.models.eurobert import EuroBert
@@ -82,3 +84,9 @@ def _by_transformers(torch, transformers, run):
         given.append([LABELS[i] for i in scores[found.first].argmax(-1)])
         real.append([row["tags"][i] for i in found.word])
     return real, given
+
+
+def test_predict_refuses_it(exported, tmp_path):
+    (tmp_path / "texts.txt").write_text("the cat\n")
+    with pytest.raises(UserError, match="tags words, which predict does not write"):
+        predict_command(str(exported[0]), str(tmp_path / "texts.txt"))
