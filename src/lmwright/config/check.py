@@ -265,7 +265,7 @@ def _check_sources(run: Run) -> None:
     kinds = {source.rows for source in run.data.sources}
     apart = (
         ("preference", "pairs of answers"), ("rated", "rated answers"), ("labeled", "labeled"),
-        ("related", "related texts"),
+        ("related", "related texts"), ("tagged", "tagged words"),
     )  # fmt: skip
     for kind, what in apart:
         if kind in kinds and len(kinds) > 1:
@@ -302,7 +302,7 @@ def _check_rows(source: Source, where: str) -> None:
             raise UserError(
                 f'{where}.columns.{name}: rows = "{source.rows}" has no such column; {cure}'
             )
-    if source.roles and source.rows in ("alpaca", "labeled", "related"):
+    if source.roles and source.rows in ("alpaca", *PLAIN):
         raise UserError(f'{where}.roles: has no effect on rows = "{source.rows}"; remove it')
 
 

@@ -1,17 +1,20 @@
 """Kinds of rows that a source may hold, by their parts."""
 
-LABELED, RELATED = "labeled", "related"
+LABELED, RELATED, TAGGED = "labeled", "related", "tagged"
 HAVE_LABELS = ("labeled texts", "texts with a number")
 """What an objective learns from rows of that kind (`Objective.learns_from`)."""
 RELATED_TEXTS = "related texts"
 """What a store of related rows holds, and an objective learns from."""
-PLAIN = ("text", LABELED, RELATED)
+TAGGED_WORDS = "tagged words"
+"""What a store of tagged rows holds, and an objective learns from."""
+PLAIN = ("text", LABELED, RELATED, TAGGED)
 """Kinds whose rows are no conversations."""
 
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
 ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "labeled": (("text", "label"), ("text_pair",), ()),
     "related": (("anchor", "positive"), ("negative",), ()),
+    "tagged": (("tokens", "tags"), (), ()),
     "alpaca": (("instruction", "output"), ("input", "system"), ()),
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmwright.config.rows import HAVE_LABELS, LABELED, PLAIN, RELATED, RELATED_TEXTS
+from lmwright.config import rows as row_kinds
 from lmwright.config.run import Data, Run, Source, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
@@ -115,7 +115,7 @@ def _make(
 
 def has_chats(data: Data) -> bool:
     """True if any source holds fine-tuning examples."""
-    return any(source.rows not in PLAIN for source in data.sources)
+    return any(source.rows not in row_kinds.PLAIN for source in data.sources)
 
 
 def with_template(data: Data) -> Data:
@@ -194,6 +194,7 @@ def _stages(
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
     from lmwright.data.tokens.classes import Classes, Numbers
+    from lmwright.data.tokens.tags import Tags
     from lmwright.data.tokens.tokenize import Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
@@ -213,8 +214,9 @@ def _stages(
         )
     classes: Classes | Numbers | None = None
     if labels is not None:
-        classes = Classes(tuple(labels), seq_len) if labels else Numbers(seq_len)
-    related = any(source.rows == RELATED for source in data.sources)
+        kind = Tags if any(source.rows == row_kinds.TAGGED for source in data.sources) else Classes
+        classes = kind(tuple(labels), seq_len) if labels else Numbers(seq_len)
+    related = any(source.rows == row_kinds.RELATED for source in data.sources)
     if classes or related:
         refuse_splitting(data.pack)
     return {
@@ -242,8 +244,14 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     hold."""
     kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
     for rows, texts, have, cure in (
-        (LABELED, HAVE_LABELS, "have a class or a number", "'classify' or 'regress'"),
-        (RELATED, (RELATED_TEXTS,), "belong together", "'embed'"),
+        (
+            row_kinds.LABELED,
+            row_kinds.HAVE_LABELS,
+            "have a class or a number",
+            "'classify' or 'regress'",
+        ),
+        (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
+        (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
     ):
         if rows in kinds and learns not in texts:
             raise UserError(
@@ -255,7 +263,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
                 f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts "
                 f'that {have}; set rows = "{rows}"'
             )
-    return run.objective.labels if LABELED in kinds else None
+    return run.objective.labels if kinds & {row_kinds.LABELED, row_kinds.TAGGED} else None
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:

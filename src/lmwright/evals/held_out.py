@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmwright.config.rows import HAVE_LABELS, RELATED_TEXTS
+from lmwright.config.rows import HAVE_LABELS, RELATED_TEXTS, TAGGED_WORDS
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -25,6 +25,7 @@ from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.numbers import print_numbers
 from lmwright.evals.positions import PositionLoss, position_losses
 from lmwright.evals.related import evaluate_related, print_related
+from lmwright.evals.tagged import print_tags
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
@@ -203,6 +204,8 @@ def eval_command(path: str, **options: Any) -> int:
     objective = opened.plan.run.objective
     if objective.learns_from == RELATED_TEXTS:
         print_related(losses, compute)
+    elif objective.learns_from == TAGGED_WORDS:
+        print_tags(losses, compute)
     elif objective.learns_from in HAVE_LABELS and objective.labels:
         print_classes(losses, objective.labels, compute)
     elif objective.learns_from in HAVE_LABELS:

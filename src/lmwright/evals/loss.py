@@ -5,7 +5,7 @@ UTF-8 bytes of those tokens, so that tokenizers can be compared.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lmwright.config.rows import HAVE_LABELS
+from lmwright.config.rows import HAVE_LABELS, TAGGED_WORDS
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model, Objective
 from lmwright.core.param import Tree
+from lmwright.evals.entities import entity_counts, f1_of
 from lmwright.kernels.select import compiler_options
 
 Rows = dict[str, np.ndarray]  # tokens, segment_ids, positions, loss_weight, text_bytes
@@ -49,8 +50,15 @@ class SourceLoss:
         """True for documents with a class or a number, which have no perplexity."""
         return self.confusion is not None or self.numbers is not None
 
+    entities: np.ndarray | None = field(default=None, compare=False)
+    """Of tagged words, float64 [3]: entities that are right, were given, and are there."""
     mrr: float | None = None
     """Of vectors, the mean of the inverse rank of what belongs to a text, 0 beyond the tenth."""
+
+    @property
+    def entity_f1(self) -> float | None:
+        """F1 of entities, as seqeval's; None where words have no tags."""
+        return None if self.entities is None else f1_of(self.entities)
 
     @property
     def rows_text(self) -> str:
@@ -107,6 +115,7 @@ def evaluate_rows(
     """Loss over batches of packed rows; `place` puts a batch on the devices."""
     nll = correct = tokens = 0.0
     text_bytes, confusion, numbers = 0.0, None, []
+    entities = np.zeros(3)
     more = {name: np.zeros(2) for name in objective.held_out_metrics}
     for rows in batches:
         sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
@@ -118,17 +127,36 @@ def evaluate_rows(
             pair += [float(value) for value in sums[name]]
         if "confusion" in sums:
             confusion = np.asarray(sums["confusion"][0]) + (0 if confusion is None else confusion)
+        if "tags" in sums:
+            entities = entities + _entities(sums["tags"][0], objective.labels)
         if "numbers" in sums:
             numbers.append(_pairs(sums["numbers"][0]))
         every = round(count) == np.count_nonzero(rows["loss_weight"])
-        some = objective.learns_from in HAVE_LABELS or (objective.both_ways and not every)
+        some = objective.learns_from in (*HAVE_LABELS, TAGGED_WORDS) or (
+            objective.both_ways and not every
+        )
         text_bytes += 0 if some else float(rows["text_bytes"].sum())
     count = max(tokens, 1.0)
     return SourceLoss(
         source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion,
         scores={name: total / max(weight, 1.0) for name, (total, weight) in more.items()},
         numbers=np.concatenate(numbers) if numbers else None,
+        entities=entities if objective.learns_from == TAGGED_WORDS else None,
     )  # fmt: skip
+
+
+def _entities(found: jax.Array, labels: Sequence[str]) -> np.ndarray:
+    """float64 [3]: counts of entities in rows [B, T, 3], of which the last is the number of a
+    word's document in its row, 0 for tokens without a tag."""
+    if not found.is_fully_addressable:
+        found = multihost_utils.process_allgather(found, tiled=True)
+    real, given = [], []
+    for row in np.asarray(found):
+        for document in range(1, int(row[:, 2].max(initial=0)) + 1):
+            words = row[row[:, 2] == document]
+            real.append([labels[int(tag)] for tag in words[:, 0]])
+            given.append([labels[int(tag)] for tag in words[:, 1]])
+    return entity_counts(real, given)
 
 
 def _pairs(found: jax.Array) -> np.ndarray:

@@ -32,12 +32,18 @@ from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.models.classifier import Classifier
+from lmwright.models.tagger import Tagger
 
 
 class Predictor(Reader):
     """A classifier, ready for texts."""
 
     def __init__(self, loaded: LoadedModel, compute: Compute):
+        if isinstance(loaded.model, Tagger):
+            raise UserError(
+                f"{loaded.path}: tags words, which predict does not write; export the model, and "
+                'use pipeline("token-classification") of transformers (docs/tags.md)'
+            )
         if not isinstance(loaded.model, Classifier):
             raise UserError(
                 f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "

@@ -21,6 +21,7 @@ from lmwright.formats.card_use import USE
 from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.guard.terminal import visible
 from lmwright.models.detector import Detector
+from lmwright.models.tagger import Tagger
 
 if TYPE_CHECKING:
     from lmwright.formats.proof import Proof
@@ -225,6 +226,8 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
 
 def task_of(model: HfModel) -> str:
     """The hub's name of what a model does."""
+    if isinstance(model, Tagger):
+        return "token-classification"
     if hasattr(model, "labels"):
         return "text-classification"
     if isinstance(model, Detector):

@@ -11,6 +11,12 @@ print(classify("A text", truncation=True\
 {{ "" if model.labels else ', function_to_apply="none"' }}))
 ```
 or `lmwright predict {{ word(place) }} texts.csv`.
+{% elif task == "token-classification" %}
+from transformers import pipeline
+
+tag = pipeline("token-classification", model={{ place | tojson }}, aggregation_strategy="first")
+print(tag("A text"))
+```
 {% elif task == "feature-extraction" %}
 from transformers import AutoModel, AutoTokenizer
 

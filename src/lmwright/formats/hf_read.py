@@ -23,6 +23,8 @@ from lmwright.models.embedder import Embedder
 from lmwright.models.hf.classifier import encoder_of, head_fields
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.hf.embedder import BODIES
+from lmwright.models.hf.tagger import tagged_encoder, tags_of
+from lmwright.models.tagger import Tagger
 from lmwright.models.text_part import (
     NONE,
     TEXT_PARTS,
@@ -58,6 +60,9 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     if (alone := encoder_of(architecture)) is not None:
         encoder = model_from_config(config | {"architectures": [alone]}, where)
         return Classifier(encoder, **head_fields(config, encoder, where))
+    if (alone := tagged_encoder(architecture)) is not None:
+        encoder = model_from_config(config | {"architectures": [alone]}, where)
+        return Tagger(encoder, tags_of(config, where))
     if architecture in DETECTORS:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)

@@ -137,6 +137,8 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):
         return transformers.AutoModelForSequenceClassification
+    if architecture.endswith("ForTokenClassification"):
+        return transformers.AutoModelForTokenClassification
     if architecture in BODIES:
         return transformers.AutoModel
     masked = architecture.endswith("ForMaskedLM")

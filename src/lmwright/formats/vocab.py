@@ -35,6 +35,7 @@ from lmwright.formats.tokenizer_files import write_tokenizer
 from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
+from lmwright.models.tagger import Tagger
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
@@ -105,8 +106,9 @@ def vocab_command(
     if "" in tokens:
         raise UserError("--add: a token cannot be empty; give its text")
     loaded = load_model(path)
-    if isinstance(loaded.model, Classifier | Embedder):
-        what = "a classifier" if isinstance(loaded.model, Classifier) else "an embedder"
+    if isinstance(loaded.model, Classifier | Embedder | Tagger):
+        names = {Classifier: "a classifier", Embedder: "an embedder", Tagger: "a tagger"}
+        what = names[type(loaded.model)]
         raise UserError(f"{path}: is {what}; change the vocabulary of its encoder first")
     if isinstance(loaded.model, Detector):
         raise UserError(f"{path}: is a detector; change the vocabulary before its pretraining")

@@ -16,5 +16,6 @@ KINDS = Registry(
         "classify": "classify.Classify",
         "regress": "regress.Regress",
         "embed": "embed.Embed",
+        "tag": "tag.Tag",
     },
 )

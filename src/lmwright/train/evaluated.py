@@ -53,6 +53,8 @@ def _note(loss: SourceLoss) -> str:
     scores, and the rows."""
     measured = loss.confusion is not None or loss.mrr is not None
     right = f"accuracy {loss.accuracy:.1%}" if measured else ""
+    if loss.entity_f1 is not None:
+        right = f"accuracy {loss.accuracy:.1%}, entity F1 {loss.entity_f1:.3f}"
     if loss.numbers is not None:
         right = f"Spearman {Fit.of(loss.numbers).spearman:.3f}"
     return ", ".join(filter(None, (right, loss.scores_text, loss.rows_text)))
@@ -62,6 +64,8 @@ def _scores(loss: SourceLoss) -> dict[str, float]:
     """Scores beside a loss, by name: of labeled texts, or of vectors."""
     if loss.mrr is not None:
         return scores_of(loss)
+    if loss.entity_f1 is not None:
+        return {"accuracy": loss.accuracy, "entity_f1": loss.entity_f1}
     if loss.numbers is not None:
         return Fit.of(loss.numbers).averages()
     return Scores.of(loss.confusion).averages() if loss.confusion is not None else {}

@@ -1,6 +1,13 @@
 """Stores: the prepared data of each trainee, checked against the run."""
 
-from lmwright.config.rows import HAVE_LABELS, LABELED, RELATED, RELATED_TEXTS
+from lmwright.config.rows import (
+    HAVE_LABELS,
+    LABELED,
+    RELATED,
+    RELATED_TEXTS,
+    TAGGED,
+    TAGGED_WORDS,
+)  # fmt: skip
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.classes import listed
@@ -44,6 +51,7 @@ def _check_kind(run: Run, store: TokenStore) -> None:
             "rated answers": "rated",
             **dict.fromkeys(HAVE_LABELS, LABELED),
             RELATED_TEXTS: RELATED,
+            TAGGED_WORDS: TAGGED,
         }
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(

@@ -61,6 +61,8 @@ class Shard:
     """Beside each `.tokens.bin` lies a `.classes.npy`, and no document is longer than a row."""
     related: bool = False
     """Documents are groups of texts, which take the room of TOKENS_PER_TEXT each at least."""
+    tagged: bool = False
+    """What is labeled are words: beside each `.tokens.bin` lies a `.tags.bin`."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Window:
     tokens: np.ndarray
     marks: np.ndarray | None
     """uint8, as `chat_encode.Example` has them; None: all are learned."""
+    tags: np.ndarray | None = None
+    """uint16: 0, or the number of the tag of the word that begins there plus 1."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def pack_tokens(
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
     there = tokenized.facts.items()
-    facts |= {name: value for name, value in there if name in ("labels", "related")}
+    facts |= {name: value for name, value in there if name in ("labels", "related", "tagged")}
     if facts["masked"] or "labels" in facts:
         refuse_splitting(pack)
 
@@ -179,6 +183,7 @@ def plan_shards(
             shape = (number, method, seq_len, dtype.name, pad_id, start, stop)
             facts = tokenized.facts
             kinds = facts.get("masked", False), "labels" in facts, facts.get("related", False)
+            kinds = *kinds, facts.get("tagged", False)
             shards.append(Shard(split, source, *shape, touched, *kinds))
     return tuple(shards)
 
@@ -209,7 +214,7 @@ class _Stream:
     """The tokens and documents of a shard's files, by place in the source's stream."""
 
     def __init__(self, shard: Shard):
-        self.files, self.masked = shard.files, shard.masked
+        self.files, self.masked, self.tagged = shard.files, shard.masked, shard.tagged
         self.dtype = np.dtype(shard.dtype).newbyteorder("<")
         starts, ends, sizes, labels = [], [], [], []
         for file in shard.files:
@@ -227,7 +232,7 @@ class _Stream:
             starts.append(np.concatenate([[before], end[:-1]]))
             ends.append(end)
             sizes.append(table[lo:hi, 1])
-            if shard.labeled:
+            if shard.labeled and not shard.tagged:
                 beside = file.path.removesuffix(".tokens.bin") + ".classes.npy"
                 labels.append(np.load(beside)[lo:hi])
         self.starts, self.ends, self.text_bytes = map(np.concatenate, (starts, ends, sizes))
@@ -236,7 +241,8 @@ class _Stream:
     def read(self, start: int, stop: int) -> Window:
         """Tokens start..stop-1; a view if they lie in a single file."""
         marks = self._read(start, stop, ".learned.bin", np.uint8) if self.masked else None
-        return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), marks)
+        tags = self._read(start, stop, ".tags.bin", "<u2") if self.tagged else None
+        return Window(start, self._read(start, stop, ".tokens.bin", self.dtype), marks, tags)
 
     def _read(self, start: int, stop: int, ending: str, dtype: Any) -> np.ndarray:
         views = []
@@ -381,6 +387,10 @@ def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]
         starts[row, offset] = True
         if pieces.label is not None:
             block["labels"][row, offset] = pieces.label[lo:hi]
+        if window.tags is not None:
+            tags = np.zeros((count, T), np.float32)
+            tags[real] = window.tags[source]
+            block["labels"] = tags
         if window.marks is not None:
             marks = np.zeros((count, T), np.uint8)
             marks[real] = window.marks[source]

@@ -48,7 +48,8 @@ def unpack_rows(
     at each segment; loss_weight float32, 0 for padding, for tokens that are not learned and for
     the first token of a segment, which nothing before it predicts; of `rated` rows, that token's
     is 1 where the answer was liked. Of labeled rows it is the label at the first token of a
-    segment, 0 at all others; of related ones, unpacked as `rated`, it is 1 at the first token of an
+    segment, 0 at all others, of tagged ones the number of a tag plus 1 at the first token of each
+    word; of related ones, unpacked as `rated`, it is 1 at the first token of an
     anchor. attention="row" takes the whole row as one segment.
     """
     tokens = rows["tokens"].astype(np.int32)  # [B, T]

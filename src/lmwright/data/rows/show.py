@@ -52,7 +52,7 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
         anchor = 0
         for place, (ids, learned, label) in enumerate(pieces, 1):
             head = f"  document {place}, {len(ids)} tokens"
-            if store.labeled:
+            if store.labeled and not store.tagged:
                 head += f", {store.labels[int(label)] if store.labels else f'{label:g}'}"
             if store.related:
                 anchor = place if label else anchor

@@ -5,17 +5,22 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.config.rows import LABELED, RELATED
+from lmwright.config.rows import LABELED, RELATED, TAGGED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
 from lmwright.data.text.chat import UnusableError, conversation, example_columns
 from lmwright.data.text.labeled import labeled_text
 from lmwright.data.text.related import related_texts
+from lmwright.data.text.tagged import tagged_words
 from lmwright.errors import UserError
+
+MADE: dict[str, Callable[[Any, Source], Any]] = {
+    LABELED: labeled_text, RELATED: related_texts, TAGGED: tagged_words,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             return Bad(number, f"{source.text_column!r} is {kind_of(text)}, not text")
     else:
         try:
-            made = {LABELED: labeled_text, RELATED: related_texts}.get(source.rows, conversation)
+            made = MADE.get(source.rows, conversation)
             text = json.dumps(made(row, source), ensure_ascii=False)
         except UnusableError as e:
             return Bad(number, str(e))

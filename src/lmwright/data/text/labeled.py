@@ -36,9 +36,12 @@ def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
 
 
 def texts_of(row: Mapping[str, Any]) -> list[str]:
-    """The text of a labeled row, and the second one where there is one; those of a related one."""
+    """The text of a labeled row, and the second one where there is one; those of a related
+    one; the words of a tagged one, joined."""
     if "anchor" in row:
         return texts_in(row)
+    if "tokens" in row:
+        return [" ".join(row["tokens"])]
     return [row[name] for name in ("text", "text_pair") if name in row]
 
 

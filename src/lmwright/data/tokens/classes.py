@@ -26,6 +26,9 @@ class Classes:
     labels: tuple[str, ...]
     seq_len: int
 
+    unit: ClassVar[str] = "text"
+    """What has a label."""
+
     def number(self, label: str, source: str, row: str) -> int:
         """Place of a label among the classes. Raises UserError, with the row that it is of, for
         one that is none of them."""
@@ -50,9 +53,9 @@ class Classes:
         missing = [label for label in self.labels if label not in seen]
         if missing:
             raise UserError(
-                f"objective.labels: no text for training is of the class {listed(missing)}, of "
-                f"{sum(seen.values())} texts; add some, leave the class out, or lower "
-                "data.holdout_fraction if all are held out"
+                f"objective.labels: no {self.unit} for training is of the class "
+                f"{listed(missing)}, of {sum(seen.values())} {self.unit}s; add some, leave the "
+                "class out, or lower data.holdout_fraction if all are held out"
             )
         return {}
 

@@ -10,6 +10,7 @@ from lmwright.config.run import Tokenize
 from lmwright.data.manifest import Manifest
 from lmwright.data.text.chat_template import template_source
 from lmwright.data.tokens.classes import Classes
+from lmwright.data.tokens.tags import Tags
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
@@ -22,6 +23,7 @@ def kinds(conversations: Any, classes: Classes | None, group_tokens: int | None)
         "rated": bool(conversations and conversations.rated),
     }
     facts |= {"labels": list(classes.labels)} if classes else {}
+    facts |= {"tagged": True} if isinstance(classes, Tags) else {}
     return facts | ({"related": True} if group_tokens else {})
 
 

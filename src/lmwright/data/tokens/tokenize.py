@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow.parquet as pq
 
+from lmwright.config.rows import TAGGED
 from lmwright.config.run import Chat, Tokenize
 from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad_examples
 from lmwright.data.manifest import Manifest, read_manifest, save_array
@@ -42,7 +43,8 @@ from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
 from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.related import fit_group
-from lmwright.data.tokens.tokenizer import load_tokenizer
+from lmwright.data.tokens.tags import ENDING, TagColumn, Tags
+from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
 
 PART_BYTES = 16 << 20
@@ -194,6 +196,8 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
                     own = [next(texts) for _ in texts_of(made)]
                     write = writer.write_labeled if "label" in made else writer.write_group
                     write(own, made, row.id)
+                elif row.kind == TAGGED:
+                    writer.write_tagged(json.loads(row.text), row.id)
                 elif row.kind == "text":
                     writer.write(next(texts), len(row.text.encode()))
                 else:
@@ -237,7 +241,12 @@ class _DocumentWriter:
         self.dtype = np.dtype(work.dtype).newbyteorder("<")
         self.masked = work.conversations is not None or work.group_tokens is not None
         self.group_tokens, self.groups = work.group_tokens, {"texts": 0, "cut": 0}
-        self.labels = Labels(work.classes, source) if work.classes else None
+        self.labels: Labels | TagColumn | None = None
+        if work.classes:
+            column = TagColumn if isinstance(work.classes, Tags) else Labels
+            self.labels = column(work.classes, source)
+            if column is TagColumn:
+                self.tokenizer = _tokenizer(work.tokenizer, work.fingerprint)
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
         self.lengths: Counter[str] = Counter()
@@ -248,6 +257,7 @@ class _DocumentWriter:
         self.docs: list[tuple[int, int]] = []
         self.file: BinaryIO | None = None
         self.mask: BinaryIO | None = None
+        self.tags: BinaryIO | None = None
 
     def write(self, ids: np.ndarray, text_bytes: int) -> None:
         """Writes the ids of a text, all of which is learned."""
@@ -261,13 +271,27 @@ class _DocumentWriter:
     def write_labeled(self, texts: Sequence[np.ndarray], row: Mapping[str, str], id_: str) -> None:
         """Writes the ids of a labeled text, or of two, cut to a row, and their label. Raises
         UserError where it is none of the run's, or nothing says which they are."""
-        if self.labels is None:
+        if not isinstance(self.labels, Labels):
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
         written = len(self.docs)
         size = sum(len(text.encode()) for text in texts_of(row))
         self.write(self.labels.fit(texts, self.before, self.after), size)
         if len(self.docs) > written:
             self.labels.add(row, id_)
+
+    def write_tagged(self, row: Mapping[str, Any], id_: str) -> None:
+        """Writes the ids of words, cut to a row, and their tags. Raises UserError where one is none
+        of the run's, or nothing says which they are."""
+        if not isinstance(self.labels, TagColumn):
+            raise UserError("normalize holds tagged words, which need objective.labels; set them")
+        words, around = row["tokens"], (self.before, self.after)
+        ids, tags = self.labels.beside(self.tokenizer, words, row["tags"], id_, around)
+        written = len(self.docs)
+        if len(ids):
+            size = len(" ".join(words).encode())
+            self.write_learned(ids, size, np.full(len(ids), LEARNED, np.uint8))
+        if len(self.docs) > written:
+            self.tags.write(tags.tobytes())
 
     def write_group(self, texts: Sequence[np.ndarray], row: Mapping[str, Any], _id: str) -> None:
         """Writes the ids of related texts, cut to a row. Raises UserError where none were asked
@@ -310,15 +334,19 @@ class _DocumentWriter:
         self.file = open(f"{self.stem}.tokens.bin", "wb")
         if self.masked:
             self.mask = open(f"{self.stem}.learned.bin", "wb")
+        if isinstance(self.labels, TagColumn):
+            self.tags = open(f"{self.stem}{ENDING}", "wb")
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.file.close()
         if self.mask is not None:
             self.mask.close()
+        if self.tags is not None:
+            self.tags.close()
         table = np.array(self.docs, "<i8").reshape(-1, 2)
         save_array(self.stem.with_name(f"{self.stem.name}.docs.npy"), table)
-        if self.labels is not None:
+        if isinstance(self.labels, Labels):
             numbers = np.array(self.labels.numbers, "<f4")
             save_array(self.stem.with_name(f"{self.stem.name}.classes.npy"), numbers)
 
@@ -326,6 +354,11 @@ class _DocumentWriter:
 @functools.lru_cache(1)
 def _encoder(folder: str, _fingerprint: str, route: str) -> Encoder:
     return make_encoder(load_tokenizer(folder), route)
+
+
+@functools.lru_cache(1)
+def _tokenizer(folder: str, _fingerprint: str) -> TextTokenizer:
+    return load_tokenizer(folder)
 
 
 @functools.lru_cache(1)

@@ -1,0 +1,104 @@
+"""Token tags: an encoder says which tag each word of a text has, such as parts of names.
+
+A word's tag stands at its first token, as in transformers: `loss_weight` is its number plus 1
+there, and 0 at every other token. Losses are sums over words, so they are the same however texts
+are packed.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.config.rows import TAGGED_WORDS
+from lmwright.config.run import section
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.models import KINDS
+from lmwright.models.heads import HEAD
+from lmwright.models.tagger import Tagger
+
+TAGS = "tags"
+
+
+@section
+class Tag(Objective):
+    """A tag for each word."""
+
+    kind: Literal["tag"] = "tag"
+    labels: Annotated[tuple[str, ...], Field(min_length=2)]
+    """The tags, each once; their places are their numbers. Names of entities are in BIO: "O",
+    "B-PER", "I-PER"."""
+
+    both_ways: ClassVar[bool] = True
+    new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
+    learns_from: ClassVar[str] = TAGGED_WORDS
+
+    def __post_init__(self) -> None:
+        if twice := [name for name in self.labels if self.labels.count(name) > 1]:
+            raise UserError(f"objective.labels: {twice[0]!r} is there twice; name each tag once")
+        if untidy := [name for name in self.labels if name != name.strip() or not name]:
+            raise UserError(
+                f"objective.labels: {untidy[0]!r} is empty or has blanks around it; remove them"
+            )
+
+    def for_eval(self) -> "Tag":
+        """The objective on held-out rows, which also gives the tags themselves."""
+        return _HeldOut(**vars(self))
+
+    def tagger(self, model: Model) -> Tagger:
+        """The encoder with its layer of scores. Raises UserError for a model that has none."""
+        if getattr(model, "document_head", None) is None:
+            known = [name for name, family in KINDS.items() if hasattr(family, "document_head")]
+            raise UserError(
+                f"model.kind: {model.kind!r} gives no tags here; use "
+                f"{' or '.join(map(repr, known))}"
+            )
+        return Tagger(model, self.labels)
+
+    def spec(self, model: Model) -> Tree:
+        """The encoder's weights without its head, and those of the layer of scores."""
+        return self.tagger(model).spec()
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The work of the tagger, which has no logits over the vocabulary."""
+        return {"": self.tagger(model).work(seq_len)}
+
+    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
+        """The tagger, and its weights."""
+        return self.tagger(model), w
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+        """Cross-entropy summed over words; `key` is unused, nothing is sampled."""
+        tagger = self.tagger(model)
+        x, aux = tagger.hidden(w, batch, compute)
+        logits = tagger.logits(w, x)
+        there = (batch.loss_weight > 0).astype(jnp.float32)
+        tag = jnp.maximum(batch.loss_weight.astype(jnp.int32) - 1, 0)
+        chosen = jnp.take_along_axis(logits, tag[..., None], axis=-1)[..., 0]
+        nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
+        weight = jnp.sum(there)
+        guess = jnp.argmax(logits, axis=-1)
+        right = jnp.sum((guess == tag) * there)
+        metrics = {"nll": (nll, weight), "accuracy": (right, weight)}
+        metrics |= self.tags(jnp.stack([tag, guess, batch.segment_ids * (there > 0)], -1), weight)
+        added, more = tagger.penalties(aux)
+        return Loss(nll + added * weight, weight, metrics | more)
+
+    def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
+        """Further metrics, from tags [B, T, 3]."""
+        return {}
+
+
+class _HeldOut(Tag):
+    """As held-out rows are measured."""
+
+    def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
+        """int [B, T, 3]: the tag, the one that was given, and the number of the document in its
+        row where a word begins, else 0."""
+        return {TAGS: (found, weight)}

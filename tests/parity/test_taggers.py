@@ -1,0 +1,127 @@
+"""Taggers equal transformers' token classifiers: logits and every gradient, packed here and alone
+there, of words of several tokens."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
+from lmwright.errors import UserError
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.hf_stream import from_hf
+from lmwright.objectives.tag import Tag
+from tests.in_memory import to_hf
+from tests.objectives.labeled_rows import packed
+from tests.parity.compare import assert_near, randomize
+from tests.parity.test_classifiers import HEADS, LENGTHS, T, V
+
+torch = pytest.importorskip("torch", reason="torch is the reference")
+transformers = pytest.importorskip("transformers")
+
+LABELS = ("O", "B-PER", "I-PER", "B-LOC")
+KINDS = ("EuroBert bos", "ModernBert mean", "DebertaV2 cls")
+
+
+def pair(name):
+    """(their model with random weights, ours, the same weights, their config.json)."""
+    kind = name.split()[0]
+    said = {k: v for k, v in HEADS[name].items() if v is not None}
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**said, id2label=dict(enumerate(LABELS)))
+    cls = getattr(transformers, f"{kind}ForTokenClassification")
+    config.architectures = [cls.__name__]
+    theirs = cls._from_config(config, attn_implementation="eager").float().eval()
+    randomize(theirs)
+    saved = json.loads(config.to_json_string(use_diff=False))
+    model = model_from_config(saved, "config.json")
+    assert model.labels == LABELS
+    return theirs, model, from_hf(model, {k: v.numpy() for k, v in theirs.state_dict().items()})
+
+
+def tagged():
+    """Documents of each row: (ids, tag of each token, -100 for all but the first of a word)."""
+    rng = np.random.default_rng(4)
+    rows = []
+    for row in LENGTHS:
+        made = []
+        for n in row:
+            tags = np.where(rng.random(n) < 0.6, rng.integers(0, len(LABELS), n), -100)
+            made.append((rng.integers(4, V, n), tags))
+        rows.append(made)
+    return rows
+
+
+def batch_of(rows):
+    batch = packed([[(ids, 0) for ids, _ in row] for row in rows], T)
+    weight = np.zeros(batch.tokens.shape, np.float32)
+    for number, row in enumerate(rows):
+        tags = np.concatenate([tags for _, tags in row]) if row else np.zeros(0)
+        weight[number, : len(tags)] = np.maximum(tags + 1, 0)
+    return Batch(batch.tokens, batch.segment_ids, batch.positions, weight)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_and_gradients(name, record_property):
+    theirs, model, w = pair(name)
+    rows, objective = tagged(), Tag(labels=LABELS)
+    flat = [document for row in rows for document in row]
+    shape = (len(flat), max(len(ids) for ids, _ in flat))
+    ids, mask = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+    labels = torch.full(shape, -100)
+    for i, (text, tags) in enumerate(flat):
+        ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
+        labels[i, : len(text)] = torch.tensor(tags)
+    out = theirs(input_ids=ids, attention_mask=mask, labels=labels)
+    out.loss.backward()
+    batch, keys = batch_of(rows), jax.random.split(jax.random.key(5), 4)
+
+    def loss(w):
+        made = objective.loss(model.encoder, w, batch, keys, Compute())
+        logits = model.logits(w, model.hidden(w, batch, Compute())[0])
+        return made.total / made.weight, (made, logits)
+
+    (value, (made, logits)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(w)
+    assert made.weight == sum((tags >= 0).sum() for _, tags in flat)
+    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
+    ours = np.asarray(logits)[np.asarray(batch.segment_ids) > 0]
+    wanted = out.logits.detach().numpy()[mask.numpy() > 0]
+    right = (wanted.argmax(-1) == np.concatenate([tags for _, tags in flat])).sum()
+    assert made.metrics["accuracy"][0] == right
+    found = [assert_near(ours, wanted, "logits")]
+    named, gradients = dict(theirs.named_parameters()), to_hf(model, grads)
+    assert set(gradients) == set(named)
+    found += [assert_near(gradients[path], p.grad.numpy(), path) for path, p in named.items()]
+    record_property("gradients", float(max(found)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_config_is_read_as_it_was_written(name):
+    _, model, _ = pair(name)
+    assert model_from_config(model.hf.config(model), "config.json") == model
+    config = model.hf.config(model) | {"id2label": {"0": "O", "2": "B-PER"}}
+    with pytest.raises(UserError, match="does not number the tags from 0"):
+        model_from_config(config, "config.json")
+
+
+def test_rows_of_padding_alone_have_finite_gradients():
+    _, model, w = pair(KINDS[0])
+    batch, objective = batch_of([[], []]), Tag(labels=LABELS)
+
+    def loss(w):
+        made = objective.loss(model.encoder, w, batch, jax.random.split(jax.random.key(0), 2),
+                              Compute())  # fmt: skip
+        return made.total, made.weight
+
+    (total, weight), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(w)
+    assert total == 0 and weight == 0
+    assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(grads))
+
+
+def test_what_is_refused():
+    with pytest.raises(UserError, match="'O' is there twice"):
+        Tag(labels=("O", "B-PER", "O"))
+    with pytest.raises(UserError, match="' O' is empty or has blanks"):
+        Tag(labels=(" O", "B-PER"))
