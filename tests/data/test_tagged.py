@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,8 @@ from lmwright.data.tokens.tags import words_as_tokens
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 from lmwright.models.eurobert import EuroBert
+from lmwright.program.lora_section import LowRank
+from lmwright.program.plan import resolve
 from tests.labeled_run import SEQ_LEN, SIZES
 from tests.tagged_run import LABELS, ROWS, tagged_run
 
@@ -106,3 +109,9 @@ def test_another_tag_is_refused_with_its_row(tmp_path):
     rows = [*ROWS[:5], json.loads(json.dumps(ROWS[5]).replace("I-PET", "I-DOG")), *ROWS[6:]]
     with pytest.raises(UserError, match=r"texts.jsonl:6 has the tag 'I-DOG', which is not one of"):
         tagged_run(tmp_path, EuroBert(mlp_dim=24, **SIZES), rows)
+
+
+@pytest.mark.parametrize("base", ["fp32", "int8"])
+def test_adapters_are_refused(run, base):
+    with pytest.raises(UserError, match="'tag' takes no adapters yet; remove"):
+        resolve(replace(run, lora=LowRank(base=base)), jax.devices()[:1])

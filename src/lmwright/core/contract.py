@@ -190,8 +190,7 @@ class Loss(NamedTuple):
 
 
 class Objective(Protocol):
-    """A loss to minimize, and the weights that a run has for it. The defaults suit an objective
-    that trains the run's own model."""
+    """A loss to minimize, and the weights of a run; by default those of its own model."""
 
     @property
     def kind(self) -> str:
@@ -213,8 +212,7 @@ class Objective(Protocol):
     """Whether `with_tokenizer` has anything to fill in."""
 
     def with_tokenizer(self, tokenizer: Any) -> Self:
-        """The objective with the ids of special tokens that it leaves to the tokenizer of the
-        prepared data."""
+        """The objective with ids that it leaves to the tokenizer of the prepared data."""
         return self
 
     held_out_metrics: ClassVar[tuple[str, ...]] = ()
@@ -230,6 +228,9 @@ class Objective(Protocol):
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 
+    takes_adapters: ClassVar[bool] = True
+    """Whether LoRA may train its models."""
+
     whole_batch: ClassVar[bool] = False
     """True if rows are compared with each other: `loss` takes all microbatches, [A, B, T]."""
 
@@ -239,8 +240,7 @@ class Objective(Protocol):
         return False
 
     def spec(self, model: Model) -> Tree:
-        """The weights of the run as Params: the model's, or those of several models below names
-        of their own."""
+        """The weights of the run: the model's, or those of several models below their names."""
         return model.spec()
 
     def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:

@@ -151,7 +151,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     lora = section_of(run)
-    if run.objective.whole_batch:
+    if not run.objective.takes_adapters:
         raise UserError(
             f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove [lora], "
             "so that all weights are trained"
