@@ -39,12 +39,20 @@ def check(attend, arrays, ids, g):
         np.testing.assert_allclose(a, b, rtol=0, atol=5e-6 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize("strided", [True, False])
-def test_equal_to_the_reference(strided, monkeypatch):
-    """Rows of several blocks of several strips, by either way to rotate them."""
-    monkeypatch.setattr(tpu_row_attention, "BLOCK", 256)
+@pytest.mark.parametrize(
+    "strided, tokens, block",
+    [
+        (True, 256, 256),
+        (False, 256, 128),
+        pytest.param(True, 512, 256, marks=pytest.mark.slow),
+        pytest.param(False, 512, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_equal_to_the_reference(strided, tokens, block, monkeypatch):
+    """Rows of several strips, of several blocks, or both, by either way to rotate them."""
+    monkeypatch.setattr(tpu_row_attention, "BLOCK", block)
     attend = partial(tpu_disentangled.attention, interpret=True, strided=strided)
-    check(attend, *problem(2, 512, 2, 16, 48))
+    check(attend, *problem(2, tokens, 2, 16, 48))
 
 
 def test_equal_on_a_mesh():

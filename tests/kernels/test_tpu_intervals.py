@@ -47,7 +47,7 @@ def scheme(request, monkeypatch):
 
 
 OFTEN = {"whole rows": KINDS, "whole rows in blocks": ["causal window", "near", "odd"],
-         "long rows": ["near", "none at padding", "odd"], "odd long rows": ["odd"]}  # fmt: skip
+         "long rows": ["near", "odd"], "odd long rows": ["odd"]}  # fmt: skip
 """Those that differ in what is skipped or masked."""
 
 

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import jax
+import pytest
 
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step
 from tests.train.test_step import SEQ_LEN, make_batch, make_run, model_of
 
-CUTS = [(2, 1), (4, 1), (1, 4), (2, 4)]
+CUTS = [*(pytest.param(*cut, marks=pytest.mark.slow) for cut in ((2, 1), (4, 1))), (1, 4), (2, 4)]
 """Microbatches and devices."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from lmwright.config.check import check_run
 from lmwright.config.run import Mesh
 from lmwright.errors import UserError
+from lmwright.models.deberta import Deberta
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llada import Llada
 from lmwright.models.phi3 import Phi3
@@ -154,7 +155,7 @@ def test_settings_without_effect(changes, told):
 @pytest.mark.parametrize("kind", sorted(OBJECTIVES))
 def test_head_gradient_has_an_effect_or_is_refused(kind):
     """The program of the step differs, or the setting is an error; dpo and kto need adapters."""
-    objective = OBJECTIVES[kind](**({"labels": ("a", "b")} if kind == "classify" else {}))
+    objective = OBJECTIVES[kind](**({"labels": ("a", "b")} if kind in ("classify", "tag") else {}))
     runs = [
         replace(make_run(head_gradient=when, loss_chunk_tokens=8), objective=objective)
         for when in ("by_chunk", "once")
@@ -166,6 +167,8 @@ def test_head_gradient_has_an_effect_or_is_refused(kind):
         model = family(vocab_size=64, seq_len=24, **sizes)
         if kind == "mlm":
             objective = replace(objective, mask_ratio=1.0)
+        if kind == "rtd":
+            model = Deberta(vocab_size=64, seq_len=24, **sizes | {"num_kv_heads": 4})
         runs = [replace(run, model=model, objective=objective) for run in runs]
     if objective.learns_from != "texts":
         with pytest.raises(UserError, match=f"'once' has no effect on objective.kind = '{kind}'"):

@@ -73,12 +73,12 @@ def on_device(run, monkeypatch, **options):
     "name, offload",
     [
         ("one on int8", "block_inputs"),
-        ("two", "products"),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
             for pair in (
                 ("one on int8", "attention"),
                 ("one on int8", "products"),
+                ("two", "products"),
                 ("two", "block_inputs"),
                 ("two", "attention"),
             )
