@@ -75,6 +75,8 @@ CASES: dict[str, dict] = {
         **MODELS["modernbert"]}, "objective": {"kind": "regress"}},
     "objective embed": {"data": "related", "model": ENCODER, "objective": {
         "kind": "embed", "direction": "both"}},
+    "objective tag": {"data": "tagged", "model": ENCODER, "objective": {
+        "kind": "tag", "labels": ["O", "B-LONG", "I-LONG"]}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -119,14 +121,30 @@ def write_sources(folder: Path) -> None:
         {"anchor": row["prompt"], "positive": row["chosen"], "negative": row["rejected"]}
         for row in rows["pairs"]
     ]
+    rows["tagged"] = [{"tokens": words, "tags": tags_of(words)} for words in
+                      (row["text"].split() for row in rows["text"])]  # fmt: skip
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
+def tags_of(words: Sequence[str]) -> list[str]:
+    """Tags of words of at least five letters, which begin anew after a shorter one."""
+    long = [len(word) >= 5 for word in words]
+    begins = [not before for before in (False, *long[:-1])]
+    return ["O" if not is_long else "B-LONG" if first else "I-LONG"
+            for is_long, first in zip(long, begins, strict=True)]  # fmt: skip
+
+
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
-        "labeled": "labeled", "numbered": "labeled", "related": "related"}  # fmt: skip
-PLAIN = ("labeled", "numbered", "related")  # whose objective alone learns from them; no chats
+        "labeled": "labeled", "numbered": "labeled", "related": "related",
+        "tagged": "tagged"}  # fmt: skip
+PLAIN = (
+    "labeled",
+    "numbered",
+    "related",
+    "tagged",
+)  # whose objective alone learns from them; no chats
 
 
 def run_file(folder: Path, name: str, case: dict) -> Path:
