@@ -33,16 +33,21 @@ def labeled_run(root: Path, model, *, numbers=False, **objective) -> Run:
             {"text": a, "text_pair": b, "label": n}
             for (a, b), n in zip(PAIRS, NUMBERS, strict=True)
         ]
+    learns = Regress(**objective) if numbers else Classify(labels=LABELS, **objective)
+    return prepared_run(root, model, learns, rows, rows="labeled")
+
+
+def prepared_run(root: Path, model, objective, lines, **source) -> Run:
+    """A run over these lines in `root`, of which the last ten are held out; nothing is trained."""
     sources = []
-    for name, use, part in (("texts", "train", rows[:-10]), ("held", "eval", rows[-10:])):
-        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-        sources.append(Source(path=str(root / f"{name}.jsonl"), rows="labeled", use=use))
-    labels = () if numbers else LABELS
+    for name, use, part in (("texts", "train", lines[:-10]), ("held", "eval", lines[-10:])):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in part))
+        sources.append(Source(path=str(root / f"{name}.jsonl"), use=use, **source))
     run = Run(
         name="classes",
         dir=str(root / "run"),
         model=model,
-        objective=Regress(**objective) if numbers else Classify(labels=LABELS, **objective),
+        objective=objective,
         optim=KINDS["adamw"](learning_rate=0.01),
         data=Data(
             dir=str(root / "data"),
@@ -53,5 +58,5 @@ def labeled_run(root: Path, model, *, numbers=False, **objective) -> Run:
         ),
         train=Train(steps=4, global_batch_size=2, precision="fp32"),
     )
-    prepare(run.data, SEQ_LEN, labels=labels)
+    prepare(run.data, SEQ_LEN, labels=objective.labels)
     return run

@@ -5,18 +5,13 @@ import csv
 import json
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
-from lmwright.data.prepare import prepare
 from lmwright.models.eurobert import EuroBert
-from lmwright.objectives.mlm import Mlm
-from lmwright.optim import KINDS
-from tests.saved_run import save_run
+from tests.page_folder import write_encoder, write_run_file
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "classification.md"
@@ -46,27 +41,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_reviews(tmp_path / "reviews.csv", ("bad", "fine"))
     write_reviews(tmp_path / "new.csv", ("bad", "fine"), 30)
-    encoder = Run(
-        name="encoder",
-        dir="encoder",
-        model=EuroBert(
-            vocab_size=300, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=2,
-            head_dim=8, seq_len=64,
-        ),
-        objective=Mlm(mask_token_id=1),
-        optim=KINDS["adamw"](learning_rate=0.01),
-        data=Data(
-            dir="text", workers=1, sources=(Source(path="reviews.csv", text_column="review"),),
-            tokenizer=Tokenizer(vocab_size=300, special_tokens=("<|endoftext|>", "<|mask|>")),
-            pack=Pack(seq_len=32),
-        ),
-        train=Train(steps=1, global_batch_size=2),
+    model = EuroBert(
+        vocab_size=300, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=2,
+        head_dim=8, seq_len=64,
     )  # fmt: skip
-    prepare(encoder.data, 32)
-    save_run(encoder, steps=(1,))
-    shutil.copytree("text/tokenizer", "encoder/tokenizer")  # as training keeps it
-    toml = re.search(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.S)[1]
-    (tmp_path / "run.toml").write_text(toml)
+    write_encoder(model, 32, path="reviews.csv", text_column="review")
+    write_run_file(PAGE)
     return tmp_path
 
 

@@ -5,19 +5,14 @@ import csv
 import json
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
-from lmwright.data.prepare import prepare
 from lmwright.models.modernbert import ModernBert
-from lmwright.objectives.mlm import Mlm
-from lmwright.optim import KINDS
-from tests.saved_run import save_run
+from tests.page_folder import write_encoder, write_run_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/embeddings.md"
 # The page starts from a model of the hub; its lines stay as they are but for these words behind.
@@ -42,27 +37,12 @@ def folder(tmp_path, monkeypatch):
             writer.writerow([f"how far is {place} from {i}?", f"{i * i} miles to {place}"])
     texts = [{"text": f"{i} miles to {place}"} for i, place in enumerate(PLACES)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
-    encoder = Run(
-        name="encoder",
-        dir="encoder",
-        model=ModernBert(
-            vocab_size=300, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=2, num_kv_heads=2,
-            head_dim=8, seq_len=64, window=9,
-        ),
-        objective=Mlm(mask_token_id=1),
-        optim=KINDS["adamw"](learning_rate=0.01),
-        data=Data(
-            dir="text", workers=1, sources=(Source(path="questions.csv", text_column="question"),),
-            tokenizer=Tokenizer(vocab_size=300, special_tokens=("<|endoftext|>", "<|mask|>")),
-            pack=Pack(seq_len=64),
-        ),
-        train=Train(steps=1, global_batch_size=2),
+    model = ModernBert(
+        vocab_size=300, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=2, num_kv_heads=2,
+        head_dim=8, seq_len=64, window=9,
     )  # fmt: skip
-    prepare(encoder.data, 64)
-    save_run(encoder, steps=(1,))
-    shutil.copytree("text/tokenizer", "encoder/tokenizer")  # as training keeps it
-    toml = re.search(r"```toml\n(.*?)```", PAGE.read_text("utf-8"), re.S)[1]
-    (tmp_path / "run.toml").write_text(toml)
+    write_encoder(model, 64, path="questions.csv", text_column="question")
+    write_run_file(PAGE)
     return tmp_path
 
 

@@ -44,12 +44,6 @@ class SourceLoss:
     numbers: np.ndarray | None = field(default=None, compare=False)
     """Where documents have a number, float64 [documents, 2]: theirs and the one given. `loss` is
     then the mean squared error."""
-
-    @property
-    def of_labels(self) -> bool:
-        """True for documents with a class or a number, which have no perplexity."""
-        return self.confusion is not None or self.numbers is not None
-
     entities: np.ndarray | None = field(default=None, compare=False)
     """Of tagged words, float64 [3]: entities that are right, were given, and are there."""
     mrr: float | None = None
@@ -145,13 +139,17 @@ def evaluate_rows(
     )  # fmt: skip
 
 
+def _of_all_hosts(found: jax.Array) -> np.ndarray:
+    if not found.is_fully_addressable:
+        found = multihost_utils.process_allgather(found, tiled=True)
+    return np.asarray(found)
+
+
 def _entities(found: jax.Array, labels: Sequence[str]) -> np.ndarray:
     """float64 [3]: counts of entities in rows [B, T, 3], of which the last is the number of a
     word's document in its row, 0 for tokens without a tag."""
-    if not found.is_fully_addressable:
-        found = multihost_utils.process_allgather(found, tiled=True)
     real, given = [], []
-    for row in np.asarray(found):
+    for row in _of_all_hosts(found):
         for document in range(1, int(row[:, 2].max(initial=0)) + 1):
             words = row[row[:, 2] == document]
             real.append([labels[int(tag)] for tag in words[:, 0]])
@@ -161,7 +159,5 @@ def _entities(found: jax.Array, labels: Sequence[str]) -> np.ndarray:
 
 def _pairs(found: jax.Array) -> np.ndarray:
     """float64 [documents, 2] of rows [B, S, 3], of which the last says whether one is there."""
-    if not found.is_fully_addressable:
-        found = multihost_utils.process_allgather(found, tiled=True)
-    flat = np.asarray(found, np.float64).reshape(-1, 3)
+    flat = _of_all_hosts(found).astype(np.float64).reshape(-1, 3)
     return flat[flat[:, 2] > 0, :2]

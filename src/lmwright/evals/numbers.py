@@ -5,13 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lmwright.core.compute import Compute
-from lmwright.evals.compute import compute_text
 from lmwright.evals.loss import SourceLoss
-from lmwright.guard.terminal import visible
+from lmwright.evals.tables import print_table
 
 
 @dataclass(frozen=True)
@@ -62,18 +59,10 @@ def print_numbers(
     losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
 ) -> None:
     """Prints the scores of each source."""
-    console = console or Console()
-    table = Table(box=None, pad_edge=False)
     names = ("source", "texts", "squared error", "of the mean", "Pearson", "Spearman")
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place else "left")
+    rows = []
     for loss in losses:
         fit = Fit.of(np.zeros((0, 2)) if loss.numbers is None else loss.numbers)
         values = (loss.loss, fit.of_mean, fit.pearson, fit.spearman)
-        table.add_row(
-            Text(visible(loss.source, lines=False)),
-            f"{loss.tokens:,}",
-            *(f"{value:.4f}" for value in values),
-        )
-    console.print(table)
-    console.print(compute_text(compute), highlight=False)
+        rows.append((loss.source, f"{loss.tokens:,}", *(f"{value:.4f}" for value in values)))
+    print_table(names, rows, compute, console)

@@ -14,15 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
-from lmwright.evals.compute import compute_text
 from lmwright.evals.loss import Rows, SourceLoss, batch_of, compiled
-from lmwright.guard.terminal import visible
+from lmwright.evals.tables import print_table
 from lmwright.objectives.embed import Embed, Texts
 
 BLOCK = 512  # anchors whose scores are in memory at a time
@@ -107,14 +104,10 @@ def print_related(
     losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
 ) -> None:
     """Prints the scores of each source."""
-    console = console or Console()
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(("source", "pairs", "loss", "accuracy at 1", f"MRR at {WITHIN}")):
-        table.add_column(name, justify="right" if place else "left")
-    for loss in losses:
-        table.add_row(
-            Text(visible(loss.source, lines=False)), f"{loss.tokens:,}", f"{loss.loss:.4f}",
-            f"{loss.accuracy:.1%}", f"{loss.mrr or 0:.4f}",
-        )  # fmt: skip
-    console.print(table)
-    console.print(compute_text(compute), highlight=False)
+    names = ("source", "pairs", "loss", "accuracy at 1", f"MRR at {WITHIN}")
+    rows = [
+        (loss.source, f"{loss.tokens:,}", f"{loss.loss:.4f}", f"{loss.accuracy:.1%}",
+         f"{loss.mrr or 0:.4f}")
+        for loss in losses
+    ]  # fmt: skip
+    print_table(names, rows, compute, console)

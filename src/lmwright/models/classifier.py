@@ -9,19 +9,18 @@ ForSequenceClassification in transformers (`models.heads`). In shapes, K are the
 documents of a row, as many as it has tokens; those that are not there have logits without meaning.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Work
-from lmwright.core.param import Tree, walk
+from lmwright.core.contract import Batch
+from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import dot
-from lmwright.models.heads import HEAD, Pooling, left_out
+from lmwright.models.heads import HEAD, Pooling, left_out, scores
 from lmwright.models.hf.classifier import ClassifierHf
 from lmwright.models.over import OverEncoder
 
@@ -46,22 +45,13 @@ class Classifier(OverEncoder):
         head = self.document_head.spec(self.encoder.embed_dim, max(1, len(self.labels)))
         return {name: tree for name, tree in spec.items() if name not in dropped} | {HEAD: head}
 
-    def work(self, seq_len: int) -> Work:
-        """Work of a token in a row of `seq_len`; the embedding is only looked up."""
-        work, spec = self.encoder.work(seq_len), self.spec()
-        paths = {path for path, _ in walk(spec)}
-        active = {path: share for path, share in work.active.items() if path in paths}
-        return replace(work, spec=spec, active={**active, "embed": 0.0})
-
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
-        names = (HEAD, *self.document_head.kept)
-        return {name: w[name] for name in names if name in w}
+        return self.document_head.weights(w)
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [B, T, K] for hidden [B, T, D], be it pooled already or not."""
-        h, head = self.document_head.transformed(self.encoder, w, hidden), w[HEAD]
-        return dot("bte,ek->btk", h, head["out"], out_dtype=jnp.float32) + head["out_bias"]
+        return scores(w, self.document_head.transformed(self.encoder, w, hidden))
 
     def classify(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Logits float32 [B, T, K] of the documents of each row, the first T of them, and sums of

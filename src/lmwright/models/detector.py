@@ -8,13 +8,13 @@ The head is that of Microsoft's DeBERTa-v3, `mask_predictions` in its checkpoint
 added the first one of its document.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Work
+from lmwright.core.contract import Batch
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -52,11 +52,6 @@ class Detector(OverEncoder):
                 "out_bias": Param("norm", (1,), fill=0.0),
             }
         }
-
-    def work(self, seq_len: int) -> Work:
-        """Work of a token in a row of `seq_len`; the embedding is only looked up."""
-        work = self.encoder.work(seq_len)
-        return replace(work, spec=self.spec(), active={**work.active, TABLE: 0.0})
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], with that of the first token of its

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Model, Work
+from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -45,13 +45,6 @@ class Embedder(OverEncoder):
     def spec(self) -> Tree:
         """Every weight, once."""
         return self.without_head(self.encoder.spec())
-
-    def work(self, seq_len: int) -> Work:
-        """Work of a token in a row of `seq_len`; the embedding is only looked up."""
-        work = self.encoder.work(seq_len)
-        spec = self.spec()
-        active = {path: n for path, n in work.active.items() if path.partition(".")[0] in spec}
-        return replace(work, spec=spec, active={**active, EMBED: 0.0})
 
     def head_weights(self, w: Tree) -> Tree:
         """Nothing: it has no head."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.param import Param, Tree
@@ -37,10 +38,11 @@ class DocumentHead:
             "dense": Param("embed -> norm", (d, d)),
             "dense_bias": Param("norm", (d,), fill=0.0),
         }
-        return ({} if self.kept else dense) | {
-            "out": Param("embed -> norm", (d, outputs)),
-            "out_bias": Param("norm", (outputs,), fill=0.0),
-        }
+        return ({} if self.kept else dense) | score_layer(d, outputs)
+
+    def weights(self, w: Tree) -> Tree:
+        """The part of the weights that the head reads."""
+        return {name: w[name] for name in (HEAD, *self.kept) if name in w}
 
     def transformed(self, encoder: Any, w: Tree, x: Array) -> Array:
         """[B, T, D] of x [B, T, D], as the layer of scores takes it."""
@@ -48,6 +50,19 @@ class DocumentHead:
             return encoder.transformed(w, x)
         h = dot("btd,de->bte", x, w[HEAD]["dense"]) + w[HEAD]["dense_bias"].astype(x.dtype)
         return jax.nn.gelu(h, approximate=False)
+
+
+def score_layer(embed_dim: int, outputs: int) -> Tree:
+    """The fresh weights of the layer of scores."""
+    return {
+        "out": Param("embed -> norm", (embed_dim, outputs)),
+        "out_bias": Param("norm", (outputs,), fill=0.0),
+    }
+
+
+def scores(w: Tree, h: Array) -> Array:
+    """float32 [B, T, K] of h [B, T, D], by the layer of scores."""
+    return dot("bte,ek->btk", h, w[HEAD]["out"], out_dtype=jnp.float32) + w[HEAD]["out_bias"]
 
 
 def left_out(encoder: Any) -> frozenset[str]:

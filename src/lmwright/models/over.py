@@ -1,13 +1,13 @@
 """Models over an encoder: its layers and its settings, whatever their head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Metrics
-from lmwright.core.param import Tree
+from lmwright.core.contract import Batch, Metrics, Work
+from lmwright.core.param import Tree, walk
 from lmwright.core.stack import Aux
 
 
@@ -24,6 +24,13 @@ class OverEncoder:
         if name.startswith("__") or name == "encoder":
             raise AttributeError(name)
         return getattr(self.encoder, name)
+
+    def work(self, seq_len: int) -> Work:
+        """Work of a token in a row of `seq_len`; the embedding is only looked up."""
+        work, spec = self.encoder.work(seq_len), self.spec()
+        paths = {path for path, _ in walk(spec)}
+        active = {path: share for path, share in work.active.items() if path in paths}
+        return replace(work, spec=spec, active={**active, "embed": 0.0})
 
     def with_noise(self, w: Tree, noise: Array) -> Tree:
         """The weights, with noise [B, T, D] on the embeddings of a batch."""

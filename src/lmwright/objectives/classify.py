@@ -14,8 +14,7 @@ from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.errors import UserError
-from lmwright.objectives.documents import AnyPooling, OverDocuments
+from lmwright.objectives.documents import AnyPooling, OverDocuments, check_labels
 
 CONFUSION = "confusion"
 
@@ -32,12 +31,7 @@ class Classify(OverDocuments):
     learns_from: ClassVar[str] = "labeled texts"
 
     def __post_init__(self) -> None:
-        if twice := [name for name in self.labels if self.labels.count(name) > 1]:
-            raise UserError(f"objective.labels: {twice[0]!r} is there twice; name each class once")
-        if untidy := [name for name in self.labels if name != name.strip() or not name]:
-            raise UserError(
-                f"objective.labels: {untidy[0]!r} is empty or has blanks around it; remove them"
-            )
+        check_labels(self.labels, "class")
 
     def for_eval(self) -> "Classify":
         """The objective on held-out rows, which also counts each pair of classes."""

@@ -22,6 +22,7 @@ from lmwright.errors import UserError
 from lmwright.models import KINDS
 from lmwright.models.heads import HEAD
 from lmwright.models.tagger import Tagger
+from lmwright.objectives.documents import check_labels
 
 TAGS = "tags"
 
@@ -41,12 +42,7 @@ class Tag(Objective):
     learns_from: ClassVar[str] = TAGGED_WORDS
 
     def __post_init__(self) -> None:
-        if twice := [name for name in self.labels if self.labels.count(name) > 1]:
-            raise UserError(f"objective.labels: {twice[0]!r} is there twice; name each tag once")
-        if untidy := [name for name in self.labels if name != name.strip() or not name]:
-            raise UserError(
-                f"objective.labels: {untidy[0]!r} is empty or has blanks around it; remove them"
-            )
+        check_labels(self.labels, "tag")
 
     def for_eval(self) -> "Tag":
         """The objective on held-out rows, which also gives the tags themselves."""

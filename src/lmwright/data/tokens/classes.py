@@ -28,6 +28,8 @@ class Classes:
 
     unit: ClassVar[str] = "text"
     """What has a label."""
+    called: ClassVar[str] = "label"
+    """What a label is called."""
 
     def number(self, label: str, source: str, row: str) -> int:
         """Place of a label among the classes. Raises UserError, with the row that it is of, for
@@ -35,8 +37,8 @@ class Classes:
         number = class_of(label, self.labels)
         if number is None:
             raise UserError(
-                f"{visible(source, lines=False)}: {visible(row, lines=False)} has the label "
-                f"{label[:80]!r}, which is not one of objective.labels = "
+                f"{visible(source, lines=False)}: {visible(row, lines=False)} has the "
+                f"{self.called} {label[:80]!r}, which is not one of objective.labels = "
                 f"{listed(self.labels)}; add it there, or correct the row"
             )
         return number

@@ -12,11 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lmwright.data.text.labeled import class_of
-from lmwright.data.tokens.classes import Classes, listed
+from lmwright.data.tokens.classes import Classes
 from lmwright.data.tokens.tokenizer import TextTokenizer
-from lmwright.errors import UserError
-from lmwright.guard.terminal import visible
 
 ENDING = ".tags.bin"
 DTYPE = "<u2"  # 0, or the number of a tag plus 1
@@ -27,18 +24,7 @@ class Tags(Classes):
     """The tags of a run, and the tokens of a row, to which longer texts are cut."""
 
     unit: ClassVar[str] = "word"
-
-    def number(self, label: str, source: str, row: str) -> int:
-        """Place of a tag among those of the run. Raises UserError, with the row that it is of, for
-        one that is none of them."""
-        number = class_of(label, self.labels)
-        if number is None:
-            raise UserError(
-                f"{visible(source, lines=False)}: {visible(row, lines=False)} has the tag "
-                f"{label[:80]!r}, which is not one of objective.labels = {listed(self.labels)}; "
-                "add it there, or correct the row"
-            )
-        return number
+    called: ClassVar[str] = "tag"
 
 
 class Words(NamedTuple):
