@@ -9,8 +9,9 @@ import pytest
 
 from lmwright.core.cpu import compiler_options
 from lmwright.core.fanout import dots
-from lmwright.core.leaves import Lora, dequantize, merge, quantize, stored_spec
+from lmwright.core.leaves import Lora, dequantize, merge
 from lmwright.core.param import Param
+from lmwright.core.quantize import quantize, stored_spec
 from lmwright.core.stack import run_stack, unstacked
 from lmwright.core.weight import dot, lookup, nbytes
 

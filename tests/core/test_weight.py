@@ -66,3 +66,13 @@ def test_where_it_is_used(device_kind, sizes, yes):
     sizes = {axis: sizes.get(axis, 1) for axis in AXES}
     rows = sizes["data"] * sizes["fsdp"] * sizes["expert"]
     assert weight.scatters(device_kind, sizes, rows) == yes
+
+
+def test_a_mesh_says_which_platform_it_is():
+    """No branch of another platform is traced, and the compiler has nothing to choose."""
+    x, w = jnp.ones((8, 5, 16)), jnp.ones((16, 8))
+    product = lambda x, w: weight.product("btd,df->btf", x, w)  # noqa: E731
+    assert "platform_index" in str(jax.make_jaxpr(product)(x, w))
+    with jax.set_mesh(mesh_of(fsdp=8)):
+        known = str(jax.make_jaxpr(product)(x, w))
+    assert "dot_general" in known and "platform_index" not in known and "cond" not in known

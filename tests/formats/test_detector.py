@@ -2,6 +2,10 @@
 exported apart, the discriminator's two tables added, as transformers reads them."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +40,20 @@ def run(tmp_path_factory):
 def lines_of(run, kind):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_step_from_the_compile_cache_runs(run):
+    """XLA orders collectives inside a conditional only in what it has compiled itself."""
+    compiled = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    before = {path.name for path in compiled.glob("jit_train_step*-cache")}
+    assert before
+    words = [run.parents[1] / "rtd.toml", f"dir={run.with_name('again')}"]
+    subprocess.run([sys.executable, "-m", "lmwright", "train", *words], check=True)
+    assert {path.name for path in compiled.glob("jit_train_step*-cache")} == before
+    np.testing.assert_array_equal(*(
+        [line["loss"] for line in lines_of(folder, "train")]
+        for folder in (run, run.with_name("again"))
+    ))  # fmt: skip
 
 
 def test_held_out_rows_say_how_well_it_detects(run, capsys):

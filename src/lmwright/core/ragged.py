@@ -18,6 +18,7 @@ from jax import Array, lax
 from lmwright.core import cpu
 from lmwright.core.compute import EARLY, LANES
 from lmwright.core.leaves import Lora, dequantize, merge
+from lmwright.core.sharding import by_platform
 from lmwright.core.weight import Weight, as_array, dropped, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step
@@ -52,7 +53,7 @@ def ragged_product(x: Array, w: Array, sizes: Array) -> Array:
 
 
 def _product(x: Array, w: Array, sizes: Array) -> Array:
-    return lax.platform_dependent(x, w, sizes, tpu=_by_kernel, default=_by_blocks)
+    return by_platform(x, w, sizes, tpu=_by_kernel, default=_by_blocks)
 
 
 def _fwd(x: Array, w: Array, sizes: Array) -> tuple[Array, tuple[Array, Array, Array]]:
@@ -63,7 +64,7 @@ def _bwd(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, Non
     x, w, sizes = saved
     g = g.astype(x.dtype)
     dx = _product(g, w.astype(x.dtype).swapaxes(1, 2), sizes)
-    dw = lax.platform_dependent(x, g, sizes, tpu=_gradient_by_kernel, default=_gradient_by_blocks)
+    dw = by_platform(x, g, sizes, tpu=_gradient_by_kernel, default=_gradient_by_blocks)
     return dx.astype(x.dtype), dw.astype(w.dtype), None
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -341,6 +341,18 @@ def _tpu_devices(shape: dict[str, int], devices: Sequence[jax.Device]) -> np.nda
         return make()
     except NotImplementedError:  # not a product of whole torus axes: some links are shared
         return make(allow_split_physical_axes=True)
+
+
+def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+    """Result of the branch for the mesh's platform (`cpu`, `tpu`), or of `default`.
+
+    Without a mesh the compiler chooses. With one it must not: every branch would be traced, and a
+    collective inside such a choice may deadlock on CPUs once the program comes from a cache.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        return lax.platform_dependent(*args, default=default, **branches)
+    return branches.get(device.platform, default)(*args)
 
 
 def num_slices_of(devices: Sequence[jax.Device]) -> int:

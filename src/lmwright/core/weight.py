@@ -31,7 +31,7 @@ from lmwright.core.leaves import (
     merge,
 )
 from lmwright.core.param import Tree, letters
-from lmwright.core.sharding import batch_ways
+from lmwright.core.sharding import batch_ways, by_platform
 
 Weight = Array | Int8 | Int4 | Lora
 
@@ -202,7 +202,7 @@ def _scale_letters(w_letters: str, w: Int8) -> str:
 def product(eqn: str, x: Array, w: Array, dtype: jnp.dtype = jnp.float32) -> Array:
     """The product in `dtype` or, on CPUs, float32."""
     default = partial(_einsum, eqn, dtype=dtype)
-    return lax.platform_dependent(
+    return by_platform(
         x, w, cpu=lambda *both: cpu.einsum(eqn, *both).astype(dtype), default=default
     )
 
@@ -238,7 +238,7 @@ def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
     on_cpu, default = partial(cpu.weight_gradient, eqn), partial(_weight_gradient, eqn)
-    return lax.platform_dependent(x, g, cpu=on_cpu, default=default)
+    return by_platform(x, g, cpu=on_cpu, default=default)
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
@@ -288,7 +288,7 @@ def before_products(x: Array) -> Array:
     """Returns `x` in memory as TPUs need it, and its gradient likewise: otherwise a normalization
     is recomputed for every tile of every matmul that reads it."""
     barrier = lax.optimization_barrier
-    return lax.platform_dependent(x, tpu=barrier, default=lambda x: x)
+    return by_platform(x, tpu=barrier, default=lambda x: x)
 
 
 @jax.custom_vjp
@@ -307,7 +307,7 @@ def gradient_once(y: Array) -> Array:
 def cpu_barrier(*arrays: Array) -> tuple[Array, ...]:
     """Optimization barrier on CPUs; identity elsewhere."""
     barrier = lambda *a: lax.optimization_barrier(a)  # noqa: E731
-    return lax.platform_dependent(*arrays, cpu=barrier, default=lambda *a: a)
+    return by_platform(*arrays, cpu=barrier, default=lambda *a: a)
 
 
 compute_once.defvjp(lambda x: (cpu_barrier(x)[0], None), lambda _, g: (g,))

@@ -15,8 +15,8 @@ import xxhash
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Mesh, Run
-from lmwright.core.leaves import quantize
 from lmwright.core.param import Tree, first_difference, nest, walk
+from lmwright.core.quantize import quantize
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.loaded import load_files

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.core.sharding import by_platform
+
 MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight is zero
 
 
@@ -53,7 +55,7 @@ def cached_attention(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring
     if q.shape[1] > 1:
         return general(q, k, v, mask)
     one_query = partial(_one_query, scoring=scoring)
-    return lax.platform_dependent(q, k, v, mask, cpu=one_query, default=general)
+    return by_platform(q, k, v, mask, cpu=one_query, default=general)
 
 
 def _one_query(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:

@@ -26,6 +26,7 @@ from jax import Array, lax
 from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
+from lmwright.core.sharding import by_platform
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
@@ -220,7 +221,7 @@ def apply_rope(x: Array, tables: tuple[Array, Array]) -> Array:
 def _rotated(x: Array, tables: tuple[Array, Array]) -> Array:
     """Its gradient is the rotation back, which needs nothing of the forward pass."""
     cos, sin = (table[:, :, None, :] for table in tables)  # [B, T, 1, H/2]
-    return lax.platform_dependent(x, cos, sin, tpu=_by_product, default=_by_halves)
+    return by_platform(x, cos, sin, tpu=_by_product, default=_by_halves)
 
 
 def _by_halves(x: Array, cos: Array, sin: Array) -> Array:

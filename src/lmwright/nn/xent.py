@@ -21,6 +21,7 @@ from lmwright.core.leaves import is_typed
 from lmwright.core.param import Tree
 from lmwright.core.sharding import (
     TokenShards,
+    by_platform,
     constrain,
     context_ways,
     join_chunks,
@@ -92,7 +93,7 @@ def _sums(
     and log Z of each token. A target counts as correct where no logit is larger; `nll` is that of
     the targets alone, whatever the `smoothing`."""
     expand = partial(jnp.expand_dims, axis=axis)
-    chosen, top = jax.lax.platform_dependent(
+    chosen, top = by_platform(
         logits, targets, cpu=partial(_gathered, axis), default=partial(_in_one_pass, axis)
     )
     log_z = top + jnp.log(jnp.sum(jnp.exp(logits - expand(top)), axis=axis))

@@ -18,15 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import Run
-from lmwright.core.leaves import (
-    Lora,
-    Storage,
-    column_norms,
-    merge,
-    quantize,
-    stored_spec,
-)
+from lmwright.core.leaves import Lora, Storage, column_norms, merge
 from lmwright.core.param import Param, Tree, at, init_weights, nest, path_key, walk
+from lmwright.core.quantize import quantize, stored_spec
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter, LowRank
