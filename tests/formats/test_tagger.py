@@ -1,13 +1,14 @@
 """A tagger from a run to transformers."""
 
+import json
+
 import numpy as np
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.data.tokens.tags import words_as_tokens
-from lmwright.errors import UserError
 from lmwright.evals.entities import entity_counts, f1_of
 from lmwright.evals.held_out import eval_command, open_held_out
-from lmwright.evals.predict import predict_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
 from lmwright.models.eurobert import EuroBert
@@ -54,13 +55,11 @@ def test_the_export_is_read_again(run, exported):
     assert isinstance(loaded.model, Tagger) and loaded.model.labels == LABELS
 
 
-def test_eval_scores_the_held_out_words(run, capsys):
+def test_eval_scores_the_held_out_words(run, by_transformers, capsys):
     """Against the export in transformers, of each held-out text by itself."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     opened = open_held_out(run.dir, precision="fp32")
     (loss,) = opened.held_out.losses(opened.weights)
-    real, given = _by_transformers(torch, transformers, run)
+    real, given, _ = by_transformers
     assert loss.tokens == sum(map(len, real))
     right = sum(a == b for x, y in zip(real, given, strict=True) for a, b in zip(x, y, strict=True))
     assert loss.accuracy == pytest.approx(right / loss.tokens)
@@ -69,24 +68,67 @@ def test_eval_scores_the_held_out_words(run, capsys):
     assert "entity F1" in capsys.readouterr().out
 
 
-def _by_transformers(torch, transformers, run):
-    """(tags, the tags given) of the words of each held-out text, by the export."""
-    out = f"{run.dir}-exported"
-    export_command(run.dir, out)
+@pytest.fixture(scope="module")
+def by_transformers(run, exported):
+    """(tags, the tags given, their probabilities) of the words of each held-out text, by the
+    export."""
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    out, _ = exported
     theirs = transformers.AutoModelForTokenClassification.from_pretrained(out).eval()
-    tokenizer, real, given = load_model(out).tokenizer, [], []
+    tokenizer, real, given, shares = load_model(str(out)).tokenizer, [], [], []
     after = [tokenizer.eos_id] if run.data.tokenize.append == "eos" else []
     for row in ROWS[-10:]:
         found = words_as_tokens(tokenizer, row["tokens"], SEQ_LEN - len(after))
         with torch.no_grad():
             ids = torch.tensor([[*found.ids.tolist(), *after]])
-            scores = theirs(input_ids=ids).logits[0].numpy()
-        given.append([LABELS[i] for i in scores[found.first].argmax(-1)])
+            scores = theirs(input_ids=ids).logits[0].softmax(-1).numpy()[found.first]
+        given.append([LABELS[i] for i in scores.argmax(-1)])
+        shares.append(scores.max(-1))
         real.append([row["tags"][i] for i in found.word])
-    return real, given
+    return real, given, shares
 
 
-def test_predict_refuses_it(exported, tmp_path):
-    (tmp_path / "texts.txt").write_text("the cat\n")
-    with pytest.raises(UserError, match="tags words, which predict does not write"):
-        predict_command(str(exported[0]), str(tmp_path / "texts.txt"))
+def test_predict_gives_each_word_its_tag(run, exported, by_transformers, tmp_path, capsys):
+    """From the run and from its export, whose tags are those that transformers gives; the words
+    that do not fit have none."""
+    _, given, shares = by_transformers
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(" ".join(row["tokens"]) + "\n" for row in ROWS[-10:]))
+    for model in (run.dir, str(exported[0])):
+        out = tmp_path / "tags.jsonl"
+        words = [model, str(texts), "--out", str(out), "--overwrite", "--precision", "fp32"]
+        assert main(["predict", *words]) == 0
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [line["words"] for line in lines] == [row["tokens"] for row in ROWS[-10:]]
+        left_out = 0
+        for line, tags, probabilities in zip(lines, given, shares, strict=True):
+            there = [tag for tag in line["tags"] if tag is not None]
+            assert there == tags
+            scores = [score for score in line["scores"] if score is not None]
+            np.testing.assert_allclose(scores, probabilities, rtol=1e-4)
+            assert len(line["tags"]) == len(line["words"]) == len(line["scores"])
+            assert line.get("cut", False) == (None in line["tags"])
+            left_out += line["tags"].count(None)
+        assert left_out > 0
+        assert f", {left_out:,} without a tag" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "  ", "one"])
+def test_predict_of_hardly_any_words(text, exported, tmp_path, capsys):
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert main(["predict", str(exported[0]), str(tmp_path / "texts.jsonl")]) == 0
+    (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()
+               if line.startswith("{")]  # fmt: skip
+    assert line.get("words", text.split()) == text.split()
+    assert len(line.get("tags", ())) == len(text.split())
+
+
+@pytest.mark.parametrize(
+    "option, said", [("--pair-column", "a tagger reads one"), ("--label-column", "lmwright eval")]
+)
+def test_predict_of_tags_refuses_columns(option, said, exported, tmp_path, capsys):
+    (tmp_path / "texts.jsonl").write_text('{"text": "the cat", "other": "B-PET"}\n')
+    words = [str(exported[0]), str(tmp_path / "texts.jsonl"), option, "other"]
+    assert main(["predict", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

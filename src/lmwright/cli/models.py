@@ -191,12 +191,12 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
-    """Give each text of a file its class or its number.
+    """Give each text of a file its class, its number, or its words their tags.
 
-    MODEL is a classifier, or gives numbers: a run directory or a Hugging Face folder. FILE is csv,
-    tsv, jsonl or parquet, or txt with a text on each line. Each row becomes a line of JSON with
-    its label and the score of each class, or its number. An interrupted command goes on where it
-    was when it is run again.
+    MODEL is a classifier, gives numbers or tags words: a run directory or a Hugging Face folder.
+    FILE is csv, tsv, jsonl or parquet, or txt with a text on each line. Each row becomes a line of
+    JSON with its label and the score of each class, its number, or its words and their tags. An
+    interrupted command goes on where it was when it is run again.
 
     \b
     Example:  lmwright predict runs/reviews new.csv --out labels.jsonl

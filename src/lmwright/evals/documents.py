@@ -5,7 +5,8 @@
 Texts share rows as in training, and results come in the order of the texts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -55,25 +56,54 @@ def of_documents(
 ) -> np.ndarray:
     """Results float64 [N, `size`] of documents, lists of at most `most` ids: `run` gives those
     [B, S, `size`] of packed rows. In a row of T tokens are at most T / `room` documents."""
+    found = np.zeros((len(documents), size))
+    for batch, places in _batches(documents, most, room):
+        results = np.asarray(run(batch), np.float64)
+        for number, at in places.items():
+            found[number] = results[at.row, at.number]
+    return found
+
+
+def of_tokens(
+    run: Callable[[Batch], ArrayLike], documents: Sequence[Sequence[int]], most: int
+) -> list[np.ndarray]:
+    """Results float64 [tokens, K] of each document, a list of at most `most` ids: `run` gives those
+    [B, T, K] of packed rows."""
+    found: list[np.ndarray] = [np.zeros(0)] * len(documents)
+    for batch, places in _batches(documents, most, 1):
+        results = np.asarray(run(batch), np.float64)
+        for number, at in places.items():
+            found[number] = results[at.row, at.tokens]
+    return found
+
+
+class Place(NamedTuple):
+    """Where a document is in a batch."""
+
+    row: int
+    number: int
+    """Documents before it in its row."""
+    tokens: slice
+
+
+def _batches(
+    documents: Sequence[Sequence[int]], most: int, room: int
+) -> Iterator[tuple[Batch, dict[int, Place]]]:
+    """Batches of packed rows, and the places of the documents in them."""
     lengths = np.array([len(ids) for ids in documents], np.int64)
     width = SHORTEST
     while width < lengths.max(initial=1):
         width *= 2
     width = min(width, most)
     rows = best_fit_rows(np.minimum(np.maximum(lengths, room), width), width)
-    found = np.zeros((len(documents), size))
     count = max(1, BATCH_TOKENS // width)
     for start in range(0, int(rows.max(initial=-1)) + 1, count):
-        batch, places = _batch(documents, rows, start, count, width)
-        results = np.asarray(run(batch), np.float64)
-        for number, (row, place) in places.items():
-            found[number] = results[row, place]
-    return found
+        yield _batch(documents, rows, start, count, width)
 
 
 def _batch(
     documents: Sequence[Sequence[int]], rows: np.ndarray, start: int, size: int, width: int
-) -> tuple[Batch, dict[int, tuple[int, int]]]:
+) -> tuple[Batch, dict[int, Place]]:
     """Rows start..start+size-1, padded to that many, and the place of each document in them."""
     tokens, ids, positions = (np.zeros((size, width), np.int32) for _ in range(3))
     filled, count = np.zeros(size, int), np.zeros(size, int)
@@ -81,7 +111,7 @@ def _batch(
     for number in np.flatnonzero((rows >= start) & (rows < start + size)).tolist():
         row, length = int(rows[number]) - start, len(documents[number])
         here = slice(filled[row], filled[row] + length)
-        places[number] = (row, int(count[row]))
+        places[number] = Place(row, int(count[row]), here)
         count[row] += 1
         tokens[row, here], ids[row, here] = documents[number], count[row]
         positions[row, here] = np.arange(length)

@@ -1,4 +1,4 @@
-"""Predict: the class or the number of each text of a file, streamed.
+"""Predict: the class, the number or the tags of each text of a file, streamed.
 
     file --rows--> texts --encode, cut--> documents --pack--> rows [B, T] --classifier--> scores
 
@@ -28,6 +28,7 @@ from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.documents import Reader, of_documents
 from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
 from lmwright.evals.tallies import Tally, tally_of
+from lmwright.evals.word_tags import WordTags, refuse_columns
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash
@@ -35,15 +36,18 @@ from lmwright.models.classifier import Classifier
 from lmwright.models.tagger import Tagger
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Columns beside that of the texts."""
+
+    pair: str | None = None
+    label: str | None = None
+
+
 class Predictor(Reader):
     """A classifier, ready for texts."""
 
     def __init__(self, loaded: LoadedModel, compute: Compute):
-        if isinstance(loaded.model, Tagger):
-            raise UserError(
-                f"{loaded.path}: tags words, which predict does not write; export the model, and "
-                'use pipeline("token-classification") of transformers (docs/tags.md)'
-            )
         if not isinstance(loaded.model, Classifier):
             raise UserError(
                 f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
@@ -51,6 +55,7 @@ class Predictor(Reader):
             )
         super().__init__(loaded)
         self.model, self.weights = loaded.model, loaded.weights
+        self.tally = tally_of(self.model.labels)
         self._run = jax.jit(partial(_logits, self.model, compute))
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
@@ -63,16 +68,8 @@ def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array
     return model.classify(w, batch, compute)[0]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Columns beside that of the texts."""
-
-    pair: str | None = None
-    label: str | None = None
-
-
 def predict_lines(
-    predictor: Predictor, rows: Iterator[Row | Bad], tally: Tally, columns: Columns
+    predictor: Predictor | WordTags, rows: Iterator[Row | Bad], tally: Tally, columns: Columns
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
     none of the model's."""
@@ -115,17 +112,23 @@ def predict_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
-    """Writes the class and the scores, or the number, of each row of a csv, tsv, jsonl or parquet
-    file, or of each line of a txt file, as JSON lines to `out` or the terminal; returns 0. Raises
-    UserError where the model is no classifier, the file cannot be read, or `out` exists."""
+    """Writes the class and the scores, the number, or the tags of each row of a csv, tsv, jsonl or
+    parquet file, or of each line of a txt file, as JSON lines to `out` or the terminal; returns 0.
+    Raises UserError where the model does none of it, the file cannot be read, or `out` exists."""
     target = Path(out) if out is not None else None
     refuse_existing(target, overwrite)
     columns = Columns(pair_column, label_column)
     beside = tuple(filter(None, (pair_column, label_column)))
     texts = open_texts(file, text_column, id_column, beside)
     compute = row_compute(precision, kernels)
-    predictor = Predictor(load_model(path, adapter), compute)
-    tally = tally_of(predictor.model.labels)
+    loaded = load_model(path, adapter)
+    predictor: Predictor | WordTags
+    if isinstance(loaded.model, Tagger):
+        refuse_columns(columns.pair, columns.label)
+        predictor = WordTags(loaded, loaded.model, compute)
+    else:
+        predictor = Predictor(loaded, compute)
+    tally = predictor.tally
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         return predict_lines(predictor, rows, tally, columns)

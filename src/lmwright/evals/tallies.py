@@ -36,8 +36,8 @@ class Tally:
         """The label that a row says it has. Raises UserError for one that is none."""
         raise NotImplementedError
 
-    def made(self, scores: np.ndarray) -> dict[str, Any]:
-        """Fields of a line for the raw scores [K] of a text."""
+    def made(self, scores: Any) -> dict[str, Any]:
+        """Fields of a line for what a text was given, such as raw scores [K]."""
         raise NotImplementedError
 
     def add(self, line: Mapping[str, Any]) -> None:

@@ -1,0 +1,124 @@
+"""Word tags: the tag of each word of a text, by a tagger.
+
+text --spaces--> words --first token of each, cut--> packed rows [B, T] --tagger--> tags
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
+from lmwright.core.param import Tree
+from lmwright.data.tokens.tags import Words, words_as_tokens
+from lmwright.errors import UserError
+from lmwright.evals.documents import Reader, of_tokens
+from lmwright.evals.tallies import Tally
+from lmwright.formats.loaded import LoadedModel
+from lmwright.models.tagger import Tagger
+
+
+class Text(NamedTuple):
+    """A text as words, and as the tokens of those that fit."""
+
+    words: list[str]
+    tokens: Words
+
+
+class Tagged(NamedTuple):
+    """Words and their raw scores."""
+
+    words: list[str]
+    scores: np.ndarray
+    """float64 [words, K]; NaN for a word that was cut or has no token of its own."""
+
+
+class WordTags(Reader):
+    """A tagger, ready for texts."""
+
+    def __init__(self, loaded: LoadedModel, model: Tagger, compute: Compute):
+        super().__init__(loaded)
+        self.model, self.weights = model, loaded.weights
+        self.tally = TagTally(model.labels)
+        self._run = jax.jit(partial(_logits, model, compute))
+
+    def encode(
+        self, texts: Sequence[str], seconds: Sequence[str] | None = None
+    ) -> tuple[list[Text], list[bool]]:
+        """Each text as words, and whether they were cut to what the model takes. There are no
+        `seconds`."""
+        room = max(0, self.most - sum(map(len, self.around)))
+        each = [text.split() for text in texts]
+        made = [Text(words, words_as_tokens(self.tokenizer, words, room)) for words in each]
+        return made, [text.tokens.cut for text in made]
+
+    def scores(self, texts: Sequence[Text]) -> list[Tagged]:
+        """The words of texts with their raw scores."""
+        before, after = self.around
+        end = [self.tokenizer.eos_id or 0]  # of a text that no token stands for
+        ids = [[*before, *text.tokens.ids.tolist(), *after] or end for text in texts]
+        found = of_tokens(partial(self._run, self.weights), ids, self.most)
+        made = []
+        for text, of_text in zip(texts, found, strict=True):
+            scores = np.full((len(text.words), len(self.model.labels)), np.nan)
+            scores[text.tokens.word] = of_text[len(before) + text.tokens.first]
+            made.append(Tagged(text.words, scores))
+        return made
+
+
+def _logits(model: Tagger, compute: Compute, w: Tree, batch: Batch) -> Array:
+    return model.logits(w, model.hidden(w, batch, compute)[0])
+
+
+def refuse_columns(pair: str | None, label: str | None) -> None:
+    """Raises UserError for columns that a tagger does not read."""
+    if pair is not None:
+        raise UserError(
+            f"--pair-column: {pair!r} is a second text, and a tagger reads one; leave it out"
+        )
+    if label is not None:
+        raise UserError(
+            f"--label-column: {label!r} cannot be compared here, since tags belong to words; leave "
+            "it out, and have lmwright eval compare a source with use = 'eval' (docs/tags.md)"
+        )
+
+
+class TagTally(Tally):
+    """Of texts whose words are tagged."""
+
+    def __init__(self, labels: Sequence[str]):
+        super().__init__()
+        self.labels = labels
+        self.given: Counter = Counter()
+        """Words by the tag that they were given; None for those without one."""
+
+    def made(self, scores: Tagged) -> dict[str, Any]:
+        """Words, their tags, and the probability of each tag; null for a word without one."""
+        words, raw = scores
+        shares = np.exp(raw - raw.max(axis=-1, keepdims=True, initial=-np.inf))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        there = np.isfinite(shares).all(axis=-1).tolist()
+        best = [int(row.argmax()) if ok else None for row, ok in zip(shares, there, strict=True)]
+        return {
+            "words": words,
+            "tags": [None if at is None else self.labels[at] for at in best],
+            "scores": [
+                None if at is None else float(f"{row[at]:.6g}")
+                for row, at in zip(shares, best, strict=True)
+            ],
+        }
+
+    def count(self, line: Mapping[str, Any]) -> None:
+        """Counts the words of a text."""
+        self.given.update(line["tags"])
+
+    def counts(self) -> str:
+        """Words by their tag, for people."""
+        named = [f"{self.given[label]:,} {label}" for label in self.labels if self.given[label]]
+        named += [f"{self.given[None]:,} without a tag"] if self.given[None] else []
+        return f"{self.given.total():,} words: {', '.join(named)}"
