@@ -1,6 +1,7 @@
 """Tagged words: aligned with tokens as the tokenizers library aligns them, and packed."""
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -13,6 +14,7 @@ from lmwright.config.run import Source
 from lmwright.data.manifest import read_manifest
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.record import unpack_rows
+from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat_render import UnusableError
 from lmwright.data.text.tagged import tagged_words
@@ -52,6 +54,20 @@ def test_words_are_aligned_as_in_transformers(run, tokenizer):
             np.testing.assert_array_equal(found.word, words)
             np.testing.assert_array_equal(found.first, first)
             assert found.cut == (room < len(numbers))
+
+
+def test_rows_are_shown_with_their_tags(run, capsys):
+    """Whatever is shown is the beginning of one of the texts, but for the end of each."""
+    show_command(run.data.dir, count=10)
+    shown = re.findall(r"tokens: (\S.*/.*)", capsys.readouterr().out)
+    texts = [
+        " ".join(f"{w}/{t}" for w, t in zip(row["tokens"], row["tags"], strict=True))
+        for row in ROWS
+    ]
+    assert len(shown) >= 10
+    for line in shown:
+        line = re.sub(r"<\|\w+\|>", "", line)
+        assert sum(text == line or text.startswith(f"{line} ") for text in texts) == 1
 
 
 def test_rows_hold_the_tags(run, tokenizer):

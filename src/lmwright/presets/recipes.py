@@ -168,6 +168,12 @@ def finetune_regression() -> dict[str, Any]:
     return finetune_classifier() | {"objective": {"kind": "regress"}}
 
 
+def finetune_tagger() -> dict[str, Any]:
+    """Fine-tuning of an encoder on tagged words, with the settings of `finetune-classifier`; the
+    tags are the run file's."""
+    return finetune_classifier() | {"objective": {"kind": "tag"}}
+
+
 def finetune_embedder() -> dict[str, Any]:
     """Fine-tuning of an encoder on texts that belong together, with the rate, the optimizer and the
     loss of sentence-transformers' training overview

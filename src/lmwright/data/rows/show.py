@@ -47,16 +47,20 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
     _say(console, f"{data_dir}: {store.epoch_rows:,} rows of {store.seq_len} tokens an epoch")
     for number, record in enumerate(store.records(start, stop), start):
         pieces = list(row_pieces(record))
-        tokens = sum(len(ids) for ids, _, _ in pieces)
+        tokens = sum(len(ids) for ids, _ in pieces)
         _say(console, f"\nrow {number}: {tokens} tokens, {store.seq_len - tokens} padding")
         anchor = 0
-        for place, (ids, learned, label) in enumerate(pieces, 1):
+        for place, (ids, weights) in enumerate(pieces, 1):
+            label, learned = weights[0], [False, *(n > 0 for n in weights[1:])]
             head = f"  document {place}, {len(ids)} tokens"
             if store.labeled and not store.tagged:
                 head += f", {store.labels[int(label)] if store.labels else f'{label:g}'}"
             if store.related:
                 anchor = place if label else anchor
                 head += f", {TEXTS[min(place - anchor, 2)]}"
+            if store.tagged:
+                _say(console, f"{head}: {in_words(tokenizer, ids, weights, store.labels)}")
+                continue
             if not store.masked or store.related:
                 _say(console, f"{head}: {tokenizer.decode(ids)!r}")
                 continue
@@ -65,15 +69,25 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
             console.print(in_color(tokenizer, ids, learned, marks=not console.is_terminal))
 
 
-def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[bool], float]]:
-    """Token ids of each document, or piece of one, in a packed row, which of them are learned, and
-    the number of its class, or above 0 where the answer was liked; without the padding."""
+def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[float]]]:
+    """Token ids of each document, or piece of one, in a packed row, and their weights, of which the
+    first is the number of its class, or above 0 where the answer was liked; without the padding."""
     row = unpack_rows(record[None], rated=True)  # [1, T]
     segments = row["segment_ids"][0]
     for segment in range(1, int(segments.max()) + 1):
         mine = segments == segment
-        label, *weights = row["loss_weight"][0][mine].tolist()
-        yield row["tokens"][0][mine].tolist(), [False, *(n > 0 for n in weights)], label
+        yield row["tokens"][0][mine].tolist(), row["loss_weight"][0][mine].tolist()
+
+
+def in_words(
+    tokenizer: TextTokenizer, ids: Sequence[int], numbers: Sequence[float], labels: Sequence[str]
+) -> str:
+    """A tagged text, each of its words with its tag: "Ada/B-PER slept/O"; `numbers` are those of
+    tags plus 1 where a word begins."""
+    first = [place for place, number in enumerate(numbers) if number]
+    words = (tokenizer.decode(ids[a:b]).strip() for a, b in itertools.pairwise([*first, len(ids)]))
+    tags = (labels[int(numbers[place]) - 1] for place in first)
+    return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 
 def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
