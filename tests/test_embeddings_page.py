@@ -58,6 +58,9 @@ def test_the_page_runs_as_printed(folder, capsys):
         assert main(words) == 0
     assert verbs == ["prepare", "train", "eval", "embed", "export"]
     said = capsys.readouterr().out
+    assert main(["report", "runs/search"]) == 0
+    page = Path("runs/search/report.html").read_text("utf-8")
+    assert "accuracy at 1, " in page and "mrr at 10, " in page
     assert re.search(r"a step of 16 rows compares about \d\d with each other", said)
     assert re.search(r"^questions +1\d +", said, re.M) and "MRR at 10" in said
     lines = [json.loads(line) for line in (folder / "runs/search/metrics.jsonl").open()]

@@ -53,6 +53,11 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
         assert main([*words, *(SHORTER if "run.toml" in words else ())]) == 0
     assert verbs == ["prepare", "train", "eval", "predict", "export"]
     assert "entity F1" in capsys.readouterr().out
+    assert main(["report", "runs/names"]) == 0
+    held = [json.loads(line) for line in Path("runs/names/metrics.jsonl").read_text().splitlines()]
+    f1 = [line["entity_f1"] for line in held if line["kind"] == "eval"][-1]
+    page = Path("runs/names/report.html").read_text("utf-8")
+    assert "entity f1, test" in page and f"{f1:.4f}" in page and f"entity F1 {f1:.3f}" in page
     found = [json.loads(line) for line in (tmp_path / "tags.jsonl").read_text().splitlines()]
     right = sum(line["tags"] == sentence(i)[1] for i, line in enumerate(found))
     assert len(found) == 30 and right >= 27

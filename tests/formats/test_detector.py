@@ -61,6 +61,9 @@ def test_held_out_rows_say_how_well_it_detects(run, capsys):
     for said in (trained, held_out):
         assert 0 < said["detector_loss"] < 1 and 0 < said["replaced_share"] <= 1
     assert "bits_per_byte" not in held_out
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text("utf-8")
+    assert "detector accuracy, masked" in page and "detector recall, masked" in page
     assert main(["eval", str(run)]) == 0
     assert "masked: detector loss 0." in capsys.readouterr().out
 

@@ -9,6 +9,12 @@ from lmwright.report.read import RunRecord, Series
 
 Rows = dict[str, str]
 
+SCORES = (
+    "accuracy", "macro_f1", "matthews", "entity_f1", "pearson", "spearman", "accuracy_at_1",
+    "mrr_at_10", "detector_accuracy", "detector_recall", "replaced_share",
+)  # fmt: skip
+"""Of held-out rows, beside their loss."""
+
 
 def summarize(record: RunRecord) -> Rows:
     """Labels and texts in display order; figures that were not measured are left out."""
@@ -27,6 +33,8 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
         if "accuracy" in curves:
             note = f"accuracy {curves['accuracy'].values[-1]:.1%}"
+        if "entity_f1" in curves:
+            note += f", entity F1 {curves['entity_f1'].values[-1]:.3f}"
         if "spearman" in curves:
             note = f"Spearman {curves['spearman'].values[-1]:.3f}"
         if "bits_per_byte" in curves:
@@ -91,7 +99,7 @@ def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:
     rows = {f"held-out loss, {source}": text}
     if "ppl" in curves:
         rows[f"perplexity, {source}"] = f"{curves['ppl'].values[-1]:,.2f}"
-    for name in ("accuracy", "macro_f1", "matthews", "pearson", "spearman"):
+    for name in SCORES:
         if name in curves:
             rows[f"{name.replace('_', ' ')}, {source}"] = f"{curves[name].values[-1]:.4f}"
     if "bits_per_byte" in curves:
