@@ -25,6 +25,7 @@ def moments(run):
     return sum(8 * math.prod(p.shape) for p in params)
 
 
+@pytest.mark.slow  # tests/aot/test_block_inputs.py compiles a smaller one
 @needs_libtpu
 def test_block_inputs_and_moments_are_on_the_host(tmp_path):
     changes = (*SMALL, "train.offload=block_inputs", "optim.offload=moments")
