@@ -191,7 +191,7 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
-    """Give each text of a file its class, its number, or its words their tags.
+    """Give each text of a file its class, number or tags.
 
     MODEL is a classifier, gives numbers or tags words: a run directory or a Hugging Face folder.
     FILE is csv, tsv, jsonl or parquet, or txt with a text on each line. Each row becomes a line of
