@@ -62,4 +62,6 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
     right = sum(line["tags"] == sentence(i)[1] for i, line in enumerate(found))
     assert len(found) == 30 and right >= 27
     shown = re.search(r'\{"row".*\}', PAGE.read_text("utf-8"))[0]
-    assert set(json.loads(shown)) == set(found[0])
+    shown = json.loads(shown)
+    assert set(shown) == set(found[0])
+    assert (shown["row"], shown["id"]) == (found[0]["row"], found[0]["id"])

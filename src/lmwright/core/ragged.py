@@ -18,7 +18,7 @@ from jax import Array, lax
 from lmwright.core import cpu
 from lmwright.core.compute import EARLY, LANES
 from lmwright.core.leaves import Lora, dequantize, merge
-from lmwright.core.sharding import by_platform
+from lmwright.core.sharding import by_platform, device_kind
 from lmwright.core.weight import Weight, as_array, dropped, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step
@@ -134,7 +134,7 @@ def _between(at: Array, size: int, first: Array, end: Array) -> Array:
 def _by_kernel(x: Array, w: Array, sizes: Array) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
-    if _is_early():
+    if device_kind() in EARLY:
         return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32)
     num = x.shape[0]
     x = _whole_tiles(x)
@@ -146,7 +146,7 @@ def _by_kernel(x: Array, w: Array, sizes: Array) -> Array:
 def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    if _is_early():
+    if device_kind() in EARLY:
         return _gradient_by_blocks(x, g, sizes)
     x, g = _whole_tiles(x), _whole_tiles(g)
     tiling = _tiling(x.shape[1], g.shape[1], MOST_GRADIENTS)
@@ -167,8 +167,3 @@ def _tiling(inputs: int, outputs: int, most: int = WIDEST**2) -> tuple[int, int,
 def _tile(size: int, most: int) -> int:
     whole = [tile for tile in range(LANES, most + 1, LANES) if size % tile == 0]
     return max(whole, default=min(TILE, -(-size // LANES) * LANES))
-
-
-def _is_early() -> bool:
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is not None and device.device_kind in EARLY

@@ -10,7 +10,8 @@ A name that is in no table is an error, not silent replication.
     context  tokens of a row; weights as fsdp
     tensor   heads, mlp, vocab; the residual stream (`stream`) is cut along tokens in between
 
-The mesh itself is laid out here too: devices along these six axes, from what the run asks for.
+The mesh itself is laid out here too: devices along these six axes, from what the run asks for; and
+what is computed in another way on some devices asks the mesh which those are.
 """
 
 import math
@@ -343,18 +344,6 @@ def _tpu_devices(shape: dict[str, int], devices: Sequence[jax.Device]) -> np.nda
         return make(allow_split_physical_axes=True)
 
 
-def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
-    """Result of the branch for the mesh's platform (`cpu`, `tpu`), or of `default`.
-
-    Without a mesh the compiler chooses. With one it must not: every branch would be traced, and a
-    collective inside such a choice may deadlock on CPUs once the program comes from a cache.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        return lax.platform_dependent(*args, default=default, **branches)
-    return branches.get(device.platform, default)(*args)
-
-
 def num_slices_of(devices: Sequence[jax.Device]) -> int:
     """Number of TPU slices that the devices belong to; 1 for other devices."""
     if devices[0].platform != "tpu":
@@ -374,3 +363,21 @@ def slices_of(shape: dict[str, int], num_slices: int) -> dict[str, int]:
             f"is slow); nearest: mesh.data={fit}"
         )
     return {"data": data, "stage": stage}
+
+
+def device_kind() -> str:
+    """Kind of the mesh's devices, such as "TPU v4"; empty without a mesh."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return "" if device is None else device.device_kind
+
+
+def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+    """Result of the branch for the mesh's platform (`cpu`, `tpu`), or of `default`.
+
+    Without a mesh the compiler chooses. With one it must not: every branch would be traced, and a
+    collective inside such a choice may deadlock on CPUs once the program comes from a cache.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        return lax.platform_dependent(*args, default=default, **branches)
+    return branches.get(device.platform, default)(*args)

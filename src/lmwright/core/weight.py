@@ -31,7 +31,7 @@ from lmwright.core.leaves import (
     merge,
 )
 from lmwright.core.param import Tree, letters
-from lmwright.core.sharding import batch_ways, by_platform
+from lmwright.core.sharding import batch_ways, by_platform, device_kind
 
 Weight = Array | Int8 | Int4 | Lora
 
@@ -245,8 +245,7 @@ def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     x_letters, w_letters, out = letters(eqn)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
-        device = mesh.abstract_device
-        if device and scatters(device.device_kind, mesh.shape, batch_ways(mesh)):
+        if scatters(device_kind(), mesh.shape, batch_ways(mesh)):
             return scattered_gradient(eqn, x, g, mesh.shape["fsdp"])
     return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
 

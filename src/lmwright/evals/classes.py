@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from lmwright.core.compute import Compute
 from lmwright.evals.compute import compute_text
 from lmwright.evals.loss import SourceLoss
-from lmwright.guard.terminal import visible
+from lmwright.evals.tables import of_source, table_of
 
 
 @dataclass(frozen=True)
@@ -78,40 +77,29 @@ def print_classes(
     console.print(compute_text(compute), highlight=False)
 
 
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(names):
-        table.add_column(Text(visible(name, lines=False)), justify="right" if place else "left")
-    return table
-
-
 def _source_table(losses: Sequence[SourceLoss]) -> Table:
-    table = _table("source", "texts", "loss", "accuracy", "majority", "macro F1", "Matthews")
+    names = ("source", "texts", "loss", "accuracy", "majority", "macro F1", "Matthews")
+    rows = []
     for loss in losses:
         scores = Scores.of(np.zeros((1, 1)) if loss.confusion is None else loss.confusion)
-        table.add_row(
-            Text(visible(loss.source, lines=False)),
-            f"{loss.tokens:,}",
-            f"{loss.loss:.4f}",
-            f"{scores.accuracy:.1%}",
-            f"{scores.majority:.1%}",
-            f"{scores.macro_f1:.4f}",
-            f"{scores.matthews:.4f}",
-        )
-    return table
+        shares = (f"{share:.1%}" for share in (scores.accuracy, scores.majority))
+        rows.append(of_source(loss, *shares, f"{scores.macro_f1:.4f}", f"{scores.matthews:.4f}"))
+    return table_of(names, rows)
 
 
 def _class_table(source: str, confusion: np.ndarray, labels: Sequence[str]) -> Table:
     """One row a class: its scores, and how many of its texts were given each class."""
     scores = Scores.of(confusion)
     given = [f"as {label}" for label in labels]
-    table = _table(f"class of {source}", "texts", "precision", "recall", "F1", *given)
-    for place, label in enumerate(labels):
-        table.add_row(
-            Text(visible(label, lines=False)),
+    names = (f"class of {source}", "texts", "precision", "recall", "F1", *given)
+    rows = [
+        (
+            label,
             f"{confusion[place].sum():,.0f}",
             *(f"{row[place]:.1%}" for row in (scores.precision, scores.recall)),
             f"{scores.f1[place]:.4f}",
             *(f"{count:,.0f}" for count in confusion[place]),
         )
-    return table
+        for place, label in enumerate(labels)
+    ]
+    return table_of(names, rows)

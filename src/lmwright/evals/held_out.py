@@ -25,6 +25,7 @@ from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.numbers import print_numbers
 from lmwright.evals.positions import PositionLoss, position_losses
 from lmwright.evals.related import evaluate_related, print_related
+from lmwright.evals.tables import of_source, table_of
 from lmwright.evals.tagged import print_tags
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
@@ -227,19 +228,16 @@ def print_losses(losses: list[SourceLoss], compute: Compute) -> None:
 
 def loss_table(losses: list[SourceLoss]) -> Table:
     """Table of losses per source for the terminal."""
-    table = Table(box=None, pad_edge=False)
     columns = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
     by_rows = any(loss.rows_text for loss in losses)
-    for name in (*columns, "rows") if by_rows else columns:
-        table.add_column(name, justify="left" if name == columns[0] else "right")
-    for loss in losses:
-        table.add_row(
-            Text(visible(loss.source, lines=False)),
-            f"{loss.tokens:,}",
-            f"{loss.loss:.4f}",
+    rows = [
+        of_source(
+            loss,
             f"{loss.perplexity:,.2f}",
             "-" if loss.bits_per_byte is None else f"{loss.bits_per_byte:.4f}",
             f"{loss.accuracy:.1%}",
             *([loss.rows_text.removesuffix(" rows")] if by_rows else []),
         )
-    return table
+        for loss in losses
+    ]
+    return table_of((*columns, "rows") if by_rows else columns, rows)

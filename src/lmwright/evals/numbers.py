@@ -8,7 +8,7 @@ from rich.console import Console
 
 from lmwright.core.compute import Compute
 from lmwright.evals.loss import SourceLoss
-from lmwright.evals.tables import print_table
+from lmwright.evals.tables import of_source, print_table, table_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,6 @@ def print_numbers(
     rows = []
     for loss in losses:
         fit = Fit.of(np.zeros((0, 2)) if loss.numbers is None else loss.numbers)
-        values = (loss.loss, fit.of_mean, fit.pearson, fit.spearman)
-        rows.append((loss.source, f"{loss.tokens:,}", *(f"{value:.4f}" for value in values)))
-    print_table(names, rows, compute, console)
+        values = (fit.of_mean, fit.pearson, fit.spearman)
+        rows.append(of_source(loss, *(f"{value:.4f}" for value in values)))
+    print_table(table_of(names, rows), compute, console)

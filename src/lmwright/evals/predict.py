@@ -27,7 +27,7 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.documents import Reader, of_documents
 from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
-from lmwright.evals.tallies import Tally, tally_of
+from lmwright.evals.tallies import tally_of
 from lmwright.evals.word_tags import WordTags, refuse_columns
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -68,11 +68,21 @@ def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array
     return model.classify(w, batch, compute)[0]
 
 
+def predictor_of(loaded: LoadedModel, columns: Columns, compute: Compute) -> Predictor | WordTags:
+    """The model, ready for texts. Raises UserError for one that gives texts nothing, or that does
+    not read the `columns`."""
+    if isinstance(loaded.model, Tagger):
+        refuse_columns(columns.pair, columns.label)
+        return WordTags(loaded, loaded.model, compute)
+    return Predictor(loaded, compute)
+
+
 def predict_lines(
-    predictor: Predictor | WordTags, rows: Iterator[Row | Bad], tally: Tally, columns: Columns
+    predictor: Predictor | WordTags, rows: Iterator[Row | Bad], columns: Columns
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
     none of the model's."""
+    tally = predictor.tally
     while chunk := list(islice(rows, CHUNK)):
         good = [row for row in chunk if isinstance(row, Row)]
         metas = [json.loads(row.meta) for row in good]
@@ -121,17 +131,11 @@ def predict_command(
     beside = tuple(filter(None, (pair_column, label_column)))
     texts = open_texts(file, text_column, id_column, beside)
     compute = row_compute(precision, kernels)
-    loaded = load_model(path, adapter)
-    predictor: Predictor | WordTags
-    if isinstance(loaded.model, Tagger):
-        refuse_columns(columns.pair, columns.label)
-        predictor = WordTags(loaded, loaded.model, compute)
-    else:
-        predictor = Predictor(loaded, compute)
+    predictor = predictor_of(load_model(path, adapter), columns, compute)
     tally = predictor.tally
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
-        return predict_lines(predictor, rows, tally, columns)
+        return predict_lines(predictor, rows, columns)
 
     asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column, **vars(columns)}
     asked |= {"model": weights_hash(predictor.weights)} if target else {}

@@ -19,7 +19,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.evals.loss import Rows, SourceLoss, batch_of, compiled
-from lmwright.evals.tables import print_table
+from lmwright.evals.tables import of_source, print_table, table_of
 from lmwright.objectives.embed import Embed, Texts
 
 BLOCK = 512  # anchors whose scores are in memory at a time
@@ -105,9 +105,5 @@ def print_related(
 ) -> None:
     """Prints the scores of each source."""
     names = ("source", "pairs", "loss", "accuracy at 1", f"MRR at {WITHIN}")
-    rows = [
-        (loss.source, f"{loss.tokens:,}", f"{loss.loss:.4f}", f"{loss.accuracy:.1%}",
-         f"{loss.mrr or 0:.4f}")
-        for loss in losses
-    ]  # fmt: skip
-    print_table(names, rows, compute, console)
+    rows = [of_source(loss, f"{loss.accuracy:.1%}", f"{loss.mrr or 0:.4f}") for loss in losses]
+    print_table(table_of(names, rows), compute, console)

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from lmwright.core.compute import Compute
 from lmwright.evals.loss import SourceLoss
-from lmwright.evals.tables import print_table
+from lmwright.evals.tables import of_source, print_table, table_of
 
 
 def print_tags(
@@ -15,8 +15,6 @@ def print_tags(
     """Prints the scores of each source."""
     names = ("source", "words", "loss", "accuracy", "entity F1")
     rows = [
-        (loss.source, f"{loss.tokens:,}", f"{loss.loss:.4f}", f"{loss.accuracy:.1%}",
-         f"{loss.entity_f1 or 0.0:.4f}")
-        for loss in losses
-    ]  # fmt: skip
-    print_table(names, rows, compute, console)
+        of_source(loss, f"{loss.accuracy:.1%}", f"{loss.entity_f1 or 0:.4f}") for loss in losses
+    ]
+    print_table(table_of(names, rows), compute, console)

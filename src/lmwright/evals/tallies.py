@@ -80,6 +80,12 @@ class Tally:
         raise NotImplementedError
 
 
+def shares_of(scores: np.ndarray) -> np.ndarray:
+    """Probabilities [..., K] of raw scores."""
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return shares / shares.sum(axis=-1, keepdims=True)
+
+
 class ClassTally(Tally):
     """Of texts that are put into classes."""
 
@@ -104,8 +110,7 @@ class ClassTally(Tally):
         return self.labels[number]
 
     def made(self, scores: np.ndarray) -> dict[str, Any]:
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
+        shares = shares_of(scores)
         named = zip(self.labels, shares, strict=True)
         return {
             "label": self.labels[int(shares.argmax())],

@@ -3,6 +3,7 @@
 text --spaces--> words --first token of each, cut--> packed rows [B, T] --tagger--> tags
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from lmwright.core.param import Tree
 from lmwright.data.tokens.tags import Words, words_as_tokens
 from lmwright.errors import UserError
 from lmwright.evals.documents import Reader, of_tokens
-from lmwright.evals.tallies import Tally
+from lmwright.evals.tallies import Tally, shares_of
 from lmwright.formats.loaded import LoadedModel
 from lmwright.models.tagger import Tagger
 
@@ -50,8 +51,8 @@ class WordTags(Reader):
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
     ) -> tuple[list[Text], list[bool]]:
-        """Each text as words, and whether they were cut to what the model takes. There are no
-        `seconds`."""
+        """Each text as words, and whether they were cut to what the model takes.
+        `seconds` are always None (`refuse_columns`)."""
         room = max(0, self.most - sum(map(len, self.around)))
         each = [text.split() for text in texts]
         made = [Text(words, words_as_tokens(self.tokenizer, words, room)) for words in each]
@@ -100,16 +101,13 @@ class TagTally(Tally):
     def made(self, scores: Tagged) -> dict[str, Any]:
         """Words, their tags, and the probability of each tag; null for a word without one."""
         words, raw = scores
-        shares = np.exp(raw - raw.max(axis=-1, keepdims=True, initial=-np.inf))
-        shares /= shares.sum(axis=-1, keepdims=True)
-        there = np.isfinite(shares).all(axis=-1).tolist()
-        best = [int(row.argmax()) if ok else None for row, ok in zip(shares, there, strict=True)]
+        best, most = raw.argmax(axis=-1).tolist(), shares_of(raw).max(axis=-1).tolist()
+        there = [not math.isnan(share) for share in most]
         return {
             "words": words,
-            "tags": [None if at is None else self.labels[at] for at in best],
+            "tags": [self.labels[at] if ok else None for at, ok in zip(best, there, strict=True)],
             "scores": [
-                None if at is None else float(f"{row[at]:.6g}")
-                for row, at in zip(shares, best, strict=True)
+                float(f"{share:.6g}") if ok else None for share, ok in zip(most, there, strict=True)
             ],
         }
 

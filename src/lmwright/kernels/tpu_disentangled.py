@@ -28,6 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lmwright.core.compute import ATTENTION, LANES
+from lmwright.core.sharding import device_kind
 from lmwright.kernels.tpu_row_attention import VECTOR_MEMORY, Ref, Sums, block_of, dot
 from lmwright.nn.attention import MASKED
 from lmwright.nn.disentangled import Disentangled, rows_of
@@ -367,12 +368,6 @@ def attention(
     pq = table(position_queries, distances)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     k = (k.astype(jnp.float32) * scoring.scale).astype(k.dtype)
-    out = attend(
-        Call(_is_strided() if strided is None else strided, interpret), q, k, v, pk, pq, segment_ids
-    ).transpose(0, 3, 1, 2)
+    strided = device_kind() not in UNSTRIDED if strided is None else strided
+    out = attend(Call(strided, interpret), q, k, v, pk, pq, segment_ids).transpose(0, 3, 1, 2)
     return jnp.where((segment_ids > 0)[..., None, None], out, 0)
-
-
-def _is_strided() -> bool:
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is None or device.device_kind not in UNSTRIDED
