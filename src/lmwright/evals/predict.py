@@ -51,7 +51,7 @@ class Predictor(Reader):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
                 f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
-                "'regress' (docs/classification.md)"
+                "'regress' (docs/classification.md), or a tagger with 'tag' (docs/tags.md)"
             )
         super().__init__(loaded)
         self.model, self.weights = loaded.model, loaded.weights
