@@ -34,9 +34,8 @@ from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import limit_tokens, open_tokenizer, write_tokenizer
 from lmwright.guard.files import sync
-from lmwright.models.classifier import Classifier
 from lmwright.models.embedder import Embedder
-from lmwright.models.tagger import Tagger
+from lmwright.models.over import OverEncoder
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -81,7 +80,7 @@ def write_hf(
             write_modules(folder, model)
         if tokenizer_dir is not None:
             write_tokenizer(tokenizer_dir, folder, prefix, suffix)
-            if isinstance(model, Classifier | Embedder | Tagger):
+            if isinstance(model, OverEncoder) and model.reads_documents:
                 limit_tokens(folder, model.seq_len)
         files = TensorFiles(folder)
         proof = prove(

@@ -22,8 +22,7 @@ from lmwright.formats.tokenizer_files import (
 )
 from lmwright.formats.weights import load_run_at
 from lmwright.models.classifier import Classifier
-from lmwright.models.embedder import Embedder
-from lmwright.models.tagger import Tagger
+from lmwright.models.over import OverEncoder
 
 
 def load_model(
@@ -59,7 +58,7 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
     model, w = objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
-    reads = isinstance(model, Classifier | Embedder | Tagger)
+    reads = isinstance(model, OverEncoder) and model.reads_documents
     suffix = _suffix(run, tokenizer_dir) if reads else ()
     return LoadedModel(
         model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step

@@ -32,10 +32,7 @@ from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_to
 from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
-from lmwright.models.classifier import Classifier
-from lmwright.models.detector import Detector
-from lmwright.models.embedder import Embedder
-from lmwright.models.tagger import Tagger
+from lmwright.models.over import OverEncoder
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
@@ -106,12 +103,12 @@ def vocab_command(
     if "" in tokens:
         raise UserError("--add: a token cannot be empty; give its text")
     loaded = load_model(path)
-    if isinstance(loaded.model, Classifier | Embedder | Tagger):
-        names = {Classifier: "a classifier", Embedder: "an embedder", Tagger: "a tagger"}
-        what = names[type(loaded.model)]
-        raise UserError(f"{path}: is {what}; change the vocabulary of its encoder first")
-    if isinstance(loaded.model, Detector):
-        raise UserError(f"{path}: is a detector; change the vocabulary before its pretraining")
+    if isinstance(loaded.model, OverEncoder):
+        if loaded.model.reads_documents:
+            cure = "change the vocabulary of its encoder first"
+        else:
+            cure = "change the vocabulary before its pretraining"
+        raise UserError(f"{path}: is {loaded.model.called}; {cure}")
     loaded.check()
     wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):

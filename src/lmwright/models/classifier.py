@@ -10,6 +10,7 @@ documents of a row, as many as it has tokens; those that are not there have logi
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ from lmwright.models.over import OverEncoder
 @dataclass(frozen=True)
 class Classifier(OverEncoder):
     """An encoder without its head, and the head over documents."""
+
+    called: ClassVar[str] = "a classifier"
 
     labels: tuple[str, ...]
     """The classes; none where the score is a number."""

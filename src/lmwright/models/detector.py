@@ -9,6 +9,7 @@ added the first one of its document.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,6 +33,9 @@ TABLE = "embed"  # of the encoder
 @dataclass(frozen=True)
 class Detector(OverEncoder):
     """An encoder without the head over its vocabulary, and a head for each token."""
+
+    called: ClassVar[str] = "a detector"
+    reads_documents: ClassVar[bool] = False
 
     @property
     def hf(self) -> DetectorHf:

@@ -7,6 +7,7 @@ those that are not there have zeros.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -27,6 +28,8 @@ EMBED = "embed"  # the table of the vocabulary, in the tree
 @dataclass(frozen=True)
 class Embedder(OverEncoder):
     """An encoder without its head, and how the tokens of a document become its vector."""
+
+    called: ClassVar[str] = "an embedder"
 
     pooling: TokenPooling = "mean"
     length: Length = "one"

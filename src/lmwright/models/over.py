@@ -19,6 +19,10 @@ class OverEncoder:
     encoder: Any
 
     both_ways: ClassVar[bool] = True
+    called: ClassVar[str]
+    """What messages call it, with its article."""
+    reads_documents: ClassVar[bool] = True
+    """Whether it is given documents, which its tokenizer begins, ends and cuts as in training."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "encoder":

@@ -7,6 +7,7 @@ family whose head over documents has a fresh one (EuroBERT, DeBERTa) has none he
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jax import Array
 
@@ -19,6 +20,8 @@ from lmwright.models.over import OverEncoder
 @dataclass(frozen=True)
 class Tagger(OverEncoder):
     """An encoder without its head, and a layer of scores over each of its tokens."""
+
+    called: ClassVar[str] = "a tagger"
 
     labels: tuple[str, ...]
     """The tags; their places are their numbers."""
