@@ -84,11 +84,9 @@ def test_a_tokenizer_that_is_too_large_or_not_there_is_refused_before_the_text_i
     code, said = command(capsys, "prepare", "run.toml")
     assert code == 2 and "280 is smaller than the 300 ids of the tokenizer in big" in said
     assert not Path("data").exists()
-    edit(tokenizer='{ path = "gpt2" }')
+    edit(tokenizer='{ path = "./gpt2" }')
     code, said = command(capsys, "prepare", "run.toml")
-    assert (
-        code == 2 and "data.tokenizer.path: gpt2 does not exist" in said and "hf download" in said
-    )
+    assert code == 2 and "path: ./gpt2 does not exist" in said and "hf://owner" in said
     assert not Path("data").exists()
 
 

@@ -143,7 +143,7 @@ def tokenizer_import(path: str, out: str) -> None:
     """Read a tokenizer at PATH and write it to the folder OUT.
 
     PATH is a tokenizer.json or its folder, a folder with vocab.json and merges.txt, a
-    tokenizer.model of sentencepiece or a .tiktoken file.
+    tokenizer.model of sentencepiece, a .tiktoken file or hf://owner/name.
 
     \b
     Example:  lmwright tokenizer import downloads/gpt2 tokenizers/gpt2

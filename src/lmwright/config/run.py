@@ -121,7 +121,7 @@ class Tokenizer:
     """An imported tokenizer (`path`), or one trained on the run's own sources."""
 
     path: Place[str | None] = None
-    """tokenizer.json, its folder, GPT-2 vocab.json folder, tokenizer.model or .tiktoken file."""
+    """tokenizer.json or its folder, vocab.json folder, tokenizer.model, .tiktoken or hf://owner/name."""
     train: Literal["bpe", "unigram"] = "bpe"
     """What is trained when no path is given."""
     vocab_size: Free[PositiveInt | None] = None

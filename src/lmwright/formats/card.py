@@ -18,10 +18,10 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.card_use import USE
-from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.guard.terminal import visible
 from lmwright.models.detector import Detector
 from lmwright.models.tagger import Tagger
+from lmwright.storage.hub import PREFIX, is_hub_name
 
 if TYPE_CHECKING:
     from lmwright.formats.proof import Proof

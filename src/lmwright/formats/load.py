@@ -11,7 +11,6 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, facts_of_run
 from lmwright.formats.hf_layout import HfTensors
-from lmwright.formats.hub import PREFIX
 from lmwright.formats.loaded import LoadedModel, load_files
 from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import (
@@ -23,6 +22,7 @@ from lmwright.formats.tokenizer_files import (
 from lmwright.formats.weights import load_run_at
 from lmwright.models.classifier import Classifier
 from lmwright.models.over import OverEncoder
+from lmwright.storage.hub import PREFIX
 
 
 def load_model(

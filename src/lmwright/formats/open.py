@@ -24,7 +24,7 @@ from lmwright.config.load import RunFiles
 from lmwright.config.run import Run
 from lmwright.config.section import with_overrides
 from lmwright.errors import UserError
-from lmwright.formats.hub import PREFIX, fetch, is_hub_name
+from lmwright.formats.hub import fetch
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.places import usable
 from lmwright.formats.safetensors import NO_PICKLES, PICKLES, refuse_pickles
@@ -34,6 +34,7 @@ from lmwright.presets.dial import dial
 from lmwright.program import lora_section
 from lmwright.program.length import epoch_rows
 from lmwright.storage.bucket import is_bucket
+from lmwright.storage.hub import PREFIX, is_hub_name
 from lmwright.storage.mirror import fetched, mirror_folder
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"

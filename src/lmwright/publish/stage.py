@@ -20,13 +20,13 @@ from lmwright.formats.adapter_verbs import export_adapter_command
 from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.gguf_names import gguf_package
-from lmwright.formats.hub import PREFIX, is_hub_name
 from lmwright.formats.load import load_model, write_run_tokenizer
 from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
 from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
+from lmwright.storage.hub import PREFIX, is_hub_name
 
 GGUF_FOLDER = "folder of GGUF files"
 LARGEST_TEXT = 16 * 2**20  # of files in which a token is looked for

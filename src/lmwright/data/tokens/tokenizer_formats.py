@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from lmwright.data.tokens.hub_tokenizer import local_tokenizer
 from lmwright.data.tokens.probe import BLANKS, PROBE
 from lmwright.data.tokens.tokenizer import (
     SPLIT,
@@ -111,13 +112,13 @@ FAMILIES = {
 
 
 def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
-    """Reads a tokenizer in any accepted format. Raises UserError describing what is wrong with a
-    file.
+    """Reads a tokenizer in any accepted format, or by its hub name. Raises UserError describing
+    what is wrong with a file.
 
     A .tiktoken file of no known family needs `<file>.json` beside it:
     {"pattern": "...", "special_tokens": {"<|end|>": 5000}, "eos_token": "<|end|>"}.
     """
-    path = Path(path).expanduser()
+    path, _ = local_tokenizer(path)
     if path.is_dir():
         return _import_folder(path)
     if not path.is_file():

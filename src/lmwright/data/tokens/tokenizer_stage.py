@@ -16,6 +16,7 @@ from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import plain_text
+from lmwright.data.tokens.hub_tokenizer import local_tokenizer
 from lmwright.data.tokens.normalized import read_rows
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
@@ -42,7 +43,8 @@ def make_tokenizer(
     model_vocab_size: int | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Imports `spec.path`, or trains on the train split of `<data_dir>/normalize`.
+    """Imports `spec.path`, a hub name as of its commit, or trains on the train split of
+    `<data_dir>/normalize`.
 
     model_vocab_size: ids of a trained tokenizer where `spec` says none, if the text suffices.
     Facts: vocab_size, eos_id, bos_id, pad_id, tokenizer_fingerprint. Raises UserError for a
@@ -59,7 +61,13 @@ def make_tokenizer(
         fingerprint = _training_of(spec)
     else:
         inputs = {}
-        fingerprint = {"chat_template": spec.chat_template, "files": _hashes(Path(spec.path))}
+        fingerprint = _pinned(folder, spec)
+        if fingerprint is None:
+            local, commit = local_tokenizer(spec.path)
+            fingerprint = {"chat_template": spec.chat_template, "files": _hashes(local)}
+            if commit:
+                fingerprint |= {"hub": {"path": spec.path, "commit": commit}}
+            spec = replace(spec, path=str(local))
     return run_stage(
         "tokenizer",
         folder / "tokenizer",
@@ -77,6 +85,17 @@ def make_tokenizer(
 def _training_of(spec: Tokenizer) -> dict[str, Any]:
     # how a tokenizer is trained may change with the library
     return {**asdict(spec), "library": tokenizers.__version__}
+
+
+def _pinned(folder: Path, spec: Tokenizer) -> dict[str, Any] | None:
+    """Fingerprint of a finished tokenizer that was fetched under the same hub name: it stays,
+    whatever the name stands for by now."""
+    try:
+        made = read_manifest(folder / "tokenizer").fingerprint["fingerprint"]
+    except UserError:
+        return None
+    same = made.get("hub", {}).get("path") == spec.path
+    return made if same and made.get("chat_template") == spec.chat_template else None
 
 
 def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Manifest | None:
@@ -107,7 +126,6 @@ def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
 
 def _hashes(path: Path) -> dict[str, str]:
     """Hash of each file that the tokenizer may be read from."""
-    path = path.expanduser()
     beside = path if path.is_dir() else path.parent
     if not path.exists():
         raise UserError(f"data.tokenizer.path: {path} does not exist")

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmwright.config.run import EARLIER_VOCAB_SIZE, Data, Tokenizer
 from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
+from lmwright.data.tokens.hub_tokenizer import local_tokenizer, on_hub
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 
@@ -38,15 +39,19 @@ def check_imported(data: Data, model_size: int | None) -> None:
     path = data.tokenizer.path
     if path is None:
         return
-    if not Path(path).expanduser().exists():
+    made = (Path(data.dir) / "tokenizer" / MANIFEST).exists()
+    if made and on_hub(path):
+        return  # nothing is fetched again; check_size is told of it when the stage is done
+    try:
+        local, _ = local_tokenizer(path)
+    except UserError as error:
+        raise error.at("data.tokenizer.path") from error
+    if not local.exists():
         raise UserError(
-            f"data.tokenizer.path: {path} does not exist; for a tokenizer of the Hugging Face hub, "
-            f"fetch its files first (hf download {path} tokenizer.json --local-dir tokenizer)"
+            f"data.tokenizer.path: {path} does not exist; give a file or folder, or hf://owner/name"
         )
-    made = Path(data.dir) / "tokenizer"
-    if (made / MANIFEST).exists():
-        return  # check_size is told of it when the stage is done
-    check_size(import_tokenizer(path).vocab_size, model_size, path)
+    if not made:
+        check_size(import_tokenizer(local).vocab_size, model_size, path)
 
 
 def check_size(ids: int, model_size: int | None, where: str) -> None:

@@ -1,0 +1,63 @@
+"""Tokenizers by hub name: `hf://owner/name[@revision]`, or the name alone where no such file lies
+here.
+
+Only the files of the tokenizer are fetched.
+"""
+
+import os
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+from lmwright.errors import UserError
+from lmwright.storage.hub import PREFIX, Held, fetch_files, is_hub_name
+
+ALONE = (
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json",
+    "*.tiktoken",
+)  # fmt: skip
+BESIDE = (
+    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "merges.txt",
+)  # fmt: skip
+PLAIN = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?")
+FILE_ENDS = (".json", ".model", ".tiktoken", ".txt")
+
+
+def on_hub(path: str | os.PathLike) -> bool:
+    """True if a path names a tokenizer of the hub: with `hf://`, or as `owner/name` where no file
+    or folder of this name exists."""
+    if is_hub_name(path):
+        return True
+    plain = PLAIN.fullmatch(str(path)) and not str(path).endswith(FILE_ENDS)
+    return bool(plain) and not Path(path).exists()
+
+
+def local_tokenizer(path: str | os.PathLike) -> tuple[Path, str]:
+    """(local file or folder, `hf://owner/name@commit` if it was fetched) of a tokenizer's path.
+
+    Raises UserError for a hub name under which there is no tokenizer, or none that may be read.
+    """
+    if not on_hub(path):
+        return Path(path).expanduser(), ""
+    repo, _, revision = str(path).removeprefix(PREFIX).partition("@")
+    if not PLAIN.fullmatch(repo):
+        raise UserError(
+            f"{path}: is not the name of a tokenizer; write hf://owner/name or "
+            f"hf://owner/name@revision"
+        )
+    name = str(path)
+    if not is_hub_name(path):
+        name += " (no file or folder here, so a name on the hub)"
+    at, commit = fetch_files(
+        name, repo, revision or None, _choose, known_by=ALONE[:-1], what="repository"
+    )
+    return at, f"{PREFIX}{repo}@{commit}"
+
+
+def _choose(held: Held) -> list[str]:
+    def named(patterns: tuple[str, ...]) -> list[str]:
+        return sorted(f for f in held.files if any(fnmatch(f, p) for p in patterns))
+
+    if not named(ALONE):
+        raise UserError(f"{held.name}: holds no tokenizer; none of {', '.join(ALONE)} is there")
+    return named(ALONE) + named(BESIDE)

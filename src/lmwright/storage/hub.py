@@ -1,0 +1,105 @@
+"""Hub: files of a Hugging Face repository by name, `hf://owner/name[@revision]`.
+
+They come through the hub's own cache. A token for gated repositories comes from the environment
+(HF_TOKEN) or `hf auth login`, and reaches no message.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmwright.errors import UserError, first_line, install
+
+PREFIX = "hf://"
+
+
+def is_hub_name(path: str | os.PathLike) -> bool:
+    """True if a path is the name of a repository on the hub."""
+    return str(path).startswith(PREFIX)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Files that a repository holds at one commit."""
+
+    name: str
+    """As the user wrote it."""
+    repo: str
+    commit: str
+    files: frozenset[str]
+
+    def download(self, file: str) -> Path:
+        """One file, fetched. Raises what the client raises."""
+        import huggingface_hub as hub
+
+        return Path(hub.hf_hub_download(self.repo, file, revision=self.commit))
+
+
+def fetch_files(
+    name: str,
+    repo: str,
+    revision: str | None,
+    choose: Callable[[Held], Sequence[str]],
+    *,
+    known_by: Sequence[str],
+    what: str = "model",
+) -> tuple[Path, str]:
+    """(local folder with the chosen files, commit) of a repository.
+
+    `choose` names them, of what is held. Without the network (HF_HUB_OFFLINE), the folder is found
+    by the first file of `known_by` that was fetched before. `what` is what messages call it.
+    Raises UserError, which begins with `name`, where there is no such repository, it is gated, or
+    the package is not installed.
+    """
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub import constants
+    except ImportError:
+        raise UserError(f"{name}: hub names need huggingface_hub; {install('hf')}") from None
+    try:
+        if constants.HF_HUB_OFFLINE:
+            return _fetched_before(name, repo, revision, known_by)
+        info = hub.HfApi().model_info(repo, revision=revision)
+        files = frozenset(sibling.rfilename for sibling in info.siblings or ())
+        wanted = list(choose(Held(name, repo, info.sha, files)))
+        # by the name of the revision, which the cache then knows offline
+        at = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
+        if at.name != info.sha:  # it moved meanwhile
+            at = Path(hub.snapshot_download(repo, revision=info.sha, allow_patterns=wanted))
+        return at, info.sha
+    except UserError:
+        raise
+    except Exception as error:  # the client raises many kinds
+        raise UserError(f"{name}: {_sentence(error, repo, revision, what)}") from None
+
+
+def _fetched_before(
+    name: str, repo: str, revision: str | None, known_by: Sequence[str]
+) -> tuple[Path, str]:
+    """Files of a repository from the hub's cache, without the network."""
+    import huggingface_hub as hub
+
+    for file in known_by:
+        cached = hub.try_to_load_from_cache(repo, file, revision=revision)
+        if isinstance(cached, str):
+            at = Path(cached).parents[file.count("/")]
+            return at, at.name
+    raise UserError(f"{name}: was not fetched before, and HF_HUB_OFFLINE is set; unset it")
+
+
+def _sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
+    """Sentence for an error of the client, without the token."""
+    from huggingface_hub import errors
+
+    token = "set HF_TOKEN to a token that may read it"
+    if isinstance(error, errors.GatedRepoError):
+        return f"is gated; accept its terms at https://huggingface.co/{repo} and {token}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no such {what}, or it is private: check the name, or {token}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {revision!r}"
+    text = first_line(error)
+    for secret in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
+        text = text.replace(secret, "***")
+    return f"cannot be fetched ({text}); try again, or give a local folder"
