@@ -25,6 +25,10 @@ def test_kisoku_3b(capsys):
     assert re.search(r"total, tied +3,325,627,392  <- this model", text)
     assert re.search(r"total, untied +3,480,161,280$", text, re.M)
     assert re.search(rf"attention +{attention:,} +x 32 +{32 * attention:,}", text)
+    token = 2 * 32 * 8 * 96 * 2  # keys and values, layers, heads, their width, bytes
+    assert f"{token:,} bytes for a token" in text
+    whole = token * 2048 / 2**20
+    assert f"this model {whole} MiB, MHA {4 * whole} MiB, MQA {whole / 8} MiB" in text
     assert "3,480,161,280  <- this model" in params_report(
         "x", find_model("kisoku-3b", ["model.head=untied"])
     )

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
+from lmwright.core.compute import Compute
 from lmwright.core.param import Param, count_params, walk
 
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
@@ -96,7 +99,32 @@ def params_report(name: str, model: Any) -> str:
     rule = "-" * len(lines[0])
     title = f"{name}: {_shape(model)}"
     ends = len(rows) - len(counts)
-    return "\n".join([title, "", lines[0], rule, *lines[1 : 1 - ends], rule, *lines[1 - ends :]])
+    table = [title, "", lines[0], rule, *lines[1 : 1 - ends], rule, *lines[1 - ends :]]
+    return "\n".join([*table, *cache_lines(model)])
+
+
+def cache_bytes(model: Any, length: int, precision: str = "bf16") -> int:
+    """Bytes of keys and values that `generate` keeps for one row of `length` tokens."""
+    cache = jax.eval_shape(lambda: model.new_cache(1, length, Compute(precision)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache["kv"]))
+
+
+def cache_lines(model: Any) -> list[str]:
+    """Lines about the kv cache, and that of as many kv heads as query heads (MHA) or one (MQA);
+    none for a model that looks both ways and so has none."""
+    if model.both_ways:
+        return []
+    heads = {"this model": model.num_kv_heads, "MHA": model.num_heads, "MQA": 1}
+    sizes = {
+        name: cache_bytes(replace(model, num_kv_heads=count), model.seq_len)
+        for name, count in heads.items()
+    }
+    rows = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in sizes.items())
+    token = sizes["this model"] // model.seq_len
+    return [
+        "",
+        f"kv cache in bf16: {token:,} bytes for a token; for a row of {model.seq_len:,}: {rows}",
+    ]
 
 
 def _shape(model: Any) -> str:
