@@ -11,6 +11,7 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.long_cases import LONG
 from tests.quick_compile import FLAGS
 from tests.shared_steps import share_steps
 
@@ -36,6 +37,23 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 MOST_BYTES = 3 * 2**30  # of a worker
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by mark
+def pytest_collection_modifyitems(items):
+    """Marks the long cases slow; one that is not there any more is an error."""
+    root = Path(__file__).parent
+    missing = {}
+    for item in items:
+        file = item.path.relative_to(root).as_posix()
+        if file in LONG:
+            missing.setdefault(file, set(LONG[file])).discard(item.name)
+            if item.name in LONG[file]:
+                item.add_marker(pytest.mark.slow)
+    gone = [f"{file}::{name}" for file, names in missing.items() for name in names]
+    named = any("::" in str(argument) for argument in sys.argv[1:])
+    if gone and not named and SHARED.is_dir():
+        raise pytest.UsageError(f"tests/long_cases.py: there are no such cases: {', '.join(gone)}")
 
 
 def pytest_collection_finish():
