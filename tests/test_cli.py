@@ -150,6 +150,7 @@ def verb(monkeypatch):
             return with_
 
         monkeypatch.setattr(runs, "load", body)
+        monkeypatch.setattr("lmwright.data.missing.prepare_missing", lambda _run: False)
         monkeypatch.setattr(
             sys.modules["lmwright.train.command"], "train_command", lambda run, **_: run
         )

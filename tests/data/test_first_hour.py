@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmwright.config.run import Data, Source, Tokenizer
+from lmwright.data import missing
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.tokenizer import load_tokenizer
@@ -166,13 +167,40 @@ def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
     for name in ("words.jsonl", "x.bin", "x"):
         code, said = command(capsys, "train", name)
         assert code == 2 and f"{name}: is a data file; give a run file" in said
+    Path("words.jsonl").rename("away")
     code, said = command(capsys, "train", "run.toml", "data.dir=elsewhere")
     assert code == 2 and "run `lmwright prepare run.toml data.dir=elsewhere`" in said
+    Path("away").rename("words.jsonl")
     code, said = command(capsys, "prepare", "run.toml", "data.sources.0.path=owner/name")
     assert code == 2 and "is hf://datasets/owner/name" in said
     code, said = command(capsys, "prepare", "run.toml", "data.sources.0.text_column=content")
     assert code == 2 and "no row of words.jsonl has 'content'" in said
     assert "no 'content', only 'text'" in said
+
+
+def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
+    inside, capsys, monkeypatch
+):
+    code, said = command(capsys, "train", "run.toml")
+    assert code == 0 and "up to date" not in said
+    made = TokenStore.open("data").fingerprint
+    shutil.rmtree("run")
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    assert TokenStore.open("data").fingerprint == made
+    code, said = command(capsys, "train", "run.toml")
+    assert code == 0 and "up to date" not in said  # found, and left alone
+
+    elsewhere = ["data.dir=elsewhere", "dir=another"]
+    monkeypatch.setattr(missing, "BYTES_PER_MINUTE", 10)
+    code, said = command(capsys, "train", "run.toml", *elsewhere)
+    assert code == 2 and re.search(r"takes up to \d+ minutes; run `lmwright prepare run", said)
+    remote = "data.sources.0.path=https://example.com/words.jsonl"
+    code, said = command(capsys, "train", "run.toml", *elsewhere, remote)
+    assert code == 2 and "fetched from elsewhere; run `lmwright prepare run.toml" in said
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    code, said = command(capsys, "train", "run.toml", *elsewhere)
+    assert code == 2 and "set all three" in said
+    assert not Path("elsewhere").exists() and not Path("another").exists()
 
 
 def test_a_tokenizer_follows_the_text_where_the_model_is_larger(tmp_path):

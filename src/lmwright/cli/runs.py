@@ -79,6 +79,8 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
 def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
     """Train a model, or resume an interrupted run.
 
+    Data that is not prepared yet is, where that takes minutes; else this says the command.
+
     Ctrl-C saves and says how to continue; a second one stops at once. On a TPU pod, start it
     on every host with --pod and one run directory that all of them see.
 
@@ -89,6 +91,11 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
 
     with StopRequest() as stop:
         loaded = load(run, overrides)
+        from lmwright.data.missing import prepare_missing
+        from lmwright.train.hosts import alone
+
+        if alone(pod=pod):
+            prepare_missing(loaded)
         from lmwright.train.command import train_command
 
         return train_command(loaded, stop=stop, **given(pod=pod or None))

@@ -28,16 +28,21 @@ SLICES = "MEGASCALE_NUM_SLICES"  # a JobSet of several; each may have a single h
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
+def alone(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> bool:
+    """True if nothing says that other processes train this run, too."""
+    said = any(variables.get(name) for name in (ADDRESS, COUNT, INDEX))
+    return not (said or pod or started_together(variables))
+
+
 def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> None:
     """Connects to the run's other processes, if there are any, before any use of devices.
 
     Raises UserError where the variables are incomplete, TransientError where the others are not
     found.
     """
-    given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
-    pod = pod or started_together(variables)
-    if not given and not pod:
+    if alone(pod=pod, variables=variables):
         return
+    given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
     if given and len(given) < 3:
         missing = sorted({ADDRESS, COUNT, INDEX} - set(given))
         raise UserError(

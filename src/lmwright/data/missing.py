@@ -1,0 +1,55 @@
+"""Missing data: prepared on the way to training, where that is a matter of minutes."""
+
+from pathlib import Path
+
+from lmwright.config.run import Run
+from lmwright.data.manifest import MANIFEST
+from lmwright.data.prepare import prepare_command
+from lmwright.data.sources.files import INFLATION, find_files
+from lmwright.errors import UserError
+from lmwright.hardware.devices import cores_here
+
+BYTES_PER_MINUTE = 60e6
+"""Text that one process prepares at the least (benchmarks/prepare.py)."""
+MOST_MINUTES = 5
+
+
+def prepare_missing(run: Run) -> bool:
+    """Prepares the run's data if none is there and its sources are local files that take at most
+    `MOST_MINUTES`; whether it did.
+
+    Raises UserError for more text than that, or what is not on this machine, so that nobody waits
+    for it unasked.
+    """
+    data = run.data
+    if "://" in data.dir or not data.sources or (Path(data.dir) / "pack" / MANIFEST).exists():
+        return False  # whatever else is wrong there, opening it says
+    if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
+        return False
+    if any("://" in source.path for source in data.sources):
+        raise UserError(
+            f"data.dir: nothing is prepared in {data.dir}, and its sources are fetched from "
+            f"elsewhere; run `lmwright prepare` first"
+        )
+    try:
+        minutes = text_bytes(run) / BYTES_PER_MINUTE / (data.workers or cores_here())
+    except UserError:
+        return False  # sources that were moved, too: that the data is not there comes first
+    if minutes > MOST_MINUTES:
+        raise UserError(
+            f"data.dir: nothing is prepared in {data.dir}, which takes up to {minutes:.0f} "
+            f"minutes; run `lmwright prepare` first"
+        )
+    prepare_command(run)
+    return True
+
+
+def text_bytes(run: Run) -> int:
+    """Bytes of text in the run's sources, about, by the sizes of their files. Raises UserError
+    where one is not there."""
+    files = [file for source in run.data.sources for file in find_files(source, run.data.dir)]
+    packed = [file.compression is not None or file.format == "parquet" for file in files]
+    sizes = [file.size or 0 for file in files]
+    return sum(
+        size * (INFLATION if small else 1) for size, small in zip(sizes, packed, strict=True)
+    )
