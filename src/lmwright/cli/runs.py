@@ -121,14 +121,21 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
 
 @click.command()
 @click.argument("run_dirs", nargs=-1, required=True)
-@click.option("-o", "--out", help="HTML file; default: report.html in the run directory.")
-def report(run_dirs: Sequence[str], out: str | None) -> None:
+@click.option("-o", "--out", help="File; default: report.html or report.md in the run directory.")
+@click.option("--markdown", is_flag=True, help="Write report.md: what ran where, cost, losses.")
+def report(run_dirs: Sequence[str], out: str | None, markdown: bool) -> None:
     """Write report.html for one run or several side by side.
 
     \b
     Example:  lmwright report quickstart/run
               lmwright report runs/a runs/b -o compare.html
+              lmwright report runs/a --markdown
     """
+    if markdown:
+        from lmwright.report.markdown import markdown_command
+
+        markdown_command(run_dirs, out)
+        return
     from lmwright.report.html import report_command
 
     report_command(list(run_dirs), out)

@@ -131,6 +131,16 @@ class CloudNames:
     """Chips of the slices that have a single host; larger ones have 4 on each."""
 
 
+@dataclass(frozen=True)
+class Power:
+    """Electric power of a chip while programs run."""
+
+    least_w: float | None
+    """Watts; None where only the most is published."""
+    most_w: float
+    source: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chip:
     """One TPU generation."""
@@ -159,6 +169,8 @@ class Chip:
     """Memory of the host for each chip, by the machine types of
     https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
     price: Price
+    power: Power | None = None
+    """None where it is not published."""
     calibrated: bool = False
     """Whether a published run fitted its constants."""
     cloud: CloudNames | None = None
@@ -197,6 +209,7 @@ _EVERY = (
               cycles_share=0.895, matmul_efficiency=0.8),
         host_gib=85,
         network_bytes_per_s=3.1e9, price=Price(on_demand=2.00), cloud=CloudNames("v3", "V3"),
+        power=Power(123, 262, "measured, cloud.google.com/tpu/docs/v3"),
         kubernetes="tpu-v3-slice",
     ),
     Chip(
@@ -208,6 +221,7 @@ _EVERY = (
               cycles_share=0.895, cores=2, matmul_efficiency=0.765),
         host_gib=101.75,
         network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
+        power=Power(90, 192, "measured, cloud.google.com/tpu/docs/v4"),
         cloud=CloudNames("v4", "V4"),
         kubernetes="tpu-v4-podslice",
         splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},

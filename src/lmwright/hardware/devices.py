@@ -7,7 +7,7 @@ GPUs' efficiencies are assumed, the core's rates come from one measured run.
 import os
 from dataclasses import dataclass
 
-from lmwright.hardware.chips import CHIPS, GIB, Peak, Price
+from lmwright.hardware.chips import CHIPS, GIB, Chip, Peak, Power, Price
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Gpu:
     """Its share of the node's network."""
     price: Price | None = None
     per_node: int = 8
+    most_w: float = 0.0
+    """Thermal design power, as its data sheet says."""
 
 
 # https://www.nvidia.com/en-us/data-center/{a100,h100,h200,dgx-b200,l4}; NVLink figures there
@@ -31,15 +33,21 @@ class Gpu:
 # A price is that of the whole machine (a2-highgpu, a2-ultragpu, a3-highgpu, a3-ultragpu,
 # g2-standard-4) over its GPUs; the B200 has no list price by the hour.
 GPUS = {
-    # name: device kind, FLOP/s, memory, its bytes/s, of the links, of the network, USD an hour
-    name: Gpu(kind, Peak(bf16_flops=flops, hbm_bytes=memory), *rates, usd and Price(on_demand=usd))
-    for name, (kind, flops, memory, rates, usd) in {
-        "a100": ("NVIDIA A100-SXM4-80GB", 312e12, 80 * GIB, (2039e9, 300e9, 25e9), 5.07),
-        "a100-40gb": ("NVIDIA A100-SXM4-40GB", 312e12, 40 * GIB, (1555e9, 300e9, 25e9), 3.67),
-        "h100": ("NVIDIA H100 80GB HBM3", 989e12, 80 * GIB, (3350e9, 450e9, 50e9), 11.06),
-        "h200": ("NVIDIA H200", 989e12, 141 * 10**9, (4800e9, 450e9, 50e9), 10.60),
-        "b200": ("NVIDIA B200", 2250e12, 180 * 10**9, (8000e9, 900e9, 50e9), None),
-        "l4": ("NVIDIA L4", 121e12, 24 * GIB, (300e9, 32e9, 3e9), 0.71),
+    # name: device kind, FLOP/s, memory, its bytes/s, of the links, of the network, USD an hour, W
+    name: Gpu(
+        kind,
+        Peak(bf16_flops=flops, hbm_bytes=memory),
+        *rates,
+        usd and Price(on_demand=usd),
+        most_w=watts,
+    )
+    for name, (kind, flops, memory, rates, usd, watts) in {
+        "a100": ("NVIDIA A100-SXM4-80GB", 312e12, 80 * GIB, (2039e9, 300e9, 25e9), 5.07, 400),
+        "a100-40gb": ("NVIDIA A100-SXM4-40GB", 312e12, 40 * GIB, (1555e9, 300e9, 25e9), 3.67, 400),
+        "h100": ("NVIDIA H100 80GB HBM3", 989e12, 80 * GIB, (3350e9, 450e9, 50e9), 11.06, 700),
+        "h200": ("NVIDIA H200", 989e12, 141 * 10**9, (4800e9, 450e9, 50e9), 10.60, 700),
+        "b200": ("NVIDIA B200", 2250e12, 180 * 10**9, (8000e9, 900e9, 50e9), None, 1000),
+        "l4": ("NVIDIA L4", 121e12, 24 * GIB, (300e9, 32e9, 3e9), 0.71, 72),
     }.items()
 }
 GPU_MATMUL_EFFICIENCY = 0.65
@@ -59,13 +67,35 @@ def price_of(kind: str) -> Price | None:
     return (CHIPS.get(kind) or GPUS[kind]).price if kind in CHIPS or kind in GPUS else None
 
 
+def chip_of(device_kind: str) -> Chip | None:
+    """The TPU chip of a device kind as JAX spells it."""
+    return next((c for c in CHIPS.values() if device_kind in c.device_kinds), None)
+
+
+def gpu_of(device_kind: str) -> Gpu | None:
+    """The GPU of a device kind as JAX spells it."""
+    return next((gpu for gpu in GPUS.values() if gpu.device_kind == device_kind), None)
+
+
+def devices_per_chip(device_kind: str) -> int:
+    """Devices that JAX sees of one chip; 1 where the kind is not known."""
+    chip = chip_of(device_kind)
+    return 1 if chip is None else chip.devices_per_chip
+
+
+def chip_power(device_kind: str) -> Power | None:
+    """Published power of a chip or GPU; None where there is none."""
+    if (chip := chip_of(device_kind)) is not None:
+        return chip.power
+    gpu = gpu_of(device_kind)
+    return None if gpu is None else Power(None, gpu.most_w, "the limit of its data sheet")
+
+
 def peak_of(device_kind: str) -> Peak | None:
     """Peak of the device kind as JAX spells it. None where it is not known (every CPU), and MFU is
     then left out rather than guessed."""
-    for chip in CHIPS.values():
-        if device_kind in chip.device_kinds:
-            return chip.peak
-    return next((gpu.peak for gpu in GPUS.values() if gpu.device_kind == device_kind), None)
+    found = chip_of(device_kind) or gpu_of(device_kind)
+    return None if found is None else found.peak
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Summary figures at the top of a report: results, cost and machine."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:
 
 
 def _rows(curves: dict[str, Series]) -> str:
-    return f"{curves['rows'].values[-1]:,} of {curves['of_rows'].values[-1]:,} rows"
+    return f"{curves['rows'].values[-1]:,.0f} of {curves['of_rows'].values[-1]:,.0f} rows"
 
 
 def _size(record: RunRecord) -> Rows:
@@ -158,9 +159,11 @@ def _cost(record: RunRecord) -> Rows:
 
 
 def _machine(record: RunRecord) -> Rows:
-    env = record.env
-    if not env:
-        return {}
+    return machine_rows(record.env) if record.env else {}
+
+
+def machine_rows(env: dict[str, Any]) -> Rows:
+    """Machine and software of an env.json."""
     name = env.get("device_kind", "")
     if env.get("device_platform") == "cpu":
         name = f"{env.get('cpu', 'CPU')}, {env.get('cpu_cores', '?')} cores"
