@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lmwright.cli.shared import Dtype, Numbers, computed, given
+from lmwright.errors import UserError
 
 
 @click.command("eval")
@@ -285,22 +286,42 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
     "--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Data type of the written weights."
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--model", help="SOURCE is a checkpoint of MaxText, of this preset, run or model.")
+@click.option("--tokenizer", help="With --model: the tokenizer's path or hub name.")
+@click.option(
+    "--tied-logits",
+    type=click.Choice(["divided", "plain"]),
+    help="With --model: whether a tied head's logits were divided (normalize_embedding_logits).",
+)
 def import_(
-    source: str, out: str, overrides: Sequence[str], overwrite: bool, dtype: str | None
+    source: str,
+    out: str,
+    overrides: Sequence[str],
+    overwrite: bool,
+    dtype: str | None,
+    model: str | None,
+    **of_maxtext: str | None,
 ) -> None:
-    """Read a Hugging Face or GGUF model and write it to OUT.
+    """Read a Hugging Face, GGUF or MaxText model and write it to OUT.
 
-    SOURCE is a Hugging Face folder, a .gguf file or hf://owner/name. Every tensor is checked; a
-    missing or unexpected one is an error. Overrides change fields that no weight depends on, for
-    example to allow longer rows.
+    SOURCE is a Hugging Face folder, a .gguf file, hf://owner/name, or with --model a checkpoint of
+    MaxText (99999/items, also gs://). Every tensor is checked; a missing or unexpected one is an
+    error. Overrides change fields that no weight depends on, for example to allow longer rows.
 
     \b
     Example:  lmwright import downloads/SmolLM2-135M smollm
               lmwright import downloads/SmolLM2-135M.Q4_1.gguf smollm --dtype bf16
               lmwright import mistral long seq_len=131072 rope_theta=5e6
+              lmwright import gs://b/run/checkpoints/99999 kisoku --model kisoku-3b head=untied
     """
-    from lmwright.formats.convert import import_command
+    from lmwright.formats.convert import import_command, import_maxtext_command
 
+    if model is not None:
+        options = given(dtype=dtype, **of_maxtext)
+        import_maxtext_command(source, out, model, overrides, overwrite=overwrite, **options)
+        return
+    if unused := next((name for name, value in of_maxtext.items() if value is not None), None):
+        raise UserError(f"--{unused.replace('_', '-')}: needs --model, the model of a checkpoint")
     import_command(source, out, overrides, overwrite=overwrite, **given(dtype=dtype))
 
 

@@ -4,15 +4,20 @@ file, with the proof that it is the same."""
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmwright.core.param import count_params
+from lmwright.data.tokens.tokenizer import save_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
+from lmwright.formats.card import Facts
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_write import MAX_SHARD_BYTES, stored_dtype, write_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
-from lmwright.formats.open import is_run
+from lmwright.formats.maxtext import MaxTextTensors, TiedLogits
+from lmwright.formats.open import find_model, is_run
 from lmwright.formats.proof import Proof
 from lmwright.storage.mirror import sending
 
@@ -85,6 +90,35 @@ def import_command(
         raise UserError(f"{path}: is a run directory; write its model with lmwright export")
     loaded = load_model(path).changed(overrides)
     return export_loaded(loaded, out, dtype=dtype, overwrite=overwrite)
+
+
+def import_maxtext_command(
+    path: str | Path,
+    out: str | Path,
+    model: str,
+    overrides: Sequence[str] = (),
+    *,
+    tokenizer: str | None = None,
+    tied_logits: TiedLogits | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """Writes a checkpoint of MaxText as `import_command` does. `model` names what was trained: a
+    preset, a run file, a model folder or hub name, with `overrides` of its fields; `tokenizer` is
+    a tokenizer's path or hub name."""
+    found = find_model(model, overrides)
+    tensors = MaxTextTensors(path, found, tied_logits)
+    with TemporaryDirectory() as folder:
+        if tokenizer is not None:
+            save_tokenizer(import_tokenizer(tokenizer), folder)
+        loaded = LoadedModel(
+            found,
+            tensors,
+            Path(folder) if tokenizer is not None else None,
+            Facts(name=Path(out).absolute().name, origin="Imported from a checkpoint of MaxText."),
+            Path(path),
+        )
+        return export_loaded(loaded, out, dtype=dtype, overwrite=overwrite)
 
 
 def _say(loaded: LoadedModel, out: str | Path, proof: Proof) -> None:

@@ -151,6 +151,11 @@ def _nothing_at(path: Path) -> UserError:
     what = "is not there"
     if path.is_dir():
         refuse_pickles(path)
+        if (path / "_METADATA").exists() or (path / "items" / "_METADATA").exists():
+            return UserError(
+                f"{path}: looks like a checkpoint of MaxText, which does not say its model; write "
+                f"lmwright import {path} OUT --model PRESET, and give OUT"
+            )
         what = "holds neither run.toml nor config.json"
     elif path.suffix == ".safetensors":
         what = "is weights alone, without the config.json that says what they mean"

@@ -25,7 +25,7 @@ from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import unused
 from lmwright.formats.reference import Reference, too_large, transformers_says
 from lmwright.formats.tensor_hash import add_tensor
-from lmwright.formats.text_tensors import NotTaken, TextTensors
+from lmwright.formats.text_tensors import NotTaken
 from lmwright.models.classifier import Classifier
 from lmwright.models.embedder import Embedder
 
@@ -172,7 +172,7 @@ def _accounting(model: HfModel, source: Mapping[str, Any], xxh3: str) -> Account
         parameters=sum(slot.size for slot in wanted),
         left_out=tuple(unused(wanted, source)),
         xxh3=xxh3,
-        not_taken=source.not_taken if isinstance(source, TextTensors) else (),
+        not_taken=getattr(source, "not_taken", ()),
     )
 
 

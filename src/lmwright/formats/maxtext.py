@@ -1,0 +1,337 @@
+"""MaxText's checkpoints, read: tensors by their Hugging Face names.
+
+    99999/items/ _METADATA, arrays --MaxTextTensors(model)--> model.layers.0.self_attn.q_proj.weight
+
+A checkpoint holds arrays and no configuration, so that the model has to be named. Layers are
+stacked (`scan_layers`) or apart; a whole state's optimizer is left alone. Arrays are read by
+tensorstore when they are asked for, of stacked ones the layer alone, from a folder or gs://.
+What MaxText computes with them (src/maxtext/layers, version 0.2.5): without a norm or a factor on
+queries, the root of the head's size is part of their projection; a llama with scaled rotations
+turns neighboring pairs; a gemma's table is multiplied by the root of the width already.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lmwright.errors import UserError, first_line
+from lmwright.formats.hf_layout import slots
+from lmwright.formats.safetensors import Tensors, some
+from lmwright.formats.text_tensors import NotTaken
+from lmwright.storage.bucket import is_bucket
+
+METADATA = "_METADATA"
+ITEMS = "items"
+KINDS = ("llama", "gemma")
+"""Of models: llama, mistral, qwen 2 and 3; gemma 2 and 3."""
+GEMMA3_CYCLE = 6  # layers that one step of its scan takes
+
+Key = tuple[str, ...]
+TiedLogits = Literal["divided", "plain"]
+
+PRODUCTS = {
+    "self_attn.q_proj": ("self_attention", "query"),
+    "self_attn.k_proj": ("self_attention", "key"),
+    "self_attn.v_proj": ("self_attention", "value"),
+    "self_attn.o_proj": ("self_attention", "out"),
+    "mlp.gate_proj": ("mlp", "wi_0"),
+    "mlp.up_proj": ("mlp", "wi_1"),
+    "mlp.down_proj": ("mlp", "wo"),
+}
+QUERY_NORMS = {
+    "self_attn.q_norm": ("self_attention", "query_norm"),
+    "self_attn.k_norm": ("self_attention", "key_norm"),
+}
+NORMS = {
+    "llama": QUERY_NORMS | {
+        "input_layernorm": ("pre_self_attention_layer_norm",),
+        "post_attention_layernorm": ("post_self_attention_layer_norm",),
+    },
+    "gemma": QUERY_NORMS | {
+        "input_layernorm": ("pre_self_attention_norm",),
+        "post_attention_layernorm": ("post_self_attention_norm",),
+        "pre_feedforward_layernorm": ("pre_ffw_norm",),
+        "post_feedforward_layernorm": ("post_ffw_norm",),
+    },
+}  # fmt: skip
+TOP = {
+    "model.embed_tokens.weight": ("token_embedder", "embedding"),
+    "model.norm.weight": ("decoder", "decoder_norm", "scale"),
+    "lm_head.weight": ("decoder", "logits_dense", "kernel"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: its array, and its layer in a stacked one."""
+
+    key: Key
+    axis: int | None = None
+    """Of the layers; None where the array is the tensor."""
+    layer: int = 0
+
+
+def items_of(path: str | Path) -> Any | None:
+    """The folder of a MaxText checkpoint's arrays, at a path or in its `items`; None if there is
+    none."""
+    from etils import epath
+
+    for folder in (epath.Path(path), epath.Path(path) / ITEMS):
+        try:
+            if (folder / METADATA).exists():
+                return folder
+        except OSError:
+            return None
+    return None
+
+
+class MaxTextTensors(Tensors):
+    """The tensors of a model in a MaxText checkpoint, by Hugging Face name.
+
+    `tied_logits` says whether a tied llama divided its logits by the root of the width
+    (`normalize_embedding_logits`). Raises UserError for a model of another kind, arrays that are
+    missing, left over or of other shapes.
+    """
+
+    def __init__(self, path: str | Path, model: Any, tied_logits: TiedLogits | None = None):
+        if model.kind not in KINDS:
+            raise UserError(
+                f"{path}: of MaxText's checkpoints, those of {' and '.join(KINDS)} are read "
+                f"(llama: mistral and qwen, too), not model.kind = {model.kind!r}"
+            )
+        if (folder := items_of(path)) is None:
+            raise UserError(f"{path}: holds no checkpoint of MaxText (no {METADATA})")
+        self.path, self._model = str(path), model
+        self._arrays = Arrays(folder, str(path))
+        self._shapes = {slot.name: slot.shape for slot in slots(model)}
+        self._norm_factor = self._logits_factor(tied_logits)
+        self._places = {name: self._place(name) for name in self._shapes}
+        super().__init__(self._shapes)
+        self.not_taken = self._check()
+
+    def _logits_factor(self, tied_logits: TiedLogits | None) -> float:
+        """Factor of the last norm that does what MaxText does to tied logits."""
+        width = self._model.embed_dim
+        if self._model.kind == "gemma":
+            return 1.0  # the table's own factor and this one are each other's inverse
+        if self._model.head == "untied":
+            return 1.0
+        if tied_logits is None and not (self._model.qk_norm == "head" or self._has_bias()):
+            raise UserError(
+                f"{self.path}: the head is tied, and a checkpoint does not say whether logits were "
+                f"divided by the root of the width (normalize_embedding_logits, MaxText's "
+                f"default); give --tied-logits divided, or plain"
+            )
+        return 1 / math.sqrt(width) if tied_logits == "divided" else 1.0
+
+    def _has_bias(self) -> bool:
+        return "model.layers.0.self_attn.q_proj.bias" in self._shapes
+
+    def _check(self) -> tuple[NotTaken, ...]:
+        used = {place.key for place in self._places.values()}
+        left = [key for key in self._arrays if key not in used]
+        seen = [key for key in left if key[0] == "vision_encoder"]
+        if other := [".".join(key) for key in left if key[0] != "vision_encoder"]:
+            raise UserError(
+                f"{self.path}: holds {some(other)}, which the model does not have; name the model "
+                f"that was trained"
+            )
+        taken = []
+        if seen:
+            size = sum(math.prod(self._arrays[key]) for key in seen)
+            taken.append(NotTaken("image encoder", len(seen), size))
+        rows, kept = self._arrays[TOP["model.embed_tokens.weight"]][0], self._model.vocab_size
+        if rows > kept:
+            size = (rows - kept) * self._model.embed_dim
+            taken.append(NotTaken("rows of the vocabulary beyond the model's", 1, size))
+        return tuple(taken)
+
+    def _place(self, name: str) -> Place:
+        """Where a tensor lies. Raises UserError where it does not, or has another shape."""
+        if name in TOP:
+            return self._checked(name, Place(TOP[name]))
+        _, _, number, rest = name.split(".", 3)
+        part, _, leaf = rest.rpartition(".")
+        norms = NORMS[self._model.kind]
+        if part in PRODUCTS:
+            inner = (*PRODUCTS[part], "kernel" if leaf == "weight" else "bias")
+        else:
+            inner = (*norms[part], "scale")
+        candidates = list(self._addresses(int(number), inner))
+        for place in candidates:
+            if place.key in self._arrays:
+                return self._checked(name, place)
+        keys = " nor ".join(".".join(place.key) for place in candidates)
+        raise UserError(
+            f"{self.path}: {name} is missing (neither {keys}); name the model that was trained"
+        )
+
+    def _addresses(self, layer: int, inner: Key) -> Iterator[Place]:
+        """Places in which MaxText keeps a tensor of a layer: stacked first, then apart."""
+        count = self._model.num_layers
+        if self._model.kind == "llama":
+            yield Place(("decoder", "layers", *inner), 1, layer)
+            yield Place(("decoder", f"layers_{layer}", *inner))
+        elif self._model.qk_norm == "head":  # gemma 3
+            scanned = count - count % GEMMA3_CYCLE
+            turn, index = divmod(layer, GEMMA3_CYCLE)
+            if layer < scanned:
+                yield Place(("decoder", "layers", f"layers_{index}", *inner), 1, turn)
+            else:
+                last = f"layers_{layer - scanned}"
+                yield Place(("decoder", "layers_remainder", last, *inner))
+            yield Place(("decoder", f"layers_{layer}", *inner))
+        else:  # gemma 2: a local and a global layer are one
+            half = "local" if layer % 2 == 0 else "global"
+            paired = (f"{inner[0]}_{half}", *inner[1:])
+            yield Place(("decoder", "layers", *paired), 1, layer // 2)
+            yield Place(("decoder", f"layers_{layer // 2}", *paired))
+
+    def _checked(self, name: str, place: Place) -> Place:
+        if place.key not in self._arrays:
+            raise UserError(
+                f"{self.path}: {'.'.join(place.key)} is missing; name the model that was trained"
+            )
+        have, want = list(self._arrays[place.key]), self._theirs(name)
+        if place.axis is not None and len(have) == len(want) + 1:
+            # param_scan_axis: 1 unless set otherwise
+            for axis in (1, 0):
+                if have[:axis] + have[axis + 1 :] == want:
+                    return Place(place.key, axis, place.layer)
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):  # padded vocabularies
+            rows = want.index(self._model.vocab_size)
+            if have[rows] >= want[rows]:
+                have[rows] = want[rows]
+        if place.axis is not None or have != want:
+            raise UserError(
+                f"{self.path}: {'.'.join(place.key)} is {list(self._arrays[place.key])}, and the "
+                f"model wants {want}{' and an axis of layers' if place.axis is not None else ''}; "
+                f"name the model that was trained"
+            )
+        return place
+
+    def _theirs(self, name: str) -> list[int]:
+        """Shape of one tensor in MaxText's layout."""
+        shape, model = list(self._shapes[name]), self._model
+        heads = {"q_proj": model.num_heads, "k_proj": model.num_kv_heads,
+                 "v_proj": model.num_kv_heads, "o_proj": model.num_heads}  # fmt: skip
+        part = name.split(".")[-2]
+        if name == "model.embed_tokens.weight" or (len(shape) == 1 and part not in heads):
+            return shape
+        if part in heads:
+            split = [heads[part], model.head_dim]
+            if len(shape) == 1:
+                return split
+            return [*split, shape[0]] if part == "o_proj" else [shape[1], *split]
+        return shape[::-1]
+
+    def described(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape) of a tensor, which is not read."""
+        return self._arrays.dtype(self._places[name].key), self._shapes[name]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        place = self._places[name]
+        array = self._arrays.read(place)
+        part = name.split(".")[-2]
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            rows = self._theirs(name).index(self._model.vocab_size)
+            array = np.take(array, range(self._model.vocab_size), axis=rows)
+        made = self._changed(name, part, array.astype(np.float32))
+        shape = self._shapes[name]
+        if len(shape) == 2 and name != "model.embed_tokens.weight":
+            # products: [in..., out...] there, [out, in] here
+            made = made.reshape(shape[::-1]).T
+        return np.ascontiguousarray(made.reshape(shape)).astype(array.dtype)
+
+    def _changed(self, name: str, part: str, array: np.ndarray) -> np.ndarray:
+        """float32 numbers with MaxText's factors and order taken out."""
+        model = self._model
+        if model.kind == "llama":
+            plain = model.qk_norm == "none" and not self._has_bias()
+            scaled = getattr(model.rope_scaling, "kind", None) == "llama3"
+            if part in ("q_proj", "k_proj") and scaled:
+                array = np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1)
+            if part == "q_proj" and plain:
+                array = array * np.float32(math.sqrt(model.head_dim))
+            return array * np.float32(self._norm_factor) if name == "model.norm.weight" else array
+        if name == "model.embed_tokens.weight":
+            return array / np.float32(math.sqrt(model.embed_dim))
+        return array - np.float32(1) if array.ndim == 1 else array
+
+
+class Arrays(Mapping[Key, tuple[int, ...]]):
+    """Shapes of the parameters of a checkpoint by key, and the arrays, read by tensorstore.
+
+    Raises UserError where its metadata is damaged or is not that of a model of MaxText.
+    """
+
+    def __init__(self, folder: Any, path: str):
+        self._folder, self._path = folder, path
+        try:
+            about = json.loads((folder / METADATA).read_text())
+            shapes = {
+                tuple(str(each["key"]) for each in entry["key_metadata"]): tuple(map(int, shape))
+                for entry in about["tree_metadata"].values()
+                if (shape := entry["value_metadata"].get("write_shape")) is not None
+            }
+            self._driver = "zarr3" if about.get("use_zarr3") else "zarr"
+            self._ocdbt = (folder / "manifest.ocdbt").exists()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: its {METADATA} is damaged ({first_line(error)})") from None
+        depth = 2 if any(key[:2] == ("params", "params") for key in shapes) else 1
+        self._prefix = ("params",) * depth
+        self._shapes = {key[depth:]: s for key, s in shapes.items() if key[:1] == ("params",)}
+        if TOP["model.embed_tokens.weight"] not in self._shapes:
+            held = some(sorted({".".join(key[:2]) for key in shapes})) or "nothing"
+            raise UserError(
+                f"{path}: is no checkpoint of a language model of MaxText: it holds {held}, and no "
+                f"params.params.token_embedder.embedding"
+            )
+
+    def __getitem__(self, key: Key) -> tuple[int, ...]:
+        return self._shapes[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def dtype(self, key: Key) -> str:
+        """Name of an array's dtype."""
+        return self._open(key).dtype.name
+
+    def read(self, place: Place) -> np.ndarray:
+        """The array at a place, of a stacked one its layer alone."""
+        array = self._open(place.key)
+        if place.axis is not None:
+            array = array[(slice(None),) * place.axis + (place.layer,)]
+        try:
+            return np.asarray(array.read().result())
+        except (ValueError, OSError) as error:
+            raise self._unreadable(place.key, error) from None
+
+    def _open(self, key: Key) -> Any:
+        import tensorstore
+
+        name = ".".join((*self._prefix, *key))
+        root = str(self._folder).rstrip("/")
+        base = f"{root}/" if is_bucket(root) else f"file://{Path(root).absolute()}/"
+        store: Any = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+        if not self._ocdbt:
+            store = f"{base}{name}/"
+        try:
+            return tensorstore.open({"driver": self._driver, "kvstore": store}, open=True).result()
+        except (ValueError, OSError) as error:
+            raise self._unreadable(key, error) from None
+
+    def _unreadable(self, key: Key, error: Exception) -> UserError:
+        return UserError(
+            f"{self._path}: {'.'.join(key)} cannot be read ({first_line(error):.200}); copy the "
+            f"checkpoint again"
+        )
