@@ -192,7 +192,7 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
-    """Give each text of a file its class, number or tags, or each question its answer.
+    """Give each text of a file its class, number, tags or answer.
 
     MODEL is a classifier, gives numbers, tags words or answers questions: a run directory or a
     Hugging Face folder.
