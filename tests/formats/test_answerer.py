@@ -178,3 +178,6 @@ def test_predict_of_rows_without_what_it_needs(exported, tmp_path, capsys):
     errors = [json.loads(line)["error"] for line in shown.out.splitlines()]
     assert errors[0].startswith("no text in 'context'") and "no 'question'" in errors[1]
     assert "2 rows without a text" in shown.err
+    (tmp_path / "rows.txt").write_text("Who?\n")
+    assert main(["predict", str(exported[0]), str(tmp_path / "rows.txt")]) == 2
+    assert "a question stands beside its context; give csv" in capsys.readouterr().err

@@ -144,6 +144,11 @@ def predict_command(
     )
     text_column, columns = text_column or usual, Columns(pair_column or second, label_column)
     texts = open_texts(file, text_column, id_column, tuple(filter(None, vars(columns).values())))
+    if isinstance(loaded.model, Answerer) and any(each.format == "txt" for each in texts.files):
+        raise UserError(
+            f"{file}: has lines of text, and a question stands beside its context; give csv, tsv, "
+            "jsonl or parquet"
+        )
     predictor = predictor_of(loaded, columns, compute)
     tally = predictor.tally
 
