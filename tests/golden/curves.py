@@ -77,6 +77,9 @@ CASES: dict[str, dict] = {
         "kind": "embed", "direction": "both"}},
     "objective tag": {"data": "tagged", "model": ENCODER, "objective": {
         "kind": "tag", "labels": ["O", "B-LONG", "I-LONG"]}},
+    "objective answer": {"data": "answered", "model": {"kind": "modernbert",
+        **MODELS["modernbert"]}, "objective": {
+        "kind": "answer", "window_tokens": 64, "window_overlap": 16}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
@@ -123,6 +126,12 @@ def write_sources(folder: Path) -> None:
     ]
     rows["tagged"] = [{"tokens": words, "tags": tags_of(words)} for words in
                       (row["text"].split() for row in rows["text"])]  # fmt: skip
+    rows["answered"] = [
+        {"question": f"What {row['text'].split()[-1]}?", "context": row["text"], "answers": [
+            {"text": word, "answer_start": row["text"].index(word)}
+            for word in row["text"].split()[2:3] if number % 4]}
+        for number, row in enumerate(rows["text"])
+    ]  # fmt: skip
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
@@ -138,12 +147,13 @@ def tags_of(words: Sequence[str]) -> list[str]:
 
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
         "labeled": "labeled", "numbered": "labeled", "related": "related",
-        "tagged": "tagged"}  # fmt: skip
+        "tagged": "tagged", "answered": "answered"}  # fmt: skip
 PLAIN = (
     "labeled",
     "numbered",
     "related",
     "tagged",
+    "answered",
 )  # whose objective alone learns from them; no chats
 
 

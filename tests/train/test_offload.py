@@ -167,7 +167,7 @@ def test_head_gradient_has_an_effect_or_is_refused(kind):
         model = family(vocab_size=64, seq_len=24, **sizes)
         if kind == "mlm":
             objective = replace(objective, mask_ratio=1.0)
-        if kind == "rtd":
+        if kind in ("rtd", "answer"):
             model = Deberta(vocab_size=64, seq_len=24, **sizes | {"num_kv_heads": 4})
         runs = [replace(run, model=model, objective=objective) for run in runs]
     if objective.learns_from != "texts":

@@ -183,20 +183,23 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.argument("file", metavar="FILE")
 @click.option("--out", metavar="OUT.jsonl", help="File to write; default: the terminal.")
 @click.option("--text-column", help="Column that holds the texts; default: text.")
-@click.option("--pair-column", help="Column of the second text, of a model of pairs.")
+@click.option("--pair-column", help="Column of the second text, or of the context.")
 @click.option(
-    "--label-column", help="Column of the class or number, to compare with what is predicted."
+    "--label-column",
+    help="Column of the class, number or answers, to compare with what is predicted.",
 )
 @click.option("--id-column", help="Column that identifies a row; default: file and row number.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
-    """Give each text of a file its class, number or tags.
+    """Give each text of a file its class, number, tags or answer.
 
-    MODEL is a classifier, gives numbers or tags words: a run directory or a Hugging Face folder.
+    MODEL is a classifier, gives numbers, tags words or answers questions: a run directory or a
+    Hugging Face folder.
     FILE is csv, tsv, jsonl or parquet, or txt with a text on each line. Each row becomes a line of
-    JSON with its label and the score of each class, its number, or its words and their tags. An
+    JSON with its label and the score of each class, its number, its words and their tags, or its
+    answer, whose question and context are two columns. An
     interrupted command goes on where it was when it is run again.
 
     \b

@@ -266,6 +266,7 @@ def _check_sources(run: Run) -> None:
     apart = (
         ("preference", "pairs of answers"), ("rated", "rated answers"), ("labeled", "labeled"),
         ("related", "related texts"), ("tagged", "tagged words"),
+        ("answered", "questions with answers"),
     )  # fmt: skip
     for kind, what in apart:
         if kind in kinds and len(kinds) > 1:

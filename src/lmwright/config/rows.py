@@ -1,13 +1,17 @@
 """Kinds of rows that a source may hold, by their parts."""
 
-LABELED, RELATED, TAGGED = "labeled", "related", "tagged"
+LABELED, RELATED, TAGGED, ANSWERED = "labeled", "related", "tagged", "answered"
 HAVE_LABELS = ("labeled texts", "texts with a number")
 """What an objective learns from rows of that kind (`Objective.learns_from`)."""
 RELATED_TEXTS = "related texts"
 """What a store of related rows holds, and an objective learns from."""
 TAGGED_WORDS = "tagged words"
 """What a store of tagged rows holds, and an objective learns from."""
-PLAIN = ("text", LABELED, RELATED, TAGGED)
+ANSWERED_QUESTIONS = "answered questions"
+"""What a store of answered rows holds, and an objective learns from."""
+QUESTIONS = "questions.jsonl"
+"""File of the held-out questions of a source, with their answers as texts."""
+PLAIN = ("text", LABELED, RELATED, TAGGED, ANSWERED)
 """Kinds whose rows are no conversations."""
 
 # kind of a source's rows -> what a row must have, may have, and what its messages consist of
@@ -15,6 +19,7 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "labeled": (("text", "label"), ("text_pair",), ()),
     "related": (("anchor", "positive"), ("negative",), ()),
     "tagged": (("tokens", "tags"), (), ()),
+    "answered": (("question", "context", "answers"), (), ()),
     "alpaca": (("instruction", "output"), ("input", "system"), ()),
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),

@@ -83,7 +83,7 @@ class Source:
     """`auto` goes by the file's extension, which `.gz` or `.zst` may follow."""
     rows: Literal[
         "text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt", "preference",
-        "rated", "tagged",
+        "rated", "tagged", "answered",
     ] = "text"  # fmt: skip
     """A text, one with its label or what belongs to it, or an example (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)

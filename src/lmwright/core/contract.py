@@ -239,6 +239,12 @@ class Objective(Protocol):
         """True if the loss of a training batch depends on its key."""
         return False
 
+    @property
+    def windows(self) -> tuple[int, int] | None:
+        """Tokens of a window on a context, and those that it shares with the next; None where
+        texts have no windows."""
+        return None
+
     def spec(self, model: Model) -> Tree:
         """The weights of the run: the model's, or those of several models below their names."""
         return model.spec()

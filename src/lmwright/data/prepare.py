@@ -7,13 +7,12 @@ Every stage is off the accelerator, goes on where it was killed, and does nothin
 are what they were.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lmwright.config import rows as row_kinds
-from lmwright.config.run import Data, Run, Source, seq_len_of
+from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.manifest import STAGES, Manifest
 from lmwright.data.progress import Progress, console_progress
@@ -64,6 +63,7 @@ def prepare(
     stages: Sequence[str] = (),
     model_vocab_size: int | None = None,
     labels: Sequence[str] | None = None,
+    windows: tuple[int, int] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
@@ -72,7 +72,8 @@ def prepare(
     model_vocab_size: a trained tokenizer that says no size gets this one, and none may be larger.
     seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
     `data.workers` if None, else all cores. The output never depends on it. labels: the classes of
-    labeled texts; none of them where their labels are numbers. Raises UserError for an unknown
+    labeled texts; none of them where their labels are numbers. windows: of questions, the tokens of
+    one and those that it shares with the next. Raises UserError for an unknown
     stage, bad input, and a stage whose predecessor is missing.
     """
     for stage in stages:
@@ -86,7 +87,14 @@ def prepare(
     if has_chats(data):
         data = with_template(data)
     with working_folder(data.dir) as folder:
-        options = (data.pack.seq_len or seq_len, model_vocab_size, labels, workers, progress)
+        options = (
+            data.pack.seq_len or seq_len,
+            model_vocab_size,
+            labels,
+            windows,
+            workers,
+            progress,
+        )
         made = _make(replace(data, dir=folder), stages, *options)
     return Summary(data.dir, made)
 
@@ -97,12 +105,13 @@ def _make(
     seq_len: int,
     model_vocab_size: int | None,
     labels: Sequence[str] | None,
+    windows: tuple[int, int] | None,
     workers: int | None,
     progress: Progress | None,
 ) -> dict[str, Manifest]:
     from lmwright.data.tokens.vocabulary import check_size
 
-    run = _stages(data, seq_len, model_vocab_size, labels, workers, progress)
+    run = _stages(data, seq_len, model_vocab_size, labels, windows, workers, progress)
     made: dict[str, Manifest] = {}
     for stage in STAGES:
         if not stages or stage in stages:
@@ -155,56 +164,33 @@ def with_template(data: Data) -> Data:
     return replace(data, tokenizer=replace(spec, chat_template=source))
 
 
-def wanted_lengths(
-    data: Data, named: Sequence[tuple[str, Source]]
-) -> dict[str, tuple[int | None, int | None]]:
-    """Fewest and most tokens of a document, of the sources that say so. Raises UserError where no
-    document has such a length, or duplicates would be dropped before lengths are known."""
-    lengths = {
-        name: (source.min_tokens, source.max_tokens)
-        for name, source in named
-        if source.min_tokens or source.max_tokens
-    }
-    for name, (fewest, most) in lengths.items():
-        if fewest and most and fewest > most:
-            raise UserError(
-                f"data.sources: {name!r} has min_tokens {fewest} above max_tokens {most}; swap them"
-            )
-    limited = {source.path for name, source in named if name in lengths}
-    shared = limited & {path for path, n in Counter(s.path for s in data.sources).items() if n > 1}
-    if data.normalize.dedup == "exact" and shared:
-        raise UserError(
-            'data.normalize.dedup: "exact" keeps the documents of a file that two sources name for '
-            'the first of them, whatever their length; set "none"'
-        )
-    return lengths
-
-
 def _stages(
     data: Data,
     seq_len: int,
     model_vocab_size: int | None,
     labels: Sequence[str] | None,
+    windows: tuple[int, int] | None,
     workers: int | None,
     progress: Progress | None,
 ) -> dict[str, Callable[[], Manifest]]:
     # imported here, so that `--help` stays quick
+    from lmwright.data.rows.lengths import wanted_lengths
     from lmwright.data.rows.pack import pack_tokens, refuse_splitting
     from lmwright.data.rows.shuffle import shuffle_rows
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
+    from lmwright.data.tokens.answers import windows_of
     from lmwright.data.tokens.classes import Classes, Numbers
     from lmwright.data.tokens.tags import Tags
-    from lmwright.data.tokens.tokenize import Conversations, tokenize
+    from lmwright.data.tokens.tokenize import Asked, Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
     options = {"workers": workers, "progress": progress}
     named = list(zip(source_names(data.sources), data.sources, strict=True))
     weights = {name: source.weight for name, source in named if source.use == "train"}
     lengths = wanted_lengths(data, named)
-    chats = None
+    chats, kinds = None, {source.rows for source in data.sources}
     if has_chats(data):
-        kinds = {source.rows for source in data.sources}
         chats = Conversations(
             data.chat,
             seq_len,
@@ -212,11 +198,13 @@ def _stages(
             pairs="preference" in kinds,
             rated="rated" in kinds,
         )
-    classes: Classes | Numbers | None = None
-    if labels is not None:
-        kind = Tags if any(source.rows == row_kinds.TAGGED for source in data.sources) else Classes
+    classes: Asked | None = None
+    if row_kinds.ANSWERED in kinds:
+        classes = windows_of(data, seq_len, windows)
+    elif labels is not None:
+        kind = Tags if row_kinds.TAGGED in kinds else Classes
         classes = kind(tuple(labels), seq_len) if labels else Numbers(seq_len)
-    related = any(source.rows == row_kinds.RELATED for source in data.sources)
+    related = row_kinds.RELATED in kinds
     if classes or related:
         refuse_splitting(data.pack)
     return {
@@ -252,6 +240,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
         ),
         (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
         (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
+        (row_kinds.ANSWERED, (row_kinds.ANSWERED_QUESTIONS,), "have questions", "'answer'"),
     ):
         if rows in kinds and learns not in texts:
             raise UserError(
@@ -275,8 +264,9 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     ids = run.model.vocab_size
     labels = labels_of(run)
     summary = prepare(
-        run.data, seq_len, stages=stages, model_vocab_size=ids, labels=labels, progress=progress
-    )
+        run.data, seq_len, stages=stages, model_vocab_size=ids, labels=labels,
+        windows=run.objective.windows, progress=progress,
+    )  # fmt: skip
     console = Console(highlight=False)
     print_summary(summary, console)
     for note in notes(run, summary):
@@ -366,6 +356,7 @@ def print_summary(summary: Summary, console: Any) -> None:
 
 
 def _left_out(summary: Summary) -> Iterator[str]:
+    from lmwright.data.tokens.answers import answers_text
     from lmwright.data.tokens.classes import labels_text
 
     for name, count in summary.input().items():
@@ -385,7 +376,7 @@ def _left_out(summary: Summary) -> Iterator[str]:
         ):
             if record.get(key):
                 yield f"{where}: {record[key]:,} {what}"
-        if text := labels_text(record):
+        if text := labels_text(record) or answers_text(record):
             yield f"{where}: {text}"
 
 

@@ -98,10 +98,10 @@ def _batches(
     rows = best_fit_rows(np.minimum(np.maximum(lengths, room), width), width)
     count = max(1, BATCH_TOKENS // width)
     for start in range(0, int(rows.max(initial=-1)) + 1, count):
-        yield _batch(documents, rows, start, count, width)
+        yield rows_of(documents, rows, start, count, width)
 
 
-def _batch(
+def rows_of(
     documents: Sequence[Sequence[int]], rows: np.ndarray, start: int, size: int, width: int
 ) -> tuple[Batch, dict[int, Place]]:
     """Rows start..start+size-1, padded to that many, and the place of each document in them."""

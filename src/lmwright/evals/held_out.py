@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmwright.config.rows import HAVE_LABELS, RELATED_TEXTS, TAGGED_WORDS
+from lmwright.config.rows import ANSWERED_QUESTIONS, HAVE_LABELS, RELATED_TEXTS, TAGGED_WORDS
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -19,6 +19,7 @@ from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
+from lmwright.evals.answered import Rows, evaluate_answers, print_answers, some_of
 from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, compute_text, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows
@@ -74,13 +75,34 @@ class HeldOut:
 
     def _loss(self, weights: Tree, source: str) -> SourceLoss:
         run, store = self._plan.run, self._store
+        count = store.eval_rows(source)
+        measured = {"rows": min(count, run.eval.max_rows or count), "of_rows": count}
+        if run.objective.learns_from == ANSWERED_QUESTIONS:
+            return replace(self._answers(weights, source), **measured)
         batches = store.eval_batches(source, self._rows, run.eval.max_rows)
         evaluate = evaluate_related if run.objective.learns_from == RELATED_TEXTS else evaluate_rows
         loss = evaluate(
             run.model, run.objective, self._plan.compute, weights, source, batches, self._place
         )
-        count = store.eval_rows(source)
-        return replace(loss, rows=min(count, run.eval.max_rows or count), of_rows=count)
+        return replace(loss, **measured)
+
+    def _answers(self, weights: Tree, source: str) -> SourceLoss:
+        """Scores of held-out questions."""
+        from lmwright.data.tokens.tokenizer import load_tokenizer
+
+        run, store = self._plan.run, self._store
+        questions = some_of(
+            store.eval_questions(source), store.eval_rows(source), run.eval.max_rows
+        )
+        tokenizer, said = load_tokenizer(store.tokenizer_dir), run.data.tokenize
+        around = (
+            (tokenizer.bos_id,) if said.prepend == "bos" else (),
+            (tokenizer.eos_id,) if said.append == "eos" else (),
+        )
+        return evaluate_answers(
+            run.model, run.objective, self._plan.compute, weights, source, questions, tokenizer,
+            around, Rows(self._rows, store.seq_len), self._place,
+        )  # fmt: skip
 
     def _place(self, batch: Batch) -> Batch:
         beat("eval")  # once for each batch: all of them may take hours
@@ -205,6 +227,8 @@ def eval_command(path: str, **options: Any) -> int:
     objective = opened.plan.run.objective
     if objective.learns_from == RELATED_TEXTS:
         print_related(losses, compute)
+    elif objective.learns_from == ANSWERED_QUESTIONS:
+        print_answers(losses, compute)
     elif objective.learns_from == TAGGED_WORDS:
         print_tags(losses, compute)
     elif objective.learns_from in HAVE_LABELS and objective.labels:

@@ -139,7 +139,8 @@ def evaluate_rows(
     )  # fmt: skip
 
 
-def _of_all_hosts(found: jax.Array) -> np.ndarray:
+def of_all_hosts(found: jax.Array) -> np.ndarray:
+    """An array of rows, those of all hosts."""
     if not found.is_fully_addressable:
         found = multihost_utils.process_allgather(found, tiled=True)
     return np.asarray(found)
@@ -149,7 +150,7 @@ def _entities(found: jax.Array, labels: Sequence[str]) -> np.ndarray:
     """float64 [3]: counts of entities in rows [B, T, 3], of which the last is the number of a
     word's document in its row, 0 for tokens without a tag."""
     real, given = [], []
-    for row in _of_all_hosts(found):
+    for row in of_all_hosts(found):
         for document in range(1, int(row[:, 2].max(initial=0)) + 1):
             words = row[row[:, 2] == document]
             real.append([labels[int(tag)] for tag in words[:, 0]])
@@ -159,5 +160,5 @@ def _entities(found: jax.Array, labels: Sequence[str]) -> np.ndarray:
 
 def _pairs(found: jax.Array) -> np.ndarray:
     """float64 [documents, 2] of rows [B, S, 3], of which the last says whether one is there."""
-    flat = _of_all_hosts(found).astype(np.float64).reshape(-1, 3)
+    flat = of_all_hosts(found).astype(np.float64).reshape(-1, 3)
     return flat[flat[:, 2] > 0, :2]

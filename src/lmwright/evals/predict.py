@@ -1,4 +1,4 @@
-"""Predict: the class, the number or the tags of each text of a file, streamed.
+"""Predict: the class, the number, the tags or the answer of each row of a file, streamed.
 
     file --rows--> texts --encode, cut--> documents --pack--> rows [B, T] --classifier--> scores
 
@@ -26,12 +26,14 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.documents import Reader, of_documents
+from lmwright.evals.questions import Questions, with_contexts
 from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
 from lmwright.evals.tallies import tally_of
 from lmwright.evals.word_tags import WordTags, refuse_columns
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash
+from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.tagger import Tagger
 
@@ -51,7 +53,8 @@ class Predictor(Reader):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
                 f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
-                "'regress' (docs/classification.md), or a tagger with 'tag' (docs/tags.md)"
+                "'regress' (docs/classification.md), a tagger with 'tag' (docs/tags.md), or what "
+                "answers questions with 'answer' (docs/questions.md)"
             )
         super().__init__(loaded)
         self.model, self.weights = loaded.model, loaded.weights
@@ -68,9 +71,13 @@ def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array
     return model.classify(w, batch, compute)[0]
 
 
-def predictor_of(loaded: LoadedModel, columns: Columns, compute: Compute) -> Predictor | WordTags:
+def predictor_of(
+    loaded: LoadedModel, columns: Columns, compute: Compute
+) -> Predictor | WordTags | Questions:
     """The model, ready for texts. Raises UserError for one that gives texts nothing, or that does
     not read the `columns`."""
+    if isinstance(loaded.model, Answerer):
+        return Questions(loaded, loaded.model, compute)
     if isinstance(loaded.model, Tagger):
         refuse_columns(columns.pair, columns.label)
         return WordTags(loaded, loaded.model, compute)
@@ -78,11 +85,13 @@ def predictor_of(loaded: LoadedModel, columns: Columns, compute: Compute) -> Pre
 
 
 def predict_lines(
-    predictor: Predictor | WordTags, rows: Iterator[Row | Bad], columns: Columns
+    predictor: Predictor | WordTags | Questions, rows: Iterator[Row | Bad], columns: Columns
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
     none of the model's."""
     tally = predictor.tally
+    if isinstance(predictor, Questions):
+        rows = with_contexts(rows, str(columns.pair))
     while chunk := list(islice(rows, CHUNK)):
         good = [row for row in chunk if isinstance(row, Row)]
         metas = [json.loads(row.meta) for row in good]
@@ -113,7 +122,7 @@ def predict_command(
     file: str,
     *,
     out: str | None = None,
-    text_column: str = "text",
+    text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
     id_column: str | None = None,
@@ -122,16 +131,25 @@ def predict_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
-    """Writes the class and the scores, the number, or the tags of each row of a csv, tsv, jsonl or
-    parquet file, or of each line of a txt file, as JSON lines to `out` or the terminal; returns 0.
+    """Writes the class and the scores, the number, the tags or the answer of each row of a csv,
+    tsv, jsonl or parquet file, or of each line of a txt file, as JSON lines to `out` or the
+    terminal; returns 0.
     Raises UserError where the model does none of it, the file cannot be read, or `out` exists."""
     target = Path(out) if out is not None else None
     refuse_existing(target, overwrite)
-    columns = Columns(pair_column, label_column)
-    beside = tuple(filter(None, (pair_column, label_column)))
-    texts = open_texts(file, text_column, id_column, beside)
-    compute = row_compute(precision, kernels)
-    predictor = predictor_of(load_model(path, adapter), columns, compute)
+    open_texts(file, text_column or "text", id_column)  # refuses what is not there at once
+    compute, loaded = row_compute(precision, kernels), load_model(path, adapter)
+    usual, second = (
+        ("question", "context") if isinstance(loaded.model, Answerer) else ("text", None)
+    )
+    text_column, columns = text_column or usual, Columns(pair_column or second, label_column)
+    texts = open_texts(file, text_column, id_column, tuple(filter(None, vars(columns).values())))
+    if isinstance(loaded.model, Answerer) and any(each.format == "txt" for each in texts.files):
+        raise UserError(
+            f"{file}: has lines of text, and a question stands beside its context; give csv, tsv, "
+            "jsonl or parquet"
+        )
+    predictor = predictor_of(loaded, columns, compute)
     tally = predictor.tally
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:

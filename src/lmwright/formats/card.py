@@ -19,7 +19,9 @@ from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.card_use import USE
 from lmwright.guard.terminal import visible
+from lmwright.models.answerer import Answerer
 from lmwright.models.detector import Detector
+from lmwright.models.hf.answerer import TASK
 from lmwright.models.tagger import Tagger
 from lmwright.storage.hub import PREFIX, is_hub_name
 
@@ -226,6 +228,8 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
 
 def task_of(model: HfModel) -> str:
     """The hub's name of what a model does."""
+    if isinstance(model, Answerer):
+        return TASK
     if isinstance(model, Tagger):
         return "token-classification"
     if hasattr(model, "labels"):

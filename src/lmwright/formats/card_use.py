@@ -17,6 +17,15 @@ from transformers import pipeline
 tag = pipeline("token-classification", model={{ place | tojson }}, aggregation_strategy="first")
 print(tag("A text"))
 ```
+{% elif task == "question-answering" %}
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
+model = AutoModelForQuestionAnswering.from_pretrained({{ place | tojson }})
+inputs = tokenizer("Who slept?", "Ada slept.", return_tensors="pt", return_token_type_ids=False)
+out = model(**inputs)  # start_logits and end_logits of each token
+```
+or `lmwright predict {{ word(place) }} questions.jsonl`.
 {% elif task == "feature-extraction" %}
 from transformers import AutoModel, AutoTokenizer
 

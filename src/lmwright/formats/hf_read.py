@@ -17,9 +17,11 @@ from lmwright.formats.sentence import read_modules
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS, TABLES
+from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
+from lmwright.models.hf.answerer import answer_fields, answering_encoder
 from lmwright.models.hf.classifier import encoder_of, head_fields
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.hf.embedder import BODIES
@@ -63,6 +65,9 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     if (alone := tagged_encoder(architecture)) is not None:
         encoder = model_from_config(config | {"architectures": [alone]}, where)
         return Tagger(encoder, tags_of(config, where))
+    if (alone := answering_encoder(architecture)) is not None:
+        encoder = model_from_config(config | {"architectures": [alone]}, where)
+        return Answerer(encoder, **answer_fields(config, encoder, where))
     if architecture in DETECTORS:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)

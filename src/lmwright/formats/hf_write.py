@@ -32,8 +32,14 @@ from lmwright.formats.safetensors import (
 )
 from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
-from lmwright.formats.tokenizer_files import limit_tokens, open_tokenizer, write_tokenizer
+from lmwright.formats.tokenizer_files import (
+    begin_once,
+    limit_tokens,
+    open_tokenizer,
+    write_tokenizer,
+)
 from lmwright.guard.files import sync
+from lmwright.models.answerer import Answerer
 from lmwright.models.embedder import Embedder
 from lmwright.models.over import OverEncoder
 
@@ -80,8 +86,7 @@ def write_hf(
             write_modules(folder, model)
         if tokenizer_dir is not None:
             write_tokenizer(tokenizer_dir, folder, prefix, suffix)
-            if isinstance(model, OverEncoder) and model.reads_documents:
-                limit_tokens(folder, model.seq_len)
+            _fit_tokenizer(folder, model)
         files = TensorFiles(folder)
         proof = prove(
             model,
@@ -100,6 +105,14 @@ def write_hf(
         card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return proof
+
+
+def _fit_tokenizer(folder: Path, model: HfModel) -> None:
+    """Makes the tokenizer of a folder join and cut texts as the model's training did."""
+    if isinstance(model, Answerer):
+        begin_once(folder)
+    if isinstance(model, OverEncoder) and model.reads_documents:
+        limit_tokens(folder, model.seq_len)
 
 
 def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:

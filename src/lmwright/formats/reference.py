@@ -16,6 +16,7 @@ import psutil
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.peft_config import refuse_endless
+from lmwright.models.hf.answerer import OUT
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.hf.embedder import BODIES
 
@@ -124,8 +125,17 @@ def _logits(
             out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
     finally:
         transformers.logging.set_verbosity(level)
-    logits = (out.logits if "logits" in out else out.last_hidden_state).float().numpy()
+    logits = _given(out).float().numpy()
     return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
+
+
+def _given(out: Any) -> Any:
+    """Logits or states that a model of transformers gave: [B, T, K], or [B, K] of whole rows."""
+    import torch
+
+    if "start_logits" in out:
+        return torch.stack([out.start_logits, out.end_logits], dim=-1)
+    return out.logits if "logits" in out else out.last_hidden_state
 
 
 def _class_for(folder: Path, is_gguf: bool) -> Any:
@@ -139,6 +149,8 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
         return transformers.AutoModelForSequenceClassification
     if architecture.endswith("ForTokenClassification"):
         return transformers.AutoModelForTokenClassification
+    if architecture in OUT:
+        return transformers.AutoModelForQuestionAnswering
     if architecture in BODIES:
         return transformers.AutoModel
     masked = architecture.endswith("ForMaskedLM")

@@ -73,6 +73,27 @@ def limit_tokens(folder: Path, most: int) -> None:
     write_json(path, config | {"model_max_length": most}, ascii_only=False)
 
 
+def begin_once(folder: Path) -> None:
+    """Makes the tokenizer of a folder put what is before a text before the first of two only, as a
+    question is followed by its context."""
+    path = folder / "tokenizer.json"
+    spec = json.loads(path.read_text("utf-8"))
+    template = spec["post_processor"]
+    if template is None or template["type"] != "TemplateProcessing":
+        return
+    before, after = ids_around(load_tokenizer(folder))
+    first, last = template["single"][: len(before)], template["single"][-len(after) :]
+    last = last if after else []
+    second = [{"Sequence": {"id": "B"}}, *last]
+    pieces = [*first, {"Sequence": {"id": "A"}}, *last, *second]
+    kinds = [0] * (len(pieces) - len(second)) + [1] * len(second)
+    pieces = [
+        {name: said | {"type_id": kind} for name, said in piece.items()}
+        for piece, kind in zip(pieces, kinds, strict=True)
+    ]
+    write_json(path, spec | {"post_processor": template | {"pair": pieces}}, ascii_only=False)
+
+
 def _set_around(path: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
     backend = Tokenizer.from_file(str(path))
     spec = json.loads(path.read_text("utf-8")) | {"post_processor": None}

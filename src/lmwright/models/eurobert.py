@@ -13,7 +13,7 @@ class EuroBert(PreNorm):
     """An encoder of pre-norm blocks, whose head predicts masked tokens."""
 
     both_ways: ClassVar[bool] = True
-    document_head: ClassVar[DocumentHead] = DocumentHead(("late", "mean", "bos"))
+    document_head: ClassVar[DocumentHead] = DocumentHead(("late", "mean", "bos"), answers=False)
 
     kind: Literal["eurobert"] = "eurobert"
     mlp_dim: PositiveInt

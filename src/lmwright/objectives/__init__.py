@@ -17,5 +17,6 @@ KINDS = Registry(
         "regress": "regress.Regress",
         "embed": "embed.Embed",
         "tag": "tag.Tag",
+        "answer": "answer_spans.Answer",
     },
 )

@@ -174,6 +174,13 @@ def finetune_tagger() -> dict[str, Any]:
     return finetune_classifier() | {"objective": {"kind": "tag"}}
 
 
+def finetune_answers() -> dict[str, Any]:
+    """Fine-tuning of an encoder on questions whose answers stand in a context, in windows of 384
+    tokens that share 128 as in transformers' example for SQuAD, with the settings of
+    `finetune-classifier`; the model comes from train.init_from, the data are the run file's."""
+    return finetune_classifier() | {"objective": {"kind": "answer"}}
+
+
 def finetune_embedder() -> dict[str, Any]:
     """Fine-tuning of an encoder on texts that belong together, with the rate, the optimizer and the
     loss of sentence-transformers' training overview

@@ -11,8 +11,9 @@ from lmwright.report.read import RunRecord, Series
 Rows = dict[str, str]
 
 SCORES = (
-    "accuracy", "macro_f1", "matthews", "entity_f1", "pearson", "spearman", "accuracy_at_1",
-    "mrr_at_10", "detector_accuracy", "detector_recall", "replaced_share",
+    "accuracy", "macro_f1", "matthews", "entity_f1", "exact_match", "answer_f1", "pearson",
+    "spearman", "accuracy_at_1", "mrr_at_10", "detector_accuracy", "detector_recall",
+    "replaced_share",
 )  # fmt: skip
 """Of held-out rows, beside their loss."""
 
@@ -36,6 +37,9 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
             note = f"accuracy {curves['accuracy'].values[-1]:.1%}"
         if "entity_f1" in curves:
             note += f", entity F1 {curves['entity_f1'].values[-1]:.3f}"
+        if "answer_f1" in curves:
+            exact, f1 = (100 * curves[n].values[-1] for n in ("exact_match", "answer_f1"))
+            note = f"exact match {exact:.1f}, F1 {f1:.1f}"
         if "spearman" in curves:
             note = f"Spearman {curves['spearman'].values[-1]:.3f}"
         if "bits_per_byte" in curves:

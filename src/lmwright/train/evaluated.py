@@ -64,6 +64,8 @@ def _scores(loss: SourceLoss) -> dict[str, float]:
     """Scores beside a loss, by name: of labeled texts, or of vectors."""
     if loss.mrr is not None:
         return scores_of(loss)
+    if "answer_f1" in loss.scores:
+        return loss.scores
     if loss.entity_f1 is not None:
         return {"accuracy": loss.accuracy, "entity_f1": loss.entity_f1}
     if loss.numbers is not None:

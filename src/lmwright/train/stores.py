@@ -1,6 +1,8 @@
 """Stores: the prepared data of each trainee, checked against the run."""
 
 from lmwright.config.rows import (
+    ANSWERED,
+    ANSWERED_QUESTIONS,
     HAVE_LABELS,
     LABELED,
     RELATED,
@@ -52,6 +54,7 @@ def _check_kind(run: Run, store: TokenStore) -> None:
             **dict.fromkeys(HAVE_LABELS, LABELED),
             RELATED_TEXTS: RELATED,
             TAGGED_WORDS: TAGGED,
+            ANSWERED_QUESTIONS: ANSWERED,
         }
         other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
         raise UserError(

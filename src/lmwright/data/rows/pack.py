@@ -23,12 +23,14 @@ from lmwright.data.progress import Progress
 from lmwright.data.rows.record import row_dtype
 from lmwright.data.stage import run_stage
 from lmwright.data.text.chat_encode import BEGINS, LEARNED, LIKED
+from lmwright.data.tokens.answers import gather_questions
 from lmwright.errors import UserError
 
 SHARD_TOKENS = 1 << 26
 WINDOW_TOKENS = 1 << 24
 WINDOW_DOCS = 1 << 18
 BLOCK_TOKENS = 1 << 20
+COPIED = ("labels", "related", "tagged", "answered")  # facts on what documents are
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,8 @@ def pack_tokens(
     data_dir = Path(data_dir)
     tokenized = read_manifest(data_dir / "tokenize")
     tokenized.check_sizes()
-    wanted = {
-        "method": pack.method,
-        "seq_len": seq_len,
-        "attention": pack.attention,
-        "shard_tokens": shard_tokens,
-    }
+    wanted = {"method": pack.method, "seq_len": seq_len, "attention": pack.attention}
+    wanted |= {"shard_tokens": shard_tokens}
     shards = plan_shards(tokenized, pack.method, seq_len, shard_tokens)
     if not shards:
         raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text")
@@ -119,11 +117,12 @@ def pack_tokens(
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
     there = tokenized.facts.items()
-    facts |= {name: value for name, value in there if name in ("labels", "related", "tagged")}
+    facts |= {name: value for name, value in there if name in COPIED}
     if facts["masked"] or "labels" in facts:
         refuse_splitting(pack)
 
-    def report(counts: Sequence[dict[str, Any]], _tmp_dir: Path) -> dict[str, Any]:
+    def report(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
+        gather_questions(tokenized, temp)
         splits = functools.reduce(add_counts, counts, {})["sources"]
         return {
             "efficiency": {

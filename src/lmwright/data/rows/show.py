@@ -23,6 +23,7 @@ from lmwright.data.sources.read import read_rows
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import ChatEncoder
 from lmwright.data.text.chat_template import chosen_template
+from lmwright.data.tokens.answers import CONTEXT, ENDS, STARTS
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
@@ -58,6 +59,9 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
             if store.related:
                 anchor = place if label else anchor
                 head += f", {TEXTS[min(place - anchor, 2)]}"
+            if store.answered:
+                _show_question(console, head, tokenizer, ids, weights)
+                continue
             if store.tagged:
                 _say(console, f"{head}: {in_words(tokenizer, ids, weights, store.labels)}")
                 continue
@@ -88,6 +92,23 @@ def in_words(
     words = (tokenizer.decode(ids[a:b]).strip() for a, b in itertools.pairwise([*first, len(ids)]))
     tags = (labels[int(numbers[place]) - 1] for place in first)
     return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
+
+
+def _show_question(
+    console: Console,
+    head: str,
+    tokenizer: TextTokenizer,
+    ids: Sequence[int],
+    weights: Sequence[float],
+) -> None:
+    """Prints a window: its question, its answer, and its context with the answer in color."""
+    marks = [int(weight) for weight in weights]
+    places = [next(i for i, m in enumerate(marks) if m & bit) for bit in (CONTEXT, STARTS, ENDS)]
+    begin, first, last = places
+    answer = repr(tokenizer.decode(ids[first : last + 1]).strip()) if first else "no answer"
+    _say(console, f"{head}: {tokenizer.decode(ids[:begin])!r}: {answer}")
+    there = [first <= i <= last and first > 0 for i in range(begin, len(ids))]
+    console.print(in_color(tokenizer, ids[begin:], there, marks=not console.is_terminal))
 
 
 def show_sources(data: Data, start: int = 0, count: int = 3) -> None:

@@ -12,11 +12,11 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from lmwright.config.rows import RELATED_TEXTS, TAGGED_WORDS
+from lmwright.config.rows import ANSWERED_QUESTIONS, QUESTIONS, RELATED_TEXTS, TAGGED_WORDS
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
 from lmwright.data.rows.cached import GIB, CachedPlace
 from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
@@ -49,6 +49,7 @@ class TokenStore:
         self.related: bool = facts.get("related", False)
         self.labels: tuple[str, ...] = tuple(facts.get("labels", ()))
         self.tagged: bool = facts.get("tagged", False)
+        self.answered: bool = facts.get("answered", False)
         self.labeled = "labels" in facts  # without any, they are numbers
         self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked, self.labeled)
         self.order = order_of(shuffled.facts)
@@ -62,8 +63,10 @@ class TokenStore:
 
     @property
     def holds(self) -> str:
-        """Kind of the documents: texts, labeled texts, texts with a number, tagged words, related
-        texts, pairs of answers, or rated answers."""
+        """Kind of the documents: texts, labeled texts, texts with a number, tagged words,
+        answered questions, related texts, pairs of answers, or rated answers."""
+        if self.answered:
+            return ANSWERED_QUESTIONS
         if self.tagged:
             return TAGGED_WORDS
         if self.labeled:
@@ -149,6 +152,13 @@ class TokenStore:
     def eval_rows(self, source: str) -> int:
         """Number of rows of a source that are held out for evaluation."""
         return self._eval[source].rows
+
+    def eval_questions(self, source: str) -> list[dict[str, Any]]:
+        """Held-out questions of a source, with `id`, `context` and the texts of `answers`."""
+        name = f"eval/{source}/{QUESTIONS}"
+        check_files(self.place, self.packed, [name], self.verify == "hashes")
+        lines = b"".join(self.place.pieces(f"pack/{name}")).split(b"\n")
+        return [json.loads(line) for line in lines if line]
 
     def eval_batches(
         self, source: str, batch_size: int, max_rows: int | None = None

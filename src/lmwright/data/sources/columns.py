@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.config.rows import LABELED, RELATED, TAGGED
+from lmwright.config.rows import ANSWERED, LABELED, RELATED, TAGGED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
+from lmwright.data.text.answered import answered_question
 from lmwright.data.text.chat import UnusableError, conversation, example_columns
 from lmwright.data.text.labeled import labeled_text
 from lmwright.data.text.related import related_texts
@@ -20,6 +21,7 @@ from lmwright.errors import UserError
 
 MADE: dict[str, Callable[[Any, Source], Any]] = {
     LABELED: labeled_text, RELATED: related_texts, TAGGED: tagged_words,
+    ANSWERED: answered_question,
 }  # fmt: skip
 
 

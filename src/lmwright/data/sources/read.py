@@ -24,6 +24,7 @@ from lmwright.data.sources.columns import (
     select_columns,
 )
 from lmwright.data.sources.file import DOCUMENT_BYTES, File, Slice, stream
+from lmwright.data.text.answered import rows_of_squad
 from lmwright.errors import UserError, first_line
 
 LINE_BYTES = 1 << 28
@@ -162,6 +163,7 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
             f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
             "data.sources.format = 'jsonl'"
         ) from None
+    value = rows_of_squad(value, source)
     if not isinstance(value, list):
         raise UserError(f"{file.path} is not a JSON list; write its rows as a list or as .jsonl")
     for number, row in enumerate(value, 1):

@@ -37,9 +37,11 @@ def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
 
 def texts_of(row: Mapping[str, Any]) -> list[str]:
     """The text of a labeled row, and the second one where there is one; those of a related
-    one; the words of a tagged one, joined."""
+    one; the words of a tagged one, joined; a question and its context."""
     if "anchor" in row:
         return texts_in(row)
+    if "question" in row:
+        return [row["question"], row["context"]]
     if "tokens" in row:
         return [" ".join(row["tokens"])]
     return [row[name] for name in ("text", "text_pair") if name in row]

@@ -13,10 +13,12 @@ Three routes: `tiktoken` (byte-level BPE), `sentencepiece` (imported models), `t
 whole is compared on a probe text before `auto` takes it.
 """
 
+import contextlib
 import itertools
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -248,3 +250,18 @@ def _find_matched_words(spec: dict[str, Any]) -> dict[str, int]:
             raise CannotConvertError(f"its added token {json.dumps(token['content'])} is changed")
         words[token["content"]] = token["id"]
     return words
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Turns off threads of the tokenizers library, because parts already run in parallel."""
+    name = "TOKENIZERS_PARALLELISM"
+    old = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old

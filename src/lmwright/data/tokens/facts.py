@@ -9,13 +9,16 @@ from typing import Any
 from lmwright.config.run import Tokenize
 from lmwright.data.manifest import Manifest
 from lmwright.data.text.chat_template import template_source
-from lmwright.data.tokens.classes import Classes
+from lmwright.data.tokens.answers import Windows
+from lmwright.data.tokens.classes import Classes, Numbers
 from lmwright.data.tokens.tags import Tags
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
 
-def kinds(conversations: Any, classes: Classes | None, group_tokens: int | None) -> dict[str, Any]:
+def kinds(
+    conversations: Any, classes: Classes | Numbers | Windows | None, group_tokens: int | None
+) -> dict[str, Any]:
     """Facts about what the documents are."""
     facts: dict[str, Any] = {
         "masked": conversations is not None or group_tokens is not None,
@@ -23,7 +26,8 @@ def kinds(conversations: Any, classes: Classes | None, group_tokens: int | None)
         "rated": bool(conversations and conversations.rated),
     }
     facts |= {"labels": list(classes.labels)} if classes else {}
-    facts |= {"tagged": True} if isinstance(classes, Tags) else {}
+    facts |= {"tagged": True} if isinstance(classes, Tags | Windows) else {}
+    facts |= {"answered": True} if isinstance(classes, Windows) else {}
     return facts | ({"related": True} if group_tokens else {})
 
 

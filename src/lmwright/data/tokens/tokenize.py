@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow.parquet as pq
 
-from lmwright.config.rows import TAGGED
+from lmwright.config.rows import ANSWERED, QUESTIONS, TAGGED
 from lmwright.config.run import Chat, Tokenize
 from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad_examples
 from lmwright.data.manifest import Manifest, read_manifest, save_array
@@ -38,8 +38,9 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.text.labeled import texts_of
+from lmwright.data.tokens.answers import AnswerColumn, Windows, question_line
 from lmwright.data.tokens.classes import Classes, Labels, Numbers, rows_of_texts
-from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
+from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder, one_thread
 from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.related import fit_group
@@ -48,7 +49,11 @@ from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
 
 PART_BYTES = 16 << 20
+Asked = Classes | Numbers | Windows
+"""What is learned of each text, other than its tokens."""
 
+COLUMNS = {Tags: TagColumn, Windows: AnswerColumn}
+"""What stands beside each token, by what is asked for."""
 
 Lengths = Mapping[str, tuple[int | None, int | None]]
 """Fewest and most tokens of a document, by source."""
@@ -91,7 +96,7 @@ class Work:
     after: tuple[int, ...]
     dtype: str
     conversations: Conversations | None
-    classes: Classes | Numbers | None
+    classes: Asked | None
     group_tokens: int | None
     lengths: Lengths
 
@@ -102,7 +107,7 @@ def tokenize(
     conversations: Conversations | None = None,
     lengths: Lengths | None = None,
     *,
-    classes: Classes | Numbers | None = None,
+    classes: Asked | None = None,
     group_tokens: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -176,7 +181,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
         chats = _chat_encoder(work.tokenizer, work.fingerprint, work.conversations, work.after)
     writers: dict[tuple[str, str], _DocumentWriter] = {}
     path = Path(work.folder) / work.part.file
-    with contextlib.ExitStack() as stack, _one_thread():
+    with contextlib.ExitStack() as stack, one_thread():
         bad = stack.enter_context(BadWriter(tmp_dir / bad_file(work.part.number)))
         for rows in read_rows(path, work.part.start, work.part.stop):
             labeled = rows_of_texts(rows)
@@ -198,6 +203,8 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
                     write(own, made, row.id)
                 elif row.kind == TAGGED:
                     writer.write_tagged(json.loads(row.text), row.id)
+                elif row.kind == ANSWERED:
+                    writer.write_answered(json.loads(row.text), row.id)
                 elif row.kind == "text":
                     writer.write(next(texts), len(row.text.encode()))
                 else:
@@ -241,11 +248,11 @@ class _DocumentWriter:
         self.dtype = np.dtype(work.dtype).newbyteorder("<")
         self.masked = work.conversations is not None or work.group_tokens is not None
         self.group_tokens, self.groups = work.group_tokens, {"texts": 0, "cut": 0}
-        self.labels: Labels | TagColumn | None = None
+        self.labels: Labels | TagColumn | AnswerColumn | None = None
         if work.classes:
-            column = TagColumn if isinstance(work.classes, Tags) else Labels
+            column = COLUMNS.get(type(work.classes), Labels)
             self.labels = column(work.classes, source)
-            if column is TagColumn:
+            if column is not Labels:
                 self.tokenizer = _tokenizer(work.tokenizer, work.fingerprint)
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
@@ -293,6 +300,22 @@ class _DocumentWriter:
         if len(self.docs) > written:
             self.tags.write(tags.tobytes())
 
+    def write_answered(self, row: Mapping[str, Any], id_: str) -> None:
+        """Writes the windows of a question, and what is held out as text. Raises UserError where
+        none were asked for."""
+        if not isinstance(self.labels, AnswerColumn):
+            raise UserError("normalize holds answered questions, which the run has no more; "
+                            "prepare again")  # fmt: skip
+        around = self.before, self.after
+        for ids, marks, size in self.labels.beside(self.tokenizer, row, around):
+            written = len(self.docs)
+            self.write_learned(ids, size, np.full(len(ids), LEARNED, np.uint8))
+            if len(self.docs) > written:
+                self.tags.write(marks.tobytes())
+        if self.stem.parent.parent.name == "eval":
+            with open(f"{self.stem}.{QUESTIONS}", "a", encoding="utf-8") as file:
+                file.write(question_line(row, id_))
+
     def write_group(self, texts: Sequence[np.ndarray], row: Mapping[str, Any], _id: str) -> None:
         """Writes the ids of related texts, cut to a row. Raises UserError where none were asked
         for."""
@@ -334,7 +357,7 @@ class _DocumentWriter:
         self.file = open(f"{self.stem}.tokens.bin", "wb")
         if self.masked:
             self.mask = open(f"{self.stem}.learned.bin", "wb")
-        if isinstance(self.labels, TagColumn):
+        if isinstance(self.labels, TagColumn | AnswerColumn):
             self.tags = open(f"{self.stem}{ENDING}", "wb")
         return self
 
@@ -370,18 +393,3 @@ def _chat_encoder(
     return ChatEncoder(
         template, tokenizer, settings.chat, settings.seq_len, after[0] if after else None
     )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Turns off threads of the tokenizers library, because parts already run in parallel."""
-    name = "TOKENIZERS_PARALLELISM"
-    old = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if old is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = old
