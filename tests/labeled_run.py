@@ -58,5 +58,5 @@ def prepared_run(root: Path, model, objective, lines, **source) -> Run:
         ),
         train=Train(steps=4, global_batch_size=2, precision="fp32"),
     )
-    prepare(run.data, SEQ_LEN, labels=objective.labels, windows=objective.windows)
+    prepare(run.data, SEQ_LEN, labels=getattr(objective, "labels", None), windows=objective.windows)
     return run

@@ -58,6 +58,8 @@ def said(tmp_path, text, *overrides, load=load_run):
         ("optim.kind=lino", ["optim.kind: no kind 'lino'", "'lion'", "adamw, adam8bit"]),
         ("optim.schedule.kind=cos", ["optim.schedule.kind", "'cosine'", "constant, linear"]),
         ("optim.kind=lion", ["optim.learning_rate is missing", "learning_rate = 3e-4"]),
+        ("objective.kind=tag", ["objective.labels is missing", '["O", "B-PER", "I-PER"]']),
+        ("objective.kind=classify", ["labels is missing", '["negative", "positive"]']),
         ("optim.schedule.kind=wsd", ["decay_steps is missing", "in [optim.schedule]"]),
         ("model.preset=llama-5n", ["model.preset", "'llama-5n'", "'llama-5m'"]),
         ("recipe=quick", ["recipe: there is no 'quick'", "'quickstart'"]),

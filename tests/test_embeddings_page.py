@@ -68,8 +68,9 @@ def test_the_page_runs_as_printed(folder, capsys):
     assert first["step"] == 0 and last["accuracy_at_1"] > first["accuracy_at_1"]
     assert last["mrr_at_10"] > first["mrr_at_10"] + 0.1 and last["loss"] < first["loss"] / 2
     same_vectors(folder)
-    assert main(["train", "run.toml", *SHORTER, "lora.kind=lora", "dir=other"]) == 2
-    assert "objective.kind = 'embed' takes no adapters yet" in capsys.readouterr().err
+    two = ["lora.kind=lora", "lora.adapters=[{name='a'}, {name='b'}]", "dir=other"]
+    assert main(["train", "run.toml", *SHORTER, *two]) == 2
+    assert "'embed' compares all texts of a batch" in capsys.readouterr().err
     card = (folder / "my-embedder/README.md").read_text()
     assert "pipeline_tag: sentence-similarity" in card and "SentenceTransformer(" in card
 

@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +21,6 @@ from lmwright.data.tokens.tags import words_as_tokens
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 from lmwright.models.eurobert import EuroBert
-from lmwright.program.lora_section import LowRank
-from lmwright.program.plan import resolve
 from tests.labeled_run import SEQ_LEN, SIZES
 from tests.tagged_run import LABELS, ROWS, tagged_run
 
@@ -125,9 +122,3 @@ def test_another_tag_is_refused_with_its_row(tmp_path):
     rows = [*ROWS[:5], json.loads(json.dumps(ROWS[5]).replace("I-PET", "I-DOG")), *ROWS[6:]]
     with pytest.raises(UserError, match=r"texts.jsonl:6 has the tag 'I-DOG', which is not one of"):
         tagged_run(tmp_path, EuroBert(mlp_dim=24, **SIZES), rows)
-
-
-def test_adapters_are_refused(run):
-    plan = resolve(replace(run, lora=LowRank()), jax.devices()[:1])
-    with pytest.raises(UserError, match="'tag' takes no adapters yet; remove"):
-        print(plan.training.trainees)

@@ -1,5 +1,6 @@
 """F1 of entities, against a table worked out by hand from the rules that seqeval documents."""
 
+import numpy as np
 import pytest
 
 from lmwright.evals.entities import entities_of, entity_counts, f1_of
@@ -27,3 +28,18 @@ def test_the_example_of_seqeval():
     counts = entity_counts([t.split() for t in real], [t.split() for t in given])
     assert counts.tolist() == [1, 2, 2] and f1_of(counts) == 0.5
     assert f1_of(entity_counts([["O"]], [["O"]])) == 0
+
+
+def test_random_tags_have_the_f1_of_seqeval():
+    """Sequences that break the rules of BIO among them."""
+    metrics = pytest.importorskip("seqeval.metrics", reason="pip install seqeval")
+    rng = np.random.default_rng(3)
+    tags = np.array(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "I-MISC"])
+    for _ in range(200):
+        sizes = rng.integers(1, 15, 5)
+        real = [tags[rng.integers(0, len(tags), size)].tolist() for size in sizes]
+        given = [
+            [tag if rng.random() < 0.7 else str(rng.choice(tags)) for tag in text] for text in real
+        ]
+        ours = f1_of(entity_counts(real, given))
+        assert ours == pytest.approx(metrics.f1_score(real, given, zero_division=0), abs=1e-12)

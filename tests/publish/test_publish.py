@@ -124,6 +124,14 @@ def test_the_card_of_an_adapter_with_a_head_says_how_to_load_it(hub, lora_dir, t
     said = '("acme/base", num_labels=3, classifier_pooling="mean")'
     assert f"AutoModelForSequenceClassification.from_pretrained{said}" in card
     assert "pipeline_tag: text-classification" in card
+    for removed, more, kind, task in (
+        (("pooling",), {}, "AutoModelForTokenClassification", "token-classification"),
+        (("labels",), {"length": "one"}, "AutoModel", "sentence-similarity"),
+    ):
+        note.write_text(json.dumps({k: v for k, v in fields.items() if k not in removed} | more))
+        publish(tmp_path / "adapter", "me/adapter", *APACHE, "--base-model", "acme/base")
+        card = hub.files("me/adapter")["README.md"].decode()
+        assert f"{kind}.from_pretrained(" in card and f"pipeline_tag: {task}" in card
 
 
 def test_several_adapters_have_folders(hub, lora_dir, hf_dir, tiny, tmp_path):

@@ -36,6 +36,7 @@ EXAMPLES = {
     "model": '[model] with preset = "llama-5m"',
     "objective": '[objective] with kind = "clm"',
     "objective.labels": 'labels = ["negative", "positive"]',
+    "objective.tag.labels": 'labels = ["O", "B-PER", "I-PER"]',
     "optim": '[optim] with kind = "adamw" and learning_rate = 3e-4',
     "optim.learning_rate": "learning_rate = 3e-4",
     "data": '[data] with dir = "data"',
@@ -133,7 +134,7 @@ def _sentence(
     if kind in UNKNOWN:
         return _unknown(keys, where, fields)
     if kind in MISSING:
-        return _missing(keys, where)
+        return _missing(keys, errors[0]["loc"], where)
     return _wrong(keys, errors, where)
 
 
@@ -164,12 +165,13 @@ def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
     return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
 
 
-def _missing(keys: Keys, where: Callable[[Keys], str]) -> str:
+def _missing(keys: Keys, loc: Sequence[Any], where: Callable[[Keys], str]) -> str:
     section = join_keys([key for key in keys[:-1] if isinstance(key, str)])
     name = f"{section}.{keys[-1]}" if section else str(keys[-1])
     fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
     inside = f" in [{section}]" if section else ""
-    example = EXAMPLES.get(name, fallback) + inside
+    of_kind = ".".join(map(str, loc))  # which has the kind of the section
+    example = EXAMPLES.get(of_kind, EXAMPLES.get(name, fallback)) + inside
     return f"{where(keys[:-1])}: {join_keys(keys)} is missing; add for example {example}"
 
 

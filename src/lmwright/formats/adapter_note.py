@@ -31,10 +31,9 @@ def read_note(folder: Path) -> dict[str, Any]:
     try:
         note = parse_json(path)
         _ = {note[name] for name in ("base_hash", ROUNDED) if name in note}
-        if "labels" in note and not (
-            isinstance(note["labels"], list) and isinstance(note.get("pooling"), str)
-        ):
-            raise ValueError("its labels or pooling are damaged")
+        words = all(isinstance(note.get(name, ""), str) for name in ("pooling", "length"))
+        if not isinstance(note.get("labels", []), list) or not words:
+            raise ValueError("its labels, pooling or length are damaged")
         return note
     except FileNotFoundError:
         return {}

@@ -20,11 +20,11 @@ from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_run
 from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
-from lmwright.formats.peft_head import headed
+from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.formats.tokenizer_files import has_tokenizer
-from lmwright.models.classifier import Classifier
+from lmwright.models.over import OverEncoder
 from lmwright.storage.mirror import sending
 
 
@@ -45,13 +45,12 @@ def export_adapter_command(
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)
-    peft, facts = to_peft(model, chosen, weights[chosen.name], base.path), {}
+    peft = to_peft(model, chosen, weights[chosen.name], base.path)
     with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, peft)
-        if isinstance(model, Classifier):
-            facts = {"labels": model.labels, "pooling": model.pooling}
+        if isinstance(model, OverEncoder):
             write_run_tokenizer(run, folder, temporary)
-        write_note(temporary, base, run.lora.base, **facts)
+        write_note(temporary, base, run.lora.base, **noted(model))
     _say(out, peft)
 
 
@@ -73,7 +72,8 @@ def merge_command(
     hashes = (weights_hash(own, to) for to in (None, ml_dtypes.bfloat16))
     refuse_other_base(Path(adapter), base, hashes, "merge into that one")
     model, merged = merge_into(model, weights, peft, str(adapter))
-    if peft.saved and has_tokenizer(Path(adapter)):  # with what is around a text
+    if isinstance(model, OverEncoder) and has_tokenizer(Path(adapter)):
+        # with what is around a text
         loaded = replace(loaded, tokenizer_dir=Path(adapter), prefix=None, suffix=())
     facts = replace(
         loaded.facts,

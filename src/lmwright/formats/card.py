@@ -161,6 +161,14 @@ model = {{ kind }}.from_pretrained({{ base | tojson }}{{ said }})
     + SETTINGS
 )
 
+ADAPTER_TASKS = {
+    "CausalLM": "text-generation",
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "": "sentence-similarity",
+}
+"""The hub's name of what adapters do, by the end of the name of transformers' class."""
+
 FILES_CARD = """\
 # {{ inline(name) }}
 
@@ -177,15 +185,16 @@ def adapter_card(
     base: str,
     license: str,
     folders: tuple[str, ...] = (),
+    kind: str = "CausalLM",
     head: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """Card of a LoRA adapter, or of several in `folders`, of a `base` on the hub; `place` is its
-    own name there, `head` the settings of a head over documents that it has."""
+    own name there, `kind` the end of the name of transformers' class (empty for one without a
+    head), `head` the settings of a head that it has."""
     said = "".join(f", {name}={json.dumps(value)}" for name, value in head.items())
-    kind = "SequenceClassification" if head else "CausalLM"
-    task = "text-classification" if head else "text-generation"
     values = {"base": base, "license": license, "folders": folders}
-    values |= {"kind": f"AutoModelFor{kind}", "task": task, "said": said}
+    name = f"AutoModelFor{kind}" if kind else "AutoModel"
+    values |= {"kind": name, "task": ADAPTER_TASKS[kind], "said": said}
     return _render(ADAPTER_CARD, facts=facts, place=place, **values)
 
 

@@ -20,7 +20,6 @@ from lmwright.formats.tokenizer_files import (
     write_tokenizer,
 )
 from lmwright.formats.weights import load_run_at
-from lmwright.models.classifier import Classifier
 from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX
 
@@ -58,11 +57,15 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
     model, w = objective.exported(run.model, w)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
-    reads = isinstance(model, OverEncoder) and model.reads_documents
-    suffix = _suffix(run, tokenizer_dir) if reads else ()
+    suffix = _suffix(run, tokenizer_dir) if _reads_documents(model) else ()
     return LoadedModel(
         model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
     )
+
+
+def _reads_documents(model: Any) -> bool:
+    """True for a model whose tokenizer begins, ends and cuts texts as in training."""
+    return isinstance(model, OverEncoder) and model.reads_documents
 
 
 def _suffix(run: Any, tokenizer_dir: Path) -> tuple[int, ...]:
@@ -75,7 +78,7 @@ def write_run_tokenizer(run: Any, path: Path, folder: Path) -> None:
     """Writes the tokenizer of a run, which puts around a text what training did."""
     tokenizer_dir, prefix = run_tokenizer(run, path)
     model, _ = run.objective.exported(run.model, run.objective.spec(run.model))
-    if not isinstance(model, Classifier):
+    if not _reads_documents(model):
         write_tokenizer(tokenizer_dir, folder, prefix)
         return
     write_tokenizer(tokenizer_dir, folder, prefix, _suffix(run, tokenizer_dir))

@@ -19,10 +19,17 @@ from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import TIED_HEAD
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
-from lmwright.formats.peft_head import config_of_saved, read_saved, refuse_saved, saved_weights
+from lmwright.formats.peft_head import (
+    Headed,
+    config_of_saved,
+    read_saved,
+    refuse_saved,
+    saved_weights,
+    task_type,
+)
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
-from lmwright.models.classifier import Classifier
+from lmwright.models.over import OverEncoder
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
@@ -58,6 +65,7 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
         # alpha over rank and not alpha over its root
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
     config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
+    config["task_type"] = task_type(model)
     config["target_modules"] = _short(modules, module_slots(model))
     saved = saved_weights(model, adapter.whole, leaves)
     return PeftFolder(config | config_of_saved(saved), modules, saved=saved)
@@ -171,7 +179,7 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
-    if not isinstance(model, Classifier):  # whose head is in `w`
+    if not isinstance(model, Headed):  # whose head is in `w`
         refuse_saved(adapter, where)
     _replace_whole(leaves, model, adapter.whole, where)
     model = _untied(leaves, model, adapter)
@@ -222,7 +230,7 @@ def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) 
     """The model with a head of its own where the adapter changes one of head and table: in PEFT
     the other one stays."""
     table = _table(model)
-    headless = isinstance(model, Classifier)  # whose table is tied to nothing
+    headless = isinstance(model, OverEncoder)  # whose table is tied to nothing
     known = module_slots(model)
     if headless or HEAD in known or not {HEAD, table} & adapter.modules.keys():
         return model

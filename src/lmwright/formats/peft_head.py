@@ -1,10 +1,10 @@
 """Heads of adapters: what an adapter trains whole, in PEFT's folder (`modules_to_save`), and the
-classifier that an encoder becomes with it.
+classifier, tagger or embedder that an encoder becomes with it.
 
     our tree: classifier.out [D, K]     base_model.model.classifier.weight [K, D]
 
-PEFT's config does not say the classes: they are in lmwright.json beside it, or those of a base that
-is a classifier.
+PEFT's config does not say the classes, nor how vectors are made: they are in lmwright.json beside
+it, or those of a base that is one.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,16 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
 from lmwright.models.classifier import Classifier
+from lmwright.models.embedder import KINDS as VECTORS
+from lmwright.models.embedder import Embedder, embedder_of
 from lmwright.models.heads import HEAD, left_out
+from lmwright.models.over import OverEncoder
+from lmwright.models.tagger import Tagger
+
+Headed = Classifier | Tagger  # with weights that an adapter trains whole
+TASK_TYPES: Mapping[type, str] = {
+    Classifier: "SEQ_CLS", Tagger: "TOKEN_CLS", Embedder: "FEATURE_EXTRACTION",
+}  # fmt: skip
 
 
 def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -33,7 +42,33 @@ def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray])
 def config_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of adapter_config.json of an adapter with these weights."""
     modules = sorted({name.rpartition(".")[0] for name in saved})
-    return {"task_type": "SEQ_CLS", "modules_to_save": modules} if saved else {}
+    return {"modules_to_save": modules} if saved else {}
+
+
+def task_type(model: HfModel) -> str:
+    """PEFT's word for what an adapter's model does."""
+    return TASK_TYPES.get(type(model), "CAUSAL_LM")
+
+
+def noted(model: HfModel) -> dict[str, Any]:
+    """Facts of a model over an encoder that PEFT's config does not say."""
+    if isinstance(model, Classifier):
+        return {"labels": model.labels, "pooling": model.pooling}
+    if isinstance(model, Tagger):
+        return {"labels": model.labels}
+    if isinstance(model, Embedder):
+        return {"pooling": model.pooling, "length": model.length}
+    return {}
+
+
+def form_of(note: Mapping[str, Any], config: Mapping[str, Any]) -> type | None:
+    """Kind of model over an encoder that an adapter is for, by its note or else by PEFT's config;
+    None for a language model."""
+    if "labels" in note:
+        return Classifier if "pooling" in note else Tagger
+    if "length" in note:
+        return Embedder
+    return {name: form for form, name in TASK_TYPES.items()}.get(config.get("task_type"))
 
 
 def read_saved(
@@ -62,20 +97,20 @@ def headed(
     model: HfModel, w: Tree, adapter: PeftFolder, folder: str | Path
 ) -> tuple[HfModel, Tree, Tree]:
     """(model, weights, those of them that are the base's) of a base with the head that an adapter
-    brings; `w` are float32 host weights. Raises UserError where there is none for it."""
-    if not adapter.saved:
-        return model, w, w
+    brings, or without its own one, as the adapter is for; `w` are float32 host weights. Raises
+    UserError where there is no head for it."""
     note = read_note(Path(folder))
-    encoder = model.encoder if isinstance(model, Classifier) else model
-    if getattr(encoder, "document_head", None) is None:
+    form = form_of(note, adapter.config)
+    encoder = model.encoder if isinstance(model, OverEncoder) else model
+    if not adapter.saved:
+        if form is not Embedder or encoder.kind not in VECTORS:
+            return model, w, w
+        model = _embedder(model, note)
+        own = {name: w[name] for name in model.spec()}
+        return model, own, own
+    if getattr(encoder, "document_head", None) is None or form is Embedder:
         refuse_saved(adapter, str(folder))
-    if "labels" in note:
-        model = Classifier(encoder, tuple(note["labels"]), note["pooling"])
-    elif not isinstance(model, Classifier):
-        raise UserError(
-            f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
-            "ForSequenceClassification folder with id2label"
-        )
+    model = _with_head(model, encoder, form, note, folder)
     old, others = dict(walk(w)), {HEAD, *left_out(encoder)}
     base = {name: tree for name, tree in w.items() if name not in others}
     known = {slot.name: slot for slot in slots(model) if LAYERS not in slot.path}
@@ -90,6 +125,32 @@ def headed(
                 raise UserError(f"{folder}: has no {slot.name}, and the base has none, too")
             made[slot.path] = old[slot.path]
     return model, nest(made.items()), base
+
+
+def _with_head(
+    model: Any, encoder: Any, form: type | None, note: Mapping[str, Any], folder: str | Path
+) -> Headed:
+    """The classifier or tagger with the classes of the note, else of a base that is one."""
+    form = form or type(model)
+    if "labels" in note:
+        labels = tuple(note["labels"])
+        return Tagger(encoder, labels) if form is Tagger else Classifier(
+            encoder, labels, note["pooling"]
+        )  # fmt: skip
+    if isinstance(model, Headed) and isinstance(model, form):
+        return model
+    what = "Token" if form is Tagger else "Sequence"
+    raise UserError(
+        f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
+        f"For{what}Classification folder with id2label"
+    )
+
+
+def _embedder(model: Any, note: Mapping[str, Any]) -> Embedder:
+    """The model of vectors of the note, else as the base says, or else means as they are."""
+    if "length" in note:
+        return embedder_of(model, note["pooling"], note["length"])
+    return model if isinstance(model, Embedder) else embedder_of(model, "mean", "any")
 
 
 def _slots_of(model: HfModel, whole: Tree) -> list[Slot]:
@@ -113,5 +174,5 @@ def _not_supported(adapter: PeftFolder, names: list[str]) -> str:
     listed = adapter.config.get("modules_to_save")
     return (
         f"{CONFIG} has modules_to_save = {listed}, and {some(names)} cannot be trained whole here; "
-        "only the head of a classifier can"
+        "only the head of a classifier or tagger can"
     )

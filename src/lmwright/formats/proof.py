@@ -123,7 +123,7 @@ class Proof:
             there = sentence(self.source_to_transformers, self.outputs)
             lines.append(f"source in lmwright and transformers {self.transformers}: {there}")
         if self.merged_to_peft is not None:
-            there = sentence(self.merged_to_peft)
+            there = sentence(self.merged_to_peft, self.outputs)
             lines.append(f"merged here and the adapter in PEFT {self.peft}: {there}")
         elif self.peft is not None:
             lines.append(f"the adapter in PEFT: not compared, {self.peft}")

@@ -65,7 +65,7 @@ def transformers_says(
     version = importlib.metadata.version("peft" if adapter else "transformers")
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its bars know no switch
-            logits = _logits(path, tokens, is_gguf, adapter, _head_of(config))
+            logits = _logits(path, tokens, is_gguf, adapter, config)
         return Reference(logits, version)
     except UserError as error:
         return Reference(None, str(error))
@@ -77,8 +77,11 @@ HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
 
 
 def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a config.json for a head over documents; none of another model."""
-    return {key: config[key] for key in HEAD_KEYS if key in config} if "id2label" in config else {}
+    """Keys of a config.json for a head over documents or tokens; none of another model."""
+    if "id2label" not in config:
+        return {}
+    by_number = {int(i): name for i, name in config["id2label"].items()}
+    return {key: config[key] for key in HEAD_KEYS if key in config} | {"id2label": by_number}
 
 
 # whose metadata it reads in full; of others it leaves scales, caps or sizes at their defaults
@@ -99,7 +102,7 @@ def _dropped(config: Mapping[str, Any]) -> str | None:
 
 
 def _logits(
-    path: Path, tokens: np.ndarray, is_gguf: bool, adapter: Path | None, head: Mapping[str, Any]
+    path: Path, tokens: np.ndarray, is_gguf: bool, adapter: Path | None, config: Mapping[str, Any]
 ) -> np.ndarray:
     import torch
     import transformers
@@ -110,11 +113,11 @@ def _logits(
     folder, file = (path.parent, {"gguf_file": path.name}) if is_gguf else (path, {})
     if not is_gguf:
         file["use_safetensors"] = True
-    kind = _class_for(folder, is_gguf)
-    if adapter is not None and head:  # which the adapter may bring
-        kind = transformers.AutoModelForSequenceClassification
-        head = {**head, "id2label": {int(i): name for i, name in head["id2label"].items()}}
-        file |= head
+    if adapter is None:
+        kind = _class_for("" if is_gguf else parse_json(folder / "config.json")["architectures"][0])
+    else:  # which may bring a head, or be for an encoder without one
+        kind = _class_for(config["architectures"][0])
+        file |= _head_of(config)
     try:
         theirs = kind.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
@@ -138,11 +141,10 @@ def _given(out: Any) -> Any:
     return out.logits if "logits" in out else out.last_hidden_state
 
 
-def _class_for(folder: Path, is_gguf: bool) -> Any:
-    """transformers' class for the head of the model in a folder."""
+def _class_for(architecture: str) -> Any:
+    """transformers' class for the head of a model; an empty name means a language model."""
     import transformers
 
-    architecture = "" if is_gguf else parse_json(folder / "config.json")["architectures"][0]
     if architecture in DETECTORS:
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):

@@ -51,6 +51,12 @@ def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None
     refuse_unlike(place, spec, but)
 
 
+def headless_weights(plan: Plan) -> set[str]:
+    """Names of weights of the run's model that only a head reads which the run leaves out."""
+    model = plan.run.model
+    return set(model.head_weights(model.spec())) - set(plan.spec)
+
+
 def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
     """Names of weights that start fresh around the origin's: of a head that it does not have, or
     that is for other classes."""
@@ -134,7 +140,8 @@ def load_frozen(plan: Plan) -> Frozen:
     params, places = dict(walk(frozen_spec(plan.run))), dict(walk(shardings))
     try:
         place = open_place(path)
-        refuse_unlike_base(place, frozen_spec(plan.run), plan.run.objective.new_weights)
+        but = {*plan.run.objective.new_weights, *headless_weights(plan)}
+        refuse_unlike_base(place, frozen_spec(plan.run), but)
         fresh = fresh_weights(plan, place)
         weights = host_weights(place)
     except UserError as error:

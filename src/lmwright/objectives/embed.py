@@ -72,7 +72,6 @@ class Embed(Objective):
     """Weight of the loss of each; 1 if empty."""
 
     both_ways: ClassVar[bool] = True
-    takes_adapters: ClassVar[bool] = False
     learns_from: ClassVar[str] = RELATED_TEXTS
     whole_batch: ClassVar[bool] = True
 

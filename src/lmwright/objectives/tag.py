@@ -37,7 +37,6 @@ class Tag(Objective):
     "B-PER", "I-PER"."""
 
     both_ways: ClassVar[bool] = True
-    takes_adapters: ClassVar[bool] = False
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = TAGGED_WORDS
 

@@ -80,6 +80,11 @@ def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
         raise UserError(
             "lora.init_from: has no effect beside lora.adapters; set it for each adapter"
         )
+    if len(listed) > 1 and run.objective.whole_batch:
+        raise UserError(
+            f"lora.adapters: objective.kind = {run.objective.kind!r} compares all texts of a "
+            "batch, which several adapters would share; train one at a time"
+        )
     if len(listed) > 1 and run.train.skip_spikes == "rollback":
         raise UserError(
             'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '

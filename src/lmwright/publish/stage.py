@@ -191,12 +191,17 @@ def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adap
     listing = subject.listing
     base = listing.base_model if isinstance(listing.base_model, str) else listing.base_model[0]
     license = listing.license_text
+    head, kind = {}, "CausalLM"
     note = read_note(adapter)
-    head = {}
     if "labels" in note:
-        count = max(1, len(note["labels"]))
-        head = {"num_labels": count, "classifier_pooling": note["pooling"]}
-    return adapter_card(facts, subject.repo, base=base, license=license, folders=folders, head=head)
+        head = {"num_labels": max(1, len(note["labels"]))}
+        head |= {"classifier_pooling": note["pooling"]} if "pooling" in note else {}
+        kind = f"{'Sequence' if 'pooling' in note else 'Token'}Classification"
+    elif "length" in note:
+        kind = ""
+    return adapter_card(
+        facts, subject.repo, base=base, license=license, folders=folders, kind=kind, head=head
+    )
 
 
 def _write_gguf(subject: Subject, loaded: Any, folder: Path) -> None:

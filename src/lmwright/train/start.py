@@ -20,7 +20,12 @@ from lmwright.errors import UserError
 from lmwright.formats.open import Place, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
-from lmwright.formats.weights import fresh_weights, placed_weights, refuse_unlike_base
+from lmwright.formats.weights import (
+    fresh_weights,
+    headless_weights,
+    placed_weights,
+    refuse_unlike_base,
+)
 from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
@@ -98,10 +103,9 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     """
     fresh = fresh_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
-    model = plan.run.model
-    headless = set(model.head_weights(model.spec())) - set(plan.spec)  # left out of the origin
+    headless = headless_weights(plan)
     if fresh:  # and a head that is no part of the model
-        headless |= set(origin.spec) - set(model.spec())
+        headless |= set(origin.spec) - set(plan.run.model.spec())
     refuse_unlike_base(origin, old, {*fresh, *headless})
 
     (trainee,) = plan.training.trainees
