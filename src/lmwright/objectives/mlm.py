@@ -9,7 +9,7 @@ never over the others. Which tokens are hidden follows from the key of a row alo
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -23,9 +23,16 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
+from lmwright.data.tokens.words import ALONE, word_pieces
 from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
-from lmwright.objectives.masking import keys_of_rows, known_or_any, mask_token_of, ordered
+from lmwright.objectives.masking import (
+    keys_of_rows,
+    known_or_any,
+    mask_token_of,
+    ordered,
+    starts_of_words,
+)
 from lmwright.objectives.ramp import Ramp, Share, count_of, ends, now
 
 SHARES = ("mask_ratio", "random_share", "kept_share")  # which may move during a run
@@ -44,6 +51,8 @@ class Mlm(Objective):
     """Share of these that a random token stands for, not the mask; 0.1 in BERT."""
     kept_share: Share | Ramp = 0.0
     """Share of these that stay as they are; 0.1 in BERT."""
+    unit: Literal["token", "word"] = "token"
+    """Tokens are hidden one by one, or the pieces of a word together."""
     never_masked: tuple[NonNegativeInt, ...] | None = None
     """Ids of tokens that are not predicted; the tokenizer's special tokens if unset."""
     eval_mask_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -74,7 +83,10 @@ class Mlm(Objective):
         mask = mask_token_of(tokenizer, self.mask_token_id)
         special = tokenizer.special_tokens.values()
         never = tuple(sorted(special)) if self.never_masked is None else self.never_masked
-        return replace(self, mask_token_id=mask, never_masked=never)
+        known = vars(self) | {"mask_token_id": mask, "never_masked": never}
+        if self.unit == "token":
+            return Mlm(**known)
+        return _ByWords(**known | {"pieces": word_pieces(tokenizer)})
 
     @property
     def draws_noise(self) -> bool:
@@ -90,9 +102,12 @@ class Mlm(Objective):
 
     def for_eval(self) -> "Mlm":
         """The objective on held-out rows: the same tokens are hidden whenever they are measured."""
+        return _HeldOut(**self._settings_at_the_end())
+
+    def _settings_at_the_end(self) -> dict[str, Any]:
         shares = {name: ends(getattr(self, name))[1] for name in SHARES}
         shares["mask_ratio"] = self.eval_mask_ratio or shares["mask_ratio"]
-        return _HeldOut(**vars(self) | shares)
+        return vars(self) | shares
 
     def num_places(self, seq_len: int) -> int:
         """The most tokens of a row that are predicted."""
@@ -127,7 +142,7 @@ class Mlm(Objective):
         wanted = count_of(self.mask_ratio, done, count)
         wanted = jnp.minimum(jnp.maximum(wanted, 1), count)
         draws = jax.vmap(lambda key: _draw(key, batch.tokens.shape[1], vocab_size))(keys)
-        order, rank = ordered(candidates, draws.order)
+        order, rank = ordered(candidates, self.turns(batch, vocab_size, draws.order))
         masked = rank < wanted
         other = jnp.where(draws.fate < now(self.random_share, done), draws.token, mask)
         kept = draws.fate >= 1 - now(self.kept_share, done)
@@ -135,6 +150,20 @@ class Mlm(Objective):
         places = order[:, : self.num_places(batch.tokens.shape[1])]
         predicted = jnp.arange(places.shape[1]) < wanted
         return Hidden(tokens, places, predicted.astype(jnp.float32))
+
+    def turns(self, batch: Batch, vocab_size: int, uniform: Array) -> Array:
+        """Draws [B, T] by which tokens are hidden, the smallest first, from those of each token:
+        the pieces of a whole word have that of its first."""
+        if self.unit == "token":
+            return uniform
+        codes = np.full(vocab_size, ALONE, np.uint8)
+        codes[: len(self.codes)] = np.frombuffer(self.codes, np.uint8)
+        return jnp.take_along_axis(uniform, starts_of_words(batch, jnp.asarray(codes)), axis=1)
+
+    @property
+    def codes(self) -> bytes:
+        """A byte for each id, which says where words begin; none is known without a tokenizer."""
+        return b""
 
 
 class Draws(NamedTuple):
@@ -181,3 +210,23 @@ class _HeldOut(Mlm):
     def keys(self, batch: Batch, key: Array) -> Array:
         """A key [B] for each row, from its tokens alone."""
         return keys_of_rows(batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByWords(Mlm):
+    """With the words of its tokenizer."""
+
+    pieces: bytes = field(repr=False)
+
+    @property
+    def codes(self) -> bytes:
+        """A byte for each id, which says where words begin."""
+        return self.pieces
+
+    def for_eval(self) -> "_ByWords":
+        """The objective on held-out rows: the same words are hidden whenever they are measured."""
+        return _HeldOutByWords(**self._settings_at_the_end())
+
+
+class _HeldOutByWords(_HeldOut, _ByWords):
+    """As a held-out row is measured, with the words of a tokenizer."""
