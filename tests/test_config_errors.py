@@ -140,6 +140,32 @@ def test_a_field_that_is_there_under_a_misspelt_name_is_not_missing_too(tmp_path
     assert "name is missing" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "override, named",
+    [
+        (
+            "objective.mask_ratio=2",
+            "command line: objective.mask_ratio must be a number of at most",
+        ),
+        ("objective.mask_ratio=x", "objective.mask_ratio must be a number or a table, not 'x'"),
+        ("objective.mask_ratio={start=0.5, end=2}", "objective.mask_ratio.end must be a number of"),
+        (
+            "objective.mask_ratio={start=0.5, und=0.2}",
+            "mask_ratio.und is not a field; did you mean",
+        ),
+        ("objective.mask_ratio={start=0.5}", "objective.mask_ratio.end is missing"),
+        (
+            "objective.mask_ratio={start=0.5, end=0.5}",
+            "objective.mask_ratio.end: 0.5 is what start",
+        ),
+    ],
+)
+def test_a_number_that_may_be_a_table(tmp_path, override, named):
+    text = RUN_FILE.replace("quickstart", "pretrain-encoder")
+    text += '[model]\npreset = "eurobert-210m"\n[train]\nsteps = 9000\nglobal_batch_size = 8\n'
+    assert named in said(tmp_path, text, override)
+
+
 def test_sections_that_contradict_each_other_are_said_at_once(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE)

@@ -91,6 +91,10 @@ CASES: dict[str, dict] = {
     "lora three sft": {"data": "sft", "objective": {"kind": "sft"}, "lora": THREE_LORAS},
     "step microbatches ema": {"train": {"num_microbatches": 2, "ema_decay": 0.9, "remat": "dots"}},
     "step bf16 block": {"train": {"precision": "bf16", "remat": "block"}},
+    "step masks of words": {"data": "masked", "model": ENCODER, "objective": {
+        "kind": "mlm", "unit": "word", "mask_ratio": {"start": 0.5, "end": 0.1, "until": 0.8},
+        "random_share": {"start": 0.0, "end": 0.2}, "eval_mask_ratio": 0.2},
+        "train": {"num_microbatches": 2}},
     **{f"optim {kind}": {"optim": {"kind": kind}}
        for kind in ("adam8bit", "adafactor", "lion", "muon")},
 }  # fmt: skip

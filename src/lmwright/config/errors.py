@@ -108,17 +108,20 @@ def join(lines: Sequence[str]) -> UserError:
 def _without_echoes(
     by_path: dict[Keys, list[dict[str, Any]]], fields: Callable[[Keys], Sequence[str]]
 ) -> dict[Keys, list[dict[str, Any]]]:
-    """Errors without the missing fields that are present under a misspelled name."""
+    """Errors without the missing fields that are present under a misspelled name, and without
+    those of a table that may also be a number, where a field in it is wrong."""
     meant = {
         (*keys[:-1], name)
         for keys, errors in by_path.items()
         if keys and errors[0]["type"] in UNKNOWN
         for name in _near(str(keys[-1]), fields(keys[:-1]))
     }
+    tables = {keys[:end] for keys in by_path for end in range(1, len(keys))}
     return {
         keys: errors
         for keys, errors in by_path.items()
         if keys not in meant or errors[0]["type"] not in MISSING
+        if keys not in tables or not isinstance(errors[0]["input"], dict)
     }
 
 

@@ -104,12 +104,14 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
     """Dataclasses as nested dicts and lists that TOML can hold.
 
     None is left out where it is the default and "none" elsewhere; `defaults="omit"` leaves
-    out every field that equals its default, except `kind`.
+    out every field that equals its default, except `kind`. Fields with `repr=False`, which follow
+    from others, are left out too.
     """
     if is_dataclass(value):
         return {
             f.name: UNSET if item is None else to_plain(item, defaults=defaults)
             for f in sorted(fields(value), key=lambda f: f.name != "kind")
+            if f.repr
             if (item := getattr(value, f.name)) is not None or default_of(f) is not None
             if defaults == "keep" or f.name == "kind" or item != default_of(f)
         }
@@ -131,12 +133,12 @@ def _has(mark: str, annotation: Any) -> bool:
 
 
 def without(mark: str, value: Any) -> Any:
-    """Dataclasses as nested dicts, without the fields that have a mark."""
+    """Dataclasses as nested dicts, without the fields that have a mark or follow from others."""
     if is_dataclass(value):
         return {
             name: without(mark, getattr(value, name))
             for name, annotation in field_types(type(value)).items()
-            if not _has(mark, annotation)
+            if not _has(mark, annotation) and type(value).__dataclass_fields__[name].repr
         }
     if isinstance(value, dict):
         return {k: without(mark, v) for k, v in value.items()}

@@ -270,9 +270,9 @@ class Objective(Protocol):
         """The objective as it is measured on held-out rows, without noise of training."""
         return self
 
-    def draws(self, key: Array, numbers: Array, count: int) -> Any:
+    def draws(self, key: Array, numbers: Array, count: int, progress: Array | float = 0.0) -> Any:
         """Randomness for `loss`: here a key for each row [B], by the `numbers` [B] of the rows in
-        a whole batch of `count`."""
+        a whole batch of `count`. `progress` in [0, 1) is the share of the steps that is done."""
         return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:

@@ -34,6 +34,7 @@ from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_run_at
 from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
+from lmwright.program.length import with_ids
 from lmwright.program.plan import Plan, resolve
 
 
@@ -217,6 +218,7 @@ def open_held_out(
             f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
             f'use = "eval" and prepare again'
         )
+    plan = replace(plan, run=with_ids(plan.run, store))
     return Opened(place.path, plan, step, weights, HeldOut(plan, store))
 
 

@@ -84,7 +84,7 @@ class Diffusion(Objective):
         """True: which tokens are masked is drawn."""
         return True
 
-    def draws(self, key: Array, numbers: Array, count: int) -> Draws:
+    def draws(self, key: Array, numbers: Array, count: int, progress: Array | float = 0.0) -> Draws:
         """A key for each row, and its time: one row's in each of `count` equal parts of [0, 1)."""
         for_rows, for_parts = jax.random.split(key)
         part = (numbers + jax.random.randint(for_parts, (), 0, count)) % count

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.contract import Batch
+from lmwright.data.tokens.words import BEGINS, JOINT, SAME
 from lmwright.errors import UserError
 
 MASK = "<|mask|>"
@@ -41,6 +42,18 @@ def ordered(candidates: Array, uniform: Array) -> tuple[Array, Array]:
     the rank of each place in it; `uniform` [B, T] are draws in [0, 1)."""
     order = jnp.argsort(jnp.where(candidates, uniform, 2.0), axis=1)
     return order, jnp.argsort(order, axis=1)
+
+
+def starts_of_words(batch: Batch, codes: Array) -> Array:
+    """Place int32 [B, T] of the first token of each token's word, by the code uint8 [V] of each id
+    (`data.tokens.words`). Words end where their document does."""
+    own = codes[batch.tokens].astype(jnp.int32)
+    left, right, places = own >> 1 & 7, own >> 4, jnp.arange(own.shape[1])
+    known = jax.lax.cummax(jnp.where(right != SAME, places, 0), axis=1)
+    before = jnp.roll(jnp.take_along_axis(right, known, axis=1), 1, axis=1)
+    meet = (left != before) & (left != SAME) & (before != JOINT)
+    other = batch.segment_ids != jnp.roll(batch.segment_ids, 1, axis=1)
+    return jax.lax.cummax(jnp.where((own & BEGINS > 0) | meet | other, places, 0), axis=1)
 
 
 def keys_of_rows(batch: Batch) -> Array:

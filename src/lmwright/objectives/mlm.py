@@ -9,7 +9,7 @@ never over the others. Which tokens are hidden follows from the key of a row alo
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -23,11 +23,19 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain
+from lmwright.data.tokens.words import ALONE, word_pieces
 from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
-from lmwright.objectives.masking import keys_of_rows, known_or_any, mask_token_of, ordered
+from lmwright.objectives.masking import (
+    keys_of_rows,
+    known_or_any,
+    mask_token_of,
+    ordered,
+    starts_of_words,
+)
+from lmwright.objectives.ramp import Ramp, Share, count_of, ends, now
 
-Share = Annotated[float, Field(ge=0, le=1)]
+SHARES = ("mask_ratio", "random_share", "kept_share")  # which may move during a run
 
 
 @section
@@ -37,16 +45,18 @@ class Mlm(Objective):
     kind: Literal["mlm"] = "mlm"
     mask_token_id: NonNegativeInt | None = None
     """Id that stands for a hidden token; that of the tokenizer's mask token if unset."""
-    mask_ratio: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of a row's tokens that are predicted."""
-    random_share: Share = 0.0
+    mask_ratio: Annotated[float, Field(gt=0, le=1)] | Ramp = 0.3
+    """Share of a row's tokens that are predicted: a number, or a table with `start` and `end`."""
+    random_share: Share | Ramp = 0.0
     """Share of these that a random token stands for, not the mask; 0.1 in BERT."""
-    kept_share: Share = 0.0
+    kept_share: Share | Ramp = 0.0
     """Share of these that stay as they are; 0.1 in BERT."""
+    unit: Literal["token", "word"] = "token"
+    """Tokens are hidden one by one, or the pieces of a word together."""
     never_masked: tuple[NonNegativeInt, ...] | None = None
     """Ids of tokens that are not predicted; the tokenizer's special tokens if unset."""
     eval_mask_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share in held-out rows; `mask_ratio` if unset."""
+    """Share in held-out rows; `mask_ratio` if unset, at its end."""
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
 
@@ -55,11 +65,17 @@ class Mlm(Objective):
     sums_head_once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.random_share + self.kept_share > 1:
-            raise UserError(
-                f"objective.kept_share: {self.kept_share:g} and objective.random_share = "
-                f"{self.random_share:g} are more than all masked tokens; lower one"
-            )
+        for name in SHARES:
+            if isinstance(share := getattr(self, name), Ramp):
+                share.refuse(f"objective.{name}")
+        if not all(ends(self.mask_ratio)):
+            raise UserError("objective.mask_ratio: a share of 0 predicts nothing; use more")
+        for random, kept in _meetings(self.random_share, self.kept_share):
+            if random + kept > 1:
+                raise UserError(
+                    f"objective.kept_share: {kept:g} and objective.random_share = {random:g} are "
+                    "more than all masked tokens; lower one"
+                )
 
     def with_tokenizer(self, tokenizer: Any) -> "Mlm":
         """The objective with the ids that it leaves open. Raises UserError for a tokenizer without
@@ -67,7 +83,10 @@ class Mlm(Objective):
         mask = mask_token_of(tokenizer, self.mask_token_id)
         special = tokenizer.special_tokens.values()
         never = tuple(sorted(special)) if self.never_masked is None else self.never_masked
-        return replace(self, mask_token_id=mask, never_masked=never)
+        known = vars(self) | {"mask_token_id": mask, "never_masked": never}
+        if self.unit == "token":
+            return Mlm(**known)
+        return _ByWords(**known | {"pieces": word_pieces(tokenizer)})
 
     @property
     def draws_noise(self) -> bool:
@@ -83,19 +102,29 @@ class Mlm(Objective):
 
     def for_eval(self) -> "Mlm":
         """The objective on held-out rows: the same tokens are hidden whenever they are measured."""
-        ratio = self.eval_mask_ratio or self.mask_ratio
-        return _HeldOut(**vars(self) | {"mask_ratio": ratio})
+        return _HeldOut(**self._settings_at_the_end())
+
+    def _settings_at_the_end(self) -> dict[str, Any]:
+        shares = {name: ends(getattr(self, name))[1] for name in SHARES}
+        shares["mask_ratio"] = self.eval_mask_ratio or shares["mask_ratio"]
+        return vars(self) | shares
 
     def num_places(self, seq_len: int) -> int:
         """The most tokens of a row that are predicted."""
-        return min(seq_len, math.ceil(self.mask_ratio * seq_len))
+        return min(seq_len, math.ceil(max(ends(self.mask_ratio)) * seq_len))
 
-    def keys(self, batch: Batch, key: Array) -> Array:
-        """A key [B] for each row."""
+    def draws(self, key: Array, numbers: Array, count: int, progress: Array | float = 0.0) -> Any:
+        """A key [B] for each row, with the progress of the run if shares follow it."""
+        keys = super().draws(key, numbers, count)
+        moves = any(isinstance(getattr(self, name), Ramp) for name in SHARES)
+        return Draws(keys, progress) if moves else keys
+
+    def keys(self, batch: Batch, key: Any) -> Any:
+        """A key [B] for each row, or Draws, as `draws` returned them."""
         return key
 
-    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over the hidden tokens; `key` [B] says which they are."""
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
+        """Sums over the hidden tokens; `key`, as `draws` returns it, says which they are."""
         hidden = self.hide(batch, model.vocab_size, self.keys(batch, key))
         x, aux = model.hidden(w, replace(batch, tokens=hidden.tokens), compute)
         pick = lambda a: jnp.take_along_axis(a, hidden.places, axis=1)  # noqa: E731
@@ -103,23 +132,45 @@ class Mlm(Objective):
         weights = pick(batch.loss_weight) * hidden.predicted
         return loss_at(model, w, x, aux, pick(batch.tokens), weights, compute, z_loss=self.z_loss)
 
-    def hide(self, batch: Batch, vocab_size: int, keys: Array) -> "Hidden":
-        """The rows with some tokens hidden, by a key [B] for each."""
+    def hide(self, batch: Batch, vocab_size: int, keys: Any) -> "Hidden":
+        """The rows with some tokens hidden, by a key [B] for each, or by Draws."""
+        keys, done = keys if isinstance(keys, Draws) else Draws(keys)
         mask = known_or_any(self.mask_token_id, vocab_size)
         special = jnp.asarray(np.isin(np.arange(vocab_size), self.never_masked or ()))
         candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0) & ~special[batch.tokens]
         count = jnp.sum(candidates, axis=1, keepdims=True)  # [B, 1]
-        wanted = jnp.round(self.mask_ratio * count).astype(jnp.int32)
+        wanted = count_of(self.mask_ratio, done, count)
         wanted = jnp.minimum(jnp.maximum(wanted, 1), count)
         draws = jax.vmap(lambda key: _draw(key, batch.tokens.shape[1], vocab_size))(keys)
-        order, rank = ordered(candidates, draws.order)
+        order, rank = ordered(candidates, self.turns(batch, vocab_size, draws.order))
         masked = rank < wanted
-        other = jnp.where(draws.fate < self.random_share, draws.token, mask)
-        kept = draws.fate >= 1 - self.kept_share
+        other = jnp.where(draws.fate < now(self.random_share, done), draws.token, mask)
+        kept = draws.fate >= 1 - now(self.kept_share, done)
         tokens = jnp.where(masked & ~kept, other, batch.tokens)
         places = order[:, : self.num_places(batch.tokens.shape[1])]
         predicted = jnp.arange(places.shape[1]) < wanted
         return Hidden(tokens, places, predicted.astype(jnp.float32))
+
+    def turns(self, batch: Batch, vocab_size: int, uniform: Array) -> Array:
+        """Draws [B, T] by which tokens are hidden, the smallest first, from those of each token:
+        the pieces of a whole word have that of its first."""
+        if self.unit == "token":
+            return uniform
+        codes = np.full(vocab_size, ALONE, np.uint8)
+        codes[: len(self.codes)] = np.frombuffer(self.codes, np.uint8)
+        return jnp.take_along_axis(uniform, starts_of_words(batch, jnp.asarray(codes)), axis=1)
+
+    @property
+    def codes(self) -> bytes:
+        """A byte for each id, which says where words begin; none is known without a tokenizer."""
+        return b""
+
+
+class Draws(NamedTuple):
+    """Randomness of the rows of a batch, and the time in a run."""
+
+    keys: Array  # [B]
+    progress: Array | float = 0.0  # share of the run's steps that is done, in [0, 1)
 
 
 class Hidden(NamedTuple):
@@ -145,9 +196,37 @@ def _draw(key: Array, length: int, vocab_size: int) -> _Draws:
     return _Draws(uniform(first, (length,)), uniform(second, (length,)), token)
 
 
+def _meetings(random: float | Ramp, kept: float | Ramp) -> list[tuple[float, float]]:
+    """Values of two shares that may meet: at both ends if they move together, else the largest."""
+    times = [(s.after, s.until) for s in (random, kept) if isinstance(s, Ramp)]
+    if len(times) == 2 and times[0] == times[1]:
+        return list(zip(ends(random), ends(kept), strict=True))
+    return [(max(ends(random)), max(ends(kept)))]
+
+
 class _HeldOut(Mlm):
     """As a held-out row is measured: its key follows from its tokens."""
 
     def keys(self, batch: Batch, key: Array) -> Array:
         """A key [B] for each row, from its tokens alone."""
         return keys_of_rows(batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByWords(Mlm):
+    """With the words of its tokenizer."""
+
+    pieces: bytes = field(repr=False)
+
+    @property
+    def codes(self) -> bytes:
+        """A byte for each id, which says where words begin."""
+        return self.pieces
+
+    def for_eval(self) -> "_ByWords":
+        """The objective on held-out rows: the same words are hidden whenever they are measured."""
+        return _HeldOutByWords(**self._settings_at_the_end())
+
+
+class _HeldOutByWords(_HeldOut, _ByWords):
+    """As a held-out row is measured, with the words of a tokenizer."""

@@ -80,6 +80,17 @@ def pretrain_encoder() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def anneal_encoder() -> dict[str, Any]:
+    """EuroBERT's second phase, from the end of the first (`train.init_from`): a tenth of the tokens
+    is hidden, rows of 8,192 tokens with another theta, a rate that falls to zero; theirs were about
+    200 B tokens after 4.8 T."""
+    run = pretrain_encoder()
+    run["model"] = {"seq_len": 8192, "rope_theta": 250_000.0}
+    run["objective"] |= {"mask_ratio": 0.1}
+    run["optim"] |= {"schedule": {"kind": "linear"}}
+    return run
+
+
 def pretrain_modernbert() -> dict[str, Any]:
     """Masked pretraining as ModernBERT's first phase (https://arxiv.org/abs/2412.13663), rows of
     1,024 tokens and a constant rate: theirs were 360,000 steps of 4,608 rows, fewer rows in the

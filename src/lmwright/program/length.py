@@ -18,10 +18,18 @@ def completed(run: Run) -> Run:
     if not run.objective.reads_tokenizer:
         return run
     try:
-        folder = TokenStore.open(run.data.dir).tokenizer_dir
+        store = TokenStore.open(run.data.dir)
     except UserError:
         return run  # `train` says what is wrong; a plan needs no ids
-    return replace(run, objective=run.objective.with_tokenizer(load_tokenizer(folder)))
+    return with_ids(run, store)
+
+
+def with_ids(run: Run, store: TokenStore) -> Run:
+    """Run whose objective has what it reads from the tokenizer of prepared data."""
+    if not run.objective.reads_tokenizer:
+        return run
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    return replace(run, objective=run.objective.with_tokenizer(tokenizer))
 
 
 def with_steps(run: Run) -> Run:

@@ -64,16 +64,15 @@ class Lanes:
         return cls(tuple(lanes), rows)
 
     def losses(
-        self, loss: Callable[[Any, Batch, Array, Array], Loss], stacked: Any, rows: Batch,
-        keys: Sequence[Array], rates: Sequence[float],
+        self, loss: Callable[..., Loss], stacked: Any, rows: Batch, each: Sequence[Sequence[Any]],
     ) -> tuple[Loss, ...]:  # fmt: skip
         """The loss of each trainee, all lanes at once: `loss` takes one lane's parts, rows
-        [B, T], key and dropout. `stacked` has a leading lane axis."""
+        [B, T], and what `each` has of its trainee. `stacked` has a leading lane axis."""
         num, of = len(self.trainees), jnp.array(self.trainees)
         count = max(self.trainees) + 1
         cut = jax.tree.map(lambda a: a.reshape(-1, num, *a.shape[1:]).swapaxes(0, 1), rows)
-        each = jax.vmap(loss)(stacked, cut, jnp.stack(keys)[of], jnp.array(rates, jnp.float32)[of])
-        sums = jax.tree.map(lambda a: jax.ops.segment_sum(a, of, num_segments=count), each)
+        losses = jax.vmap(loss)(stacked, cut, *(jnp.stack(own)[of] for own in each))
+        sums = jax.tree.map(lambda a: jax.ops.segment_sum(a, of, num_segments=count), losses)
         return tuple(jax.tree.map(lambda a, i=i: a[i], sums) for i in range(count))
 
 
@@ -104,8 +103,9 @@ def train_step(
     parts = {trainee.name: state["trained"][trainee.name] for trainee in active}
     key = jax.random.key(plan.run.seed)
     keys = [jax.random.fold_in(key, own_step(part)) for part in parts.values()]
+    progress = [own_step(parts[trainee.name]) / trainee.steps for trainee in active]
     weights = {name: part["weights"] for name, part in parts.items()}
-    grads, losses = summed_gradients(plan, active, state["frozen"], weights, batch, keys)
+    grads, losses = summed_gradients(plan, active, state["frozen"], weights, batch, keys, progress)
     trained, metrics = dict(state["trained"]), []
     for trainee, loss in zip(active, losses, strict=True):
         trained[trainee.name], values = _updated(
@@ -209,23 +209,25 @@ def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dic
 
 def summed_gradients(
     plan: Plan, active: tuple[Trainee, ...], frozen: Tree, weights: Mapping[str, Tree],
-    batch: Batch, keys: Sequence[Array],
+    batch: Batch, keys: Sequence[Array], progress: Sequence[Array] = (),
 ) -> tuple[Tree, tuple[Loss, ...]]:  # fmt: skip
     """Gradient of each trainee's summed loss, by name, and the sums, over all A microbatches: one
     after the other, or following each other through the stages of a pipeline. `keys` has one for
-    each trainee."""
+    each trainee, and `progress` how much of its steps is done: nothing if unset."""
     objective, model, training = plan.run.objective, plan.run.model, plan.training
     compute = select.for_lanes(plan.compute, batch.tokens.shape[1], model.embed_dim)
-    lanes, rates = Lanes.of(plan, active), [trainee.dropout for trainee in active]
+    lanes, rates = Lanes.of(plan, active), [jnp.float32(trainee.dropout) for trainee in active]
+    drops = any(trainee.dropout for trainee in active)
+    progress = progress or [jnp.zeros(())] * len(active)
     num = batch.tokens.shape[0]
     at_once = num == 1 or num_stages() > 1  # a pipeline takes all microbatches together
     whole = objective.whole_batch and not at_once
 
-    def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, index: Array | int) -> Loss:
-        drop = (jax.random.fold_in(jax.random.fold_in(key, index), 1), rate) if any(rates) else ()
+    def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, done: Any, index: Any) -> Loss:
+        drop = (jax.random.fold_in(jax.random.fold_in(key, index), 1), rate) if drops else ()
         # by their numbers in the batch, so that other microbatches draw the same
         numbers = jnp.arange(len(rows.tokens)) * (stride := 1 if at_once else num) + index
-        draws = objective.draws(key, numbers, stride * len(numbers))
+        draws = objective.draws(key, numbers, stride * len(numbers), done)
         return objective.loss(model, training.bind(frozen, parts, *drop), rows, draws, compute)
 
     def total(
@@ -235,10 +237,10 @@ def summed_gradients(
         loss = partial(loss_of, index=index)
         losses: tuple[Loss, ...]
         if len(lanes.trainees) == 1:
-            losses = (loss(parts[0], rows, keys[0], jnp.float32(rates[0])),)
+            losses = (loss(parts[0], rows, keys[0], rates[0], progress[0]),)
         else:
             stacked = training.stack(parts, lanes.trainees)
-            losses = lanes.losses(loss, stacked, rows, keys, rates)
+            losses = lanes.losses(loss, stacked, rows, (keys, rates, progress))
         return reduce(jnp.add, [loss.total for loss in losses]), losses
 
     def piece_gradients(rows: Batch, index: Array | int) -> tuple[Tree, tuple[Loss, ...]]:

@@ -1,0 +1,99 @@
+"""Masked pretraining by the command line with shares that move and whole words: stopped on the way,
+continued, measured."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.formats.open import load_run
+from lmwright.train.hooks import Hook
+from lmwright.train.session import train
+
+WORDS = "unremembered sailors counting stones beside the morning neighbor forgets".split()
+RUN = """
+recipe = "pretrain-encoder"
+name = "t"
+dir = "{dir}/run"
+[model]
+kind = "eurobert"
+vocab_size = 300
+embed_dim = 32
+mlp_dim = 48
+num_layers = 2
+num_heads = 4
+num_kv_heads = 2
+head_dim = 8
+seq_len = 48
+[objective]
+mask_ratio = {{start = 0.6, end = 0.1}}
+kept_share = {{start = 0.0, end = 0.5}}
+unit = "word"
+[data]
+dir = "{dir}/data"
+workers = 1
+holdout_fraction = 0.1
+sources = [{{path = "{dir}/text.jsonl"}}]
+[train]
+steps = 6
+global_batch_size = 8
+precision = "fp32"
+remat = "none"
+[optim]
+learning_rate = 1e-3
+schedule = {{kind = "constant"}}
+[metrics]
+log_every_steps = 1
+trackers = []
+"""
+
+
+class Stop(Hook):
+    """Asks the run to stop after a step."""
+
+    def after_step(self, session, done):
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a run file, its data, and the run that was trained without a stop."""
+    folder = tmp_path_factory.mktemp("masked")
+    dice = np.random.default_rng(3)
+    lines = [{"text": " ".join(dice.choice(WORDS, 12))} for _ in range(90)]
+    (folder / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "run.toml").write_text(RUN.format(dir=folder))
+    assert main(["prepare", str(folder / "run.toml")]) == 0
+    assert main(["train", str(folder / "run.toml")]) == 0
+    return folder
+
+
+def logged(path, kind):
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_run_that_stops_and_goes_on_hides_the_same_tokens(folder):
+    run = load_run(folder / "run.toml", [f"dir={folder}/stopped"])
+    assert train(run, hooks=[Stop()]).step == 3
+    assert main(["train", str(folder / "stopped")]) == 0
+    names = ("step", "loss", "grad_norm", "target_tokens")
+    whole, parts = (
+        [[line[name] for name in names] for line in logged(folder / name, "train")]
+        for name in ("run", "stopped")
+    )
+    assert whole == parts and len(whole) == 6
+    tokens = [line[-1] for line in whole]
+    assert tokens == sorted(tokens, reverse=True) and tokens[0] > 2 * tokens[-1]
+
+
+def test_eval_hides_the_same_words_as_training_does(folder, capsys):
+    (line,) = logged(folder / "run", "eval")[-1:]
+    assert main(["eval", str(folder / "run"), "--precision", "fp32"]) == 0
+    row = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("text"))
+    assert row.split()[1:3] == [str(int(line["tokens"])), f"{line['loss']:.4f}"]
+    assert "pieces" not in (folder / "run" / "run.toml").read_text()
