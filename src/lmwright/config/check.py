@@ -109,10 +109,11 @@ def _check_parts(run: Run) -> None:
         raise UserError(
             f"lora: objective.kind = {objective.kind!r} trains two models whole; remove [lora]"
         )
-    if run.train.init_from is not None:
+    second = getattr(objective, "generator_from", None)
+    if second is not None and run.train.init_from is None:
         raise UserError(
-            f"train.init_from: objective.kind = {objective.kind!r} trains two models, of which a "
-            "place has one; leave it out"
+            f"objective.generator_from: {second} has no effect without weights "
+            "of the model; set train.init_from to them, too"
         )
 
 

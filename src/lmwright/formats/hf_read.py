@@ -34,6 +34,8 @@ from lmwright.models.text_part import (
 )
 
 MAX_LAYERS = 10_000
+UNNAMED = {"deberta-v2": "DebertaV2ForMaskedLM"}
+"""What a config.json is of that names no architecture, as Microsoft's does not."""
 VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
 BOOLEANS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
@@ -44,6 +46,8 @@ BOOLEANS = (
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises UserError where there is none or it is not one."""
     config = read_downloaded(folder / "config.json", "a Hugging Face model folder")
+    if architecture_of(config) == NONE and config.get("model_type") in UNNAMED:
+        config = config | {"architectures": [UNNAMED[config["model_type"]]]}
     return config | {VECTORS: read_modules(folder)} if is_body(config) else config
 
 

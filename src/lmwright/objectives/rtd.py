@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from pydantic import Field
 
-from lmwright.config.run import NonNegativeInt, Positive, PositiveInt, section
+from lmwright.config.run import Free, NonNegativeInt, Place, Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, is_param, walk
@@ -57,6 +57,9 @@ class Rtd(Objective):
     """Ids of tokens that are not replaced; the tokenizer's special tokens if unset."""
     generator_layers: PositiveInt | None = None
     """Layers of the generator, as wide as the model; half of the model's if unset."""
+    generator_from: Free[Place[str | None]] = None
+    """Run directory or Hugging Face folder of the generator's weights, beside train.init_from;
+    the first layers of the model there if unset."""
     detector_weight: Positive = 50.0
     """Weight of the discriminator's loss; 50 in ELECTRA, 10 in Microsoft's code."""
 
