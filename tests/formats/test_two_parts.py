@@ -24,6 +24,7 @@ from lmwright.program.plan import resolve
 from tests.golden import curves
 from tests.objectives.test_rtd import Head
 from tests.parity.compare import assert_near, make_batch, randomize
+from tests.saved_run import save_run
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -68,7 +69,7 @@ def prepared(tmp_path_factory, theirs):
     lines = [line for line in text.splitlines(True) if not line.startswith("model =")]
     path.with_name("from.toml").write_text("".join(lines))  # both from the weights
     encoder, head, other = theirs
-    released = encoder.state_dict() | {POSITIONS: torch.zeros(96, 48)}
+    released = encoder.state_dict() | {POSITIONS: torch.ones(96, 48)}
     released |= {f"mask_predictions.{k}": v for k, v in head.state_dict().items()}
     released.pop("lm_predictions.lm_head.decoder.weight", None)
     save(folder / "released", encoder.config, released)
@@ -176,6 +177,28 @@ def test_a_run_from_released_weights_and_runs_from_it(prepared, capsys):
         np.testing.assert_allclose(b, last[path], atol=1e-7, err_msg=path)
     detector = load_model(prepared / "discriminator")
     assert "detector" in detector.weights
+
+
+def test_a_mask_decoder_is_written_and_read_with_its_positions(theirs, prepared, tmp_path, capsys):
+    """Positions of a released generator, or fresh ones; transformers' class is not this model."""
+    *_, w, fresh, said = started(prepared, "released", mask_decoder="enhanced")
+    assert fresh == [] and np.all(np.asarray(w["generator"]["positions"]) == 1)
+    *_, fresh, _ = started(prepared, "legacy", mask_decoder="enhanced")
+    assert fresh == ["generator.positions", "discriminator.detector"]
+    run = load_run(prepared / "rtd.toml")
+    run = replace(run, dir=str(tmp_path / "run"))
+    run = replace(run, objective=replace(run.objective, mask_decoder="enhanced"))
+    save_run(run, steps=(1,))
+    out = tmp_path / "out"
+    assert main(["export", run.dir, str(out), "--part", "generator"]) == 0
+    assert "not compared, it has no class with an enhanced mask dec" in capsys.readouterr().out
+    assert "what it opens here is another model" in (out / "README.md").read_text()
+    loaded, (_, w) = load_model(out), load_run_weights(run.dir)
+    assert loaded.model == run.objective.generator(run.model)
+    for (path, a), (_, b) in zip(walk(loaded.weights), walk(w["generator"]), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=path)
+    *_, said = started(prepared, "released", out)
+    assert said.endswith(" without its positions, as objective.mask_decoder = 'none'")
 
 
 def test_what_is_refused(prepared, tmp_path, capsys):

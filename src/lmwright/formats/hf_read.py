@@ -21,11 +21,13 @@ from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
 from lmwright.models.hf.classifier import encoder_of, head_fields
-from lmwright.models.hf.detector import DETECTORS
+from lmwright.models.hf.detector import DETECTORS, MaskDecoderHf
 from lmwright.models.hf.embedder import BODIES
 from lmwright.models.hf.tagger import tagged_encoder, tags_of
+from lmwright.models.mask_decoder import MaskDecoder
 from lmwright.models.tagger import Tagger
 from lmwright.models.text_part import (
+    MASK_DECODER,
     NONE,
     TEXT_PARTS,
     architecture_of,
@@ -71,6 +73,11 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)
         )
+    if (kind := config.get(MASK_DECODER)) is not None:
+        if kind != "enhanced" or architecture not in MaskDecoderHf.architectures:
+            raise UserError(f"{where}: {MASK_DECODER} = {kind!r} is not known; remove it")
+        alone = {name: value for name, value in config.items() if name != MASK_DECODER}
+        return MaskDecoder(model_from_config(alone, where))
     if architecture in BODIES:
         encoder = model_from_config(config | {"architectures": [BODIES[architecture]]}, where)
         return Embedder(encoder, **{"length": "any", **config.get(VECTORS, {})})

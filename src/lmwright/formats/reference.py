@@ -18,6 +18,7 @@ from lmwright.errors import UserError, first_line
 from lmwright.formats.peft_config import refuse_endless
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.hf.embedder import BODIES
+from lmwright.models.text_part import MASK_DECODER
 
 NOT_INSTALLED = "it is not installed"
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
@@ -132,7 +133,10 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
     """transformers' class for the head of the model in a folder."""
     import transformers
 
-    architecture = "" if is_gguf else parse_json(folder / "config.json")["architectures"][0]
+    config = {"architectures": [""]} if is_gguf else parse_json(folder / "config.json")
+    architecture = config["architectures"][0]
+    if MASK_DECODER in config:
+        raise UserError("it has no class with an enhanced mask decoder, and opens another model")
     if architecture in DETECTORS:
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):

@@ -25,6 +25,8 @@ from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.weights import load_run_weights
 from lmwright.models.detector import HEAD, TABLE, Detector
+from lmwright.models.hf.detector import POSITIONS as POSITION_TABLE
+from lmwright.models.mask_decoder import POSITIONS, MaskDecoder
 from lmwright.models.over import OverEncoder
 from lmwright.models.text_part import TextPart
 from lmwright.objectives.rtd import DISCRIMINATOR, GENERATOR
@@ -43,7 +45,7 @@ FORM = TextPart(
         "lm_predictions.lm_head.decoder.": "copy of the embedding in the head",
         **dict.fromkeys(("pooler.", "classifier.", "qa_outputs."), "head of another use"),
         **dict.fromkeys(
-            (f"{body}embeddings.position_" for body in ("", "deberta.")), "positions of a generator"
+            (f"{body}embeddings.position_ids" for body in ("", "deberta.")), "numbers of positions"
         ),
     },
 )
@@ -52,7 +54,8 @@ FORM = TextPart(
 
 @dataclass(frozen=True)
 class Some(OverEncoder):
-    """An encoder, and those of the heads over its vocabulary and over tokens that are there."""
+    """An encoder, those of the heads over its vocabulary and over tokens that are there, and the
+    positions of a mask decoder."""
 
     called: ClassVar[str] = "a part"
 
@@ -60,12 +63,14 @@ class Some(OverEncoder):
 
     @property
     def hf(self) -> Any:
-        """The detector's table of names, which has those of both heads."""
-        return Detector(self.encoder).hf
+        """The detector's table of names, which has those of both heads, and positions."""
+        table = Detector(self.encoder).hf
+        table.weights = {**table.weights, **MaskDecoder(self.encoder).hf.weights}
+        return table
 
     def spec(self) -> Tree:
         """The weights that are there."""
-        both = {**self.encoder.spec(), **Detector(self.encoder).spec()}
+        both = MaskDecoder(self.encoder).spec() | Detector(self.encoder).spec()
         return {name: tree for name, tree in both.items() if name in self.names}
 
 
@@ -77,6 +82,8 @@ def two_parts(plan: Plan, origin: Place, generator: Place | None) -> tuple[Tree,
     if generator is not None:
         found = read_parts(plan, generator)[GENERATOR]
         depth, said = _depth(found), f"generator of {generator.path}"
+        if POSITIONS in found and plan.run.objective.mask_decoder == "none":
+            said += " without its positions, as objective.mask_decoder = 'none'"
         if depth != layers:
             raise UserError(
                 f"{generator.path} has {depth} layers and the "
@@ -142,9 +149,10 @@ def _of_folder(place: Place, encoder: Any, shardings: Tree) -> Tree:
     there = lambda prefix: any(name.startswith(prefix) for name in tensors)  # noqa: E731
     names = every if there("lm_predictions.") else every - over
     names |= {HEAD} if there("mask_predictions.") else set()
-    known = {name: tree for name, tree in shardings.items() if name in names}
-    model = Some(encoder, frozenset(known))
-    return from_hf(model, tensors, where, dtype=jnp.float32, shardings=known)
+    names |= {POSITIONS} if POSITION_TABLE in tensors else set()
+    model = Some(encoder, frozenset(names))
+    where_to = {name: shardings.get(name, shardings["relative"]) for name in names}
+    return from_hf(model, tensors, where, dtype=jnp.float32, shardings=where_to)
 
 
 def _refuse_other(place: Place, tree: Tree, spec: Tree) -> None:

@@ -60,6 +60,9 @@ class Rtd(Objective):
     generator_from: Free[Place[str | None]] = None
     """Run directory or Hugging Face folder of the generator's weights, beside train.init_from;
     the first layers of the model there if unset."""
+    mask_decoder: Literal["none", "enhanced"] = "none"
+    """`enhanced` runs the generator's last layer twice with queries that know their positions, as
+    Microsoft's generators do, for which transformers has no class."""
     detector_weight: Positive = 50.0
     """Weight of the discriminator's loss; 50 in ELECTRA, 10 in Microsoft's code."""
 
@@ -105,7 +108,12 @@ class Rtd(Objective):
                 f"objective.generator_layers: {layers} makes the generator larger than the "
                 f"discriminator, which has model.num_layers = {model.num_layers}; use fewer"
             )
-        return replace(model, num_layers=layers)  # type: ignore[type-var]
+        generator: Any = replace(model, num_layers=layers)  # type: ignore[type-var]
+        if self.mask_decoder == "none":
+            return generator
+        from lmwright.models.mask_decoder import MaskDecoder
+
+        return MaskDecoder(generator)
 
     def spec(self, model: Model) -> Tree:
         """The weights of both; the discriminator's table is what it adds to the generator's."""
