@@ -321,6 +321,7 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         (["model.preset=llama-5m"], "'rtd' needs a model that looks both .* 'deberta'"),
         (["lora.kind=lora"], "lora: objective.kind = 'rtd' trains two models whole"),
         (["objective.generator_from=hf"], "objective.generator_from: hf has no effect without"),
+        (["objective.kind=mlm", "optim.clip_over=part"], "optim.clip_over: .* trains one model"),
     ],
 )
 def test_what_does_not_go_with_two_models(words, said, tmp_path):

@@ -102,6 +102,11 @@ def _check_direction(run: Run) -> None:
 
 def _check_parts(run: Run) -> None:
     objective = run.objective
+    if run.optim.clip_over == "part" and not (objective.parts and run.optim.clip_norm):
+        why = "without optim.clip_norm" if objective.parts else (
+            f"with objective.kind = {objective.kind!r}, which trains one model"
+        )  # fmt: skip
+        raise UserError(f"optim.clip_over: 'part' has no effect {why}; leave it out")
     if not objective.parts or not run.model.both_ways:
         return
     objective.spec(run.model)  # refuses models that do not go together
