@@ -321,18 +321,14 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         (["model.preset=modernbert-base"], "'rtd' has no head for 'modernbert'"),
         (["model.preset=llama-5m"], "'rtd' needs a model that looks both .* 'deberta'"),
         (["lora.kind=lora"], "lora: objective.kind = 'rtd' trains two models whole"),
-        (["train.init_from=hf"], "train.init_from: .* a place has one"),
+        (["objective.generator_from=hf"], "objective.generator_from: hf has no effect without"),
+        (["objective.kind=mlm", "optim.clip_over=part"], "optim.clip_over: .* trains one model"),
     ],
 )
 def test_what_does_not_go_with_two_models(words, said, tmp_path):
     path = tmp_path / "run.toml"
     text = 'recipe = "pretrain-deberta"\nname = "t"\ndir = "run"\ndata.dir = "data"\n'
-    if "train.init_from=hf" in words:
-        words = [f"train.init_from={(folder := tmp_path / 'hf')}"]
-        folder.mkdir()
-        model = presets.of_section("model")["deberta-v3-small"]()
-        (folder / "config.json").write_text(json.dumps(model.hf.config(model)))
-    elif not words[0].startswith("model"):
+    if not words[0].startswith("model"):
         text += 'model.preset = "deberta-v3-base"\n'
     path.write_text(text + "train.steps = 20000\ntrain.global_batch_size = 8\n")
     with pytest.raises(UserError, match=said) as error:

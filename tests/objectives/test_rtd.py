@@ -79,6 +79,11 @@ def theirs():
 @pytest.fixture(scope="module")
 def ours(theirs):
     """(our model, the same weights)."""
+    return our_models(theirs, OBJECTIVE)
+
+
+def our_models(theirs, objective):
+    """(our model, the weights of both)."""
     generator, encoder, head = theirs
     said = json.loads(encoder.config.to_json_string(use_diff=False))
     said["architectures"] = ["DebertaV2ForMaskedLM"]
@@ -87,7 +92,7 @@ def ours(theirs):
     tensors |= {f"mask_predictions.{k}": v for k, v in head.state_dict().items()}
     arrays = lambda tensors: {k: v.numpy() for k, v in tensors.items()}  # noqa: E731
     return model, {
-        "generator": from_hf(OBJECTIVE.generator(model), arrays(generator.state_dict())),
+        "generator": from_hf(objective.generator(model), arrays(generator.state_dict())),
         "discriminator": from_hf(Detector(model), arrays(tensors)),
     }
 

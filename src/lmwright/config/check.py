@@ -102,6 +102,11 @@ def _check_direction(run: Run) -> None:
 
 def _check_parts(run: Run) -> None:
     objective = run.objective
+    if run.optim.clip_over == "part" and not (objective.parts and run.optim.clip_norm):
+        why = "without optim.clip_norm" if objective.parts else (
+            f"with objective.kind = {objective.kind!r}, which trains one model"
+        )  # fmt: skip
+        raise UserError(f"optim.clip_over: 'part' has no effect {why}; leave it out")
     if not objective.parts or not run.model.both_ways:
         return
     objective.spec(run.model)  # refuses models that do not go together
@@ -109,10 +114,11 @@ def _check_parts(run: Run) -> None:
         raise UserError(
             f"lora: objective.kind = {objective.kind!r} trains two models whole; remove [lora]"
         )
-    if run.train.init_from is not None:
+    second = getattr(objective, "generator_from", None)
+    if second is not None and run.train.init_from is None:
         raise UserError(
-            f"train.init_from: objective.kind = {objective.kind!r} trains two models, of which a "
-            "place has one; leave it out"
+            f"objective.generator_from: {second} has no effect without weights "
+            "of the model; set train.init_from to them, too"
         )
 
 

@@ -58,6 +58,13 @@ looks both ways and fills in masks, so that it needs transformers 5.3 or later.
 {% if model.predicts == "next" %}
 Its output at a place predicts the next token, which diffusers does not know: sample with lmwright.
 {% endif %}
+{% elif task == "fill-mask" and "positions" in model.spec() %}
+from lmwright.formats.load import load_model
+
+loaded = load_model({{ place | tojson }})  # loaded.model, loaded.weights, loaded.tokenizer
+```
+A generator with an enhanced mask decoder, whose last layer runs twice with queries that know \
+their positions. transformers has no class for that: what it opens here is another model.
 {% elif task == "fill-mask" %}
 from transformers import pipeline
 

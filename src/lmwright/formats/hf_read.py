@@ -23,11 +23,13 @@ from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
 from lmwright.models.hf.answerer import answer_fields, answering_encoder
 from lmwright.models.hf.classifier import encoder_of, head_fields
-from lmwright.models.hf.detector import DETECTORS
+from lmwright.models.hf.detector import DETECTORS, MaskDecoderHf
 from lmwright.models.hf.embedder import BODIES
 from lmwright.models.hf.tagger import tagged_encoder, tags_of
+from lmwright.models.mask_decoder import MaskDecoder
 from lmwright.models.tagger import Tagger
 from lmwright.models.text_part import (
+    MASK_DECODER,
     NONE,
     TEXT_PARTS,
     architecture_of,
@@ -36,6 +38,8 @@ from lmwright.models.text_part import (
 )
 
 MAX_LAYERS = 10_000
+UNNAMED = {"deberta-v2": "DebertaV2ForMaskedLM"}
+"""What a config.json is of that names no architecture, as Microsoft's does not."""
 VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
 BOOLEANS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
@@ -46,6 +50,8 @@ BOOLEANS = (
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises UserError where there is none or it is not one."""
     config = read_downloaded(folder / "config.json", "a Hugging Face model folder")
+    if architecture_of(config) == NONE and config.get("model_type") in UNNAMED:
+        config = config | {"architectures": [UNNAMED[config["model_type"]]]}
     return config | {VECTORS: read_modules(folder)} if is_body(config) else config
 
 
@@ -72,6 +78,11 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)
         )
+    if (kind := config.get(MASK_DECODER)) is not None:
+        if kind != "enhanced" or architecture not in MaskDecoderHf.architectures:
+            raise UserError(f"{where}: {MASK_DECODER} = {kind!r} is not known; remove it")
+        alone = {name: value for name, value in config.items() if name != MASK_DECODER}
+        return MaskDecoder(model_from_config(alone, where))
     if architecture in BODIES:
         encoder = model_from_config(config | {"architectures": [BODIES[architecture]]}, where)
         return Embedder(encoder, **{"length": "any", **config.get(VECTORS, {})})

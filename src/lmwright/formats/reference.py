@@ -19,6 +19,7 @@ from lmwright.formats.peft_config import refuse_endless
 from lmwright.models.hf.answerer import OUT
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.hf.embedder import BODIES
+from lmwright.models.text_part import MASK_DECODER
 
 NOT_INSTALLED = "it is not installed"
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
@@ -114,7 +115,12 @@ def _logits(
     if not is_gguf:
         file["use_safetensors"] = True
     if adapter is None:
-        kind = _class_for("" if is_gguf else parse_json(folder / "config.json")["architectures"][0])
+        own = {"architectures": [""]} if is_gguf else parse_json(folder / "config.json")
+        if MASK_DECODER in own:
+            raise UserError(
+                "it has no class with an enhanced mask decoder, and opens another model"
+            )
+        kind = _class_for(own["architectures"][0])
     else:  # which may bring a head, or be for an encoder without one
         kind = _class_for(config["architectures"][0])
         file |= _head_of(config)

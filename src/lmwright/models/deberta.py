@@ -147,13 +147,24 @@ class Deberta(Decoder):
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and mlp; `tables` are the rows of distances."""
-        q, k, v = project(w, before_products(x))
-        far = (with_bias(dot("td,dnh->tnh", tables, w[name]), w, name) for name in "kq")
+        qkv = project(w, before_products(x))
+        return self.attended(w, x, qkv, self.projected(w, tables), attend), {}
+
+    def projected(self, w: Tree, rows: Array) -> tuple[Array, Array]:
+        """Keys and queries [2k, N, H] of the rows of distances."""
+        k, q = (with_bias(dot("td,dnh->tnh", rows, w[name]), w, name) for name in "kq")
+        return k, q
+
+    def attended(
+        self, w: Tree, x: Array, qkv: tuple[Array, Array, Array], far: tuple[Array, Array],
+        attend: Attend,
+    ) -> Array:  # fmt: skip
+        """x [B, T, D] after attention of these queries, keys and values, and the mlp."""
         scoring = Disentangled((TERMS * self.head_dim) ** -0.5, self.max_distance)
-        h = constrain(output(w, attend(q, k, v, *far, scoring)), "batch stream embed")
+        h = constrain(output(w, attend(*qkv, *far, scoring)), "batch stream embed")
         x = self._normed(w, "attention_norm", constrain(x + h, "batch stream embed"))
         h = constrain(feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens), "batch stream embed")
-        return self._normed(w, "mlp_norm", x + h), {}
+        return self._normed(w, "mlp_norm", x + h)
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`. Queries and keys meet each row of distances

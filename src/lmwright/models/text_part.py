@@ -5,11 +5,15 @@ config.json                  language_model.model.layers... --> model.layers...
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from lmwright.errors import UserError
+
+POSITIONS = "deberta.embeddings.position_"
+MASK_DECODER = "mask_decoder"
+"""Key in the config.json of a model with one, of which transformers makes another model."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ OTHER_NAMES = MappingProxyType(
             {
                 "cls.predictions.decoder.": "copy of the embedding in the head",
                 "mask_predictions.": "head of the discriminator",
-                "deberta.embeddings.position_": "positions of the generator",
+                POSITIONS: "positions of the generator",
             },
         )
     }
@@ -71,7 +75,9 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
     """Where a config.json's model is among the tensors, if not under its own names alone."""
     name = architecture_of(config)
-    return TEXT_PARTS.get(name) or OTHER_NAMES.get(name)
+    if (part := TEXT_PARTS.get(name) or OTHER_NAMES.get(name)) and MASK_DECODER in config:
+        return replace(part, others={k: v for k, v in part.others.items() if k != POSITIONS})
+    return part
 
 
 def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:

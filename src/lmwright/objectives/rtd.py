@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from pydantic import Field
 
-from lmwright.config.run import NonNegativeInt, Positive, PositiveInt, section
+from lmwright.config.run import Free, NonNegativeInt, Place, Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, is_param, walk
@@ -57,6 +57,12 @@ class Rtd(Objective):
     """Ids of tokens that are not replaced; the tokenizer's special tokens if unset."""
     generator_layers: PositiveInt | None = None
     """Layers of the generator, as wide as the model; half of the model's if unset."""
+    generator_from: Free[Place[str | None]] = None
+    """Run directory or Hugging Face folder of the generator's weights, beside train.init_from;
+    the first layers of the model there if unset."""
+    mask_decoder: Literal["none", "enhanced"] = "none"
+    """`enhanced` runs the generator's last layer twice with queries that know their positions, as
+    Microsoft's generators do, for which transformers has no class."""
     detector_weight: Positive = 50.0
     """Weight of the discriminator's loss; 50 in ELECTRA, 10 in Microsoft's code."""
 
@@ -102,7 +108,12 @@ class Rtd(Objective):
                 f"objective.generator_layers: {layers} makes the generator larger than the "
                 f"discriminator, which has model.num_layers = {model.num_layers}; use fewer"
             )
-        return replace(model, num_layers=layers)  # type: ignore[type-var]
+        generator: Any = replace(model, num_layers=layers)  # type: ignore[type-var]
+        if self.mask_decoder == "none":
+            return generator
+        from lmwright.models.mask_decoder import MaskDecoder
+
+        return MaskDecoder(generator)
 
     def spec(self, model: Model) -> Tree:
         """The weights of both; the discriminator's table is what it adds to the generator's."""

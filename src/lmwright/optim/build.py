@@ -179,6 +179,12 @@ def clip(grads: Tree, norm: Array, clip_norm: float | None) -> Tree:
     return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
 
 
+def clip_parts(grads: Tree, spec: Tree, clip_norm: float | None) -> Tree:
+    """Gradients of several models, each scaled by its own norm, as by optimizers of their own."""
+    norms = {name: gradient_norm(tree, spec[name]) for name, tree in grads.items()}
+    return {name: clip(tree, norms[name], clip_norm) for name, tree in grads.items()}
+
+
 def _is_slot(leaf: Any) -> bool:
     return isinstance(leaf, Slot)
 

@@ -134,6 +134,10 @@ class Common:
         Positive | None,
         Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),
     ] = 1.0
+    clip_over: Annotated[
+        Literal["all", "part"],
+        Field(description="Weights of one norm: all, or those of each model of two, as of `rtd`."),
+    ] = "all"
     offload: Annotated[
         Free[Literal["none", "moments"]],
         Field(description="Where the moments of matrices are: on the devices, or on the host."),

@@ -29,7 +29,7 @@ from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.kernels import select
-from lmwright.optim.build import clip, gradient_norm, make_schedule, on_host
+from lmwright.optim.build import clip, clip_parts, gradient_norm, make_schedule, on_host
 from lmwright.program.plan import Plan, refuse_rows, step_options
 from lmwright.program.state import RECENT, abstract_state, optimizer_of, own_step
 from lmwright.program.trainee import Trainee
@@ -129,7 +129,10 @@ def _updated(
     share = 1 / weight
     norm = gradient_norm(grads, trainee.spec) * share
     grads = jax.tree.map(lambda g: g * share.astype(g.dtype), grads)
-    grads = clip(grads, norm, optim.clip_norm)
+    if optim.clip_over == "part":
+        grads = clip_parts(grads, trainee.spec, optim.clip_norm)
+    else:
+        grads = clip(grads, norm, optim.clip_norm)
     mean, skipped = loss.total / weight, part["skipped"]
     sound = jnp.isfinite(mean) & jnp.isfinite(norm)
     measured = {"loss": mean, "grad_norm": norm}

@@ -72,22 +72,46 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
         if fresh := [name for name in new if name not in frozen.whole]:
             _write_down(plan, {"path": frozen.path, "fresh": fresh})
         return init_state(plan, frozen)
+    generator = _generator(plan, store)
     try:
         origin = open_place(path)
         refuse_tokenizer(origin, store)
-        state = state_from(plan, origin)
+        state, facts = _started(plan, origin, generator)
     except UserError as error:
         raise error.at("train.init_from") from error
-    facts = {
+    known = {
         "path": str(path),
         "kind": origin.kind,
         "checkpoint": origin.step,
         "num_params": count_params(origin.model.spec()),
-        "fresh": list(fresh_weights(plan, origin)),
         "tokenizer_fingerprint": store.tokenizer_fingerprint,
     }
-    _write_down(plan, facts)
+    _write_down(plan, known | facts)
     return state
+
+
+def _generator(plan: Plan, store: TokenStore) -> Place | None:
+    """The place of the generator's own weights, where a run names one."""
+    path = getattr(plan.run.objective, "generator_from", None)
+    if path is None:
+        return None
+    try:
+        place = open_place(path)
+        refuse_tokenizer(place, store)
+    except UserError as error:
+        raise error.at("objective.generator_from") from error
+    return place
+
+
+def _started(plan: Plan, origin: Place, generator: Place | None) -> tuple[Tree, dict[str, Any]]:
+    """The state around the weights of places, and what is to be said of it."""
+    if plan.run.objective.kind != "rtd":
+        return state_from(plan, origin), {"fresh": list(fresh_weights(plan, origin))}
+    from lmwright.formats.two_parts import two_parts
+
+    with jax.set_mesh(plan.mesh):
+        weights, fresh, said = two_parts(plan, origin, generator)
+        return _state_around(plan, weights), {"fresh": fresh, "said": said}
 
 
 def _write_down(plan: Plan, facts: dict[str, Any]) -> None:
@@ -108,19 +132,24 @@ def state_from(plan: Plan, origin: Place) -> Tree:
         headless |= set(origin.spec) - set(plan.run.model.spec())
     refuse_unlike_base(origin, old, {*fresh, *headless})
 
+    with jax.set_mesh(plan.mesh):
+        weights = placed_weights(origin, plan.shardings)
+        weights = {name: tree for name, tree in weights.items() if name in old}
+        if fresh:
+            weights |= _fresh_weights(plan, fresh)
+        return _state_around(plan, weights)
+
+
+def _state_around(plan: Plan, weights: Tree) -> Tree:
+    """The state before the first step around weights, which are donated."""
     (trainee,) = plan.training.trainees
 
     def build(weights: Tree) -> Tree:
         part = fresh_part(plan, trainee, weights)
         return {"step": jnp.zeros((), jnp.int32), "trained": {trainee.name: part}}
 
-    with jax.set_mesh(plan.mesh):
-        weights = placed_weights(origin, plan.shardings)
-        weights = {name: tree for name, tree in weights.items() if name in old}
-        if fresh:
-            weights |= _fresh_weights(plan, fresh)
-        make = jax.jit(build, out_shardings=saved_shardings(plan), donate_argnums=0)
-        return make(weights) | {"frozen": {}}
+    make = jax.jit(build, out_shardings=saved_shardings(plan), donate_argnums=0)
+    return make(weights) | {"frozen": {}}
 
 
 def _fresh_weights(plan: Plan, names: Sequence[str]) -> Tree:
@@ -131,14 +160,16 @@ def _fresh_weights(plan: Plan, names: Sequence[str]) -> Tree:
 
 
 def starting_note(run_dir: Path) -> str:
-    """A sentence about the weights that start fresh beside those of `train.init_from`; empty where
-    there are none."""
+    """A sentence about where two models start, or about the weights that start fresh beside those
+    of `train.init_from`; empty where there is nothing to say."""
     try:
         facts = json.loads((run_dir / INIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return ""
     fresh = facts.get("fresh")
-    return f"weights of {facts['path']}; fresh ones for {', '.join(fresh)}" if fresh else ""
+    more = [facts["said"]] if facts.get("said") else []
+    more += [f"fresh ones for {', '.join(fresh)}"] if fresh else []
+    return "; ".join([f"weights of {facts['path']}", *more]) if more else ""
 
 
 def refuse_tokenizer(origin: Place, store: TokenStore) -> None:

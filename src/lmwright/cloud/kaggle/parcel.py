@@ -157,7 +157,7 @@ def _places(plain: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]
     """Fields of a run whose files training reads."""
     fields: list[tuple[str | int, ...]] = [("data", "dir"), ("train", "init_from")]
     lora = plain.get("lora") or {}
-    fields.append(("lora", "init_from"))
+    fields += [("lora", "init_from"), ("objective", "generator_from")]
     for number in range(len(lora.get("adapters") or ())):
         fields += [("lora", "adapters", number, "data"), ("lora", "adapters", number, "init_from")]
     for keys in fields:
