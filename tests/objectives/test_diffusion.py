@@ -19,7 +19,8 @@ from lmwright.errors import UserError
 from lmwright.evals.loss import evaluate_rows
 from lmwright.evals.text import evaluate_text
 from lmwright.models.llada import Llada
-from lmwright.objectives.diffusion import Diffusion, Draws, mask_rows
+from lmwright.objectives.diffusion import Diffusion
+from lmwright.objectives.mask_draws import Draws, mask_rows, most_masks
 from tests.objectives.cut_batches import CUTS, after_step
 from tests.objectives.test_mlm import Tokens
 
@@ -62,6 +63,37 @@ def test_times_are_one_in_each_equal_part():
         assert sorted(parts) == list(range(16))
     firsts = [float(drawn(16, seed).time[0]) for seed in range(200)]
     assert abs(np.mean(firsts) - 0.5) < 4 * (1 / 12 / 200) ** 0.5  # any row may have any time
+
+
+@pytest.mark.parametrize("microbatches, devices", [(1, 1), (4, 1), (2, 8), (8, 2)])
+def test_rows_of_a_device_have_evenly_spread_times(microbatches, devices):
+    """However a batch of 64 rows is cut: so their masks are bounded."""
+    objective, size = Diffusion(), 64 // microbatches
+    key, bound = jax.random.key(5), most_masks(size // devices, T)
+    assert bound < T * (size // devices + 3) / 2
+    for index in range(microbatches):
+        draws = objective.draws(key, jnp.arange(size) * microbatches + index, 64)
+        assert draws.spread == size
+        whole = objective.draws(key, jnp.arange(64), 64)
+        np.testing.assert_array_equal(draws.time, whole.time[index::microbatches])
+        parts = np.floor(np.asarray(draws.time).reshape(devices, -1) * (size // devices))
+        np.testing.assert_array_equal(np.sort(parts, axis=1)[0], np.arange(size // devices))
+        masks = np.asarray(mask_rows(rows(size), draws).masked).sum(1).reshape(devices, -1)
+        assert masks.sum(1).max() <= bound
+    assert objective.draws(key, jnp.arange(6), 6).spread == 1
+
+
+def test_the_head_runs_over_little_more_than_half_of_the_tokens():
+    """Of rows whose times are known to be spread: the same loss and gradients for fewer FLOPs."""
+    model, objective = replace(MODEL, vocab_size=2000, num_layers=1), Diffusion(mask_token_id=MASK)
+    w, batch, draws = init_weights(model.spec(), jax.random.key(0)), rows(8, 37), drawn(8)
+    total = lambda w, draws: objective.loss(model, w, batch, draws, Compute()).total  # noqa: E731
+    step = jax.jit(jax.value_and_grad(total))
+    picked, whole = draws, replace(draws, spread=1)
+    for ours, theirs in zip(*map(jax.tree.leaves, (step(w, picked), step(w, whole))), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5)
+    flops = [step.lower(w, d).compile().cost_analysis()["flops"] for d in (picked, whole)]
+    assert flops[0] < 0.66 * flops[1]
 
 
 def test_the_loss_is_the_weighted_cross_entropy_at_the_masks():

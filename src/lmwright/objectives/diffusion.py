@@ -11,8 +11,9 @@ as in the prediction of next tokens. The masks of a row count n / k each, n in a
 loss is a mean over tokens whatever was drawn.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +21,22 @@ from jax import Array
 
 from lmwright.config.run import Fraction, NonNegative, NonNegativeInt, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, Objective
-from lmwright.core.param import Tree
+from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.param import Tree, walk
+from lmwright.core.sharding import constrain
 from lmwright.errors import UserError
 from lmwright.objectives.clm import loss_at
-from lmwright.objectives.masking import keys_of_rows, known_or_any, mask_token_of, ordered
-
-
-class Draws(NamedTuple):
-    """Randomness of the rows of a batch."""
-
-    keys: Array  # [B]: which tokens are masked
-    time: Array  # float32 [B] in [0, 1): how many
+from lmwright.objectives.mask_draws import (
+    Draws,
+    draw,
+    mask_rows,
+    most_masks,
+    parts_of,
+    pick,
+    rows_together,
+    spread_of,
+)
+from lmwright.objectives.masking import keys_of_rows, known_or_any, mask_token_of
 
 
 @section
@@ -87,8 +92,15 @@ class Diffusion(Objective):
     def draws(self, key: Array, numbers: Array, count: int, progress: Array | float = 0.0) -> Draws:
         """A key for each row, and its time: one row's in each of `count` equal parts of [0, 1)."""
         for_rows, for_parts = jax.random.split(key)
-        part = (numbers + jax.random.randint(for_parts, (), 0, count)) % count
-        return _within(super().draws(for_rows, numbers, count), part, count)
+        parts = parts_of(numbers, count, jax.random.randint(for_parts, (), 0, count))
+        spread = spread_of(len(numbers), count)
+        return draw(super().draws(for_rows, numbers, count), parts, count, spread)
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The work of the model, whose head is of use at the masks alone, half of all tokens."""
+        work = model.work(seq_len)
+        head = (path for path, _ in walk(model.head_weights(work.spec)))
+        return {"": replace(work, active={**work.active, **dict.fromkeys(head, 0.5)})}
 
     def for_eval(self) -> "Diffusion":
         """The objective on held-out rows: the same tokens are masked whenever they are measured."""
@@ -98,11 +110,19 @@ class Diffusion(Objective):
         """Sums over the masks, as said above."""
         mask = known_or_any(self.mask_token_id, model.vocab_size)
         batch = self.cut(batch, key)
-        masked, weights = mask_rows(batch, key)
-        seen = replace(batch, tokens=jnp.where(masked, mask, batch.tokens))
+        masks = mask_rows(batch, key)
+        seen = replace(batch, tokens=jnp.where(masks.masked, mask, batch.tokens))
         x, aux = model.hidden(w, seen, compute)
         x = at_own_places(model, x, batch.positions)
-        return loss_at(model, w, x, aux, batch.tokens, weights, compute, z_loss=self.z_loss)
+        together = rows_together(len(x), key.spread)
+        most = most_masks(together, x.shape[1])
+        picked = [x, batch.tokens, masks.weights]
+        if together > 1:
+            picked = pick(masks.masked, together, most, *picked)
+            compute = _in_longer_rows(compute, together, most)
+        x, tokens, weights = picked
+        x = constrain(x, "batch seq embed")
+        return loss_at(model, w, x, aux, tokens, weights, compute, z_loss=self.z_loss)
 
     def cut(self, batch: Batch, draws: Draws) -> Batch:
         """The rows with end tokens behind, and a share of them cut short."""
@@ -127,19 +147,6 @@ class Diffusion(Objective):
         return batch
 
 
-def mask_rows(batch: Batch, draws: Draws) -> tuple[Array, Array]:
-    """Which tokens are masked, bool [B, T], and their weights in the loss, float32 [B, T]. Each row
-    has exactly floor(time n) + 1 masks."""
-    learned = (batch.segment_ids > 0) & (batch.loss_weight > 0)
-    count = jnp.sum(learned, axis=1, keepdims=True)  # [B, 1]
-    masks = jnp.floor(draws.time[:, None] * count).astype(jnp.int32) + 1
-    masks = jnp.minimum(masks, count)
-    length = batch.tokens.shape[1]
-    uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(draws.keys)
-    masked = learned & (ordered(learned, uniform)[1] < masks)
-    return masked, jnp.where(masked, batch.loss_weight * count / jnp.maximum(masks, 1), 0.0)
-
-
 def at_own_places(model: Any, x: Array, positions: Array) -> Array:
     """Outputs [B, T, D] where the tokens are that they predict. The first token of a segment has
     none before it, and is read at its own place, as Dream reads it."""
@@ -148,10 +155,11 @@ def at_own_places(model: Any, x: Array, positions: Array) -> Array:
     return jnp.where((positions > 0)[..., None], jnp.roll(x, 1, axis=1), x)
 
 
-def _within(keys: Array, part: Array, count: int) -> Draws:
-    """Draws by keys [B], with times in the given ones [B] of `count` equal parts of [0, 1)."""
-    keys, others = jax.vmap(jax.random.split, out_axes=1)(keys)
-    return Draws(keys, (part + jax.vmap(jax.random.uniform)(others)) / count)
+def _in_longer_rows(compute: Compute, together: int, length: int) -> Compute:
+    """Settings for rows that are several ones together, of this length: as many logits exist at
+    once, in equal chunks."""
+    chunks = -(-length // (compute.loss_chunk_tokens * together))
+    return replace(compute, loss_chunk_tokens=-(-length // chunks))
 
 
 class _HeldOut(Diffusion):
@@ -163,7 +171,7 @@ class _HeldOut(Diffusion):
 
         def once(sample: Array) -> Loss:
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, sample)
-            return Diffusion.loss(self, model, w, batch, _within(own, sample, num), compute)
+            return Diffusion.loss(self, model, w, batch, draw(own, sample, num), compute)
 
         losses = jax.lax.map(once, jnp.arange(num))
         return jax.tree.map(lambda sums: jnp.mean(sums, axis=0), losses)
