@@ -305,7 +305,7 @@ def import_(
     model: str | None,
     **of_maxtext: str | None,
 ) -> None:
-    """Read a Hugging Face, GGUF or MaxText model and write it to OUT.
+    """Read a model of another tool and write it to OUT.
 
     SOURCE is a Hugging Face folder, a .gguf file, hf://owner/name, or with --model a checkpoint of
     MaxText (99999/items, also gs://). Every tensor is checked; a missing or unexpected one is an

@@ -118,7 +118,7 @@ def _logits(
         own = {"architectures": [""]} if is_gguf else parse_json(folder / "config.json")
         if MASK_DECODER in own:
             raise UserError(
-                "it has no class with an enhanced mask decoder, and opens another model"
+                "it has no class with an enhanced mask decoder and opens another model"
             )
         kind = _class_for(own["architectures"][0])
     else:  # which may bring a head, or be for an encoder without one
