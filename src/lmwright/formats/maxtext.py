@@ -13,7 +13,7 @@ turns neighboring pairs; a gemma's table is multiplied by the root of the width 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +74,8 @@ class Place:
     axis: int | None = None
     """Of the layers; None where the array is the tensor."""
     layer: int = 0
+    layers: int = 0
+    """Stacked in the array."""
 
 
 def items_of(path: str | Path) -> Any | None:
@@ -119,7 +121,7 @@ class MaxTextTensors(Tensors):
         width = self._model.embed_dim
         if self._model.kind == "gemma":
             return 1.0  # the table's own factor and this one are each other's inverse
-        if self._model.head == "untied":
+        if self._model.head == "untied" or TOP["lm_head.weight"] in self._arrays:
             return 1.0
         if tied_logits is None and not (self._model.qk_norm == "head" or self._has_bias()):
             raise UserError(
@@ -175,13 +177,14 @@ class MaxTextTensors(Tensors):
         """Places in which MaxText keeps a tensor of a layer: stacked first, then apart."""
         count = self._model.num_layers
         if self._model.kind == "llama":
-            yield Place(("decoder", "layers", *inner), 1, layer)
+            yield Place(("decoder", "layers", *inner), 1, layer, count)
             yield Place(("decoder", f"layers_{layer}", *inner))
         elif self._model.qk_norm == "head":  # gemma 3
             scanned = count - count % GEMMA3_CYCLE
             turn, index = divmod(layer, GEMMA3_CYCLE)
             if layer < scanned:
-                yield Place(("decoder", "layers", f"layers_{index}", *inner), 1, turn)
+                key = ("decoder", "layers", f"layers_{index}", *inner)
+                yield Place(key, 1, turn, scanned // GEMMA3_CYCLE)
             else:
                 last = f"layers_{layer - scanned}"
                 yield Place(("decoder", "layers_remainder", last, *inner))
@@ -189,7 +192,7 @@ class MaxTextTensors(Tensors):
         else:  # gemma 2: a local and a global layer are one
             half = "local" if layer % 2 == 0 else "global"
             paired = (f"{inner[0]}_{half}", *inner[1:])
-            yield Place(("decoder", "layers", *paired), 1, layer // 2)
+            yield Place(("decoder", "layers", *paired), 1, layer // 2, count // 2)
             yield Place(("decoder", f"layers_{layer // 2}", *paired))
 
     def _checked(self, name: str, place: Place) -> Place:
@@ -198,20 +201,19 @@ class MaxTextTensors(Tensors):
                 f"{self.path}: {'.'.join(place.key)} is missing; name the model that was trained"
             )
         have, want = list(self._arrays[place.key]), self._theirs(name)
-        if place.axis is not None and len(have) == len(want) + 1:
-            # param_scan_axis: 1 unless set otherwise
-            for axis in (1, 0):
-                if have[:axis] + have[axis + 1 :] == want:
-                    return Place(place.key, axis, place.layer)
+        if place.axis is not None:
+            for axis in (1, 0):  # param_scan_axis is 1 unless set otherwise
+                if have == [*want[:axis], place.layers, *want[axis:]]:
+                    return replace(place, axis=axis)
+            want.insert(1, place.layers)
         if name in ("model.embed_tokens.weight", "lm_head.weight"):  # padded vocabularies
             rows = want.index(self._model.vocab_size)
             if have[rows] >= want[rows]:
                 have[rows] = want[rows]
-        if place.axis is not None or have != want:
+        if have != want:
             raise UserError(
                 f"{self.path}: {'.'.join(place.key)} is {list(self._arrays[place.key])}, and the "
-                f"model wants {want}{' and an axis of layers' if place.axis is not None else ''}; "
-                f"name the model that was trained"
+                f"model wants {want}; name the model that was trained"
             )
         return place
 
@@ -261,6 +263,8 @@ class MaxTextTensors(Tensors):
             return array * np.float32(self._norm_factor) if name == "model.norm.weight" else array
         if name == "model.embed_tokens.weight":
             return array / np.float32(math.sqrt(model.embed_dim))
+        if part == "q_proj" and model.qk_norm == "none":
+            return array * np.float32(math.sqrt(model.query_dim or model.head_dim))
         return array - np.float32(1) if array.ndim == 1 else array
 
 

@@ -117,9 +117,7 @@ def _logits(
     if adapter is None:
         own = {"architectures": [""]} if is_gguf else parse_json(folder / "config.json")
         if MASK_DECODER in own:
-            raise UserError(
-                "it has no class with an enhanced mask decoder and opens another model"
-            )
+            raise UserError("it has no class with an enhanced mask decoder and opens another model")
         kind = _class_for(own["architectures"][0])
     else:  # which may bring a head, or be for an encoder without one
         kind = _class_for(config["architectures"][0])
