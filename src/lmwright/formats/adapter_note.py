@@ -13,6 +13,7 @@ from lmwright.program.trainee import Frozen
 
 NOTE = "lmwright.json"
 EARLIER_NOTE = "podsmith.json"  # written before the project was renamed
+ANSWERS = ("window_tokens", "window_overlap", "max_answer_tokens", "no_answer")
 ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
@@ -35,6 +36,11 @@ def read_note(folder: Path) -> dict[str, Any]:
             isinstance(note["labels"], list) and isinstance(note.get("pooling"), str)
         ):
             raise ValueError("its labels or pooling are damaged")
+        if "answers" in note and not (
+            set(note["answers"]) == set(ANSWERS)
+            and all(type(note["answers"][name]) is int for name in ANSWERS[:3])
+        ):
+            raise ValueError("its answers are damaged")
         return note
     except FileNotFoundError:
         return {}

@@ -20,11 +20,10 @@ from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_run
 from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
-from lmwright.formats.peft_head import headed
+from lmwright.formats.peft_head import head_note, headed
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.formats.tokenizer_files import has_tokenizer
-from lmwright.models.classifier import Classifier
 from lmwright.storage.mirror import sending
 
 
@@ -45,11 +44,10 @@ def export_adapter_command(
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)
-    peft, facts = to_peft(model, chosen, weights[chosen.name], base.path), {}
+    peft, facts = to_peft(model, chosen, weights[chosen.name], base.path), head_note(model)
     with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, peft)
-        if isinstance(model, Classifier):
-            facts = {"labels": model.labels, "pooling": model.pooling}
+        if facts:
             write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **facts)
     _say(out, peft)

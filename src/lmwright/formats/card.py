@@ -170,6 +170,14 @@ License: {{ license }}.
 """
 
 
+HEADS = {
+    "text-generation": "CausalLM",
+    "text-classification": "SequenceClassification",
+    TASK: "QuestionAnswering",
+}
+"""What transformers calls a model with the head for a task."""
+
+
 def adapter_card(
     facts: Facts,
     place: str,
@@ -177,15 +185,14 @@ def adapter_card(
     base: str,
     license: str,
     folders: tuple[str, ...] = (),
+    task: str = "text-generation",
     head: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """Card of a LoRA adapter, or of several in `folders`, of a `base` on the hub; `place` is its
-    own name there, `head` the settings of a head over documents that it has."""
+    own name there, `head` the settings of the head that it has for its `task`."""
     said = "".join(f", {name}={json.dumps(value)}" for name, value in head.items())
-    kind = "SequenceClassification" if head else "CausalLM"
-    task = "text-classification" if head else "text-generation"
     values = {"base": base, "license": license, "folders": folders}
-    values |= {"kind": f"AutoModelFor{kind}", "task": task, "said": said}
+    values |= {"kind": f"AutoModelFor{HEADS[task]}", "task": task, "said": said}
     return _render(ADAPTER_CARD, facts=facts, place=place, **values)
 
 

@@ -10,17 +10,16 @@ from typing import Any
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, facts_of_run
+from lmwright.formats.document_tokenizer import fit_tokenizer
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.loaded import LoadedModel, load_files
 from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import (
     has_tokenizer,
-    limit_tokens,
     open_tokenizer,
     write_tokenizer,
 )
 from lmwright.formats.weights import load_run_at
-from lmwright.models.classifier import Classifier
 from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX
 
@@ -75,11 +74,11 @@ def write_run_tokenizer(run: Any, path: Path, folder: Path) -> None:
     """Writes the tokenizer of a run, which puts around a text what training did."""
     tokenizer_dir, prefix = run_tokenizer(run, path)
     model, _ = run.objective.exported(run.model, run.objective.spec(run.model))
-    if not isinstance(model, Classifier):
+    if not isinstance(model, OverEncoder):
         write_tokenizer(tokenizer_dir, folder, prefix)
         return
     write_tokenizer(tokenizer_dir, folder, prefix, _suffix(run, tokenizer_dir))
-    limit_tokens(folder, model.seq_len)
+    fit_tokenizer(folder, model)
 
 
 def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:

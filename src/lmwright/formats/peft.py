@@ -19,10 +19,15 @@ from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import TIED_HEAD
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
-from lmwright.formats.peft_head import config_of_saved, read_saved, refuse_saved, saved_weights
+from lmwright.formats.peft_head import (
+    HEADED,
+    config_of_saved,
+    read_saved,
+    refuse_saved,
+    saved_weights,
+)
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
-from lmwright.models.classifier import Classifier
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
@@ -60,7 +65,7 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
     config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config["target_modules"] = _short(modules, module_slots(model))
     saved = saved_weights(model, adapter.whole, leaves)
-    return PeftFolder(config | config_of_saved(saved), modules, saved=saved)
+    return PeftFolder(config | config_of_saved(model, saved), modules, saved=saved)
 
 
 def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -171,7 +176,7 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
-    if not isinstance(model, Classifier):  # whose head is in `w`
+    if not isinstance(model, HEADED):  # whose head is in `w`
         refuse_saved(adapter, where)
     _replace_whole(leaves, model, adapter.whole, where)
     model = _untied(leaves, model, adapter)
@@ -222,7 +227,7 @@ def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) 
     """The model with a head of its own where the adapter changes one of head and table: in PEFT
     the other one stays."""
     table = _table(model)
-    headless = isinstance(model, Classifier)  # whose table is tied to nothing
+    headless = isinstance(model, HEADED)  # whose table is tied to nothing
     known = module_slots(model)
     if headless or HEAD in known or not {HEAD, table} & adapter.modules.keys():
         return model

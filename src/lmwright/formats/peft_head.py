@@ -1,10 +1,10 @@
 """Heads of adapters: what an adapter trains whole, in PEFT's folder (`modules_to_save`), and the
-classifier that an encoder becomes with it.
+classifier or answerer that an encoder becomes with it.
 
     our tree: classifier.out [D, K]     base_model.model.classifier.weight [K, D]
 
-PEFT's config does not say the classes: they are in lmwright.json beside it, or those of a base that
-is a classifier.
+PEFT's config does not say the classes, nor how windows are cut: they are in lmwright.json beside
+it, or those of a base that is a classifier or an answerer.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,25 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, nest, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
-from lmwright.formats.adapter_note import read_note
+from lmwright.formats.adapter_note import ANSWERS, read_note
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
+from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.heads import HEAD, left_out
+
+HEADED = (Classifier, Answerer)
+"""Models whose head an adapter trains whole."""
+
+
+def head_note(model: HfModel) -> dict[str, Any]:
+    """Facts on the head of a model that PEFT has no place for; none of another model."""
+    if isinstance(model, Classifier):
+        return {"labels": model.labels, "pooling": model.pooling}
+    if isinstance(model, Answerer):
+        return {"answers": {name: getattr(model, name) for name in ANSWERS}}
+    return {}
 
 
 def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -30,10 +43,11 @@ def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray])
     return {slot.name: slot.to_layout(leaves[slot.path]) for slot in _slots_of(model, whole)}
 
 
-def config_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of adapter_config.json of an adapter with these weights."""
+def config_of_saved(model: HfModel, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of adapter_config.json of an adapter of the model with these weights."""
     modules = sorted({name.rpartition(".")[0] for name in saved})
-    return {"task_type": "SEQ_CLS", "modules_to_save": modules} if saved else {}
+    task = "QUESTION_ANS" if isinstance(model, Answerer) else "SEQ_CLS"
+    return {"task_type": task, "modules_to_save": modules} if saved else {}
 
 
 def read_saved(
@@ -66,12 +80,14 @@ def headed(
     if not adapter.saved:
         return model, w, w
     note = read_note(Path(folder))
-    encoder = model.encoder if isinstance(model, Classifier) else model
+    encoder = model.encoder if isinstance(model, HEADED) else model
     if getattr(encoder, "document_head", None) is None:
         refuse_saved(adapter, str(folder))
     if "labels" in note:
         model = Classifier(encoder, tuple(note["labels"]), note["pooling"])
-    elif not isinstance(model, Classifier):
+    elif "answers" in note:
+        model = Answerer(encoder, **note["answers"])
+    elif not isinstance(model, HEADED):
         raise UserError(
             f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
             "ForSequenceClassification folder with id2label"
@@ -113,5 +129,5 @@ def _not_supported(adapter: PeftFolder, names: list[str]) -> str:
     listed = adapter.config.get("modules_to_save")
     return (
         f"{CONFIG} has modules_to_save = {listed}, and {some(names)} cannot be trained whole here; "
-        "only the head of a classifier can"
+        "only the head of a classifier or of an answerer can"
     )

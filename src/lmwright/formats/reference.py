@@ -77,7 +77,10 @@ HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
 
 
 def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a config.json for a head over documents; none of another model."""
+    """Keys of a config.json for a head of an encoder, if not over its vocabulary; none of another
+    model."""
+    if config.get("architectures", [""])[0] in OUT:
+        return {"architectures": config["architectures"]}
     return {key: config[key] for key in HEAD_KEYS if key in config} if "id2label" in config else {}
 
 
@@ -112,9 +115,8 @@ def _logits(
         file["use_safetensors"] = True
     kind = _class_for(folder, is_gguf)
     if adapter is not None and head:  # which the adapter may bring
-        kind = transformers.AutoModelForSequenceClassification
-        head = {**head, "id2label": {int(i): name for i, name in head["id2label"].items()}}
-        file |= head
+        kind, said = _with_head(head)
+        file |= said
     try:
         theirs = kind.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
@@ -127,6 +129,16 @@ def _logits(
         transformers.logging.set_verbosity(level)
     logits = _given(out).float().numpy()
     return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
+
+
+def _with_head(head: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """transformers' class for a head that an adapter brings, and what it is told."""
+    import transformers
+
+    if "id2label" not in head:
+        return transformers.AutoModelForQuestionAnswering, {}
+    named = {int(i): name for i, name in head["id2label"].items()}
+    return transformers.AutoModelForSequenceClassification, {**head, "id2label": named}
 
 
 def _given(out: Any) -> Any:

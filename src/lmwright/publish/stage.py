@@ -23,6 +23,7 @@ from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.load import load_model, write_run_tokenizer
 from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
+from lmwright.models.hf.answerer import TASK
 from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
 from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
@@ -192,11 +193,14 @@ def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adap
     base = listing.base_model if isinstance(listing.base_model, str) else listing.base_model[0]
     license = listing.license_text
     note = read_note(adapter)
-    head = {}
+    head, task = {}, TASK if "answers" in note else "text-generation"
     if "labels" in note:
+        task = "text-classification"
         count = max(1, len(note["labels"]))
         head = {"num_labels": count, "classifier_pooling": note["pooling"]}
-    return adapter_card(facts, subject.repo, base=base, license=license, folders=folders, head=head)
+    return adapter_card(
+        facts, subject.repo, base=base, license=license, folders=folders, task=task, head=head
+    )
 
 
 def _write_gguf(subject: Subject, loaded: Any, folder: Path) -> None:
