@@ -4,7 +4,6 @@ import copy
 import json
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,8 +24,6 @@ from lmwright.errors import UserError
 from lmwright.models.modernbert import ModernBert
 from lmwright.objectives.answer_spans import Answer
 from lmwright.objectives.mlm import Mlm
-from lmwright.program.lora_section import LowRank
-from lmwright.program.plan import resolve
 from tests.answered_run import ANSWER, PETS, ROWS, answered_run
 from tests.labeled_run import SEQ_LEN, SIZES
 
@@ -228,6 +225,3 @@ def test_settings_that_do_not_fit(run, tmp_path):
     other = replace(run.data.sources[0], rows="text", columns={})
     with pytest.raises(UserError, match=r"'answer' learns from texts that .* rows = \"answered\""):
         labels_of(replace(run, data=replace(data, sources=(other,)), objective=Answer()))
-    plan = resolve(replace(run, lora=LowRank()), jax.devices()[:1])
-    with pytest.raises(UserError, match="'answer' takes no adapters yet; remove"):
-        print(plan.training.trainees)

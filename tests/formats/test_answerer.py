@@ -75,7 +75,7 @@ def by_transformers(exported):
     return made
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "deberta"])
+@pytest.mark.parametrize("kind", ["modernbert", pytest.param("deberta", marks=pytest.mark.slow)])
 def test_the_export_opens_in_transformers(kind, exported, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")

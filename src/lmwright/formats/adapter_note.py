@@ -13,6 +13,7 @@ from lmwright.program.trainee import Frozen
 
 NOTE = "lmwright.json"
 EARLIER_NOTE = "podsmith.json"  # written before the project was renamed
+ANSWERS = ("window_tokens", "window_overlap", "max_answer_tokens", "no_answer")
 ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
@@ -34,6 +35,11 @@ def read_note(folder: Path) -> dict[str, Any]:
         words = all(isinstance(note.get(name, ""), str) for name in ("pooling", "length"))
         if not isinstance(note.get("labels", []), list) or not words:
             raise ValueError("its labels, pooling or length are damaged")
+        if "answers" in note and not (
+            set(note["answers"]) == set(ANSWERS)
+            and all(type(note["answers"][name]) is int for name in ANSWERS[:3])
+        ):
+            raise ValueError("its answers are damaged")
         return note
     except FileNotFoundError:
         return {}

@@ -165,6 +165,7 @@ ADAPTER_TASKS = {
     "CausalLM": "text-generation",
     "SequenceClassification": "text-classification",
     "TokenClassification": "token-classification",
+    "QuestionAnswering": TASK,
     "": "sentence-similarity",
 }
 """The hub's name of what adapters do, by the end of the name of transformers' class."""

@@ -19,6 +19,7 @@ from lmwright.core.param import Tree
 from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, model_card
+from lmwright.formats.document_tokenizer import fit_tokenizer
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.places import being_written, new_place, unfinished
@@ -33,15 +34,11 @@ from lmwright.formats.safetensors import (
 from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import (
-    begin_once,
-    limit_tokens,
     open_tokenizer,
     write_tokenizer,
 )
 from lmwright.guard.files import sync
-from lmwright.models.answerer import Answerer
 from lmwright.models.embedder import Embedder
-from lmwright.models.over import OverEncoder
 
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -86,7 +83,7 @@ def write_hf(
             write_modules(folder, model)
         if tokenizer_dir is not None:
             write_tokenizer(tokenizer_dir, folder, prefix, suffix)
-            _fit_tokenizer(folder, model)
+            fit_tokenizer(folder, model)
         files = TensorFiles(folder)
         proof = prove(
             model,
@@ -105,14 +102,6 @@ def write_hf(
         card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return proof
-
-
-def _fit_tokenizer(folder: Path, model: HfModel) -> None:
-    """Makes the tokenizer of a folder join and cut texts as the model's training did."""
-    if isinstance(model, Answerer):
-        begin_once(folder)
-    if isinstance(model, OverEncoder) and model.reads_documents:
-        limit_tokens(folder, model.seq_len)
 
 
 def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, facts_of_run
+from lmwright.formats.document_tokenizer import fit_tokenizer
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.loaded import LoadedModel, load_files
 from lmwright.formats.open import RUN, Place, open_place
 from lmwright.formats.tokenizer_files import (
     has_tokenizer,
-    limit_tokens,
     open_tokenizer,
     write_tokenizer,
 )
@@ -82,7 +82,7 @@ def write_run_tokenizer(run: Any, path: Path, folder: Path) -> None:
         write_tokenizer(tokenizer_dir, folder, prefix)
         return
     write_tokenizer(tokenizer_dir, folder, prefix, _suffix(run, tokenizer_dir))
-    limit_tokens(folder, model.seq_len)
+    fit_tokenizer(folder, model)
 
 
 def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:

@@ -1,10 +1,10 @@
 """Heads of adapters: what an adapter trains whole, in PEFT's folder (`modules_to_save`), and the
-classifier, tagger or embedder that an encoder becomes with it.
+classifier, tagger, answerer or embedder that an encoder becomes with it.
 
     our tree: classifier.out [D, K]     base_model.model.classifier.weight [K, D]
 
-PEFT's config does not say the classes, nor how vectors are made: they are in lmwright.json beside
-it, or those of a base that is one.
+PEFT's config does not say the classes, nor how windows are cut or vectors made: they are in
+lmwright.json beside it, or those of a base that is one.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, nest, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
-from lmwright.formats.adapter_note import read_note
+from lmwright.formats.adapter_note import ANSWERS, read_note
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
+from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.embedder import KINDS as VECTORS
 from lmwright.models.embedder import Embedder, embedder_of
@@ -28,9 +29,10 @@ from lmwright.models.heads import HEAD, left_out
 from lmwright.models.over import OverEncoder
 from lmwright.models.tagger import Tagger
 
-Headed = Classifier | Tagger  # with weights that an adapter trains whole
+Headed = Classifier | Tagger | Answerer  # with weights that an adapter trains whole
 TASK_TYPES: Mapping[type, str] = {
-    Classifier: "SEQ_CLS", Tagger: "TOKEN_CLS", Embedder: "FEATURE_EXTRACTION",
+    Classifier: "SEQ_CLS", Tagger: "TOKEN_CLS", Answerer: "QUESTION_ANS",
+    Embedder: "FEATURE_EXTRACTION",
 }  # fmt: skip
 
 
@@ -56,6 +58,8 @@ def noted(model: HfModel) -> dict[str, Any]:
         return {"labels": model.labels, "pooling": model.pooling}
     if isinstance(model, Tagger):
         return {"labels": model.labels}
+    if isinstance(model, Answerer):
+        return {"answers": {name: getattr(model, name) for name in ANSWERS}}
     if isinstance(model, Embedder):
         return {"pooling": model.pooling, "length": model.length}
     return {}
@@ -66,6 +70,8 @@ def form_of(note: Mapping[str, Any], config: Mapping[str, Any]) -> type | None:
     None for a language model."""
     if "labels" in note:
         return Classifier if "pooling" in note else Tagger
+    if "answers" in note:
+        return Answerer
     if "length" in note:
         return Embedder
     return {name: form for form, name in TASK_TYPES.items()}.get(config.get("task_type"))
@@ -130,8 +136,10 @@ def headed(
 def _with_head(
     model: Any, encoder: Any, form: type | None, note: Mapping[str, Any], folder: str | Path
 ) -> Headed:
-    """The classifier or tagger with the classes of the note, else of a base that is one."""
+    """The classifier, tagger or answerer of the note, else of a base that is one."""
     form = form or type(model)
+    if "answers" in note:
+        return Answerer(encoder, **note["answers"])
     if "labels" in note:
         labels = tuple(note["labels"])
         return Tagger(encoder, labels) if form is Tagger else Classifier(
@@ -139,6 +147,11 @@ def _with_head(
         )  # fmt: skip
     if isinstance(model, Headed) and isinstance(model, form):
         return model
+    if form is Answerer:
+        raise UserError(
+            f"{folder}: has a head for answers, and neither it nor the base says how long contexts "
+            "are cut; merge it into a ForQuestionAnswering folder"
+        )
     what = "Token" if form is Tagger else "Sequence"
     raise UserError(
         f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
@@ -174,5 +187,5 @@ def _not_supported(adapter: PeftFolder, names: list[str]) -> str:
     listed = adapter.config.get("modules_to_save")
     return (
         f"{CONFIG} has modules_to_save = {listed}, and {some(names)} cannot be trained whole here; "
-        "only the head of a classifier or tagger can"
+        "only the head of a classifier, tagger or answerer can"
     )

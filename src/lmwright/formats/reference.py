@@ -79,7 +79,7 @@ HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
 
 def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a config.json for a head over documents or tokens; none of another model."""
-    if "id2label" not in config:
+    if "id2label" not in config or config.get("architectures", [""])[0] in OUT:
         return {}
     by_number = {int(i): name for i, name in config["id2label"].items()}
     return {key: config[key] for key in HEAD_KEYS if key in config} | {"id2label": by_number}
@@ -134,6 +134,16 @@ def _logits(
         transformers.logging.set_verbosity(level)
     logits = _given(out).float().numpy()
     return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
+
+
+def _with_head(head: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """transformers' class for a head that an adapter brings, and what it is told."""
+    import transformers
+
+    if "id2label" not in head:
+        return transformers.AutoModelForQuestionAnswering, {}
+    named = {int(i): name for i, name in head["id2label"].items()}
+    return transformers.AutoModelForSequenceClassification, {**head, "id2label": named}
 
 
 def _given(out: Any) -> Any:

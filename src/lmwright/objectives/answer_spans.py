@@ -53,7 +53,6 @@ class Answer(Objective):
     """`never` gives each question an answer, as SQuAD 1.1 has it."""
 
     both_ways: ClassVar[bool] = True
-    takes_adapters: ClassVar[bool] = False
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = ANSWERED_QUESTIONS
     labels: ClassVar[tuple[str, ...]] = ()

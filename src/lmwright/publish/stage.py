@@ -197,6 +197,8 @@ def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adap
         head = {"num_labels": max(1, len(note["labels"]))}
         head |= {"classifier_pooling": note["pooling"]} if "pooling" in note else {}
         kind = f"{'Sequence' if 'pooling' in note else 'Token'}Classification"
+    elif "answers" in note:
+        kind = "QuestionAnswering"
     elif "length" in note:
         kind = ""
     return adapter_card(

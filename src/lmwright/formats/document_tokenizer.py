@@ -1,0 +1,17 @@
+"""The tokenizer of a model that reads documents, as other programs use it."""
+
+from pathlib import Path
+from typing import Any
+
+from lmwright.formats.tokenizer_files import begin_once, limit_tokens
+from lmwright.models.answerer import Answerer
+from lmwright.models.over import OverEncoder
+
+
+def fit_tokenizer(folder: Path, model: Any) -> None:
+    """Makes the tokenizer of a folder join and cut texts as the training of a model did that reads
+    documents; that of another model stays."""
+    if isinstance(model, Answerer):
+        begin_once(folder)
+    if isinstance(model, OverEncoder) and model.reads_documents:
+        limit_tokens(folder, model.seq_len)
