@@ -194,6 +194,7 @@ def _stages(
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
     from lmwright.data.tokens.classes import Classes, Numbers
+    from lmwright.data.tokens.label_sets import LabelSets
     from lmwright.data.tokens.tags import Tags
     from lmwright.data.tokens.tokenize import Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
@@ -214,7 +215,8 @@ def _stages(
         )
     classes: Classes | Numbers | None = None
     if labels is not None:
-        kind = Tags if any(source.rows == row_kinds.TAGGED for source in data.sources) else Classes
+        kind = LabelSets if isinstance(labels, row_kinds.AnyOf) else Classes
+        kind = Tags if row_kinds.TAGGED in {source.rows for source in data.sources} else kind
         classes = kind(tuple(labels), seq_len) if labels else Numbers(seq_len)
     related = any(source.rows == row_kinds.RELATED for source in data.sources)
     if classes or related:
@@ -244,15 +246,11 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     hold."""
     kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
     for rows, texts, have, cure in (
-        (
-            row_kinds.LABELED,
-            row_kinds.HAVE_LABELS,
-            "have a class or a number",
-            "'classify' or 'regress'",
-        ),
+        (row_kinds.LABELED, row_kinds.HAVE_LABELS, "have a class or a number",
+         "'classify', 'multilabel' or 'regress'"),
         (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
         (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
-    ):
+    ):  # fmt: skip
         if rows in kinds and learns not in texts:
             raise UserError(
                 f'data.sources.rows: "{rows}" texts {have}, which objective.kind = '
@@ -263,7 +261,9 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
                 f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts "
                 f'that {have}; set rows = "{rows}"'
             )
-    return run.objective.labels if kinds & {row_kinds.LABELED, row_kinds.TAGGED} else None
+    if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
+        return None
+    return (row_kinds.AnyOf if learns == row_kinds.ANY_LABELS else tuple)(run.objective.labels)
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:

@@ -53,7 +53,8 @@ def task_type(model: HfModel) -> str:
 def noted(model: HfModel) -> dict[str, Any]:
     """Facts of a model over an encoder that PEFT's config does not say."""
     if isinstance(model, Classifier):
-        return {"labels": model.labels, "pooling": model.pooling}
+        several = {"per_text": model.per_text} if model.per_text != "one" else {}
+        return {"labels": model.labels, "pooling": model.pooling} | several
     if isinstance(model, Tagger):
         return {"labels": model.labels}
     if isinstance(model, Embedder):
@@ -134,9 +135,9 @@ def _with_head(
     form = form or type(model)
     if "labels" in note:
         labels = tuple(note["labels"])
-        return Tagger(encoder, labels) if form is Tagger else Classifier(
-            encoder, labels, note["pooling"]
-        )  # fmt: skip
+        if form is Tagger:
+            return Tagger(encoder, labels)
+        return Classifier(encoder, labels, note["pooling"], note.get("per_text", "one"))
     if isinstance(model, Headed) and isinstance(model, form):
         return model
     what = "Token" if form is Tagger else "Sequence"

@@ -10,9 +10,13 @@ from lmwright.config.run import Tokenize
 from lmwright.data.manifest import Manifest
 from lmwright.data.text.chat_template import template_source
 from lmwright.data.tokens.classes import Classes
+from lmwright.data.tokens.label_sets import LabelSets
 from lmwright.data.tokens.tags import Tags
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
+
+BESIDE = ("labels", "related", "tagged", "several")
+"""Facts on what stands beside the tokens, which packed rows keep."""
 
 
 def kinds(conversations: Any, classes: Classes | None, group_tokens: int | None) -> dict[str, Any]:
@@ -23,7 +27,8 @@ def kinds(conversations: Any, classes: Classes | None, group_tokens: int | None)
         "rated": bool(conversations and conversations.rated),
     }
     facts |= {"labels": list(classes.labels)} if classes else {}
-    facts |= {"tagged": True} if isinstance(classes, Tags) else {}
+    facts |= {"tagged": True} if isinstance(classes, Tags | LabelSets) else {}
+    facts |= {"several": True} if isinstance(classes, LabelSets) else {}
     return facts | ({"related": True} if group_tokens else {})
 
 
