@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
-from lmwright.data.prepare import prepare
+from lmwright.data.prepare import labels_of, prepare
 from lmwright.objectives.classify import Classify
 from lmwright.objectives.regress import Regress
 from lmwright.optim import KINDS
@@ -58,5 +58,5 @@ def prepared_run(root: Path, model, objective, lines, **source) -> Run:
         ),
         train=Train(steps=4, global_batch_size=2, precision="fp32"),
     )
-    prepare(run.data, SEQ_LEN, labels=getattr(objective, "labels", None), windows=objective.windows)
+    prepare(run.data, SEQ_LEN, labels=labels_of(run), windows=objective.windows)
     return run

@@ -297,7 +297,7 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         encoders |= {"diffusion": "llada-8b", "classifier": "eurobert-210m"}
         encoders |= {"deberta": "deberta-v3-base", "regression": "modernbert-base"}
         encoders |= {"embedder": "modernbert-base", "tagger": "eurobert-210m",
-                     "answers": "modernbert-base"}  # fmt: skip
+                     "answers": "modernbert-base", "multilabel": "eurobert-210m"}  # fmt: skip
         model = encoders.get(name.rpartition("-")[2], "llama-5m")
         given = ["train.steps=20000", "train.global_batch_size=8", f"model.preset={model}"]
         if model != "llama-5m":
@@ -306,7 +306,11 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
             run_file.write_text(text)
             given += ["eval.prompts=[]"]
         rows = ["data.sources.0.rows=alpaca"] if name.endswith("alpaca") else []
-        rows += ['objective.labels=["a", "b"]'] if name.endswith(("classifier", "tagger")) else []
+        rows += (
+            ['objective.labels=["a", "b"]']
+            if name.endswith(("classifier", "multilabel", "tagger"))
+            else []
+        )
         load_run(run_file, [f"recipe={name}", *given, *rows])
     for name, function in presets.of_section("model").items():
         model = function()

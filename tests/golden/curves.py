@@ -71,6 +71,8 @@ CASES: dict[str, dict] = {
                       "objective": {"kind": "rtd"}},
     "objective classify": {"data": "labeled", "model": ENCODER, "objective": {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
+    "objective multilabel": {"data": "several", "model": ENCODER, "objective": {
+        "kind": "multilabel", "labels": ["short", "middle", "long"]}},
     "objective regress": {"data": "numbered", "model": {"kind": "modernbert",
         **MODELS["modernbert"]}, "objective": {"kind": "regress"}},
     "objective embed": {"data": "related", "model": ENCODER, "objective": {
@@ -123,6 +125,8 @@ def write_sources(folder: Path) -> None:
     rows["masked"] = rows["text"]
     labels = ("short", "middle", "long")
     rows["labeled"] = [row | {"label": labels[i % 9 // 3]} for i, row in enumerate(rows["text"])]
+    rows["several"] = [row | {"label": [labels[k] for k in range(3) if i % 9 // 3 >= k]}
+                       for i, row in enumerate(rows["text"], 2)]  # fmt: skip
     rows["numbered"] = [row | {"label": i % 9 / 4} for i, row in enumerate(rows["text"])]
     rows["related"] = [
         {"anchor": row["prompt"], "positive": row["chosen"], "negative": row["rejected"]}
@@ -150,10 +154,11 @@ def tags_of(words: Sequence[str]) -> list[str]:
 
 
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
-        "labeled": "labeled", "numbered": "labeled", "related": "related",
+        "labeled": "labeled", "several": "labeled", "numbered": "labeled", "related": "related",
         "tagged": "tagged", "answered": "answered"}  # fmt: skip
 PLAIN = (
     "labeled",
+    "several",
     "numbered",
     "related",
     "tagged",

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
+from lmwright.data.tokens.label_sets import set_bits
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.classify import Classify
+from lmwright.objectives.multilabel import Multilabel
 from lmwright.objectives.regress import Regress
 from tests.in_memory import to_hf
 from tests.objectives.labeled_rows import packed
@@ -57,7 +60,7 @@ def documents(label):
     return [[(rng.integers(4, V, n), label(rng)) for n in row] for row in LENGTHS]
 
 
-def compare(objective, theirs, model, w, rows, dtype):
+def compare(objective, theirs, model, w, rows, dtype, labels=None, batch=None):
     """Their mean loss of each document alone, left out of the others' way by their padding mask,
     and ours of packed rows: value, logits and every gradient; returns the largest difference."""
     flat = [document for row in rows for document in row]
@@ -65,10 +68,10 @@ def compare(objective, theirs, model, w, rows, dtype):
     ids, mask = (torch.zeros((len(flat), width), dtype=torch.long) for _ in range(2))
     for i, (text, _) in enumerate(flat):
         ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
-    labels = torch.tensor([y for _, y in flat], dtype=dtype)
+    labels = torch.tensor([y for _, y in flat] if labels is None else labels, dtype=dtype)
     out = theirs(input_ids=ids, attention_mask=mask, labels=labels)
     out.loss.backward()
-    batch, keys = packed(rows, T), jax.random.split(jax.random.key(5), 4)
+    batch, keys = batch or packed(rows, T), jax.random.split(jax.random.key(5), 4)
 
     def loss(w):
         made = objective.loss(model.encoder, w, batch, keys, Compute())
@@ -100,3 +103,25 @@ def test_numbers(name, record_property):
     rows = documents(lambda rng: float(rng.normal(2, 3)))
     objective = Regress(pooling=model.pooling)
     record_property("gradients", compare(objective, theirs, model, w, rows, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["EuroBert bos", "ModernBert mean"])
+def test_any_number_of_classes(name, record_property):
+    """The loss is transformers' of a multi-label problem, 20 classes beside the tokens."""
+    labels = tuple(f"class {i}" for i in range(20))
+    theirs, model, w = pair(name, labels)
+    theirs.config.problem_type = "multi_label_classification"
+    rng = np.random.default_rng(6)
+    rows = documents(lambda rng: 0)
+    batch, hot = packed(rows, T), []
+    weight = np.zeros(batch.tokens.shape, np.float32)
+    for number, row in enumerate(rows):
+        for place, (text, _) in enumerate(row):
+            hot.append((rng.random(20) < 0.3) & (np.arange(20) < 16 * len(text)))
+            here = batch.segment_ids[number] == place + 1
+            weight[number, here] = set_bits(np.flatnonzero(hot[-1]).tolist(), len(text))
+    objective = Multilabel(labels=labels, pooling=model.pooling)
+    batch = Batch(batch.tokens, batch.segment_ids, batch.positions, weight)
+    record_property(
+        "gradients", compare(objective, theirs, model, w, rows, torch.float32, np.array(hot), batch)
+    )

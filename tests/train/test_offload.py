@@ -155,7 +155,8 @@ def test_settings_without_effect(changes, told):
 @pytest.mark.parametrize("kind", sorted(OBJECTIVES))
 def test_head_gradient_has_an_effect_or_is_refused(kind):
     """The program of the step differs, or the setting is an error; dpo and kto need adapters."""
-    objective = OBJECTIVES[kind](**({"labels": ("a", "b")} if kind in ("classify", "tag") else {}))
+    labeled = kind in ("classify", "multilabel", "tag")
+    objective = OBJECTIVES[kind](**({"labels": ("a", "b")} if labeled else {}))
     runs = [
         replace(make_run(head_gradient=when, loss_chunk_tokens=8), objective=objective)
         for when in ("by_chunk", "once")

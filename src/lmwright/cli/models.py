@@ -188,6 +188,11 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
     "--label-column",
     help="Column of the class, number or answers, to compare with what is predicted.",
 )
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, max=1),
+    help="Probability above which a text has a class, of any number; default: 0.5.",
+)
 @click.option("--id-column", help="Column that identifies a row; default: file and row number.")
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")

@@ -36,6 +36,7 @@ EXAMPLES = {
     "model": '[model] with preset = "llama-5m"',
     "objective": '[objective] with kind = "clm"',
     "objective.labels": 'labels = ["negative", "positive"]',
+    "objective.multilabel.labels": 'labels = ["anger", "joy", "fear"]',
     "objective.tag.labels": 'labels = ["O", "B-PER", "I-PER"]',
     "optim": '[optim] with kind = "adamw" and learning_rate = 3e-4',
     "optim.learning_rate": "learning_rate = 3e-4",

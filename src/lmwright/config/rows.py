@@ -1,7 +1,8 @@
 """Kinds of rows that a source may hold, by their parts."""
 
 LABELED, RELATED, TAGGED, ANSWERED = "labeled", "related", "tagged", "answered"
-HAVE_LABELS = ("labeled texts", "texts with a number")
+ANY_LABELS = "texts with any number of labels"
+HAVE_LABELS = ("labeled texts", "texts with a number", ANY_LABELS)
 """What an objective learns from rows of that kind (`Objective.learns_from`)."""
 RELATED_TEXTS = "related texts"
 """What a store of related rows holds, and an objective learns from."""
@@ -27,6 +28,14 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
     "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
 }
+
+CLASSES_PER_TOKEN = 16
+"""Classes whose bits stand beside each token of a text that may have any number of them."""
+
+
+class AnyOf(tuple[str, ...]):
+    """Classes of which a text may have any number, as `prepare` takes them."""
+
 
 TOKENS_PER_TEXT = 8
 """A row of T tokens has places for T / 8 texts that are given vectors: a shorter text takes the

@@ -179,10 +179,8 @@ def _stages(
     from lmwright.data.rows.shuffle import shuffle_rows
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
-    from lmwright.data.tokens.answers import windows_of
-    from lmwright.data.tokens.classes import Classes, Numbers
-    from lmwright.data.tokens.tags import Tags
-    from lmwright.data.tokens.tokenize import Asked, Conversations, tokenize
+    from lmwright.data.tokens.facts import asked_of
+    from lmwright.data.tokens.tokenize import Conversations, tokenize
     from lmwright.data.tokens.tokenizer_stage import make_tokenizer
 
     options = {"workers": workers, "progress": progress}
@@ -198,12 +196,7 @@ def _stages(
             pairs="preference" in kinds,
             rated="rated" in kinds,
         )
-    classes: Asked | None = None
-    if row_kinds.ANSWERED in kinds:
-        classes = windows_of(data, seq_len, windows)
-    elif labels is not None:
-        kind = Tags if row_kinds.TAGGED in kinds else Classes
-        classes = kind(tuple(labels), seq_len) if labels else Numbers(seq_len)
+    classes = asked_of(data, kinds, seq_len, labels, windows)
     related = row_kinds.RELATED in kinds
     if classes or related:
         refuse_splitting(data.pack)
@@ -232,16 +225,12 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     hold."""
     kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
     for rows, texts, have, cure in (
-        (
-            row_kinds.LABELED,
-            row_kinds.HAVE_LABELS,
-            "have a class or a number",
-            "'classify' or 'regress'",
-        ),
+        (row_kinds.LABELED, row_kinds.HAVE_LABELS, "have a class or a number",
+         "'classify', 'multilabel' or 'regress'"),
         (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
         (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
         (row_kinds.ANSWERED, (row_kinds.ANSWERED_QUESTIONS,), "have questions", "'answer'"),
-    ):
+    ):  # fmt: skip
         if rows in kinds and learns not in texts:
             raise UserError(
                 f'data.sources.rows: "{rows}" texts {have}, which objective.kind = '
@@ -252,7 +241,9 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
                 f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts "
                 f'that {have}; set rows = "{rows}"'
             )
-    return run.objective.labels if kinds & {row_kinds.LABELED, row_kinds.TAGGED} else None
+    if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
+        return None
+    return (row_kinds.AnyOf if learns == row_kinds.ANY_LABELS else tuple)(run.objective.labels)
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:

@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmwright.config.rows import ANSWERED_QUESTIONS, HAVE_LABELS, RELATED_TEXTS, TAGGED_WORDS
+from lmwright.config.rows import (
+    ANSWERED_QUESTIONS,
+    ANY_LABELS,
+    HAVE_LABELS,
+    RELATED_TEXTS,
+    TAGGED_WORDS,
+)
 from lmwright.config.run import Eval, Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -22,6 +28,7 @@ from lmwright.errors import UserError
 from lmwright.evals.answered import Rows, evaluate_answers, print_answers, some_of
 from lmwright.evals.classes import print_classes
 from lmwright.evals.compute import Kernels, compute_text, refuse_samples
+from lmwright.evals.label_sets import print_label_sets
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.numbers import print_numbers
 from lmwright.evals.positions import PositionLoss, position_losses
@@ -233,6 +240,8 @@ def eval_command(path: str, **options: Any) -> int:
         print_answers(losses, compute)
     elif objective.learns_from == TAGGED_WORDS:
         print_tags(losses, compute)
+    elif objective.learns_from == ANY_LABELS:
+        print_label_sets(losses, objective.labels, compute)
     elif objective.learns_from in HAVE_LABELS and objective.labels:
         print_classes(losses, objective.labels, compute)
     elif objective.learns_from in HAVE_LABELS:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lmwright.config.rows import HAVE_LABELS, TAGGED_WORDS
+from lmwright.config.rows import ANY_LABELS, HAVE_LABELS, TAGGED_WORDS
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model, Objective
 from lmwright.core.param import Tree
@@ -44,6 +44,9 @@ class SourceLoss:
     numbers: np.ndarray | None = field(default=None, compare=False)
     """Where documents have a number, float64 [documents, 2]: theirs and the one given. `loss` is
     then the mean squared error."""
+    label_counts: np.ndarray | None = field(default=None, compare=False)
+    """Of classes of which a text may have any number, float64 [K, 3]: texts that rightly were given
+    a class, that were given it, and that have it."""
     entities: np.ndarray | None = field(default=None, compare=False)
     """Of tagged words, float64 [3]: entities that are right, were given, and are there."""
     mrr: float | None = None
@@ -109,7 +112,7 @@ def evaluate_rows(
     """Loss over batches of packed rows; `place` puts a batch on the devices."""
     nll = correct = tokens = 0.0
     text_bytes, confusion, numbers = 0.0, None, []
-    entities = np.zeros(3)
+    entities, counts = np.zeros(3), 0.0
     more = {name: np.zeros(2) for name in objective.held_out_metrics}
     for rows in batches:
         sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
@@ -121,6 +124,8 @@ def evaluate_rows(
             pair += [float(value) for value in sums[name]]
         if "confusion" in sums:
             confusion = np.asarray(sums["confusion"][0]) + (0 if confusion is None else confusion)
+        if "label_counts" in sums:
+            counts = np.asarray(sums["label_counts"][0], np.float64) + counts
         if "tags" in sums:
             entities = entities + _entities(sums["tags"][0], objective.labels)
         if "numbers" in sums:
@@ -135,6 +140,7 @@ def evaluate_rows(
         source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion,
         scores={name: total / max(weight, 1.0) for name, (total, weight) in more.items()},
         numbers=np.concatenate(numbers) if numbers else None,
+        label_counts=np.asarray(counts) if objective.learns_from == ANY_LABELS else None,
         entities=entities if objective.learns_from == TAGGED_WORDS else None,
     )  # fmt: skip
 

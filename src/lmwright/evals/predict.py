@@ -27,8 +27,9 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.documents import Reader, of_documents
 from lmwright.evals.questions import Questions, with_contexts
+from lmwright.evals.set_tally import SetTally
 from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
-from lmwright.evals.tallies import tally_of
+from lmwright.evals.tallies import ClassTally, NumberTally, Tally
 from lmwright.evals.word_tags import WordTags, refuse_columns
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -49,7 +50,7 @@ class Columns:
 class Predictor(Reader):
     """A classifier, ready for texts."""
 
-    def __init__(self, loaded: LoadedModel, compute: Compute):
+    def __init__(self, loaded: LoadedModel, compute: Compute, threshold: float | None = None):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
                 f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
@@ -58,7 +59,7 @@ class Predictor(Reader):
             )
         super().__init__(loaded)
         self.model, self.weights = loaded.model, loaded.weights
-        self.tally = tally_of(self.model.labels)
+        self.tally = tally_of(self.model, threshold)
         self._run = jax.jit(partial(_logits, self.model, compute))
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
@@ -67,21 +68,41 @@ class Predictor(Reader):
         return of_documents(run, documents, self.most, max(1, len(self.model.labels)))
 
 
+def tally_of(model: Classifier, threshold: float | None) -> Tally:
+    """A tally of what a classifier gives to texts. Raises UserError for a threshold that has no
+    effect."""
+    if model.per_text == "any":
+        return SetTally(model.labels, threshold)
+    refuse_threshold(threshold)
+    return ClassTally(model.labels) if model.labels else NumberTally()
+
+
+def refuse_threshold(threshold: float | None) -> None:
+    """Raises UserError for a threshold, of a model that gives one label each."""
+    if threshold is not None:
+        raise UserError(
+            f"--threshold: {threshold:g} has no effect on a model that does not give texts any "
+            "number of labels (objective.kind = 'multilabel'); leave it out"
+        )
+
+
 def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array:
     return model.classify(w, batch, compute)[0]
 
 
 def predictor_of(
-    loaded: LoadedModel, columns: Columns, compute: Compute
+    loaded: LoadedModel, columns: Columns, compute: Compute, threshold: float | None = None
 ) -> Predictor | WordTags | Questions:
     """The model, ready for texts. Raises UserError for one that gives texts nothing, or that does
     not read the `columns`."""
     if isinstance(loaded.model, Answerer):
+        refuse_threshold(threshold)
         return Questions(loaded, loaded.model, compute)
     if isinstance(loaded.model, Tagger):
         refuse_columns(columns.pair, columns.label)
+        refuse_threshold(threshold)
         return WordTags(loaded, loaded.model, compute)
-    return Predictor(loaded, compute)
+    return Predictor(loaded, compute, threshold)
 
 
 def predict_lines(
@@ -126,12 +147,13 @@ def predict_command(
     pair_column: str | None = None,
     label_column: str | None = None,
     id_column: str | None = None,
+    threshold: float | None = None,
     adapter: str | None = None,
     overwrite: bool = False,
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
-    """Writes the class and the scores, the number, the tags or the answer of each row of a csv,
+    """Writes the classes and the scores, the number, the tags or the answer of each row of a csv,
     tsv, jsonl or parquet file, or of each line of a txt file, as JSON lines to `out` or the
     terminal; returns 0.
     Raises UserError where the model does none of it, the file cannot be read, or `out` exists."""
@@ -149,13 +171,14 @@ def predict_command(
             f"{file}: has lines of text, and a question stands beside its context; give csv, tsv, "
             "jsonl or parquet"
         )
-    predictor = predictor_of(loaded, columns, compute)
+    predictor = predictor_of(loaded, columns, compute, threshold)
     tally = predictor.tally
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         return predict_lines(predictor, rows, columns)
 
     asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column, **vars(columns)}
+    asked |= {} if threshold is None else {"threshold": threshold}
     asked |= {"model": weights_hash(predictor.weights)} if target else {}
     write_lines(texts, lines, tally, target, asked)
     console = Console(stderr=out is None, highlight=False)

@@ -169,8 +169,3 @@ class NumberTally(Tally):
         pairs = np.array(self.pairs).reshape(-1, 2)
         mse = float(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2)) if len(pairs) else 0.0
         print_numbers([SourceLoss(name, mse, 0.0, len(pairs), 0, numbers=pairs)], compute, console)
-
-
-def tally_of(labels: Sequence[str]) -> Tally:
-    """A tally of a model with these classes, or of one that gives numbers where there are none."""
-    return ClassTally(labels) if labels else NumberTally()

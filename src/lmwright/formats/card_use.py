@@ -8,7 +8,8 @@ from transformers import pipeline
 
 classify = pipeline("text-classification", model={{ place | tojson }})
 print(classify("A text", truncation=True\
-{{ "" if model.labels else ', function_to_apply="none"' }}))
+{{ "" if model.labels else ', function_to_apply="none"' }}\
+{{ ", top_k=None" if model.per_text == "any" else "" }}))
 ```
 or `lmwright predict {{ word(place) }} texts.csv`.
 {% elif task == "token-classification" %}

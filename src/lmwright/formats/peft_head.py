@@ -55,7 +55,8 @@ def task_type(model: HfModel) -> str:
 def noted(model: HfModel) -> dict[str, Any]:
     """Facts of a model over an encoder that PEFT's config does not say."""
     if isinstance(model, Classifier):
-        return {"labels": model.labels, "pooling": model.pooling}
+        several = {"per_text": model.per_text} if model.per_text != "one" else {}
+        return {"labels": model.labels, "pooling": model.pooling} | several
     if isinstance(model, Tagger):
         return {"labels": model.labels}
     if isinstance(model, Answerer):
@@ -142,9 +143,9 @@ def _with_head(
         return Answerer(encoder, **note["answers"])
     if "labels" in note:
         labels = tuple(note["labels"])
-        return Tagger(encoder, labels) if form is Tagger else Classifier(
-            encoder, labels, note["pooling"]
-        )  # fmt: skip
+        if form is Tagger:
+            return Tagger(encoder, labels)
+        return Classifier(encoder, labels, note["pooling"], note.get("per_text", "one"))
     if isinstance(model, Headed) and isinstance(model, form):
         return model
     if form is Answerer:

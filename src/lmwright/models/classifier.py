@@ -10,7 +10,7 @@ documents of a row, as many as it has tokens; those that are not there have logi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from lmwright.models.heads import HEAD, Pooling, left_out, scores
 from lmwright.models.hf.classifier import ClassifierHf
 from lmwright.models.over import OverEncoder
 
+PerText = Literal["one", "any"]
+
 
 @dataclass(frozen=True)
 class Classifier(OverEncoder):
@@ -35,6 +37,8 @@ class Classifier(OverEncoder):
     labels: tuple[str, ...]
     """The classes; none where the score is a number."""
     pooling: Pooling
+    per_text: PerText = "one"
+    """How many of the classes a text has."""
 
     @property
     def hf(self) -> ClassifierHf:

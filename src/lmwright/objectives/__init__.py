@@ -14,6 +14,7 @@ KINDS = Registry(
         "rtd": "rtd.Rtd",
         "diffusion": "diffusion.Diffusion",
         "classify": "classify.Classify",
+        "multilabel": "multilabel.Multilabel",
         "regress": "regress.Regress",
         "embed": "embed.Embed",
         "tag": "tag.Tag",

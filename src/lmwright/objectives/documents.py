@@ -17,7 +17,7 @@ from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models import KINDS
-from lmwright.models.classifier import Classifier, document_sums, first_tokens
+from lmwright.models.classifier import Classifier, PerText, document_sums, first_tokens
 from lmwright.models.heads import HEAD, Pooling
 
 AnyPooling = Annotated[
@@ -58,6 +58,8 @@ class OverDocuments(Objective):
     labels: tuple[str, ...]
     pooling: Pooling | None
 
+    per_text: ClassVar[PerText] = "one"
+    """How many of the classes a text has."""
     both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
 
@@ -77,7 +79,7 @@ class OverDocuments(Objective):
                 f"objective.pooling: {pooling!r} is not one of {model.kind}; use "
                 f"{' or '.join(map(repr, head.poolings))}"
             )
-        return Classifier(model, self.labels, pooling)
+        return Classifier(model, self.labels, pooling, self.per_text)
 
     def spec(self, model: Model) -> Tree:
         """The encoder's weights without its head, and those of the head over documents."""

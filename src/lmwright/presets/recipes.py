@@ -173,6 +173,12 @@ def finetune_classifier() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def finetune_multilabel() -> dict[str, Any]:
+    """Fine-tuning of an encoder on texts with any number of classes, with the settings of
+    `finetune-classifier`."""
+    return finetune_classifier() | {"objective": {"kind": "multilabel"}}
+
+
 def finetune_regression() -> dict[str, Any]:
     """Fine-tuning of an encoder on texts with a number, or on pairs of them, as a reranker is, with
     the settings of `finetune-classifier`."""

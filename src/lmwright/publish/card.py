@@ -14,12 +14,13 @@ CARD = "README.md"
 TASK = "text-generation"
 METRICS = {
     "loss": "Loss", "ppl": "Perplexity", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy",
-    "macro_f1": "Macro F1", "matthews": "Matthews correlation", "pearson": "Pearson correlation",
-    "spearman": "Spearman correlation", "accuracy_at_1": "Accuracy at 1",
-    "mrr_at_10": "Reciprocal rank at 10",
+    "micro_f1": "Micro F1", "macro_f1": "Macro F1", "matthews": "Matthews correlation",
+    "pearson": "Pearson correlation", "spearman": "Spearman correlation",
+    "accuracy_at_1": "Accuracy at 1", "mrr_at_10": "Reciprocal rank at 10",
 }  # fmt: skip
 HUB_METRICS = {
     "ppl": "perplexity",
+    "micro_f1": "f1",
     "macro_f1": "f1",
     "matthews": "matthews_correlation",
     "accuracy_at_1": "cosine_accuracy@1",

@@ -11,8 +11,8 @@ from lmwright.report.read import RunRecord, Series
 Rows = dict[str, str]
 
 SCORES = (
-    "accuracy", "macro_f1", "matthews", "entity_f1", "exact_match", "answer_f1", "pearson",
-    "spearman", "accuracy_at_1", "mrr_at_10", "detector_accuracy", "detector_recall",
+    "accuracy", "micro_f1", "macro_f1", "matthews", "entity_f1", "exact_match", "answer_f1",
+    "pearson", "spearman", "accuracy_at_1", "mrr_at_10", "detector_accuracy", "detector_recall",
     "replaced_share",
 )  # fmt: skip
 """Of held-out rows, beside their loss."""
@@ -35,6 +35,8 @@ def headline(record: RunRecord) -> list[tuple[str, str, str]]:
         note = f"perplexity {curves['ppl'].values[-1]:,.2f}" if "ppl" in curves else ""
         if "accuracy" in curves:
             note = f"accuracy {curves['accuracy'].values[-1]:.1%}"
+        if "micro_f1" in curves:
+            note += f", micro F1 {curves['micro_f1'].values[-1]:.3f}"
         if "entity_f1" in curves:
             note += f", entity F1 {curves['entity_f1'].values[-1]:.3f}"
         if "answer_f1" in curves:

@@ -8,6 +8,7 @@ from lmwright.core.param import Tree
 from lmwright.data.rows.store import TokenStore
 from lmwright.evals.classes import Scores
 from lmwright.evals.held_out import HeldOut
+from lmwright.evals.label_sets import SetScores
 from lmwright.evals.loss import SourceLoss
 from lmwright.evals.numbers import Fit
 from lmwright.evals.related import scores_of
@@ -55,6 +56,8 @@ def _note(loss: SourceLoss) -> str:
     right = f"accuracy {loss.accuracy:.1%}" if measured else ""
     if loss.entity_f1 is not None:
         right = f"accuracy {loss.accuracy:.1%}, entity F1 {loss.entity_f1:.3f}"
+    if loss.label_counts is not None:
+        right = f"micro F1 {SetScores.of(loss.label_counts).micro_f1:.3f}"
     if loss.numbers is not None:
         right = f"Spearman {Fit.of(loss.numbers).spearman:.3f}"
     return ", ".join(filter(None, (right, loss.scores_text, loss.rows_text)))
@@ -68,6 +71,8 @@ def _scores(loss: SourceLoss) -> dict[str, float]:
         return loss.scores
     if loss.entity_f1 is not None:
         return {"accuracy": loss.accuracy, "entity_f1": loss.entity_f1}
+    if loss.label_counts is not None:
+        return {"accuracy": loss.accuracy} | SetScores.of(loss.label_counts).averages()
     if loss.numbers is not None:
         return Fit.of(loss.numbers).averages()
     return Scores.of(loss.confusion).averages() if loss.confusion is not None else {}

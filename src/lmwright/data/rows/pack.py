@@ -24,13 +24,13 @@ from lmwright.data.rows.record import row_dtype
 from lmwright.data.stage import run_stage
 from lmwright.data.text.chat_encode import BEGINS, LEARNED, LIKED
 from lmwright.data.tokens.answers import gather_questions
+from lmwright.data.tokens.facts import BESIDE
 from lmwright.errors import UserError
 
 SHARD_TOKENS = 1 << 26
 WINDOW_TOKENS = 1 << 24
 WINDOW_DOCS = 1 << 18
 BLOCK_TOKENS = 1 << 20
-COPIED = ("labels", "related", "tagged", "answered")  # facts on what documents are
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,7 @@ def pack_tokens(
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
-    there = tokenized.facts.items()
-    facts |= {name: value for name, value in there if name in COPIED}
+    facts |= {name: value for name, value in tokenized.facts.items() if name in BESIDE}
     if facts["masked"] or "labels" in facts:
         refuse_splitting(pack)
 

@@ -24,6 +24,7 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import ChatEncoder
 from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.tokens.answers import CONTEXT, ENDS, STARTS
+from lmwright.data.tokens.label_sets import names_in
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
@@ -54,7 +55,9 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
         for place, (ids, weights) in enumerate(pieces, 1):
             label, learned = weights[0], [False, *(n > 0 for n in weights[1:])]
             head = f"  document {place}, {len(ids)} tokens"
-            if store.labeled and not store.tagged:
+            if store.several:
+                head += f", {', '.join(names_in(weights, store.labels)) or 'no label'}"
+            elif store.labeled and not store.tagged:
                 head += f", {store.labels[int(label)] if store.labels else f'{label:g}'}"
             if store.related:
                 anchor = place if label else anchor

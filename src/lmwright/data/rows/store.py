@@ -16,7 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lmwright.config.rows import ANSWERED_QUESTIONS, QUESTIONS, RELATED_TEXTS, TAGGED_WORDS
+from lmwright.config.rows import (
+    ANSWERED_QUESTIONS,
+    ANY_LABELS,
+    QUESTIONS,
+    RELATED_TEXTS,
+    TAGGED_WORDS,
+)
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
 from lmwright.data.rows.cached import GIB, CachedPlace
 from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
@@ -48,7 +54,8 @@ class TokenStore:
         self.rated: bool = facts.get("rated", False)
         self.related: bool = facts.get("related", False)
         self.labels: tuple[str, ...] = tuple(facts.get("labels", ()))
-        self.tagged: bool = facts.get("tagged", False)
+        self.several: bool = facts.get("several", False)
+        self.tagged: bool = facts.get("tagged", False) and not self.several
         self.answered: bool = facts.get("answered", False)
         self.labeled = "labels" in facts  # without any, they are numbers
         self.dtype = row_dtype(self.seq_len, facts["dtype"], self.masked, self.labeled)
@@ -63,12 +70,15 @@ class TokenStore:
 
     @property
     def holds(self) -> str:
-        """Kind of the documents: texts, labeled texts, texts with a number, tagged words,
-        answered questions, related texts, pairs of answers, or rated answers."""
+        """Kind of the documents: texts, labeled texts, with any number of labels each or with
+        a number, tagged words, answered questions, related texts, pairs of answers, or rated
+        answers."""
         if self.answered:
             return ANSWERED_QUESTIONS
         if self.tagged:
             return TAGGED_WORDS
+        if self.several:
+            return ANY_LABELS
         if self.labeled:
             return "labeled texts" if self.labels else "texts with a number"
         if self.related:

@@ -3,8 +3,10 @@
 {"text": "A fine film.", "label": "positive"} --labeled_text--> the same as two strings
 "positive", objective.labels                  --class_of------> 1
 "3.5"                                         --number_of-----> 3.5
+["fine", "short"], or the same as JSON        --labels_in-----> ["fine", "short"]
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,17 +19,20 @@ from lmwright.data.text.related import texts_in
 LARGEST = 3e38  # of float32
 
 
-def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, str]:
-    """The text, the second one where there is one, and the label of a row, as strings. Raises
+def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The text, the second one where there is one, and the label or the list of labels of a row,
+    as strings. Raises
     UnusableError for a part that is missing, empty or of another type."""
     names = (*ROW_PARTS["labeled"][0], *ROW_PARTS["labeled"][1])
     columns = {name: source.columns.get(name, name) for name in names}
     text, label, second = (row.get(columns[name]) for name in names)
     if not isinstance(text, str) or not text.strip():
         raise UnusableError(f"{columns['text']!r} is {'empty' if text == '' else 'not text'}")
-    label = label_text(label)
-    if not label:
-        raise UnusableError(f"{columns['label']!r} is not a name or a number")
+    several = labels_in(label)
+    label = label_text(label) if several is None else several
+    if not (label if several is None else all(label)):
+        inside = "" if several is None else "one of "
+        raise UnusableError(f"{inside}{columns['label']!r} is not a name or a number")
     if second is None or second == "":
         return {"text": text, "label": label}
     if not isinstance(second, str):
@@ -45,6 +50,17 @@ def texts_of(row: Mapping[str, Any]) -> list[str]:
     if "tokens" in row:
         return [" ".join(row["tokens"])]
     return [row[name] for name in ("text", "text_pair") if name in row]
+
+
+def labels_in(value: Any) -> list[str] | None:
+    """The labels of a list, or of one that is written as JSON, as strings; None for what is no
+    list."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None  # a name that begins with a bracket
+    return [label_text(each) for each in value] if isinstance(value, list | tuple) else None
 
 
 def label_text(label: Any) -> str:

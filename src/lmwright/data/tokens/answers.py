@@ -129,6 +129,8 @@ def marks_of(
 class AnswerColumn:
     """The answers beside one token file."""
 
+    per_token: ClassVar[bool] = True
+
     def __init__(self, windows: Windows, source: str):
         self.windows, self.source = windows, source
         self.tally = dict.fromkeys(

@@ -110,15 +110,24 @@ def listed(labels: Sequence[str]) -> str:
 class Labels:
     """The numbers of the classes of the documents of one token file, or their own."""
 
+    per_token: ClassVar[bool] = False
+    """Whether something stands beside each token."""
+
     def __init__(self, classes: Classes | Numbers, source: str):
         self.classes, self.source = classes, source
         self.numbers: list[float] = []
         self.cut = 0
 
-    def add(self, row: Mapping[str, str], id_: str) -> None:
-        """Adds the label of a row. Raises UserError for one that is not among the classes, or no
-        number."""
-        self.numbers.append(self.classes.number(row["label"], self.source, id_))
+    def add(self, label: str | list[str], id_: str, tokens: int) -> np.ndarray:
+        """Adds the label of a text; gives what stands beside its tokens, which is nothing. Raises
+        UserError for one that is not among the classes, or no number, and for several."""
+        if isinstance(label, list):
+            raise UserError(
+                f"{visible(self.source, lines=False)}: {visible(id_, lines=False)} has a list of "
+                "labels; use objective.kind = 'multilabel', or give each text one"
+            )
+        self.numbers.append(self.classes.number(label, self.source, id_))
+        return np.zeros(0)
 
     def fit(
         self, texts: Sequence[np.ndarray], before: Sequence[int], after: Sequence[int]

@@ -6,14 +6,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.run import Tokenize
+from lmwright.config import rows as row_kinds
+from lmwright.config.run import Data, Tokenize
 from lmwright.data.manifest import Manifest
 from lmwright.data.text.chat_template import template_source
-from lmwright.data.tokens.answers import Windows
+from lmwright.data.tokens.answers import Windows, windows_of
 from lmwright.data.tokens.classes import Classes, Numbers
+from lmwright.data.tokens.label_sets import LabelSets
 from lmwright.data.tokens.tags import Tags
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
+
+BESIDE = ("labels", "related", "tagged", "several", "answered")
+"""Facts on what stands beside the tokens, which packed rows keep."""
 
 
 def kinds(
@@ -26,8 +31,9 @@ def kinds(
         "rated": bool(conversations and conversations.rated),
     }
     facts |= {"labels": list(classes.labels)} if classes else {}
-    facts |= {"tagged": True} if isinstance(classes, Tags | Windows) else {}
+    facts |= {"tagged": True} if isinstance(classes, Tags | Windows | LabelSets) else {}
     facts |= {"answered": True} if isinstance(classes, Windows) else {}
+    facts |= {"several": True} if isinstance(classes, LabelSets) else {}
     return facts | ({"related": True} if group_tokens else {})
 
 
@@ -77,3 +83,21 @@ def facts_of(tokenizer: Manifest, settings: Tokenize) -> dict[str, Any]:
         "dtype": "uint16" if facts["vocab_size"] <= 1 << 16 else "uint32",
         "tokenizer_fingerprint": tokenizer.facts["tokenizer_fingerprint"],
     }
+
+
+def asked_of(
+    data: Data,
+    kinds: set[str],
+    seq_len: int,
+    labels: Sequence[str] | None,
+    windows: tuple[int, int] | None,
+) -> Any:
+    """Labels, numbers, tags or answers beside each text, as a run asks for; None for the text
+    alone. Raises UserError where windows over contexts do not fit."""
+    if row_kinds.ANSWERED in kinds:
+        return windows_of(data, seq_len, windows)
+    if labels is None:
+        return None
+    kind = LabelSets if isinstance(labels, row_kinds.AnyOf) else Classes
+    kind = Tags if row_kinds.TAGGED in kinds else kind
+    return kind(tuple(labels), seq_len) if labels else Numbers(seq_len)

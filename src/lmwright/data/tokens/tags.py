@@ -61,6 +61,8 @@ def words_as_tokens(tokenizer: TextTokenizer, words: Sequence[str], room: int) -
 class TagColumn:
     """The tags beside one token file."""
 
+    per_token: ClassVar[bool] = True
+
     def __init__(self, tags: Tags, source: str):
         self.tags, self.source = tags, source
         self.seen: Counter[int] = Counter()

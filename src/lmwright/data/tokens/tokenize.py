@@ -42,6 +42,7 @@ from lmwright.data.tokens.answers import AnswerColumn, Windows, question_line
 from lmwright.data.tokens.classes import Classes, Labels, Numbers, rows_of_texts
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder, one_thread
 from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
+from lmwright.data.tokens.label_sets import LabelSets, SetColumn
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
 from lmwright.data.tokens.related import fit_group
 from lmwright.data.tokens.tags import ENDING, TagColumn, Tags
@@ -52,7 +53,7 @@ PART_BYTES = 16 << 20
 Asked = Classes | Numbers | Windows
 """What is learned of each text, other than its tokens."""
 
-COLUMNS = {Tags: TagColumn, Windows: AnswerColumn}
+COLUMNS: dict[type, Any] = {Tags: TagColumn, Windows: AnswerColumn, LabelSets: SetColumn}
 """What stands beside each token, by what is asked for."""
 
 Lengths = Mapping[str, tuple[int | None, int | None]]
@@ -275,16 +276,18 @@ class _DocumentWriter:
             return  # its tokenizer gives nothing for it, and nothing is put around it
         self.write_learned(ids, text_bytes, np.full(len(ids), LEARNED, np.uint8))
 
-    def write_labeled(self, texts: Sequence[np.ndarray], row: Mapping[str, str], id_: str) -> None:
+    def write_labeled(self, texts: Sequence[np.ndarray], row: Mapping[str, Any], id_: str) -> None:
         """Writes the ids of a labeled text, or of two, cut to a row, and their label. Raises
         UserError where it is none of the run's, or nothing says which they are."""
         if not isinstance(self.labels, Labels):
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
         written = len(self.docs)
-        size = sum(len(text.encode()) for text in texts_of(row))
+        before, size = self.tokens, sum(len(text.encode()) for text in texts_of(row))
         self.write(self.labels.fit(texts, self.before, self.after), size)
         if len(self.docs) > written:
-            self.labels.add(row, id_)
+            beside = self.labels.add(row["label"], id_, self.tokens - before)
+            if self.tags is not None:
+                self.tags.write(beside.tobytes())
 
     def write_tagged(self, row: Mapping[str, Any], id_: str) -> None:
         """Writes the ids of words, cut to a row, and their tags. Raises UserError where one is none
@@ -357,7 +360,7 @@ class _DocumentWriter:
         self.file = open(f"{self.stem}.tokens.bin", "wb")
         if self.masked:
             self.mask = open(f"{self.stem}.learned.bin", "wb")
-        if isinstance(self.labels, TagColumn | AnswerColumn):
+        if self.labels is not None and self.labels.per_token:
             self.tags = open(f"{self.stem}{ENDING}", "wb")
         return self
 
@@ -369,7 +372,7 @@ class _DocumentWriter:
             self.tags.close()
         table = np.array(self.docs, "<i8").reshape(-1, 2)
         save_array(self.stem.with_name(f"{self.stem.name}.docs.npy"), table)
-        if isinstance(self.labels, Labels):
+        if self.labels is not None and not self.labels.per_token:
             numbers = np.array(self.labels.numbers, "<f4")
             save_array(self.stem.with_name(f"{self.stem.name}.classes.npy"), numbers)
 

@@ -8,6 +8,8 @@ from lmwright.errors import UserError
 from lmwright.models import TABLES
 from lmwright.models.hf.table import Json
 
+PROBLEMS = {"one": "single_label_classification", "any": "multi_label_classification"}
+"""What transformers calls how many of the classes a text has."""
 IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -32,7 +34,7 @@ class ClassifierHf:
         config = model.encoder.hf.config(model.encoder) | {
             "architectures": [self.form.architecture],
             "classifier_pooling": model.pooling,
-            "problem_type": "single_label_classification",
+            "problem_type": PROBLEMS[model.per_text],
         }
         names = model.labels
         if not names:  # a cross encoder gives the number as it is, not its sigmoid
@@ -46,13 +48,13 @@ class ClassifierHf:
 
 
 def head_fields(config: Json, encoder: Any, where: str) -> Json:
-    """`labels` and `pooling` of the config.json of a classifier with this encoder. Raises UserError
-    where they are not said, or it does something else than choosing one class or giving a
-    number."""
+    """`labels`, `pooling` and `per_text` of the config.json of a classifier with this encoder.
+    Raises UserError where they are not said, or it does something else than choosing classes or
+    giving a number."""
     problem = config.get("problem_type")
-    if problem not in (None, "single_label_classification", "regression"):
+    if problem not in (None, *PROBLEMS.values(), "regression"):
         raise UserError(
-            f"{where}: problem_type {problem!r} is not supported, only one class or number each"
+            f"{where}: problem_type {problem!r} is not supported, only classes or one number each"
         )
     pooling, known = config.get("classifier_pooling"), encoder.document_head.poolings
     pooling = encoder.hf.classifier.pooling if pooling is None else pooling
@@ -65,6 +67,10 @@ def head_fields(config: Json, encoder: Any, where: str) -> Json:
         raise UserError(f"{where}: id2label does not number the classes from 0; correct it")
     names = {str(number): str(label) for number, label in names.items()}
     labels = tuple(names[str(i)] for i in range(len(names)))
+    if problem == PROBLEMS["any"]:
+        if len(set(labels)) < len(labels):
+            raise UserError(f"{where}: id2label has a class twice; correct it")
+        return {"labels": labels, "pooling": pooling, "per_text": "any"}
     if len(labels) == 1 and problem != "single_label_classification":  # as transformers takes it
         return {"labels": (), "pooling": pooling}
     if problem == "regression":

@@ -1,0 +1,85 @@
+"""Multi-label classification: an encoder says of each class whether a document has it.
+
+The classes of a document stand beside its tokens as bits, those of the first 16 at its first
+token. The loss of a document is the mean of the binary cross-entropies of its classes, as
+transformers' of `problem_type = "multi_label_classification"`.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.config.rows import ANY_LABELS, CLASSES_PER_TOKEN
+from lmwright.config.run import section
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Loss, Model
+from lmwright.core.param import Tree
+from lmwright.models.classifier import PerText, document_sums
+from lmwright.objectives.documents import AnyPooling, OverDocuments, check_labels
+
+LABEL_COUNTS = "label_counts"
+
+
+@section
+class Multilabel(OverDocuments):
+    """Any number of classes for each document."""
+
+    kind: Literal["multilabel"] = "multilabel"
+    labels: Annotated[tuple[str, ...], Field(min_length=2)]
+    """The classes, each once; their places are their numbers."""
+    pooling: AnyPooling = None
+
+    per_text: ClassVar[PerText] = "any"
+    learns_from: ClassVar[str] = ANY_LABELS
+
+    def __post_init__(self) -> None:
+        check_labels(self.labels, "class")
+
+    def for_eval(self) -> "Multilabel":
+        """The objective on held-out rows, which also counts texts of each class."""
+        return _HeldOut(**vars(self))
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+        """Mean cross-entropy of the classes summed over documents; `key` is unused, nothing is
+        sampled."""
+        scored = self.scored(model, w, batch, compute)
+        logits, there = scored.scores, scored.there
+        real = label_bits(batch, len(self.labels))
+        nll = jax.nn.softplus(logits) - logits * real  # of a class that is or is not there
+        total, weight = jnp.sum(jnp.mean(nll, axis=-1) * there), jnp.sum(there)
+        given = (logits > 0).astype(jnp.float32)
+        metrics = {
+            "nll": (total, weight),
+            "accuracy": (jnp.sum(jnp.all(given == real, axis=-1) * there), weight),
+            **self.counts(real, given, there),
+        }
+        added, more = self.classifier(model).penalties(scored.aux)
+        return Loss(total + added * weight, weight, metrics | more)
+
+    def counts(self, real: Array, given: Array, there: Array) -> dict[str, tuple[Array, Array]]:
+        """Further metrics, from the classes [B, S, K] of the documents that are `there`."""
+        return {}
+
+
+class _HeldOut(Multilabel):
+    """As held-out rows are measured."""
+
+    def counts(self, real: Array, given: Array, there: Array) -> dict[str, tuple[Array, Array]]:
+        """[K, 3]: the documents that rightly were given a class, those that were given it, and
+        those that have it."""
+        sums = [jnp.einsum("bsk,bs->k", each, there) for each in (real * given, given, real)]
+        return {LABEL_COUNTS: (jnp.stack(sums, -1), jnp.sum(there))}
+
+
+def label_bits(batch: Batch, count: int) -> Array:
+    """float32 [B, S, K]: 1 for each of `count` classes that a document has."""
+    words = [
+        document_sums(jnp.where(batch.positions == place, batch.loss_weight, 0), batch.segment_ids)
+        for place in range(-(-count // CLASSES_PER_TOKEN))
+    ]
+    number = jnp.arange(count)
+    word = jnp.stack(words, -1)[..., number // CLASSES_PER_TOKEN].astype(jnp.int32)
+    return (word >> (number % CLASSES_PER_TOKEN) & 1).astype(jnp.float32)
