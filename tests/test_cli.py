@@ -61,6 +61,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
         "import",
         "verify",
         "vocab",
+        "grow",
         "adapters",
         "publish",
         "report",

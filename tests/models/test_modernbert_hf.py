@@ -3,9 +3,13 @@
 import json
 from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 
+from lmwright.core.param import init_weights
 from lmwright.errors import UserError
+from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
 from lmwright.presets import of_section
 
@@ -56,3 +60,29 @@ def test_heads_that_it_cannot_have_are_refused(change):
     model = replace(BASE, **change)
     with pytest.raises(UserError, match=next(iter(change))):
         model.hf.config(model)
+
+
+def test_fresh_weights_are_drawn_as_theirs():
+    """Deviation and largest value of each matrix, in units of what its deviation was before the
+    cut; head and logits begin as they do there."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    sizes = {"embed_dim": 128, "mlp_dim": 192, "num_layers": 4, "num_heads": 2, "num_kv_heads": 2}
+    model = replace(BASE, **sizes, vocab_size=999, init_cut=2.0)
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(**model.hf.config(model))
+    theirs = transformers.ModernBertForMaskedLM(config).state_dict()
+    ours = HfTensors(model, init_weights(model.spec(), jax.random.key(0)))
+    for name in ours:
+        a, b = np.asarray(ours[name], np.float64), theirs[name].double().numpy()
+        assert a.shape == b.shape
+        if a.ndim == 2:
+            np.testing.assert_allclose(a.std(), b.std(), rtol=0.05, err_msg=name)
+            np.testing.assert_allclose(abs(a).max(), abs(b).max(), rtol=0.01, err_msg=name)
+        else:
+            np.testing.assert_array_equal(a, b)
+    plain = init_weights(replace(model, init_cut=None).spec(), jax.random.key(0))
+    assert (
+        abs(plain["embed"]).max() > 1.5 * abs(ours["model.embeddings.tok_embeddings.weight"]).max()
+    )

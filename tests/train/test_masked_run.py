@@ -38,7 +38,7 @@ workers = 1
 holdout_fraction = 0.1
 sources = [{{path = "{dir}/text.jsonl"}}]
 [train]
-steps = 6
+steps = 40
 global_batch_size = 8
 precision = "fp32"
 remat = "none"
@@ -55,7 +55,7 @@ class Stop(Hook):
     """Asks the run to stop after a step."""
 
     def after_step(self, session, done):
-        if done == 3:
+        if done == 25:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -79,16 +79,32 @@ def logged(path, kind):
 
 def test_a_run_that_stops_and_goes_on_hides_the_same_tokens(folder):
     run = load_run(folder / "run.toml", [f"dir={folder}/stopped"])
-    assert train(run, hooks=[Stop()]).step == 3
+    assert train(run, hooks=[Stop()]).step == 25
     assert main(["train", str(folder / "stopped")]) == 0
     names = ("step", "loss", "grad_norm", "target_tokens")
     whole, parts = (
         [[line[name] for name in names] for line in logged(folder / name, "train")]
         for name in ("run", "stopped")
     )
-    assert whole == parts and len(whole) == 6
+    assert whole == parts and len(whole) == 40
     tokens = [line[-1] for line in whole]
-    assert tokens == sorted(tokens, reverse=True) and tokens[0] > 2 * tokens[-1]
+    assert tokens[0] > 3 * tokens[-1]
+
+
+def test_a_grown_model_begins_below_a_fresh_one(folder):
+    """Of the same size, on the same masks."""
+    sizes = ["embed_dim=48", "num_layers=3", "num_heads=6", "num_kv_heads=3"]
+    assert main(["grow", str(folder / "run"), str(folder / "large"), *sizes]) == 0
+    text = (folder / "run.toml").read_text()
+    before, rest = text.split("[model]")
+    (folder / "larger.toml").write_text(before + "[objective]" + rest.split("[objective]")[1])
+    larger = [f"model.{size}" for size in sizes]
+    fresh = [str(folder / "run.toml"), f"dir={folder}/fresh", *larger]
+    grown = [str(folder / "larger.toml"), f"dir={folder}/grown", f"train.init_from={folder}/large"]
+    for words in (fresh, grown):
+        assert main(["train", *words, "train.steps=1"]) == 0
+    fresh, grown = (logged(folder / name, "train")[0]["loss"] for name in ("fresh", "grown"))
+    assert grown < fresh - 1
 
 
 def test_eval_hides_the_same_words_as_training_does(folder, capsys):

@@ -1,4 +1,4 @@
-"""The verbs on a trained model: eval, generate, predict, embed, export, import, verify, vocab.
+"""The verbs on models: eval, generate, predict, embed, export, import, verify, vocab, grow.
 
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
@@ -393,4 +393,27 @@ def vocab(model: str, out: str, special: bool, overwrite: bool, **options: Any) 
     vocab_command(model, out, special=special, overwrite=overwrite, **given(**options))
 
 
-VERBS = (evaluate, generate, predict, embed, export, import_, verify, vocab)
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
+@click.option("--like", metavar="PRESET", help="Preset of the same family whose sizes are taken.")
+@click.option("--dtype", type=Dtype(["bf16", "fp16", "fp32"]), help="Data type of the weights.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def grow(model: str, out: str, overrides: Sequence[str], overwrite: bool, **options: Any) -> None:
+    """Make a larger model out of a smaller one, to train on.
+
+    The smaller model's weights are put in the middle of the larger ones and repeated around, and
+    its layers are spread over more. Overrides and --like say the sizes. MODEL is a run directory,
+    a Hugging Face folder or hf://owner/name; train.init_from takes OUT.
+
+    \b
+    Example:  lmwright grow runs/base large --like modernbert-large
+              lmwright grow runs/base wider embed_dim=1024 num_heads=16 num_kv_heads=16
+    """
+    from lmwright.formats.grow import grow_command
+
+    grow_command(model, out, overrides, overwrite=overwrite, **given(**options))
+
+
+VERBS = (evaluate, generate, predict, embed, export, import_, verify, vocab, grow)

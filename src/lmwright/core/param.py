@@ -27,9 +27,10 @@ _ARROW = re.compile(r"^(?:\[(?P<batch>[^\]]*)\]\s*)?(?P<rest>.*)$")
 class Param:
     """Shape, meaning and initialization of one weight.
 
-    Matrices start as a normal of `std` (one over the square root of the fan-in if unset);
-    `fill` makes a constant. A weight with a `balance_rate` moves by that much against the sign of
-    its gradient, which is a count and not a gradient of the loss: no optimizer, no clipping.
+    Matrices start as a normal of `std` (one over the square root of the fan-in if unset), drawn
+    anew beyond `cut` of these; `fill` makes a constant. A weight with a `balance_rate` moves by
+    that much against the sign of its gradient, which is a count and not a gradient of the loss: no
+    optimizer, no clipping.
     Raises ValueError if arrow and shape disagree.
     """
 
@@ -38,6 +39,7 @@ class Param:
     std: float | None = None
     fill: float | None = None
     balance_rate: float | None = None
+    cut: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):
@@ -99,6 +101,8 @@ class Param:
         if self.fill is not None:
             return jnp.full(self.shape, self.fill, dtype)
         std = self.std if self.std is not None else self.matrix_shape[0] ** -0.5
+        if self.cut is not None:
+            return std * jax.random.truncated_normal(key, -self.cut, self.cut, self.shape, dtype)
         return std * jax.random.normal(key, self.shape, dtype)
 
 

@@ -254,7 +254,7 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
 
 # fields that are about training alone
 OF_HEAD = ("head", "biases")  # whose other biases `metadata_of` refuses
-OF_TRAINING = ("_std", "_loss", "bias_rate", "capacity_factor")
+OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "capacity_factor")
 
 
 def _insist_on_fields(model: HfModel, again: Any) -> None:

@@ -13,6 +13,7 @@ so are the gate and what it multiplies:
     gate_up  embed -> gate_up mlp        the gate, then what it multiplies
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ from jax import Array
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.fanout import dots
-from lmwright.core.param import Param, Tree
+from lmwright.core.param import Param, Tree, map_params
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
@@ -68,6 +69,8 @@ class ModernBert(Decoder):
     mlp: GatedMlp = "geglu_erf"
     """Gate of the feed-forward."""
     head: Head = "tied"
+    init_cut: Positive | None = None
+    """Deviations beyond which fresh weights are drawn anew; 2 in the released models."""
     biases: tuple[Biased, ...] = ("decoder",)
     """Parts with biases: projections of attention, of the mlp, all norms, the dense layer of the
     head, and its logits (`decoder`)."""
@@ -98,7 +101,8 @@ class ModernBert(Decoder):
             spec["dense_bias"] = Param("norm", (d,), fill=0.0)
         if "decoder" in self.biases:
             spec["decoder_bias"] = Param("vocab", (self.vocab_size,), fill=0.0)
-        return spec
+        cut = self.init_cut
+        return map_params(lambda p: replace(p, cut=cut) if p.fill is None else p, spec)
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""

@@ -97,7 +97,7 @@ def pretrain_modernbert() -> dict[str, Any]:
     first 50 B tokens, which is left out here. The model, the data and the length are the run
     file's; the rate is that of the base size, `large` had 5e-4 and then 5e-5."""
     return _masked() | {
-        "model": {"seq_len": 1024, "rope_theta": 10_000.0},
+        "model": {"seq_len": 1024, "rope_theta": 10_000.0, "init_cut": 2.0},
         "objective": {
             "kind": "mlm", "mask_ratio": 0.3, "random_share": 0.1, "kept_share": 0.1,
             "eval_mask_ratio": 0.15,

@@ -1,0 +1,195 @@
+"""Growth: a larger model out of a smaller one of its family, by tiling.
+
+    axis of 4 to 7        . a b c d . .  -->  d a b c d a b      put in the middle, wrapped around
+    layers of 4 to 6      a b c d        -->  a b b c d d        layer round(i 4 / 6) for each i
+
+So ModernBERT large began as base (https://arxiv.org/abs/2412.13663): tiles as Phi's, layers as
+Gopher's (https://arxiv.org/abs/2112.11446). Heads stay whole, each query with its key and value.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmwright import presets
+from lmwright.config.errors import nearest
+from lmwright.config.section import with_overrides
+from lmwright.core.contract import HfModel
+from lmwright.core.param import Param, count_params
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.hf_stream import from_hf
+from lmwright.formats.hf_write import stored_dtype, write_hf
+from lmwright.formats.load import load_model
+from lmwright.formats.proof import Proof
+from lmwright.formats.safetensors import Tensors, described
+from lmwright.models.over import OverEncoder
+
+SIZES = ("embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+TILED = ("embed", "norm", "mlp", "heads", "kv_heads")
+"""Axes that may grow."""
+
+Key = tuple[str, int, tuple[int, ...]]
+"""Own name of a weight, its layer, and its expert; -1 for a weight outside the layers."""
+
+
+def grow_command(
+    path: str,
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    like: str | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """Writes a larger model made of the one at `path` to the folder `out`, and prints what was
+    done. Raises UserError for sizes that are smaller, or that do not go together."""
+    loaded = load_model(path)
+    if isinstance(loaded.model, OverEncoder):
+        raise UserError(f"{path}: is {loaded.model.called}; grow the model that it began with")
+    loaded.check()
+    model = with_overrides(_sized_as(loaded.model, like), overrides, "the model")
+    refuse_growth(loaded.model, model)
+    tensors = TiledTensors(loaded.model, model, loaded.tensors)
+    proof = write_hf(
+        model,
+        tensors,
+        lambda: from_hf(model, tensors, path),
+        loaded.tokenizer_dir,
+        out,
+        dtype=dtype or stored_dtype(model, tensors),
+        facts=loaded.facts,
+        prefix=loaded.prefix,
+        overwrite=overwrite,
+    )
+    before, after = (count_params(m.spec()) for m in (loaded.model, model))
+    grown = [f"{n} {was} to {now}" for n, was, now in _changes(loaded.model, model)]
+    print(f"{out}: {before:,} parameters became {after:,}: {', '.join(grown)}")
+    for line in proof.lines():
+        print(f"  {line}")
+    return proof
+
+
+def _sized_as(model: Any, preset: str | None) -> Any:
+    """The model with the sizes of a preset of its family."""
+    if preset is None:
+        return model
+    known = presets.of_section("model")
+    if preset not in known:
+        cure = nearest(preset, list(known), what="the presets are")
+        raise UserError(f"--like: there is no preset {preset!r}; {cure}")
+    other = known[preset]()
+    if other.kind != model.kind:
+        raise UserError(
+            f"--like: {preset} is of kind {other.kind!r} and the model of {model.kind!r}; name a "
+            "preset of its own family, or sizes such as num_layers=28"
+        )
+    sizes = {name: getattr(other, name) for name in SIZES if hasattr(other, name)}
+    return replace(model, **sizes)
+
+
+def _changes(small: Any, large: Any) -> list[tuple[str, int, int]]:
+    sizes = [(n, getattr(small, n), getattr(large, n)) for n in SIZES if hasattr(small, n)]
+    return [each for each in sizes if each[1] != each[2]]
+
+
+def refuse_growth(small: Any, large: Any) -> None:
+    """Raises UserError where one model is no larger one of the other's shape."""
+    changes = _changes(small, large)
+    if not changes:
+        raise UserError("grow: nothing is larger; give sizes such as num_layers=28, or --like")
+    for name, was, now in changes:
+        if now < was:
+            raise UserError(f"{name}: {now} is less than the {was} of the model; give more")
+        if name == "head_dim":
+            raise UserError(f"head_dim: {now} is not the {was} of the model; add heads instead")
+    groups = [model.num_heads / model.num_kv_heads for model in (small, large)]
+    if groups[0] != groups[1]:
+        raise UserError(
+            f"num_kv_heads: {large.num_heads} heads on {large.num_kv_heads} are other groups than "
+            f"the model's {small.num_heads} on {small.num_kv_heads}; keep {groups[0]:g} to one"
+        )
+
+
+def wrapped(was: int, now: int) -> np.ndarray:
+    """For each place of a larger axis, the place of the smaller one that it is a copy of."""
+    return (np.arange(now) - (now - was) // 2) % was
+
+
+def source_layer(layer: int, was: int, now: int) -> int:
+    """The layer of a stack of `was` from which one of `now` is made."""
+    return min(round(layer * was / now), was - 1)
+
+
+class TiledTensors(Tensors):
+    """Tensors of the larger model by Hugging Face name, made of those of the smaller one when they
+    are asked for. Raises UserError for weights that differ in what cannot grow."""
+
+    def __init__(self, small: HfModel, large: HfModel, tensors: Mapping[str, np.ndarray]):
+        theirs = {key: slot for key, slot in _by_key(small)}
+        self._tensors, self._models = tensors, (small, large)
+        self._slots: dict[str, tuple[Slot, Slot | None]] = {}
+        for (leaf, layer, inside), slot in _by_key(large):
+            at = source_layer(layer, small.num_layers, large.num_layers) if layer >= 0 else layer
+            self._slots[slot.name] = slot, theirs.get((leaf, at, inside))
+            self._refuse(*self._slots[slot.name])
+        super().__init__(self._slots)
+
+    def _refuse(self, new: Slot, old: Slot | None) -> None:
+        if old is None and new.param.fill is None:
+            raise UserError(f"{new.name}: the model has nothing like it; keep its kinds of layers")
+        for axis, was, now in _axes(old.param, new.param) if old else ():
+            if was != now and axis not in TILED:
+                cure = "lmwright vocab changes vocabularies" if axis == "vocab" else "keep it"
+                raise UserError(f"{new.name}: {axis} is {was} and would be {now}; {cure}")
+
+    def described(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape)."""
+        new, old = self._slots[name]
+        return described(self._tensors, old.name if old else next(iter(self._tensors)))[
+            0
+        ], new.shape
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        new, old = self._slots[name]
+        plain = replace(new, at=())  # of one layer
+        if old is None:  # a norm that the first layer does not have
+            dtype = np.asarray(self._tensors[next(iter(self._tensors))]).dtype
+            return np.full(new.shape, new.param.fill).astype(dtype)
+        array = old.from_layout(np.asarray(self._tensors[old.name]))
+        for place, (axis, was, now) in enumerate(_axes(old.param, new.param)):
+            if was != now:
+                array = np.take(array, self._copies(axis, was, now), axis=place)
+        return plain.to_layout(array)
+
+    def _copies(self, axis: str, was: int, now: int) -> np.ndarray:
+        small, large = self._models
+        keys = wrapped(small.num_kv_heads, large.num_kv_heads)
+        group = small.num_heads // small.num_kv_heads
+        queries = (keys[:, None] * group + np.arange(group)).ravel()
+        if axis == "heads" and was == small.num_heads:
+            return queries
+        if axis == "heads" and was == small.num_heads + 2 * small.num_kv_heads:  # q, k and v in one
+            first = small.num_heads
+            return np.concatenate([queries, first + keys, first + small.num_kv_heads + keys])
+        return wrapped(was, now)
+
+
+def _by_key(model: HfModel) -> list[tuple[Key, Slot]]:
+    numbers = {path: layers for span in model.spans for path, _, layers in span.places()}
+    keyed = []
+    for slot in slots(model):
+        stack, _, leaf = slot.path.rpartition(".")
+        inside = stack in numbers
+        layer = numbers[stack][slot.at[0]] if inside else -1
+        keyed.append(((leaf if inside else slot.path, layer, slot.at[1:]), slot))
+    return keyed
+
+
+def _axes(small: Param, large: Param) -> list[tuple[str, int, int]]:
+    """Axes of the weight of one layer, with both sizes."""
+    first = len(small.batch)
+    return list(zip(small.axes, small.shape, large.shape, strict=True))[first:]
