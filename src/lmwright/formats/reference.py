@@ -15,6 +15,7 @@ import psutil
 
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
+from lmwright.formats.hf_read import is_body
 from lmwright.formats.peft_config import refuse_endless
 from lmwright.models.hf.detector import DETECTORS
 from lmwright.models.hf.embedder import BODIES
@@ -137,7 +138,7 @@ def _class_for(folder: Path, is_gguf: bool) -> Any:
     architecture = config["architectures"][0]
     if MASK_DECODER in config:
         raise UserError("it has no class with an enhanced mask decoder, and opens another model")
-    if architecture in DETECTORS:
+    if architecture in DETECTORS and not is_body(config, folder):
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):
         return transformers.AutoModelForSequenceClassification

@@ -124,7 +124,7 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
     model = plan.run.model
     headless = set(model.head_weights(model.spec())) - set(plan.spec)  # left out of the origin
-    if fresh:  # and a head that is no part of the model
+    if fresh or headless:  # and a head that is no part of the model
         headless |= set(origin.spec) - set(model.spec())
     refuse_unlike_base(origin, old, {*fresh, *headless})
 
