@@ -46,6 +46,10 @@ LONG = {
     "formats/test_regression.py": {
         "test_training_from_an_encoder_and_on": "test_classifier trains the same head",
     },
+    "formats/test_two_parts.py": {
+        "test_a_run_from_released_weights_and_runs_from_it":
+            "weights at step 0 there; test_detector trains and exports both",
+    },
     "kernels/test_tpu_disentangled.py": {
         "test_equal_to_the_reference[True-256-256]": "False there, and on a mesh",
     },

@@ -19,11 +19,13 @@ from lmwright.evals.held_out import open_held_out
 from lmwright.evals.loss import batch_of
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
+from lmwright.models.deberta import Deberta
 from lmwright.models.embedder import Embedder
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.modernbert import ModernBert
 from lmwright.objectives.embed import Embed
 from lmwright.objectives.mlm import Mlm
+from lmwright.objectives.rtd import Rtd
 from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
 from lmwright.train.start import first_state
@@ -37,6 +39,7 @@ SMALL = {
 }  # fmt: skip
 MODELS = {
     "eurobert": EuroBert(**SMALL, num_kv_heads=2),
+    "deberta": Deberta(**SMALL, num_kv_heads=4, position_buckets=8, max_distance=30),
     "modernbert": ModernBert(**SMALL, num_kv_heads=4, window=5, layer_pattern=("global", "local")),
 }
 
@@ -170,6 +173,51 @@ def test_held_out_pairs_are_ranked(run, capsys):
     assert loss.mrr == pytest.approx(np.mean([1 / r if r <= 10 else 0 for r in ranks]))
     assert main(["eval", run.dir]) == 0
     assert f"{loss.mrr:.4f}" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def deberta(run, tmp_path_factory):
+    """A run of vectors of a DeBERTa, and its export."""
+    root = tmp_path_factory.mktemp("deberta")
+    found = replace(run, dir=str(root / "run"), model=MODELS["deberta"])
+    save_run(found, steps=(1,))
+    return found, root / "out", export_command(found.dir, root / "out")
+
+
+def test_a_deberta_opens_in_sentence_transformers(deberta, tmp_path):
+    run, out, proof = deberta
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["DebertaV2Model"]
+    there = proof.folder_to_transformers
+    assert there.max_abs_diff <= 1e-5 * there.max_abs_logit
+    assert load_model(out).model == run.objective.exported(run.model, {})[0]
+    ours = vectors(run.dir, tmp_path, "run")
+    np.testing.assert_allclose(vectors(out, tmp_path, "folder"), ours, atol=1e-6)
+    theirs = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(out), device="cpu"
+    )
+    np.testing.assert_allclose(theirs.encode([a for a, _ in PAIRS]), ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["run", "folder"])
+def test_a_detector_is_the_start_without_its_head(run, tmp_path, form):
+    """From a run of replaced tokens, the two tables of its discriminator added; and `embed` takes
+    it as it is."""
+    found = replace(
+        run, dir=str(tmp_path / "rtd"), objective=Rtd(mask_token_id=1), model=MODELS["deberta"]
+    )
+    origin = save_run(found, steps=(1,))
+    w = weights_at(1, found.objective.spec(found.model))
+    theirs = dict(walk(found.objective.exported(found.model, w)[1]))
+    if form == "folder":
+        export_command(origin, tmp_path / "hf")
+        origin = tmp_path / "hf"
+    got = started(replace(run, model=MODELS["deberta"]), origin, tmp_path)
+    assert {name for name in theirs if name not in got} == {
+        name for name in theirs if name.startswith("detector.")
+    }
+    for name, array in got.items():
+        np.testing.assert_allclose(array, theirs[name], atol=1e-6, err_msg=name)
+    assert np.isfinite(vectors(origin, tmp_path, form)).all()
 
 
 def test_other_data_is_refused(run):

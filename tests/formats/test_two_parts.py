@@ -78,11 +78,14 @@ def prepared(tmp_path_factory, theirs):
     (folder / "released" / "config.json").write_text(json.dumps(config))
     encoder.deberta.save_pretrained(folder / "alone")
     other.save_pretrained(folder / "other")
+    classes = transformers.DebertaV2ForSequenceClassification(encoder.config)
+    classes.deberta.load_state_dict(encoder.deberta.state_dict())
+    classes.save_pretrained(folder / "classes")
     legacy = masked_lm(3, legacy=True)
     legacy.deberta.load_state_dict(encoder.deberta.state_dict())
     legacy.save_pretrained(folder / "legacy")
     tokenizer = Path(load_run(folder / "rtd.toml").data.dir) / "tokenizer"
-    for name in ("released", "alone", "other", "legacy"):
+    for name in ("released", "alone", "other", "classes", "legacy"):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name / file).write_bytes((tokenizer / file).read_bytes())
     return folder
@@ -146,11 +149,15 @@ def test_a_generator_of_its_own_leaves_the_discriminator_as_it_was(theirs, prepa
         started(prepared, "released", "other")
 
 
-@pytest.mark.parametrize("name, fresh", [
-    ("alone", ["discriminator.detector", "generator.decoder_bias", "generator.dense",
-               "generator.dense_bias", "generator.head_norm", "generator.head_norm_bias"]),
-    ("legacy", ["discriminator.detector"]),
-])  # fmt: skip
+FRESH = [
+    "discriminator.detector", "generator.decoder_bias", "generator.dense",
+    "generator.dense_bias", "generator.head_norm", "generator.head_norm_bias",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, fresh", [("alone", FRESH), ("classes", FRESH), ("legacy", FRESH[:1])]
+)
 def test_heads_that_a_folder_lacks_start_fresh(theirs, prepared, name, fresh):
     model, objective, w, found, _ = started(prepared, name)
     assert sorted(found) == fresh

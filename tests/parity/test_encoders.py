@@ -45,8 +45,13 @@ ENCODERS = {
 @pytest.fixture(scope="module", params=ENCODERS)
 def encoder(request):
     """(their model with random weights, ours, the same weights)."""
-    kind = request.param.partition(" ")[0]
-    said = {k: v for k, v in ENCODERS[request.param].items() if v is not None}
+    return encoder_of(request.param)
+
+
+def encoder_of(name):
+    """(their model of a row of the table with random weights, ours, the same weights)."""
+    kind = name.partition(" ")[0]
+    said = {k: v for k, v in ENCODERS[name].items() if v is not None}
     torch.manual_seed(1)
     config = getattr(transformers, f"{kind}Config")(**said)
     config.architectures = [f"{kind}ForMaskedLM"]

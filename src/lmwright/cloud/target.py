@@ -179,6 +179,13 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
     )
 
 
+def weights_of(run: Run) -> list[tuple[str, str]]:
+    """Fields of a run that name weights to start from, and the places there."""
+    second = getattr(run.objective, "generator_from", None)
+    both = (("train.init_from", run.train.init_from), ("objective.generator_from", second))
+    return [(field, place) for field, place in both if place]
+
+
 def refuse_local_places(run: Run, disks: Sequence[str] = ()) -> None:
     """Raises UserError for a run that needs files of this machine."""
     for field, path, cure in (
@@ -188,9 +195,9 @@ def refuse_local_places(run: Run, disks: Sequence[str] = ()) -> None:
         on_disk = field == "data.dir" and is_on_disk(path, disks)
         if not on_disk and not is_bucket(path):
             raise UserError(f"{field}: {path}: the hosts of a slice cannot see it; {cure}")
-    source = run.train.init_from
-    if source and not is_bucket(source) and os.path.exists(source):
-        raise UserError(
-            f"train.init_from: {source}: the hosts of a slice cannot see it; name it by its hub "
-            "name or a gs:// URL"
-        )
+    for field, source in weights_of(run):
+        if not is_bucket(source) and os.path.exists(source):
+            raise UserError(
+                f"{field}: {source}: the hosts of a slice cannot see it; name it by its hub name "
+                "or a gs:// URL"
+            )

@@ -23,7 +23,7 @@ from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
 from lmwright.models.hf.answerer import answer_fields, answering_encoder
 from lmwright.models.hf.classifier import encoder_of, head_fields
-from lmwright.models.hf.detector import DETECTORS, MaskDecoderHf
+from lmwright.models.hf.detector import DETECTORS, HEAD_PREFIX, MaskDecoderHf
 from lmwright.models.hf.embedder import BODIES
 from lmwright.models.hf.tagger import tagged_encoder, tags_of
 from lmwright.models.mask_decoder import MaskDecoder
@@ -52,12 +52,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_downloaded(folder / "config.json", "a Hugging Face model folder")
     if architecture_of(config) == NONE and config.get("model_type") in UNNAMED:
         config = config | {"architectures": [UNNAMED[config["model_type"]]]}
-    return config | {VECTORS: read_modules(folder)} if is_body(config) else config
+    return config | {VECTORS: read_modules(folder)} if is_body(config, folder) else config
 
 
-def is_body(config: dict[str, Any]) -> bool:
-    """True for the config.json of an encoder without a head, which is used for its vectors."""
-    return architecture_of(config) in BODIES
+def is_body(config: dict[str, Any], folder: Path) -> bool:
+    """True for the config.json of an encoder without a head, which is used for its vectors; one
+    of the architectures is a detector's, too, whose head is among the tensors."""
+    architecture = architecture_of(config)
+    if architecture not in DETECTORS:
+        return architecture in BODIES
+    try:
+        return not any(name.startswith(HEAD_PREFIX) for name in TensorFiles(folder))
+    except UserError:  # found again when weights are wanted
+        return True
 
 
 def model_from_config(config: dict[str, Any], where: str) -> Any:
@@ -74,7 +81,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     if (alone := answering_encoder(architecture)) is not None:
         encoder = model_from_config(config | {"architectures": [alone]}, where)
         return Answerer(encoder, **answer_fields(config, encoder, where))
-    if architecture in DETECTORS:
+    if architecture in DETECTORS and VECTORS not in config:
         return Detector(
             model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)
         )

@@ -15,6 +15,7 @@ import psutil
 
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
+from lmwright.formats.hf_read import is_body
 from lmwright.formats.peft_config import refuse_endless
 from lmwright.models.hf.answerer import OUT
 from lmwright.models.hf.detector import DETECTORS
@@ -118,7 +119,7 @@ def _logits(
         own = {"architectures": [""]} if is_gguf else parse_json(folder / "config.json")
         if MASK_DECODER in own:
             raise UserError("it has no class with an enhanced mask decoder and opens another model")
-        kind = _class_for(own["architectures"][0])
+        kind = _class_for(own["architectures"][0], not is_gguf and is_body(own, folder))
     else:  # which may bring a head, or be for an encoder without one
         kind = _class_for(config["architectures"][0])
         file |= _head_of(config)
@@ -136,16 +137,6 @@ def _logits(
     return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
 
 
-def _with_head(head: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """transformers' class for a head that an adapter brings, and what it is told."""
-    import transformers
-
-    if "id2label" not in head:
-        return transformers.AutoModelForQuestionAnswering, {}
-    named = {int(i): name for i, name in head["id2label"].items()}
-    return transformers.AutoModelForSequenceClassification, {**head, "id2label": named}
-
-
 def _given(out: Any) -> Any:
     """Logits or states that a model of transformers gave: [B, T, K], or [B, K] of whole rows."""
     import torch
@@ -155,11 +146,12 @@ def _given(out: Any) -> Any:
     return out.logits if "logits" in out else out.last_hidden_state
 
 
-def _class_for(architecture: str) -> Any:
-    """transformers' class for the head of a model; an empty name means a language model."""
+def _class_for(architecture: str, body: bool = False) -> Any:
+    """transformers' class for the head of a model; an empty name means a language model. Only a
+    `body` has no head, of the names that a detector has, too."""
     import transformers
 
-    if architecture in DETECTORS:
+    if architecture in DETECTORS and not body:
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):
         return transformers.AutoModelForSequenceClassification

@@ -18,10 +18,11 @@ from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
+from lmwright.models.detector import Detector
 from lmwright.models.hf.embedder import EmbedderHf, Length, TokenPooling
 from lmwright.models.over import OverEncoder
 
-KINDS = ("eurobert", "modernbert")  # of encoders that give vectors
+KINDS = ("eurobert", "modernbert", "deberta")  # of encoders that give vectors
 EMBED = "embed"  # the table of the vocabulary, in the tree
 
 
@@ -42,8 +43,9 @@ class Embedder(OverEncoder):
 
     def without_head(self, w: Tree) -> Tree:
         """Those of the encoder's weights that it has, too."""
-        head = set(self.encoder.head_weights(self.encoder.spec())) - {EMBED}
-        return {name: tree for name, tree in w.items() if name not in head}
+        spec = self.encoder.spec()
+        own = {EMBED} | spec.keys() - self.encoder.head_weights(spec).keys()
+        return {name: tree for name, tree in w.items() if name in own}
 
     def spec(self) -> Tree:
         """Every weight, once."""
@@ -74,6 +76,8 @@ def embedder_of(model: Model, pooling: TokenPooling = "mean", length: Length = "
     """An encoder as a model that gives vectors. Raises UserError for other models."""
     if isinstance(model, Embedder):
         return replace(model, pooling=pooling, length=length)
+    if isinstance(model, Detector):  # pretrained by it, and without a head for anything else
+        model = model.encoder
     if getattr(model, "encoder", model) is not model:
         raise UserError(
             f"model.kind: this {model.kind!r} has a head that is not for vectors; give the encoder "

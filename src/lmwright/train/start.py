@@ -128,7 +128,7 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     fresh = fresh_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
     headless = headless_weights(plan)
-    if fresh:  # and a head that is no part of the model
+    if fresh or headless:  # and a head that is no part of the model
         headless |= set(origin.spec) - set(plan.run.model.spec())
     refuse_unlike_base(origin, old, {*fresh, *headless})
 

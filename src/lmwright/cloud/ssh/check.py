@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from lmwright import __version__
 from lmwright.cloud.ssh.line import Line, all_of
+from lmwright.cloud.target import weights_of
 from lmwright.cloud.work import Work
 from lmwright.config.run import Run
 from lmwright.errors import UserError
@@ -52,12 +53,12 @@ def check_places(run: Run, work: Work) -> None:
                 f"{field}: {path}: a relative path means nothing on other machines; write one that "
                 "begins with / and that the hosts see, or gs://BUCKET/FOLDER"
             )
-    source = run.train.init_from
-    if source and "://" not in source and not os.path.isabs(source) and os.path.exists(source):
-        raise UserError(
-            f"train.init_from: {source}: a relative path means nothing on other machines; write "
-            "one that begins with / and that the hosts see, or the model's hub name"
-        )
+    for field, source in weights_of(run):
+        if "://" not in source and not os.path.isabs(source) and os.path.exists(source):
+            raise UserError(
+                f"{field}: {source}: a relative path means nothing on other machines; write one "
+                "that begins with / and that the hosts see, or the model's hub name"
+            )
 
 
 def check_folders(lines: Sequence[Line], run: Run, work: Work) -> None:
@@ -78,12 +79,13 @@ def check_folders(lines: Sequence[Line], run: Run, work: Work) -> None:
                     f"data.dir: {run.data.dir} on {line.host.name} differs from that on "
                     f"{lines[0].host.name}; copy one over the other, or write gs://BUCKET/FOLDER"
                 )
-    source = run.train.init_from
-    if work.trains and source and os.path.isabs(source):
+    for field, source in weights_of(run):
+        if not work.trains or not os.path.isabs(source):
+            continue
         for line, facts in zip(lines, all_of(lines, "exists", path=source), strict=True):
             if not facts["there"]:
                 raise UserError(
-                    f"train.init_from: {source} is not on {line.host.name}; copy it there, or "
+                    f"{field}: {source} is not on {line.host.name}; copy it there, or "
                     "write the model's hub name"
                 )
 

@@ -14,8 +14,9 @@ from lmwright.models.text_part import MASK_DECODER
 
 DETECTORS = {"DebertaV2Model": "DebertaV2ForMaskedLM"}
 """Architecture of a detector, and that of its encoder with the head over the vocabulary."""
+HEAD_PREFIX = "mask_predictions."
 HEAD_WEIGHTS = {
-    f"detector.{ours}{end}": f"mask_predictions.{theirs}.{kind}"
+    f"detector.{ours}{end}": f"{HEAD_PREFIX}{theirs}.{kind}"
     for ours, theirs in {"norm": "LayerNorm", "dense": "dense", "out": "classifier"}.items()
     for end, kind in (("", "weight"), ("_bias", "bias"))
 }

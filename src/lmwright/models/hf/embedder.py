@@ -2,16 +2,19 @@
 become a vector, which sentence-transformers keeps in files beside it (`formats.sentence`).
 
 EuroBertModel, ModernBertModel   the names of the whole model without `model.`, and no head
+DebertaV2Model                   without `deberta.`; of a detector, with it (`models.hf.detector`)
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from lmwright.models.hf.table import Json
 
-BODIES = {"EuroBertModel": "EuroBertForMaskedLM", "ModernBertModel": "ModernBertForMaskedLM"}
+BODIES = {"EuroBertModel": "EuroBertForMaskedLM", "ModernBertModel": "ModernBertForMaskedLM",
+          "DebertaV2Model": "DebertaV2ForMaskedLM"}  # fmt: skip
 """Architecture of an encoder without its head, and with the one over the vocabulary."""
-BODY = "model."  # before the names of what is not the head
+BODY = re.compile(r"^(model|deberta)\.")  # before the names of what is not the head
 
 TokenPooling = Literal["mean", "first"]
 Length = Literal["one", "any"]
@@ -25,7 +28,7 @@ class EmbedderHf:
     def __init__(self, model: Any):
         self.name = model.encoder.hf.name
         self.weights: Mapping[str, str] = {
-            ours: theirs.removeprefix(BODY) for ours, theirs in model.encoder.hf.weights.items()
+            ours: BODY.sub("", theirs) for ours, theirs in model.encoder.hf.weights.items()
         }
 
     def config(self, model: Any) -> Json:
