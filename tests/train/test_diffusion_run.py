@@ -143,6 +143,28 @@ def test_answers_are_learned_with_an_adapter(pretrained, tmp_path, capsys):
     assert load_model(merged).model == run.model
 
 
+def test_blocks_are_learned_and_written(pretrained, tmp_path, capsys):
+    """Block diffusion with complementary masks goes on from masked diffusion."""
+    folder = tmp_path / "blocks"
+    path = write(
+        folder, model="", top='objective.block_tokens = 8\nobjective.views = "complementary"',
+        data='pack = {method = "chunk", attention = "document"}',
+        train=f'init_from = "{pretrained}/run"',
+    )  # fmt: skip
+    assert main(["prepare", path]) == 0
+    assert main(["train", path, "objective.block_tokens=48"]) == 2
+    assert "block_tokens: 48 is not below the 48 tokens of a row" in capsys.readouterr().err
+    assert main(["train", path, "train.steps=2", "eval.prompts=[]"]) == 0
+    losses = [row["loss"] for row in logged(folder, "train")]
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
+    run = str(folder / "run")
+    assert main(["eval", run]) == 0
+    capsys.readouterr()
+    assert main(["generate", run, "--prompt", "the cat", "--max-new-tokens", "16",
+                 "--block-tokens", "8", "--sees", "blocks"]) == 0  # fmt: skip
+    assert capsys.readouterr().out
+
+
 def test_a_causal_model_is_converted(shared_data, tmp_path, capsys):
     """Its first loss is below ln V + 1, with a mask token whose row is the mean of its pieces."""
     stories = str(shared_data / "models" / "stories260k")
