@@ -14,6 +14,7 @@ from lmwright.errors import UserError
 from lmwright.evals.fill import Filling
 from lmwright.evals.generate import Sampling, generate
 from lmwright.models.llada import Llada
+from lmwright.nn.attention import masked_attention
 from tests.evals.small_model import MODEL as DECODER
 from tests.in_memory import to_hf
 
@@ -55,12 +56,13 @@ def filled(w, tokenizer, prompts=PROMPTS, model=MODEL, filling=None, **settings)
 
 
 @jax.jit
-def logits_of(w, tokens):
-    """float32 [T, V] of a row alone."""
+def logits_of(w, tokens, mask):
+    """float32 [T, V] of a row alone, whose queries see what a dense mask [T, T] says."""
     row = tokens[None]
     ids = jnp.ones_like(row)
     batch = Batch(row, ids, jnp.arange(len(tokens))[None], ids.astype(jnp.float32))
-    return MODEL.logits(w, MODEL.hidden(w, batch, Compute())[0])[0]
+    kernel = lambda q, k, v, ids, scoring: masked_attention(q, k, v, mask[None], scoring)  # noqa: E731
+    return MODEL.logits(w, MODEL.hidden_by(kernel, w, batch, Compute())[0])[0]
 
 
 def plain_loop(w, tokenizer, number, prompt, filling, temperature=0.0, seed=0, predicts="own"):
@@ -72,8 +74,13 @@ def plain_loop(w, tokenizer, number, prompt, filling, temperature=0.0, seed=0, p
     key = jax.random.fold_in(jax.random.key(seed), number)
 
     def seen(x, end):
-        shown = x[:end] if filling.sees == "prefix" else x
-        out = np.asarray(logits_of(w, shown), np.float64)
+        shown = x if filling.sees == "text" else x[:end]
+        mask = np.ones((len(shown), len(shown)), bool)
+        if filling.sees == "blocks":  # those of the prompt, then those of the text
+            at = np.arange(len(shown))
+            number = np.where(at < start, at // block, start + (at - start) // block)
+            mask = number[:, None] >= number
+        out = np.asarray(logits_of(w, shown, mask), np.float64)
         return np.concatenate([out[:1], out[:-1]]) if predicts == "next" else out
 
     for i in range(-(-NEW // block)):
@@ -111,6 +118,7 @@ WAYS = {
     "blocks": (Filling(block_tokens=4, steps=3), {}),
     "uneven blocks": (Filling(block_tokens=5, steps=2), {}),
     "prefix": (Filling(block_tokens=4, steps=2, sees="prefix"), {}),
+    "seen by blocks": (Filling(block_tokens=4, steps=2, sees="blocks"), {}),
     "threshold": (Filling(steps=6, threshold=0.3), {}),
     "guided": (Filling(block_tokens=6, steps=3, guidance=1.5), {}),
     "random": (Filling(steps=4, first="random"), {}),
@@ -192,6 +200,7 @@ def test_a_text_ends_where_its_end_is_filled_in(weights, tokenizer):
         ({"steps": 13}, {}, "steps: 13 is more than the 12 tokens of a block"),
         ({"block_tokens": 13}, {}, "block_tokens: 13 is more than max_new_tokens 12"),
         ({"sees": "prefix"}, {}, "sees: 'prefix' has no effect with a single block"),
+        ({"sees": "blocks"}, {}, "sees: 'blocks' needs block_tokens"),
         ({}, {"temperature": 1.0, "top_k": 3}, "top_k, top_p: have no effect"),
         ({"threshold": 1.5}, {}, "threshold: 1.5 must be"),
         ({"threshold": 0.5, "first": "random"}, {}, "threshold: has no effect"),

@@ -53,6 +53,7 @@ FAMILIES = {
         "num_hidden_layers": 7, "rope_theta": 500_000.0, "rope_local_base_freq": 10_000.0,
         "sliding_window_pattern": 6},
     "EuroBertForMaskedLM llada": {"masked_diffusion": {"predicts": "next"}},
+    "Qwen2ForCausalLM dream": {"masked_diffusion": {"predicts": "own"}, "head_dim": 16},
 }  # fmt: skip
 
 

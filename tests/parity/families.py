@@ -167,6 +167,10 @@ ROWS = {
         {"masked_diffusion": {"predicts": "own"}},
         gradients=False,  # those of the same blocks
     ),
+    "dream": Row(
+        "Qwen2ForCausalLM",
+        {"masked_diffusion": {"predicts": "next"}, "is_causal": False, "head_dim": 8},
+    ),
     "gemma2": Row(
         "Gemma2ForCausalLM",
         {

@@ -4,13 +4,17 @@ causal model, measured, sampled, exported."""
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.core.param import init_weights
 from lmwright.errors import UserError
 from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
+from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
 
 WORDS = "the cat sat on a mat while one dog ran far away".split()
 MODEL = """
@@ -141,6 +145,54 @@ def test_answers_are_learned_with_an_adapter(pretrained, tmp_path, capsys):
     merged = str(tmp_path / "merged")
     assert main(["export", str(folder / "run"), merged]) == 0
     assert load_model(merged).model == run.model
+
+
+def test_blocks_are_learned_and_written(pretrained, tmp_path, capsys):
+    """Block diffusion with complementary masks goes on from masked diffusion."""
+    folder = tmp_path / "blocks"
+    path = write(
+        folder, model="", top='objective.block_tokens = 8\nobjective.views = "complementary"',
+        data='pack = {method = "chunk", attention = "document"}',
+        train=f'init_from = "{pretrained}/run"',
+    )  # fmt: skip
+    assert main(["prepare", path]) == 0
+    assert main(["train", path, "objective.block_tokens=48"]) == 2
+    assert "block_tokens: 48 is not below the 48 tokens of a row" in capsys.readouterr().err
+    assert main(["train", path, "train.steps=2", "eval.prompts=[]"]) == 0
+    losses = [row["loss"] for row in logged(folder, "train")]
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
+    run = str(folder / "run")
+    assert main(["eval", run]) == 0
+    capsys.readouterr()
+    assert main(["generate", run, "--prompt", "the cat", "--max-new-tokens", "16",
+                 "--block-tokens", "8", "--sees", "blocks"]) == 0  # fmt: skip
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_qwen_2_becomes_a_masked_diffusion_model(pretrained, tmp_path, capsys):
+    """Its biases come along, into a folder of Qwen 2's class and GGUF's `dream`, which write the
+    same text."""
+    sizes = {name: getattr(load_run(pretrained / "run").model, name) for name in (
+        "vocab_size", "embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads",
+        "head_dim", "seq_len")}  # fmt: skip
+    causal = Llama(**sizes, bias="qkv", head="untied")
+    w = init_weights(causal.spec(), jax.random.key(1))
+    start, folder = tmp_path / "qwen", tmp_path / "d"
+    export_hf(causal, w, pretrained / "run" / "tokenizer", start)
+    path = write(folder, model='\nkind = "llada"\n', train=f'init_from = "{start}"')
+    assert main(["prepare", path]) == main(["train", path, "train.steps=2"]) == 0
+    run, out = str(folder / "run"), str(tmp_path / "out")
+    assert load_run(folder / "run").model.bias == "qkv"
+    assert main(["export", run, out]) == main(["export", run, f"{out}.gguf"]) == 0
+    proof = json.loads((tmp_path / "out" / "convert.json").read_text())
+    assert proof["folder_to_transformers"]["max_abs_diff"] < 1e-4
+    capsys.readouterr()
+    texts = set()
+    for place in (run, out, f"{out}.gguf"):
+        assert main(["generate", place, "--prompt", "the cat", "--max-new-tokens", "8"]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
 
 
 def test_a_causal_model_is_converted(shared_data, tmp_path, capsys):

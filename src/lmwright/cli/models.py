@@ -161,7 +161,7 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
 )
 @click.option(
     "--sees",
-    type=click.Choice(["text", "prefix"]),
+    type=click.Choice(["text", "prefix", "blocks"]),
     help="Diffusion: all of the text, or nothing behind the block; default: text.",
 )
 @computed

@@ -25,6 +25,8 @@ from lmwright.core.param import Tree
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.sampling import Sampling
+from lmwright.kernels import select
+from lmwright.nn.intervals import Interval, blocks_reach
 from lmwright.objectives.diffusion import at_own_places
 from lmwright.objectives.masking import MASK
 
@@ -45,8 +47,9 @@ class Filling:
     """All predictions above this probability stay, whatever their share of a pass."""
     guidance: float = 0.0
     """Weight of the difference that the prompt makes (https://arxiv.org/abs/2410.18514)."""
-    sees: Literal["text", "prefix"] = "text"
-    """Whether later blocks are seen as masks (LLaDA) or not at all (LLaDA 2)."""
+    sees: Literal["text", "prefix", "blocks"] = "text"
+    """Whether later blocks are seen as masks (LLaDA) or not at all (LLaDA 2); with `blocks`, those
+    before see no later one either, as in block diffusion."""
 
     def __post_init__(self) -> None:
         wrong = {
@@ -80,6 +83,8 @@ class Filling:
             )
         if self.sees == "prefix" and block == most:
             raise UserError("sees: 'prefix' has no effect with a single block; set block_tokens")
+        if self.sees == "blocks" and self.block_tokens is None:
+            raise UserError("sees: 'blocks' needs block_tokens; set it to that of the training")
 
 
 class _Program(NamedTuple):
@@ -192,9 +197,10 @@ def _fill_block(
     places = begins[:, None] + jnp.arange(p.block)  # [B, block]
     inside = places < stops[:, None]
     at = jnp.arange(tokens.shape[1])
-    ends = jnp.minimum(begins + p.block, stops) if p.sees == "prefix" else stops
+    ends = stops if p.sees == "text" else jnp.minimum(begins + p.block, stops)
     ids = jnp.broadcast_to(at < ends[:, None], tokens.shape).astype(jnp.int32)
     places = jnp.minimum(places, tokens.shape[1] - 1)
+    hidden = _hidden(p, starts, ends, tokens.shape)
     share, rest = jnp.divmod(jnp.sum(inside, axis=1), p.steps)
 
     def masks(tokens: Array) -> Array:
@@ -202,10 +208,10 @@ def _fill_block(
 
     def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         step, tokens = carry
-        logits = _logits(p, w, tokens, ids, places)  # [B, block, V]
+        logits = _logits(p, w, tokens, ids, places, hidden)  # [B, block, V]
         if p.guided:
             without = jnp.where(at < starts[:, None], p.mask, tokens)
-            plain = _logits(p, w, without, ids, places)
+            plain = _logits(p, w, without, ids, places, hidden)
             logits = plain + (knobs.guidance + 1) * (logits - plain)
         noise = jax.vmap(jax.random.fold_in, (0, None))(keys, number * p.steps + step)
         chosen, chance = _predict(p, logits, noise, knobs.temperature)
@@ -227,11 +233,32 @@ def _fill_block(
     return jax.lax.while_loop(more, one, (jnp.int32(0), jnp.asarray(tokens)))[1]
 
 
-def _logits(p: _Program, w: Tree, tokens: Array, ids: Array, places: Array) -> Array:
+def _hidden(
+    p: _Program, starts: Array, ends: Array, shape: tuple[int, ...]
+) -> Callable[..., tuple[Array, Any]]:
+    """The model's `hidden`; with `blocks` each block sees those before it and itself alone, and the
+    prompt is blocks of its own."""
+    if p.sees != "blocks":
+        run: Callable[..., tuple[Array, Any]] = p.model.hidden
+        return run
+    at = jnp.broadcast_to(jnp.arange(shape[1]), shape)
+    prompt, begin = at < starts[:, None], starts[:, None]
+    end = lambda at: (at // p.block + 1) * p.block  # noqa: E731
+    end = jnp.where(prompt, jnp.minimum(end(at), begin), begin + end(at - begin))
+    seen = Interval(jnp.zeros_like(at), jnp.minimum(end, ends[:, None]))
+    attend, reach = select.attend(p.compute), blocks_reach(p.block)
+    kernel = lambda q, k, v, ids, scoring: attend(q, k, v, seen, scoring, reach)  # noqa: E731
+    return partial(p.model.hidden_by, kernel)
+
+
+def _logits(
+    p: _Program, w: Tree, tokens: Array, ids: Array, places: Array,
+    hidden: Callable[..., tuple[Array, Any]],
+) -> Array:  # fmt: skip
     """float32 [B, block, V] at places [B, block]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) * ids
     batch = Batch(tokens, ids, positions, jnp.zeros(tokens.shape, jnp.float32))
-    x, _ = p.model.hidden(w, batch, p.compute)
+    x, _ = hidden(w, batch, p.compute)
     x = at_own_places(p.model, x, positions)
     logits: Array = p.model.logits(w, jnp.take_along_axis(x, places[..., None], axis=1))
     return logits

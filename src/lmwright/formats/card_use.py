@@ -44,18 +44,21 @@ print(model.similarity(*model.encode(["A text", "Another one"])))
 ```
 or `lmwright embed {{ word(place) }} texts.csv --out vectors.npz`.
 {% elif model.fills_masks %}
+{% set masked_class = "AutoModelForCausalLM" if model.bias == "qkv" else "AutoModelForMaskedLM" %}
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import {{ masked_class }}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({{ place | tojson }})
-model = AutoModelForMaskedLM.from_pretrained({{ place | tojson }})
+model = {{ masked_class }}.from_pretrained({{ place | tojson }})
 pipeline = LLaDA2Pipeline(model, BlockRefinementScheduler(), tokenizer)
 out = pipeline("Once upon a time", use_chat_template=False, gen_length=64, block_length=32,
                temperature=0.0, threshold=2.0, editing_threshold=None)
 print(out.texts[0])
 ```
 or `lmwright generate {{ word(place) }} --prompt "Once upon a time"`. A masked diffusion model: it \
-looks both ways and fills in masks, so that it needs transformers 5.3 or later.
+looks both ways and fills in masks, so that it needs transformers 5.3 or later\
+{{ ": earlier ones, which do not read is_causal, compute a causal model without a word" \
+if model.bias == "qkv" else "" }}.
 {% if model.predicts == "next" %}
 Its output at a place predicts the next token, which diffusers does not know: sample with lmwright.
 {% endif %}

@@ -109,6 +109,9 @@ ARCHS = {
         },
     ),
     "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
+    "dream": Arch(
+        "Qwen2ForCausalLM", "qwen2", mark="masked_diffusion", fixed={"hidden_act": "silu"}
+    ),
 }  # fmt: skip
 MIXTRAL = Arch(
     "MixtralForCausalLM", "mixtral", rotated=True, renamed={"num_experts": "num_local_experts"}
@@ -166,7 +169,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
     if arch.mark:
-        config[arch.mark] = {"predicts": "next" if meta.get(SHIFT, False) else "own"}
+        shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
+        config[arch.mark] = {"predicts": "next" if shifts else "own"}
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
@@ -209,6 +213,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     if name == "llada":
         if config.get("attention_bias"):
             raise UserError(f"{where}: GGUF's llada has no biases; export to a folder instead")
+    if arch.mark:
         meta["attention.causal"] = False
     if arch.encoder:
         meta["attention.causal"] = False

@@ -35,7 +35,7 @@ class TextTensors(Tensors):
                 apart.setdefault(other[0], []).append(size)
                 continue
             inner = _after(name, part.prefixes)
-            alone = name if inner is None else inner[0] + inner[1]
+            alone = name if inner is None else inner[0] + _replaced(inner[1], part.inner)
             if alone in self._name_of:
                 raise UserError(
                     f"{where}: {name} and {self._name_of[alone]} map to the same tensor of the "
@@ -50,6 +50,14 @@ class TextTensors(Tensors):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._stored[self._name_of[name]]
+
+
+def _replaced(name: str, parts: Mapping[str, str]) -> str:
+    """The name with the one of the parts that is in it replaced."""
+    for part, meaning in parts.items():
+        if part in name:
+            return name.replace(part, meaning)
+    return name
 
 
 def _after(name: str, prefixes: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -112,13 +112,13 @@ def _scores(q: Array, k: Array, start: Array, end: Array, at: int, scoring: Scor
 
 
 def _fwd(q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach):
-    out, log_sums = over_rows(partial(_outputs, scoring, reach))(q, k, v, *seen)
+    out, log_sums = over_rows(partial(outputs, scoring, reach))(q, k, v, *seen)
     out = checkpoint_name(out, ATTENTION)
     log_sums = checkpoint_name(log_sums, ATTENTION)
     return out, (q, k, v, *seen, out, log_sums)
 
 
-def _outputs(
+def outputs(
     scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen_from: Array, seen_to: Array
 ):
     """[B, T, N, H], and the logs of the softmax sums [B K, G, T]."""
@@ -154,10 +154,10 @@ def _outputs(
 
 
 def _bwd(scoring: Scoring, reach: Reach, residuals: tuple[Array, ...], g_out: Array):
-    return *over_rows(partial(_gradients, scoring, reach))(*residuals, g_out), None
+    return *over_rows(partial(gradients, scoring, reach))(*residuals, g_out), None
 
 
-def _gradients(
+def gradients(
     scoring: Scoring, reach: Reach, q, k, v, seen_from, seen_to, out, log_sums, g_out
 ):  # fmt: skip
     """Those of q, k and v."""

@@ -22,6 +22,7 @@ KERNELS = Registry(
         "splash attention": "tpu_splash.splash_attention",
         "attention of intervals": "interval_attention.attend_by",
         "attention both ways": "interval_attention.both_ways_by",
+        "attention of blocks": "block_attention.blocks_by",
         "cpu attention of intervals": "cpu_attention.attention",
         "tpu attention of intervals": "tpu_interval_attention.attention",
         "ring of intervals": "interval_ring.attention",

@@ -274,7 +274,7 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
         dv[...] = dv_sum[...].astype(dv.dtype)
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """Arguments of both kernels."""
 
     scoring: Scoring
@@ -322,12 +322,13 @@ class _Call(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array) -> Array:
+def _attend(call: Call, q: Array, k: Array, v: Array, start: Array, end: Array) -> Array:
     """q [B, N, H, T]; k, v [B, K, H, T]; start, end [B, T]."""
-    return _forward(call, q, k, v, start, end)[0]
+    return forward(call, q, k, v, start, end)[0]
 
 
-def _forward(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array):
+def forward(call: Call, q: Array, k: Array, v: Array, start: Array, end: Array):
+    """The forward pass of `_attend`: the result, and what the backward pass reads."""
     b, n, h, t = q.shape
     walk = Walk(sizes_of(t, h, q.dtype.itemsize, call.reach), by_keys=False)
     specs, size = Specs(walk, n // k.shape[1]), walk.sizes.span_q
@@ -344,7 +345,8 @@ def _forward(call: _Call, q: Array, k: Array, v: Array, start: Array, end: Array
     return out, (q, k, v, start, end, out, log_sums)
 
 
-def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
+def backward(call: Call, residuals: tuple[Array, ...], g: Array):
+    """The backward pass of `_attend`: gradients of q, k and v, and None for what is seen."""
     q, k, v, start, end, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
     (b, n, h, t), kv_heads = q.shape, k.shape[1]
@@ -368,7 +370,7 @@ def _backward(call: _Call, residuals: tuple[Array, ...], g: Array):
     return dq, dk, dv, None, None
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(forward, backward)
 
 
 def _like(array: Array) -> jax.ShapeDtypeStruct:
@@ -392,5 +394,5 @@ def attention(
     of intervals that all lie within `reach`."""
     start, end = seen if reach.exact else in_place(seen)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
-    out = _attend(_Call(scoring, reach, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)
+    out = _attend(Call(scoring, reach, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)
     return out if reach.exact else zero_unseen(out, seen)

@@ -244,10 +244,11 @@ class Call:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]) -> Array:
     """q [B, N, H, T]; k, v [B, K, H, T]; `call.marks` takes `seen`."""
-    return _forward(call, q, k, v, seen)[0]
+    return forward(call, q, k, v, seen)[0]
 
 
-def _forward(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]):
+def forward(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]):
+    """The forward pass of `attend`: the result, and what the backward pass reads."""
     b, n, h, t = q.shape
     out = [_like(q), jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)]
     scratch = [pltpu.VMEM((t, h), k.dtype)]
@@ -256,7 +257,8 @@ def _forward(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]):
     return out, (q, k, v, seen, out, log_sums)
 
 
-def _backward(call: Call, residuals: tuple, g: Array):
+def backward(call: Call, residuals: tuple, g: Array):
+    """The backward pass of `attend`: gradients of q, k and v, and None for what is seen."""
     q, k, v, seen, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
     h, t = q.shape[2:]
@@ -267,7 +269,7 @@ def _backward(call: Call, residuals: tuple, g: Array):
     return *call(_backward_kernel, "row_attention_bwd", seen, arrays, out, scratch), None
 
 
-attend.defvjp(_forward, _backward)
+attend.defvjp(forward, backward)
 
 
 def _like(array: Array) -> jax.ShapeDtypeStruct:

@@ -22,6 +22,7 @@ from lmwright.models import TableOf
 from lmwright.models.block import BlockFields, embedding_spec
 from lmwright.models.layers import (
     Attend,
+    Kernel,
     Spans,
     cache_positions,
     extend_layers,
@@ -182,9 +183,14 @@ class Decoder(BlockFields):
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last norm, [B, T, D] in the compute dtype, and what the
         layers return beside it."""
+        return self.hidden_by(select.self_attention(compute, self.both_ways), w, batch, compute)
+
+    def hidden_by(
+        self, kernel: Kernel, w: Tree, batch: Batch, compute: Compute
+    ) -> tuple[Array, Aux]:
+        """`hidden` by any attention that takes what `select.self_attention` does."""
         x = self.embedded(w, batch.tokens, compute)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
-        kernel = select.self_attention(compute, self.both_ways)
         x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, kernel)
         return self.last_norm(w, x), aux
 

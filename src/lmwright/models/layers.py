@@ -41,6 +41,7 @@ class Attend:
         return self.run(*args, **masks)
 
 
+Kernel = Callable[..., Array]
 Layer = Callable[[str, Tree, Array, Tree, Attend], tuple[Array, Aux]]
 Spans = tuple[Span, ...]
 
@@ -67,7 +68,7 @@ def _by_place(trees: list[Tree]) -> Tree:
 
 def run_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute,
-    kernel: Callable[..., Array],
+    kernel: Kernel,
 ) -> tuple[Array, Aux]:  # fmt: skip
     """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
     arrays [B, ...] that every layer sees, such as rotations; without rows if there are no stages.

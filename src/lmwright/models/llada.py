@@ -18,7 +18,7 @@ class Llada(PreNorm):
     kind: Literal["llada"] = "llada"
     mlp_dim: PositiveInt
     head: Head = "untied"
-    bias: Literal["none", "attention"] = "none"
+    bias: Literal["none", "qkv", "attention"] = "none"
     """Which projections add a bias."""
     predicts: Literal["own", "next"] = "own"
     """Token that the output at a place predicts: its own, or the next as in a causal model."""

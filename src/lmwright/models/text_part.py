@@ -5,11 +5,12 @@ config.json                  language_model.model.layers... --> model.layers...
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from lmwright.errors import UserError
+from lmwright.models.hf.remote import without_remote_code
 
 POSITIONS = "deberta.embeddings.position_"
 MASK_DECODER = "mask_decoder"
@@ -24,8 +25,10 @@ class TextPart:
     """Of the text model alone."""
     prefixes: Mapping[str, str]
     """Beginnings of the names of its tensors, and what they are in the text model alone."""
-    others: Mapping[str, str]
+    others: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of the names of all other tensors, and what those belong to."""
+    inner: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names behind those beginnings, and what they are in the text model alone."""
 
 
 TEXT_PARTS = MappingProxyType(
@@ -58,7 +61,27 @@ OTHER_NAMES = MappingProxyType(
                 "mask_predictions.": "head of the discriminator",
                 POSITIONS: "positions of the generator",
             },
-        )
+        ),
+        "LLaDAModelLM": TextPart(
+            "EuroBertForMaskedLM",
+            {
+                "model.transformer.wte.": "model.embed_tokens.",
+                "model.transformer.ln_f.": "model.norm.",
+                "model.transformer.ff_out.": "lm_head.",
+                "model.transformer.blocks.": "model.layers.",
+            },
+            inner={
+                ".attn_norm.": ".input_layernorm.",
+                ".ff_norm.": ".post_attention_layernorm.",
+                ".q_proj.": ".self_attn.q_proj.",
+                ".k_proj.": ".self_attn.k_proj.",
+                ".v_proj.": ".self_attn.v_proj.",
+                ".attn_out.": ".self_attn.o_proj.",
+                ".ff_proj.": ".mlp.gate_proj.",
+                ".up_proj.": ".mlp.up_proj.",
+                ".ff_out.": ".mlp.down_proj.",
+            },
+        ),
     }
 )
 """Checkpoints of the model alone."""
@@ -84,7 +107,7 @@ def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
     """config.json of the text model alone. Raises UserError where it ought to be there and is
     not."""
     if (part := TEXT_PARTS.get(architecture_of(config))) is None:
-        return config
+        return without_remote_code(config, where)
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         raise UserError(

@@ -90,12 +90,18 @@ def both_ways(segment_ids: Array, reach: int | None = None) -> Interval:
     return Interval(causal(segment_ids, window).start, segment_ids.shape[1] - behind)
 
 
-def blocks(segment_ids: Array, size: int) -> Interval:
-    """Keys of the query's own segment up to the end of its block; blocks of `size` tokens begin
-    with their segment, and the last one may be shorter."""
+def own_block(segment_ids: Array, size: int) -> Interval:
+    """The block of the query: blocks of `size` tokens begin with their segment, and the last one
+    may be shorter."""
     start, end = both_ways(segment_ids)
     at = lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
-    return Interval(start, jnp.minimum(end, start + ((at - start) // size + 1) * size))
+    start = start + (at - start) // size * size
+    return Interval(start, jnp.minimum(start + size, end))
+
+
+def blocks(segment_ids: Array, size: int) -> Interval:
+    """Keys of the query's own segment up to the end of its block (`own_block`)."""
+    return Interval(both_ways(segment_ids).start, own_block(segment_ids, size).end)
 
 
 def segments(seen: Interval) -> Array:

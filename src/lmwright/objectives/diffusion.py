@@ -13,6 +13,7 @@ loss is a mean over tokens whatever was drawn.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -23,11 +24,15 @@ from lmwright.config.run import Fraction, NonNegative, NonNegativeInt, PositiveI
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, walk
-from lmwright.core.sharding import constrain
+from lmwright.core.sharding import constrain, context_ways
 from lmwright.errors import UserError
+from lmwright.kernels.select import KERNELS
+from lmwright.nn.intervals import Interval, own_block
 from lmwright.objectives.clm import loss_at
 from lmwright.objectives.mask_draws import (
     Draws,
+    Masks,
+    complementary,
     draw,
     mask_rows,
     most_masks,
@@ -55,6 +60,11 @@ class Diffusion(Objective):
     text ends there: without them an answer fills all masks that it is given."""
     end_token_id: NonNegativeInt | None = None
     """Id that ends a text; that of the tokenizer if unset."""
+    block_tokens: PositiveInt | None = None
+    """Tokens of a block: blocks are learned one after the other, each from those before it without
+    masks (https://arxiv.org/abs/2503.09573); None: a row is one."""
+    views: Literal["one", "complementary"] = "one"
+    """`complementary` sees each row twice, and masks each token in one of the two."""
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2, which keeps logits from drifting."""
 
@@ -97,32 +107,92 @@ class Diffusion(Objective):
         return draw(super().draws(for_rows, numbers, count), parts, count, spread)
 
     def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the model, whose head is of use at the masks alone, half of all tokens."""
+        """The work of the model, whose head is of use at the masks alone: half of all tokens, or
+        each once in two views. Raises UserError for blocks that are no shorter than a row."""
         work = model.work(seq_len)
-        head = (path for path, _ in walk(model.head_weights(work.spec)))
-        return {"": replace(work, active={**work.active, **dict.fromkeys(head, 0.5)})}
+        head = {path for path, _ in walk(model.head_weights(work.spec))}
+        share = 0.5 if self.views == "one" else 1.0
+        if self.block_tokens is not None and self.block_tokens >= seq_len:
+            raise UserError(
+                f"objective.block_tokens: {self.block_tokens} is not below the {seq_len} tokens of "
+                "a row; leave it out, or use fewer"
+            )
+        times = self.num_rows
+        matrices = {path: work.active.get(path, 1.0) for path, p in walk(work.spec) if p.is_matrix}
+        active = {path: share if path in head else times * a for path, a in matrices.items()}
+        work = replace(work, active={**work.active, **active})
+        if times > 1 and work.attention is not None:
+            windows, ways = work.attention.windows * times, self.block_tokens is None
+            attention = replace(work.attention, windows=windows, both_ways=ways)
+            work = replace(work, attention=attention)
+        uncut = ("context", "stage") if self.block_tokens else ()
+        return {"": replace(work, uncut=(*work.uncut, *uncut))}
+
+    @property
+    def num_views(self) -> int:
+        """Rows with masks for each row of a batch."""
+        return 1 if self.views == "one" else 2
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the model sees for each row of a batch."""
+        return self.num_views + (self.block_tokens is not None)
 
     def for_eval(self) -> "Diffusion":
         """The objective on held-out rows: the same tokens are masked whenever they are measured."""
-        return _HeldOut(**vars(self) | {"short_rows": 0.0})
+        return _HeldOut(**vars(self) | {"short_rows": 0.0, "views": "one"})
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
         """Sums over the masks, as said above."""
-        mask = known_or_any(self.mask_token_id, model.vocab_size)
         batch = self.cut(batch, key)
-        masks = mask_rows(batch, key)
-        seen = replace(batch, tokens=jnp.where(masks.masked, mask, batch.tokens))
-        x, aux = model.hidden(w, seen, compute)
-        x = at_own_places(model, x, batch.positions)
-        together = rows_together(len(x), key.spread)
-        most = most_masks(together, x.shape[1])
-        picked = [x, batch.tokens, masks.weights]
+        block = self.blocks(batch)
+        views: tuple[Masks, ...] = (mask_rows(batch, key, block),)
+        if self.views == "complementary":
+            views = complementary(batch, views[0], block)
+        masked, weights = (jnp.stack(arrays, 1) for arrays in zip(*views, strict=True))
+        x, aux = self.hidden(model, w, batch, masked, compute)  # [B, views, T, D]
+        tokens = jnp.broadcast_to(batch.tokens[:, None], masked.shape)
+        together, most = self.places(batch, key)
+        picked = [a.reshape(-1, *a.shape[2:]) for a in (masked, x, tokens, weights)]
         if together > 1:
-            picked = pick(masks.masked, together, most, *picked)
+            picked[1:] = pick(picked[0], together, most, *picked[1:])
             compute = _in_longer_rows(compute, together, most)
-        x, tokens, weights = picked
+        _, x, tokens, weights = picked
         x = constrain(x, "batch seq embed")
         return loss_at(model, w, x, aux, tokens, weights, compute, z_loss=self.z_loss)
+
+    def blocks(self, batch: Batch) -> Interval | None:
+        """The tokens in the block of each token; None where a row is one."""
+        if self.block_tokens is None:
+            return None
+        return own_block(batch.segment_ids, self.block_tokens)
+
+    def places(self, batch: Batch, draws: Draws) -> tuple[int, int]:
+        """Rows whose masks are picked together, and how many masks they have at most."""
+        num_rows, length = batch.tokens.shape
+        if self.num_views == 2:
+            return (2, length) if context_ways() == 1 else (1, length)
+        together = 1 if self.block_tokens else rows_together(num_rows, draws.spread)
+        return together, most_masks(together, length)
+
+    def hidden(
+        self, model: Any, w: Tree, batch: Batch, masked: Array, compute: Compute
+    ) -> tuple[Array, Any]:
+        """The residual stream [B, views, T, D] of rows with masks, bool [B, views, T], where the
+        tokens are that it predicts; and what the layers return beside it."""
+        mask, views = known_or_any(self.mask_token_id, model.vocab_size), self.num_views
+        tokens = jnp.where(masked, mask, batch.tokens[:, None])
+        hidden = model.hidden
+        if self.block_tokens is not None:
+            tokens = jnp.concatenate([tokens, batch.tokens[:, None]], axis=1)
+            kernel = KERNELS["attention of blocks"](compute, self.block_tokens, views)
+            hidden = partial(model.hidden_by, kernel)
+        again = lambda a: jnp.repeat(a, self.num_rows, axis=0)  # noqa: E731
+        rows = jax.tree.map(again, batch)
+        rows = replace(rows, tokens=tokens.reshape(-1, tokens.shape[2]))
+        x, aux = hidden(w, rows, compute)
+        x = at_own_places(model, x, rows.positions)
+        return x.reshape(-1, self.num_rows, *x.shape[1:])[:, :views], aux
 
     def cut(self, batch: Batch, draws: Draws) -> Batch:
         """The rows with end tokens behind, and a share of them cut short."""

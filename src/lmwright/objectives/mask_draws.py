@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from lmwright.core.contract import Batch
 from lmwright.core.sharding import batch_ways, context_ways
-from lmwright.objectives.masking import ordered
+from lmwright.nn.intervals import Interval
 
 MOST_ROWS = 16  # whose masks are picked together: more save less than a 30th of the head
 
@@ -73,17 +73,60 @@ def spread_of(num_rows: int, count: int) -> int:
     return num_rows if _is_power(count) and _is_power(num_rows) else 1
 
 
-def mask_rows(batch: Batch, draws: Draws) -> Masks:
-    """Each row has exactly floor(time n) + 1 of its n tokens masked."""
-    learned = (batch.segment_ids > 0) & (batch.loss_weight > 0)
-    count = jnp.sum(learned, axis=1, keepdims=True)  # [B, 1]
-    masks = jnp.floor(draws.time[:, None] * count).astype(jnp.int32) + 1
-    masks = jnp.minimum(masks, count)
+def mask_rows(batch: Batch, draws: Draws, block: Interval | None = None) -> Masks:
+    """Each row has exactly floor(time n) + 1 of its n tokens masked; so has each of its blocks,
+    by a time of its own, where `block` says which tokens are in the block of a token."""
+    learned, block = _learned(batch), block or _whole(batch)
+    count, times = _sums(learned, block), _times(batch, draws, block)
+    masks = jnp.minimum(jnp.floor(times * count).astype(jnp.int32) + 1, count)
     length = batch.tokens.shape[1]
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(draws.keys)
-    masked = learned & (ordered(learned, uniform)[1] < masks)
-    weights = jnp.where(masked, batch.loss_weight * count / jnp.maximum(masks, 1), 0.0)
-    return Masks(masked, weights)
+    order = jnp.lexsort((jnp.where(learned, uniform, 2.0), block.start), axis=1)
+    masked = learned & (jnp.argsort(order, axis=1) - block.start < masks)
+    return Masks(masked, _weights(batch, masked, count, masks))
+
+
+def complementary(batch: Batch, masks: Masks, block: Interval | None = None) -> tuple[Masks, Masks]:
+    """The masks, and those of all tokens that they leave out: each token is masked once. Where they
+    leave out none of a row, or block, they weigh twice."""
+    learned, block = _learned(batch), block or _whole(batch)
+    others = learned & ~masks.masked
+    count, rest = _sums(learned, block), _sums(others, block)
+    twice = jnp.where(rest > 0, masks.weights, 2 * masks.weights)
+    return Masks(masks.masked, twice), Masks(others, _weights(batch, others, count, rest))
+
+
+def _learned(batch: Batch) -> Array:
+    return (batch.segment_ids > 0) & (batch.loss_weight > 0)
+
+
+def _whole(batch: Batch) -> Interval:
+    start = jnp.zeros_like(batch.tokens)
+    return Interval(start, start + start.shape[1])
+
+
+def _weights(batch: Batch, masked: Array, count: Array, masks: Array) -> Array:
+    return jnp.where(masked, batch.loss_weight * count / jnp.maximum(masks, 1), 0.0)
+
+
+def _sums(which: Array, block: Interval) -> Array:
+    """How many tokens of its block are among these, for each token: int32 [B, T]."""
+    before = jnp.pad(jnp.cumsum(which, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+    at = lambda places: jnp.take_along_axis(before, places, axis=1)  # noqa: E731
+    return at(block.end) - at(block.start)
+
+
+def _times(batch: Batch, draws: Draws, block: Interval) -> Array:
+    """The time of each token's block, float32 [B, T]: one block's in each of as many equal parts of
+    [0, 1), in an order by chance, at the row's time within its part."""
+    length = block.start.shape[1]
+    begins = (block.start == jnp.arange(length)) & (batch.segment_ids > 0)
+    draw = lambda key: jax.random.uniform(jax.random.fold_in(key, 2), (length,))  # noqa: E731
+    chance = jnp.where(begins, jax.vmap(draw)(draws.keys), 2.0)
+    part = jnp.argsort(jnp.argsort(chance, axis=1), axis=1)
+    count = jnp.maximum(jnp.sum(begins, axis=1, keepdims=True), 1)
+    time = (part + draws.time[:, None]) / count
+    return jnp.take_along_axis(time, block.start, axis=1)
 
 
 def rows_together(num_rows: int, spread: int) -> int:

@@ -356,7 +356,7 @@ CUSTOM = {
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", "[CLS]"),
     "pad": ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>"),
     "unk": ("<unk>", "[UNK]"),
-    "mask": ("<|mask|>", "<mask>", "[MASK]"),
+    "mask": ("<|mdm_mask|>", "<|mask|>", "<mask>", "[MASK]"),
 }
 BERT = {"eos": "sep_token", "bos": "cls_token"}  # which encoders name in their place
 

@@ -2,14 +2,14 @@
 
 from typing import Any, ClassVar
 
-from lmwright.models.hf.table import ACT, BIAS, HEAD, ClassifierForm, Json, Table
+from lmwright.models.hf.table import ACT, BIAS, HEAD, ClassifierForm, Json, Table, Words
 
 
 class EuroBertHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "EuroBERT"
-    words = (ACT, HEAD, BIAS)
+    words: ClassVar[tuple[Words, ...]] = (ACT, HEAD, BIAS)
     model_types: ClassVar = {"EuroBertForMaskedLM": "eurobert"}
     classifier: ClassVar = ClassifierForm(
         "EuroBertForSequenceClassification",
