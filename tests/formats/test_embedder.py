@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import jax
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.config.check import check_run
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.core.param import walk
 from lmwright.data.prepare import labels_of, notes, prepare
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals.embed import embed_command
 from lmwright.evals.held_out import open_held_out
@@ -33,6 +36,8 @@ from lmwright.train.stores import open_stores
 from tests.saved_run import save_run, weights_at
 
 PAIRS = [(f"where is {i}?", f"{i} is" + " near here" * (i % 5)) for i in range(90)]
+FP32 = ("--precision", "fp32")
+PROMPTS = {"query": "query: ", "passage": "passage: "}
 SMALL = {
     "vocab_size": 320, "embed_dim": 16, "mlp_dim": 24, "num_layers": 2, "num_heads": 4,
     "head_dim": 4, "seq_len": 96,
@@ -60,14 +65,14 @@ def run(tmp_path_factory):
             dir=str(root / "data"),
             workers=1,
             holdout_fraction=0.3,
-            sources=(Source(path=str(root / "pairs.jsonl"), rows="related"),),
+            sources=(Source(path=str(root / "pairs.jsonl"), rows="related", prompts=PROMPTS),),
             tokenizer=Tokenizer(vocab_size=290, special_tokens=("<|endoftext|>", "<|mask|>")),
             pack=Pack(method="best-fit"),
         ),
         train=Train(steps=4, global_batch_size=2, precision="fp32"),
     )
     summary = prepare(run.data, 96)
-    assert re.search(r"of 2 rows compares about 1\d with each", " ".join(notes(run, summary)))
+    assert re.search(r"of 2 rows compares about 9 with each", " ".join(notes(run, summary)))
     save_run(run, steps=(1,))
     return run
 
@@ -106,10 +111,40 @@ def test_the_export_opens_in_sentence_transformers(run, exported, tmp_path):
     np.testing.assert_allclose(theirs.encode([a for a, _ in PAIRS]), ours, atol=1e-5)
 
 
+def test_prompts_are_put_before_texts(run, exported, tmp_path, capsys):
+    """In training, by their name, and by default, as in sentence-transformers."""
+    store = TokenStore.open(run.data.dir)
+    tokenizer = load_tokenizer(store.tokenizer_dir)
+    (row,) = next(iter(store.eval_batches("pairs", 1)))["tokens"]
+    said = tokenizer.decode(row.tolist())
+    assert "query: where is" in said and "passage: " in said
+    folder = tmp_path / "other"
+    shutil.copytree(exported[0], folder)
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"default_prompt_name": "passage"}))
+    file, found = tmp_path / "anchors.txt", {}
+    file.write_text("".join(f"{anchor}\n" for anchor, _ in PAIRS))
+    for name, model, asked in (
+        ("query", exported[0], ["--prompt", "query"]), ("passage", folder, []),
+    ):  # fmt: skip
+        out = str(tmp_path / f"{name}.npy")
+        assert main(["embed", str(model), str(file), "--out", out, *asked, *FP32]) == 0
+        found[name] = np.load(out)
+    assert np.abs(found["query"] - found["passage"]).max() > 1e-3
+    assert main(["embed", str(folder), str(file), "--prompt", "title"]) == 2
+    assert "has no prompt 'title'; choose 'query' or 'passage'" in capsys.readouterr().err
+    kind = pytest.importorskip("sentence_transformers").SentenceTransformer
+    theirs, texts = kind(str(folder), device="cpu"), [anchor for anchor, _ in PAIRS]
+    np.testing.assert_allclose(theirs.encode(texts), found["passage"], atol=1e-5)
+    asked = theirs.encode(texts, prompt_name="query")
+    np.testing.assert_allclose(asked, found["query"], atol=1e-5)
+
+
 def test_it_is_read_as_it_was_written(run, exported, tmp_path, capsys):
     again = load_model(exported[0]).model
     assert isinstance(again, Embedder) and (again.pooling, again.length) == ("first", "one")
-    assert again == run.objective.exported(run.model, {})[0]
+    assert again.prompts == tuple(PROMPTS.items()) and again.default_prompt is None
+    assert replace(again, prompts=()) == run.objective.exported(run.model, {})[0]
     assert main(["verify", run.dir, str(exported[0])]) == 0
     assert main(["params", str(exported[0])]) == 0
     assert main(["import", str(exported[0]), str(tmp_path / "again")]) == 0
@@ -218,6 +253,16 @@ def test_a_detector_is_the_start_without_its_head(run, tmp_path, form):
     for name, array in got.items():
         np.testing.assert_allclose(array, theirs[name], atol=1e-6, err_msg=name)
     assert np.isfinite(vectors(origin, tmp_path, form)).all()
+
+
+def test_prompts_without_effect_are_refused(run):
+    for change, said in (
+        ({"prompts": {}}, "have different prompts"),
+        ({"rows": "labeled"}, "sources.1.prompts: has no"),
+    ):
+        sources = (run.data.sources[0], replace(run.data.sources[0], name="other", **change))
+        with pytest.raises(UserError, match=said):
+            check_run(replace(run, data=replace(run.data, sources=sources)))
 
 
 def test_other_data_is_refused(run):

@@ -233,6 +233,7 @@ def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
     type=click.Choice(["one", "any"]),
     help="Scale vectors to length one, or not; default: the model's, else any.",
 )
+@click.option("--prompt", help="Name of a prompt put before each text; default: the model's.")
 @click.option(
     "--dim", type=click.IntRange(min=1), help="Keep the first numbers of a vector; default: all."
 )

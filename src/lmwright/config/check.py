@@ -280,6 +280,11 @@ def _check_sources(run: Run) -> None:
                 f'data.sources: rows = "{kind}" are {what}, and other rows are not; '
                 "keep them in runs of their own"
             )
+    if any(source.prompts != run.data.sources[0].prompts for source in run.data.sources):
+        raise UserError(
+            "data.sources: have different prompts, and a model has one for queries and one for "
+            "passages; give all sources the same"
+        )
     if run.data.sources and run.data.chat != Chat():
         if all(source.rows in PLAIN for source in run.data.sources):
             raise UserError(
@@ -288,6 +293,11 @@ def _check_sources(run: Run) -> None:
 
 
 def _check_rows(source: Source, where: str) -> None:
+    if source.prompts and source.rows != "related":
+        raise UserError(
+            f'{where}.prompts: has no effect on rows = "{source.rows}", only on "related" ones; '
+            "remove it"
+        )
     if source.rows == "text":
         for name in ("columns", "roles"):
             if getattr(source, name):

@@ -2,8 +2,7 @@
 
     run.toml --config.load--> Run --program.plan.resolve(topology)--> Plan
 
-Sections that come in kinds (`model`, `objective`, `optim`, `lora`) are chosen by their `kind` key
-among those that whoever loads a run hands in. The string under a field is its help text.
+Sections that come in kinds are chosen by their `kind` key. The string under a field is its help.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from pydantic import ConfigDict, Field
 from lmwright.errors import UserError
 
 T = TypeVar("T")
-
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -90,6 +88,8 @@ class Source:
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
     """Speakers of a chat that have other names, as in `roles.bot = "assistant"`."""
+    prompts: dict[Literal["query", "passage"], str] = field(default_factory=dict)
+    """Text put before an anchor (`query`), and before what belongs to it or not (`passage`)."""
     text_column: str = "text"
     """Column or key that holds the text (jsonl, csv, tsv, parquet, datasets)."""
     id_column: str | None = None

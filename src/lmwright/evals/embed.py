@@ -62,8 +62,13 @@ class Tally:
 class Vectors(Reader):
     """An encoder that gives vectors, ready for texts."""
 
-    def __init__(self, loaded: LoadedModel, model: Embedder, dim: int | None, compute: Compute):
+    def __init__(
+        self, loaded: LoadedModel, model: Embedder, dim: int | None, compute: Compute,
+        prompt: str | None = None,
+    ):  # fmt: skip
         super().__init__(loaded)
+        self.prompt = prompt_of(model, prompt, str(loaded.path))
+        """Text put before each text."""
         self.model, self.dim = model, model.embed_dim if dim is None else dim
         if not 1 <= self.dim <= model.embed_dim:
             raise UserError(
@@ -94,7 +99,7 @@ def embed_lines(
     """JSON lines of rows, a chunk at a time, in their order."""
     while chunk := list(islice(rows, CHUNK)):
         good = [row for row in chunk if isinstance(row, Row)]
-        documents, cut = vectors.encode([row.text for row in good])
+        documents, cut = vectors.encode([vectors.prompt + row.text for row in good])
         found = iter(zip(vectors.of(documents), cut, strict=True))
         lines = []
         for row in chunk:
@@ -107,6 +112,16 @@ def embed_lines(
             tally.add(made)
             lines.append(line_of(made, vector, form))
         yield lines
+
+
+def prompt_of(model: Embedder, name: str | None, where: str) -> str:
+    """The prompt of a name, or the model's default one; may be empty. Raises UserError for a name
+    that the model does not have."""
+    there = dict(model.prompts)
+    if name is not None and name not in there:
+        cure = f"choose {' or '.join(map(repr, there))}" if there else "it has none; leave it out"
+        raise UserError(f"--prompt: {where} has no prompt {name!r}; {cure}")
+    return there.get(name or model.default_prompt or "", "")
 
 
 def embedder_at(
@@ -132,6 +147,7 @@ def embed_command(
     pooling: TokenPooling | None = None,
     length: Length | None = None,
     dim: int | None = None,
+    prompt: str | None = None,
     adapter: str | None = None,
     overwrite: bool = False,
     precision: str | None = None,
@@ -140,7 +156,8 @@ def embed_command(
     """Writes the vector of each row of a csv, tsv, jsonl or parquet file, or of each line of a txt
     file, to `out` (.jsonl, .npy, .npz or .parquet) or as JSON lines to the terminal; returns 0.
 
-    `dim` keeps the first numbers of each, `length` one scales them, afterwards. Raises UserError
+    `dim` keeps the first numbers of each, `length` one scales them, afterwards; `prompt` names one
+    of the model's, which is put before each text. Raises UserError
     where the model is no encoder, the file cannot be read, or `out` exists or has another ending.
     """
     target = Path(out) if out is not None else None
@@ -150,13 +167,15 @@ def embed_command(
     texts = open_texts(file, text_column, id_column)
     loaded = load_model(path, adapter)
     model = embedder_at(loaded, pooling, length)
-    vectors, tally = Vectors(loaded, model, dim, row_compute(precision, kernels)), Tally()
+    vectors = Vectors(loaded, model, dim, row_compute(precision, kernels), prompt)
+    tally = Tally()
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         return embed_lines(vectors, rows, tally, form)
 
     asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
     asked |= {"pooling": model.pooling, "length": model.length, "dim": vectors.dim, "form": form}
+    asked |= {"prompt": vectors.prompt} if vectors.prompt else {}
     asked |= {"model": weights_hash(vectors.weights)} if target else {}
     write_lines(texts, lines, tally, target, asked, partial(finish, vectors.dim))
     console = Console(stderr=out is None, highlight=False)

@@ -15,7 +15,7 @@ from lmwright.formats.combine import Combination, combine
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import new_folder
-from lmwright.formats.load import load_model, write_run_tokenizer
+from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_run
 from lmwright.formats.peft import merge_into, to_peft
@@ -50,7 +50,7 @@ def export_adapter_command(
         write_folder(temporary, peft)
         if isinstance(model, OverEncoder):
             write_run_tokenizer(run, folder, temporary)
-        write_note(temporary, base, run.lora.base, **noted(model))
+        write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
     _say(out, peft)
 
 

@@ -20,6 +20,7 @@ from lmwright.formats.tokenizer_files import (
     write_tokenizer,
 )
 from lmwright.formats.weights import load_run_at
+from lmwright.models.embedder import Embedder
 from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX
 
@@ -55,12 +56,20 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
         objective = objective.part(part)
     run, w, step = load_run_at(path, place.step, adapter=adapter)
     model, w = objective.exported(run.model, w)
+    model = prompted(run, model)
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
     suffix = _suffix(run, tokenizer_dir) if _reads_documents(model) else ()
     return LoadedModel(
         model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
     )
+
+
+def prompted(run: Any, model: Any) -> Any:
+    """A run's model, with the prompts that its texts were given if it is one of vectors."""
+    if not (isinstance(model, Embedder) and run.data.sources):
+        return model
+    return replace(model, prompts=tuple(run.data.sources[0].prompts.items()))
 
 
 def _reads_documents(model: Any) -> bool:

@@ -8,6 +8,7 @@ lmwright.json beside it, or those of a base that is one.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def noted(model: HfModel) -> dict[str, Any]:
     if isinstance(model, Answerer):
         return {"answers": {name: getattr(model, name) for name in ANSWERS}}
     if isinstance(model, Embedder):
-        return {"pooling": model.pooling, "length": model.length}
+        prompts = {"prompts": dict(model.prompts)} if model.prompts else {}
+        return {"pooling": model.pooling, "length": model.length} | prompts
     return {}
 
 
@@ -163,7 +165,8 @@ def _with_head(
 def _embedder(model: Any, note: Mapping[str, Any]) -> Embedder:
     """The model of vectors of the note, else as the base says, or else means as they are."""
     if "length" in note:
-        return embedder_of(model, note["pooling"], note["length"])
+        made = embedder_of(model, note["pooling"], note["length"])
+        return replace(made, prompts=tuple(note.get("prompts", {}).items()))
     return model if isinstance(model, Embedder) else embedder_of(model, "mean", "any")
 
 

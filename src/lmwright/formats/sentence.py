@@ -2,6 +2,7 @@
 
 modules.json             Transformer, Pooling, and Normalize for vectors of length 1
 1_Pooling/config.json    which tokens a vector is made of
+config_sentence_transformers.json    prompts by name, and the one that is put before texts unasked
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from lmwright.errors import UserError
 from lmwright.models.hf.embedder import TokenPooling
 
 MODULES, POOLING = "modules.json", "1_Pooling"
+PROMPTS = "config_sentence_transformers.json"
 MODES: dict[TokenPooling, str] = {"mean": "mean_tokens", "first": "cls_token"}
 SHORT = {"mean_tokens": "mean", "cls_token": "cls"}  # in sentence-transformers 6
 
@@ -34,13 +36,13 @@ def write_modules(folder: Path, model: Any) -> None:
     )
     limits = {"max_seq_length": model.seq_len, "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", limits)
-    said = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-    write_json(folder / "config_sentence_transformers.json", said)
+    said = {"prompts": dict(model.prompts), "default_prompt_name": model.default_prompt}
+    write_json(folder / PROMPTS, said | {"similarity_fn_name": "cosine"})
 
 
 def read_modules(folder: Path) -> dict[str, Any]:
-    """`pooling` and `length` of an Embedder as the files say; nothing where there are none. Raises
-    UserError for parts that lmwright does not compute, and for damaged files."""
+    """`pooling`, `length` and prompts of an Embedder as the files say; nothing where there
+    are none. Raises UserError for parts that lmwright does not compute, and for damaged files."""
     if not (folder / MODULES).exists():
         return {}
     try:
@@ -67,6 +69,19 @@ def _read(folder: Path) -> dict[str, Any]:
     return {
         "pooling": _pooling(parse_json(path), path),
         "length": "one" if "Normalize" in kinds else "any",
+    } | _prompts(folder / PROMPTS)
+
+
+def _prompts(path: Path) -> dict[str, Any]:
+    """`prompts` and `default_prompt` of an Embedder, without empty ones."""
+    said = parse_json(path) if path.exists() else {}
+    found = {str(name): text for name, text in (said.get("prompts") or {}).items() if text}
+    default = said.get("default_prompt_name")
+    if not all(isinstance(text, str) for text in found.values()):
+        raise ValueError(f"prompts in {path.name} are not text")
+    return {
+        "prompts": tuple(found.items()),
+        "default_prompt": default if default in found else None,
     }
 
 

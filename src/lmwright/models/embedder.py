@@ -35,6 +35,10 @@ class Embedder(OverEncoder):
     pooling: TokenPooling = "mean"
     length: Length = "one"
     """Whether vectors are scaled to length 1."""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Texts by name, of which one may be put before each text."""
+    default_prompt: str | None = None
+    """Name of the one that is put there unless another is asked for."""
 
     @property
     def hf(self) -> EmbedderHf:

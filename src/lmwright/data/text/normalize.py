@@ -107,6 +107,8 @@ def _described(part: Part) -> dict[str, Any]:
     described = asdict(part)
     for name in ("min_tokens", "max_tokens"):
         del described["source"][name]
+    if not part.source.prompts:  # as before there were any
+        del described["source"]["prompts"]
     return described
 
 

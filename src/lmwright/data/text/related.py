@@ -15,16 +15,21 @@ NAMES = ("anchor", "positive", "negative")
 
 
 def related_texts(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """The texts of a row as strings; `negative` may be a text, a list of them, or a list written
-    as JSON. Raises UnusableError for a part that is missing, empty or of another type, and where
-    what belongs to a text is that text."""
+    """The texts of a row as strings, behind the source's prompts; `negative` may be a text, a list
+    of them, or a list written as JSON. Raises UnusableError for a part that is missing, empty or of
+    another type, and where what belongs to a text is that text."""
     columns = {name: source.columns.get(name, name) for name in NAMES}
     anchor, positive = (_text(row.get(columns[name]), columns[name]) for name in NAMES[:2])
     if anchor == positive:
         raise UnusableError(f"{columns['anchor']!r} and {columns['positive']!r} are the same")
     found = _list(row.get(columns["negative"]))
     negatives = [_text(text, columns["negative"]) for text in found]
-    return {"anchor": anchor, "positive": positive, "negatives": negatives}
+    query, passage = (source.prompts.get(name, "") for name in ("query", "passage"))
+    return {
+        "anchor": query + anchor,
+        "positive": passage + positive,
+        "negatives": [passage + text for text in negatives],
+    }
 
 
 def texts_in(row: Mapping[str, Any]) -> list[str]:
