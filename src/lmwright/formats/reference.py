@@ -136,16 +136,6 @@ def _logits(
     return logits[:, None] if logits.ndim == 2 else logits  # of whole rows
 
 
-def _with_head(head: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """transformers' class for a head that an adapter brings, and what it is told."""
-    import transformers
-
-    if "id2label" not in head:
-        return transformers.AutoModelForQuestionAnswering, {}
-    named = {int(i): name for i, name in head["id2label"].items()}
-    return transformers.AutoModelForSequenceClassification, {**head, "id2label": named}
-
-
 def _given(out: Any) -> Any:
     """Logits or states that a model of transformers gave: [B, T, K], or [B, K] of whole rows."""
     import torch
