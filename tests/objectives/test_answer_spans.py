@@ -17,7 +17,7 @@ from tests.objectives.labeled_rows import packed
 from tests.train.test_step import SEQ_LEN, make_run, model_of
 
 MODEL = ModernBert(
-    vocab_size=64, embed_dim=32, mlp_dim=40, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=8,
+    vocab_size=64, embed_dim=32, mlp_dim=40, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=8,
     seq_len=SEQ_LEN, window=5,
 )  # fmt: skip
 LENGTHS = ([9, 7], [SEQ_LEN - 2], [3, 4, 8], [5], [2, 2, 6], [11], [], [1, 6])

@@ -215,7 +215,9 @@ def published_card(text: str, place: str, license: str) -> str:
         lambda match: f'{match[1]}"{place}"',
         text,
     )
-    verbs = r"(`lmwright (?:generate|predict|embed) )[^`]*(?= --prompt| texts\.csv)"
+    verbs = (
+        r"(`lmwright (?:generate|predict|embed) )[^`]*(?= --prompt| texts\.csv| questions\.jsonl)"
+    )
     return re.sub(verbs, lambda match: f"{match[1]}{PREFIX}{place}", text)
 
 

@@ -3,7 +3,7 @@ classifier, tagger, answerer or embedder that an encoder becomes with it.
 
     our tree: classifier.out [D, K]     base_model.model.classifier.weight [K, D]
 
-PEFT's config does not say the classes, nor how windows are cut or vectors made: they are in
+PEFT's config does not say the classes, nor how windows are cut and vectors made: they are in
 lmwright.json beside it, or those of a base that is one.
 """
 
@@ -22,11 +22,12 @@ from lmwright.formats.adapter_note import ANSWERS, read_note
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
-from lmwright.models.answerer import Answerer
+from lmwright.models.answerer import Answerer, has_answers
 from lmwright.models.classifier import Classifier
 from lmwright.models.embedder import KINDS as VECTORS
 from lmwright.models.embedder import Embedder, embedder_of
 from lmwright.models.heads import HEAD, left_out
+from lmwright.models.hf.answerer import answer_fields
 from lmwright.models.over import OverEncoder
 from lmwright.models.tagger import Tagger
 
@@ -117,7 +118,8 @@ def headed(
         model = _embedder(model, note)
         own = {name: w[name] for name in model.spec()}
         return model, own, own
-    if getattr(encoder, "document_head", None) is None or form is Embedder:
+    known_head = has_answers(encoder) if form is Answerer else hasattr(encoder, "document_head")
+    if not known_head or form is Embedder:
         refuse_saved(adapter, str(folder))
     model = _with_head(model, encoder, form, note, folder)
     old, others = dict(walk(w)), {HEAD, *left_out(encoder)}
@@ -139,7 +141,8 @@ def headed(
 def _with_head(
     model: Any, encoder: Any, form: type | None, note: Mapping[str, Any], folder: str | Path
 ) -> Headed:
-    """The classifier, tagger or answerer of the note, else of a base that is one."""
+    """The classifier or tagger with the classes of the note, else of a base that is one; or the
+    answerer with its settings, else the usual ones."""
     form = form or type(model)
     if "answers" in note:
         return Answerer(encoder, **note["answers"])
@@ -151,10 +154,7 @@ def _with_head(
     if isinstance(model, Headed) and isinstance(model, form):
         return model
     if form is Answerer:
-        raise UserError(
-            f"{folder}: has a head for answers, and neither it nor the base says how long contexts "
-            "are cut; merge it into a ForQuestionAnswering folder"
-        )
+        return Answerer(encoder, **answer_fields({}, encoder, str(folder)))
     what = "Token" if form is Tagger else "Sequence"
     raise UserError(
         f"{folder}: has a head for classes that neither it nor the base names; merge it into a "
