@@ -5,19 +5,25 @@ import csv
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
-from lmwright.config.run import Data, Pack, Source, Tokenizer
+from lmwright.config.run import Data, Pack, Source, Tokenize, Tokenizer
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.labeled import class_of, labeled_text
-from lmwright.data.tokens.classes import labels_text
+from lmwright.data.tokens.around import ids_between
+from lmwright.data.tokens.classes import joined, labels_text
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
@@ -111,6 +117,46 @@ def test_two_texts_are_one_document(tmp_path):
     assert found == set(map(tuple, wanted))
     (counts,) = summary.stages["tokenize"].counts["sources"]["train"].values()
     assert counts["cut"] == 3
+
+
+def test_two_texts_are_joined_as_the_tokenizer_joins_them(tmp_path):
+    """BERT's has one mark between them; transformers and `predict` give the ids of the store."""
+    transformers = pytest.importorskip("transformers")
+    backend = tokenizers.Tokenizer(
+        WordPiece({name: i for i, name in enumerate("[UNK] [CLS] [SEP] red green blue".split())})
+    )
+    backend.pre_tokenizer = Whitespace()
+    backend.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )  # fmt: skip
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+    )
+    theirs.save_pretrained(tmp_path / "bert")
+    pairs = [("red green", "blue"), ("blue " * 9, "red " * 30), ("green", "red red")]
+    given = [{"text": a, "text_pair": b, "label": "red"} for a, b in pairs]
+    given += [{"text": name, "label": name} for name in LABELS]
+    data = replace(
+        section(tmp_path, write(tmp_path / "texts.jsonl", given)),
+        tokenizer=Tokenizer(path=str(tmp_path / "bert")),
+        tokenize=Tokenize(prepend="bos"),
+    )
+    prepare(data, T, labels=LABELS, workers=1)
+    store = TokenStore.open(data.dir)
+    found = set()
+    for row in range(store.epoch_rows):
+        batch = {name: a[0] for name, a in store.batch(row, row + 1).items()}
+        for segment in range(1, batch["segment_ids"].max() + 1):
+            found.add(tuple(batch["tokens"][batch["segment_ids"] == segment].tolist()))
+    wanted = [theirs(a, b, truncation=True, max_length=T)["input_ids"] for a, b in pairs]
+    assert found == {*map(tuple, wanted), *(tuple(theirs(name)["input_ids"]) for name in LABELS)}
+    tokenizer = load_tokenizer(tmp_path / "bert")
+    between = ids_between(tokenizer, (1,), (2,))
+    ids = [tokenizer.encode_batch(side) for side in zip(*pairs, strict=True)]
+    for a, b, whole in zip(*ids, wanted, strict=True):
+        assert [1, *joined([a, b], T, (1,), (2,), between)[0], 2] == whole
+    assert ids_between(tokenizer, (), (2,)) == (2,)  # a run that begins its texts otherwise
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from jax.typing import ArrayLike
 
 from lmwright.core.contract import Batch
 from lmwright.data.rows.pack import best_fit_rows
+from lmwright.data.tokens.around import ids_around, ids_between
 from lmwright.data.tokens.classes import joined
 from lmwright.formats.loaded import LoadedModel
-from lmwright.formats.tokenizer_files import ids_around
 
 BATCH_TOKENS = 8192
 SHORTEST = 128  # tokens of a row
@@ -29,6 +29,7 @@ class Reader:
         self.around = ids_around(self.tokenizer)
         if loaded.prefix is not None:  # a run's own, whatever its tokenizer's file says
             self.around = (loaded.prefix, loaded.suffix)
+        self.between = ids_between(self.tokenizer, *self.around)
         self.most: int = loaded.model.seq_len
         """Tokens that the model takes."""
 
@@ -41,7 +42,7 @@ class Reader:
         parts = [self.tokenizer.encode_batch(each) for each in (texts, seconds) if each is not None]
         # as in training, an empty second text is none
         rows = ([first, *filter(None, rest)] for first, *rest in zip(*parts, strict=True))
-        fitted = [joined(row, self.most, before, after) for row in rows]
+        fitted = [joined(row, self.most, before, after, self.between) for row in rows]
         # a text that no token stands for is one token all the same
         end = [self.tokenizer.eos_id or 0]
         return [[*before, *ids, *after] or end for ids, _ in fitted], [cut for _, cut in fitted]

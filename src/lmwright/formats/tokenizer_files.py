@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from lmwright.data.json_text import write_json
+from lmwright.data.tokens.around import ids_around
 from lmwright.data.tokens.tokenizer import TextTokenizer, begin_with, load_tokenizer, save_tokenizer
 
 MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -33,16 +34,6 @@ def open_tokenizer(folder: Path) -> TextTokenizer:
 def prompt_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """Ids that the tokenizer's own file puts before a text (bos of llama, mostly none)."""
     return ids_around(tokenizer)[0]
-
-
-def ids_around(tokenizer: TextTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the tokenizer's own file puts before a text, and after it."""
-    bare = tokenizer.backend.encode("a", add_special_tokens=False).ids
-    full = tokenizer.backend.encode("a", add_special_tokens=True).ids
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return tuple(full[:start]), tuple(full[start + len(bare) :])
-    return (), ()
 
 
 def write_tokenizer(

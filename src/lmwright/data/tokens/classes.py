@@ -130,11 +130,15 @@ class Labels:
         return np.zeros(0)
 
     def fit(
-        self, texts: Sequence[np.ndarray], before: Sequence[int], after: Sequence[int]
+        self,
+        texts: Sequence[np.ndarray],
+        before: Sequence[int],
+        after: Sequence[int],
+        between: Sequence[int],
     ) -> np.ndarray:
         """Ids of a text, or of two as one document, without those around it, cut so that these fit
         in a row, too."""
-        ids, cut = joined(texts, self.classes.seq_len, before, after)
+        ids, cut = joined(texts, self.classes.seq_len, before, after, between)
         self.cut += cut
         return np.asarray(ids, texts[0].dtype)
 
@@ -144,12 +148,17 @@ class Labels:
 
 
 def joined(
-    texts: Sequence[Any], most: int, before: Sequence[int], after: Sequence[int]
+    texts: Sequence[Any],
+    most: int,
+    before: Sequence[int],
+    after: Sequence[int],
+    between: Sequence[int],
 ) -> tuple[list[int], bool]:
     """Ids of a text, or of two with what is between them, and whether they were cut to leave room
-    for what is around each in `most` tokens: of two, the longer one is cut first, as transformers
+    for what is around them in `most` tokens: of two, the longer one is cut first, as transformers
     does."""
-    room = max(0, most - len(texts) * (len(before) + len(after)))
+    around = len(before) + len(after) + (len(texts) - 1) * len(between)
+    room = max(0, most - around)
     sizes = [len(text) for text in texts]
     cut = sum(sizes) > room
     if cut and len(texts) == 1:
@@ -159,7 +168,7 @@ def joined(
         longer = int(sizes[1] >= sizes[0])
         sizes[longer], sizes[1 - longer] = room - short, short
     first, *second = ([*text[:size]] for text, size in zip(texts, sizes, strict=True))
-    return [*first, *(token for text in second for token in (*after, *before, *text))], cut
+    return [*first, *(token for text in second for token in (*between, *text))], cut
 
 
 def rows_of_texts(rows: Sequence[Any]) -> list[Mapping[str, Any] | None]:

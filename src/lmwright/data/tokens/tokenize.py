@@ -39,6 +39,7 @@ from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.text.labeled import texts_of
 from lmwright.data.tokens.answers import AnswerColumn, Windows, question_line
+from lmwright.data.tokens.around import ids_between
 from lmwright.data.tokens.classes import Classes, Labels, Numbers, rows_of_texts
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder, one_thread
 from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
@@ -253,8 +254,8 @@ class _DocumentWriter:
         if work.classes:
             column = COLUMNS.get(type(work.classes), Labels)
             self.labels = column(work.classes, source)
-            if column is not Labels:
-                self.tokenizer = _tokenizer(work.tokenizer, work.fingerprint)
+            self.tokenizer = _tokenizer(work.tokenizer, work.fingerprint)
+            self.between = ids_between(self.tokenizer, self.before, self.after)
         self.tokens = self.learned = 0
         self.tally = dict.fromkeys(("bad", "too_long", "cut"), 0)
         self.lengths: Counter[str] = Counter()
@@ -283,7 +284,7 @@ class _DocumentWriter:
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
         written = len(self.docs)
         before, size = self.tokens, sum(len(text.encode()) for text in texts_of(row))
-        self.write(self.labels.fit(texts, self.before, self.after), size)
+        self.write(self.labels.fit(texts, self.before, self.after, self.between), size)
         if len(self.docs) > written:
             beside = self.labels.add(row["label"], id_, self.tokens - before)
             if self.tags is not None:
