@@ -129,7 +129,7 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
     headless = headless_weights(plan)
     if fresh or headless:  # and a head that is no part of the model
-        headless |= set(origin.spec) - set(plan.run.model.spec())
+        headless |= set(origin.spec) - set(plan.run.model.spec()) - set(plan.spec)
     refuse_unlike_base(origin, old, {*fresh, *headless})
 
     with jax.set_mesh(plan.mesh):
