@@ -203,9 +203,8 @@ def _stages(
     named = list(zip(source_names(data.sources), data.sources, strict=True))
     weights = {name: source.weight for name, source in named if source.use == "train"}
     lengths = wanted_lengths(data, named)
-    chats = None
+    kinds, chats = {source.rows for source in data.sources}, None
     if has_chats(data):
-        kinds = {source.rows for source in data.sources}
         chats = Conversations(
             data.chat,
             seq_len,
@@ -216,9 +215,9 @@ def _stages(
     classes: Classes | Numbers | None = None
     if labels is not None:
         kind = LabelSets if isinstance(labels, row_kinds.AnyOf) else Classes
-        kind = Tags if row_kinds.TAGGED in {source.rows for source in data.sources} else kind
+        kind = Tags if row_kinds.TAGGED in kinds else kind
         classes = kind(tuple(labels), seq_len) if labels else Numbers(seq_len)
-    related = any(source.rows == row_kinds.RELATED for source in data.sources)
+    related = row_kinds.RELATED in kinds or isinstance(labels, row_kinds.PairNumbers)
     if classes or related:
         refuse_splitting(data.pack)
     return {
@@ -247,7 +246,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
     for rows, texts, have, cure in (
         (row_kinds.LABELED, row_kinds.HAVE_LABELS, "have a class or a number",
-         "'classify', 'multilabel' or 'regress'"),
+         "'classify', 'multilabel', 'regress' or 'similarity'"),
         (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
         (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
     ):  # fmt: skip
@@ -263,7 +262,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
             )
     if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
         return None
-    return (row_kinds.AnyOf if learns == row_kinds.ANY_LABELS else tuple)(run.objective.labels)
+    return row_kinds.MADE.get(learns, tuple)(run.objective.labels)
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
@@ -309,7 +308,7 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
     if tokenized := summary.stages.get("tokenize"):
         yield from _other_lengths(tokenized)
     packed = summary.stages.get("pack")
-    if packed and packed.facts.get("related"):
+    if packed and packed.facts.get("related") and "labels" not in packed.facts:
         counts = packed.counts["sources"].get("train", {}).values()
         groups, rows = (sum(each[name] for each in counts) for name in ("segments", "rows"))
         yield (

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from lmwright.config.rows import ANY_LABELS, RELATED_TEXTS, TAGGED_WORDS
+from lmwright.config.rows import ANY_LABELS, RELATED_TEXTS, SCORED_PAIRS, TAGGED_WORDS
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
 from lmwright.data.rows.cached import GIB, CachedPlace
 from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
@@ -69,6 +69,8 @@ class TokenStore:
             return TAGGED_WORDS
         if self.several:
             return ANY_LABELS
+        if self.related and self.labeled:
+            return SCORED_PAIRS
         if self.labeled:
             return "labeled texts" if self.labels else "texts with a number"
         if self.related:

@@ -43,7 +43,7 @@ from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder
 from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
 from lmwright.data.tokens.label_sets import LabelSets, SetColumn
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
-from lmwright.data.tokens.related import fit_group
+from lmwright.data.tokens.related import fit_group, paired
 from lmwright.data.tokens.tags import ENDING, TagColumn, Tags
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
@@ -277,7 +277,10 @@ class _DocumentWriter:
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
         written = len(self.docs)
         before, size = self.tokens, sum(len(text.encode()) for text in texts_of(row))
-        self.write(self.labels.fit(texts, self.before, self.after), size)
+        if self.group_tokens is not None:  # two texts apart
+            self.write_group(paired(texts, self.labels.source, id_), row, id_)
+        else:
+            self.write(self.labels.fit(texts, self.before, self.after), size)
         if len(self.docs) > written:
             beside = self.labels.add(row["label"], id_, self.tokens - before)
             if self.tags is not None:
