@@ -297,7 +297,8 @@ def test_recipes_and_presets_hold_only_known_fields(run_file):
         encoders |= {"diffusion": "llada-8b", "classifier": "eurobert-210m"}
         encoders |= {"deberta": "deberta-v3-base", "regression": "modernbert-base"}
         encoders |= {"embedder": "modernbert-base", "tagger": "eurobert-210m",
-                     "answers": "modernbert-base", "multilabel": "eurobert-210m"}  # fmt: skip
+                     "answers": "modernbert-base", "multilabel": "eurobert-210m",
+                     "similarity": "eurobert-210m"}  # fmt: skip
         model = encoders.get(name.rpartition("-")[2], "llama-5m")
         given = ["train.steps=20000", "train.global_batch_size=8", f"model.preset={model}"]
         if model != "llama-5m":

@@ -77,6 +77,8 @@ CASES: dict[str, dict] = {
         **MODELS["modernbert"]}, "objective": {"kind": "regress"}},
     "objective embed": {"data": "related", "model": ENCODER, "objective": {
         "kind": "embed", "direction": "both"}},
+    "objective similarity": {"data": "scored", "model": ENCODER, "objective": {
+        "kind": "similarity", "compares": "order"}},
     "objective tag": {"data": "tagged", "model": ENCODER, "objective": {
         "kind": "tag", "labels": ["O", "B-LONG", "I-LONG"]}},
     "objective answer": {"data": "answered", "model": {"kind": "modernbert",
@@ -127,6 +129,8 @@ def write_sources(folder: Path) -> None:
     rows["labeled"] = [row | {"label": labels[i % 9 // 3]} for i, row in enumerate(rows["text"])]
     rows["several"] = [row | {"label": [labels[k] for k in range(3) if i % 9 // 3 >= k]}
                        for i, row in enumerate(rows["text"], 2)]  # fmt: skip
+    rows["scored"] = [{"text": row["prompt"], "text_pair": row["chosen"], "label": i % 5 / 4}
+                      for i, row in enumerate(rows["pairs"])]  # fmt: skip
     rows["numbered"] = [row | {"label": i % 9 / 4} for i, row in enumerate(rows["text"])]
     rows["related"] = [
         {"anchor": row["prompt"], "positive": row["chosen"], "negative": row["rejected"]}
@@ -154,11 +158,12 @@ def tags_of(words: Sequence[str]) -> list[str]:
 
 
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
-        "labeled": "labeled", "several": "labeled", "numbered": "labeled", "related": "related",
-        "tagged": "tagged", "answered": "answered"}  # fmt: skip
+        "labeled": "labeled", "several": "labeled", "scored": "labeled", "numbered": "labeled",
+        "related": "related", "tagged": "tagged", "answered": "answered"}  # fmt: skip
 PLAIN = (
     "labeled",
     "several",
+    "scored",
     "numbered",
     "related",
     "tagged",

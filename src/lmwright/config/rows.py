@@ -2,7 +2,8 @@
 
 LABELED, RELATED, TAGGED, ANSWERED = "labeled", "related", "tagged", "answered"
 ANY_LABELS = "texts with any number of labels"
-HAVE_LABELS = ("labeled texts", "texts with a number", ANY_LABELS)
+SCORED_PAIRS = "pairs of texts with a number"
+HAVE_LABELS = ("labeled texts", "texts with a number", ANY_LABELS, SCORED_PAIRS)
 """What an objective learns from rows of that kind (`Objective.learns_from`)."""
 RELATED_TEXTS = "related texts"
 """What a store of related rows holds, and an objective learns from."""
@@ -36,6 +37,13 @@ CLASSES_PER_TOKEN = 16
 class AnyOf(tuple[str, ...]):
     """Classes of which a text may have any number, as `prepare` takes them."""
 
+
+class PairNumbers(tuple[str, ...]):
+    """No classes, since labels are numbers of pairs of texts apart, as `prepare` takes them."""
+
+
+MADE: dict[str, type[tuple[str, ...]]] = {ANY_LABELS: AnyOf, SCORED_PAIRS: PairNumbers}
+"""Classes as `prepare` takes them, by what an objective learns from."""
 
 TOKENS_PER_TEXT = 8
 """A row of T tokens has places for T / 8 texts that are given vectors: a shorter text takes the

@@ -197,7 +197,7 @@ def _stages(
             rated="rated" in kinds,
         )
     classes = asked_of(data, kinds, seq_len, labels, windows)
-    related = row_kinds.RELATED in kinds
+    related = row_kinds.RELATED in kinds or isinstance(labels, row_kinds.PairNumbers)
     if classes or related:
         refuse_splitting(data.pack)
     return {
@@ -226,7 +226,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
     for rows, texts, have, cure in (
         (row_kinds.LABELED, row_kinds.HAVE_LABELS, "have a class or a number",
-         "'classify', 'multilabel' or 'regress'"),
+         "'classify', 'multilabel', 'regress' or 'similarity'"),
         (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
         (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
         (row_kinds.ANSWERED, (row_kinds.ANSWERED_QUESTIONS,), "have questions", "'answer'"),
@@ -243,7 +243,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
             )
     if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
         return None
-    return (row_kinds.AnyOf if learns == row_kinds.ANY_LABELS else tuple)(run.objective.labels)
+    return row_kinds.MADE.get(learns, tuple)(run.objective.labels)
 
 
 def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
@@ -290,7 +290,7 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
     if tokenized := summary.stages.get("tokenize"):
         yield from _other_lengths(tokenized)
     packed = summary.stages.get("pack")
-    if packed and packed.facts.get("related"):
+    if packed and packed.facts.get("related") and "labels" not in packed.facts:
         counts = packed.counts["sources"].get("train", {}).values()
         groups, rows = (sum(each[name] for each in counts) for name in ("segments", "rows"))
         yield (

@@ -17,6 +17,7 @@ KINDS = Registry(
         "multilabel": "multilabel.Multilabel",
         "regress": "regress.Regress",
         "embed": "embed.Embed",
+        "similarity": "similarity.Similarity",
         "tag": "tag.Tag",
         "answer": "answer_spans.Answer",
     },

@@ -216,6 +216,12 @@ def finetune_embedder() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def finetune_similarity() -> dict[str, Any]:
+    """Fine-tuning of an encoder on pairs of texts with a number, with the settings of
+    `finetune-embedder`."""
+    return finetune_embedder() | {"objective": {"kind": "similarity"}}
+
+
 def sft() -> dict[str, Any]:
     """Full fine-tuning on completions by common practice; the model comes from
     train.init_from, the data and the length are the run file's."""

@@ -57,9 +57,11 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
             head = f"  document {place}, {len(ids)} tokens"
             if store.several:
                 head += f", {', '.join(names_in(weights, store.labels)) or 'no label'}"
+            elif store.related and store.labeled:  # each second text is the pair's
+                head += f", {label:g}" if place % 2 else ", pair"
             elif store.labeled and not store.tagged:
                 head += f", {store.labels[int(label)] if store.labels else f'{label:g}'}"
-            if store.related:
+            elif store.related:
                 anchor = place if label else anchor
                 head += f", {TEXTS[min(place - anchor, 2)]}"
             if store.answered:

@@ -21,6 +21,7 @@ from lmwright.config.rows import (
     ANY_LABELS,
     QUESTIONS,
     RELATED_TEXTS,
+    SCORED_PAIRS,
     TAGGED_WORDS,
 )
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
@@ -79,6 +80,8 @@ class TokenStore:
             return TAGGED_WORDS
         if self.several:
             return ANY_LABELS
+        if self.related and self.labeled:
+            return SCORED_PAIRS
         if self.labeled:
             return "labeled texts" if self.labels else "texts with a number"
         if self.related:

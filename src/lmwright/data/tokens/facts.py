@@ -10,20 +10,22 @@ from lmwright.config import rows as row_kinds
 from lmwright.config.run import Data, Tokenize
 from lmwright.data.manifest import Manifest
 from lmwright.data.text.chat_template import template_source
-from lmwright.data.tokens.answers import Windows, windows_of
+from lmwright.data.tokens.answers import AnswerColumn, Windows, windows_of
 from lmwright.data.tokens.classes import Classes, Numbers
-from lmwright.data.tokens.label_sets import LabelSets
-from lmwright.data.tokens.tags import Tags
+from lmwright.data.tokens.label_sets import LabelSets, SetColumn
+from lmwright.data.tokens.tags import TagColumn, Tags
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 
+Asked = Classes | Numbers | Windows
+"""Subjects of learning beside the tokens of a text."""
+COLUMNS: dict[type, Any] = {Tags: TagColumn, Windows: AnswerColumn, LabelSets: SetColumn}
+"""Columns that stand beside each token, by what is asked for."""
 BESIDE = ("labels", "related", "tagged", "several", "answered")
 """Facts on what stands beside the tokens, which packed rows keep."""
 
 
-def kinds(
-    conversations: Any, classes: Classes | Numbers | Windows | None, group_tokens: int | None
-) -> dict[str, Any]:
+def kinds(conversations: Any, classes: Asked | None, group_tokens: int | None) -> dict[str, Any]:
     """Facts about what the documents are."""
     facts: dict[str, Any] = {
         "masked": conversations is not None or group_tokens is not None,

@@ -13,6 +13,8 @@ import numpy as np
 
 from lmwright.config.rows import TOKENS_PER_TEXT
 from lmwright.data.text.chat_encode import BEGINS, LEARNED
+from lmwright.errors import UserError
+from lmwright.guard.terminal import visible
 
 
 class Group(NamedTuple):
@@ -24,6 +26,16 @@ class Group(NamedTuple):
     texts: int
     cut: bool
     """Whether texts were cut, or negatives left out, to fit in a row."""
+
+
+def paired(texts: Sequence[np.ndarray], source: str, row: str) -> Sequence[np.ndarray]:
+    """The two texts of a row. Raises UserError where there is one alone."""
+    if len(texts) != 2:
+        raise UserError(
+            f"{visible(source, lines=False)}: {visible(row, lines=False)} has no second text; give "
+            "it in a column text_pair (columns.text_pair), or leave the row out"
+        )
+    return texts
 
 
 def fit_group(

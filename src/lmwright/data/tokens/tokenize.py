@@ -38,24 +38,18 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import LEARNED, ChatEncoder
 from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.text.labeled import texts_of
-from lmwright.data.tokens.answers import AnswerColumn, Windows, question_line
+from lmwright.data.tokens.answers import AnswerColumn, question_line
 from lmwright.data.tokens.around import ids_between
-from lmwright.data.tokens.classes import Classes, Labels, Numbers, rows_of_texts
+from lmwright.data.tokens.classes import Labels, rows_of_texts
 from lmwright.data.tokens.encode import Encoder, choose_route, make_encoder, one_thread
-from lmwright.data.tokens.facts import facts_of, fingerprint_of, kinds
-from lmwright.data.tokens.label_sets import LabelSets, SetColumn
+from lmwright.data.tokens.facts import COLUMNS, Asked, facts_of, fingerprint_of, kinds
 from lmwright.data.tokens.normalized import NormalizedRow, read_rows
-from lmwright.data.tokens.related import fit_group
-from lmwright.data.tokens.tags import ENDING, TagColumn, Tags
+from lmwright.data.tokens.related import fit_group, paired
+from lmwright.data.tokens.tags import ENDING, TagColumn
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
 
 PART_BYTES = 16 << 20
-Asked = Classes | Numbers | Windows
-"""What is learned of each text, other than its tokens."""
-
-COLUMNS: dict[type, Any] = {Tags: TagColumn, Windows: AnswerColumn, LabelSets: SetColumn}
-"""What stands beside each token, by what is asked for."""
 
 Lengths = Mapping[str, tuple[int | None, int | None]]
 """Fewest and most tokens of a document, by source."""
@@ -284,7 +278,10 @@ class _DocumentWriter:
             raise UserError("normalize holds labeled texts, which need objective.labels; set them")
         written = len(self.docs)
         before, size = self.tokens, sum(len(text.encode()) for text in texts_of(row))
-        self.write(self.labels.fit(texts, self.before, self.after, self.between), size)
+        if self.group_tokens is not None:  # two texts apart
+            self.write_group(paired(texts, self.labels.source, id_), row, id_)
+        else:
+            self.write(self.labels.fit(texts, self.before, self.after, self.between), size)
         if len(self.docs) > written:
             beside = self.labels.add(row["label"], id_, self.tokens - before)
             if self.tags is not None:

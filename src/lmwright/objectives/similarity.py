@@ -1,0 +1,125 @@
+"""Similarity of two texts: an encoder whose vectors' cosine is the number that a pair was given.
+
+    batch [A, B, T] --encoder--> vectors of all texts --cosine of each pair--> [M]
+
+`cosine` is the squared difference, as sentence-transformers' CosineSimilarityLoss; `cosent` orders
+the pairs of the whole batch, as its CoSENTLoss (https://kexue.fm/archives/8847): of two pairs, the
+one with the larger number is to have the larger cosine. A row holds pairs of texts; `loss_weight`
+is the number of a pair at the first token of its first text. In shapes, M are the places for pairs.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.config.rows import SCORED_PAIRS
+from lmwright.config.run import Positive, section
+from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.param import Tree
+from lmwright.core.pipeline import interleaved
+from lmwright.models.embedder import unit
+from lmwright.models.hf.embedder import TokenPooling
+from lmwright.objectives.embed import HIDDEN, Embed
+
+NUMBERS = "numbers"
+
+
+class ScoredPairs(NamedTuple):
+    """The pairs of a batch."""
+
+    cosine: Array  # float32 [M]
+    score: Array  # float32 [M]
+    there: Array  # float32 [M]: 1 for a pair, else 0
+
+
+@section
+class Similarity(Objective):
+    """A cosine for each pair of texts."""
+
+    kind: Literal["similarity"] = "similarity"
+    pooling: TokenPooling = "mean"
+    """Tokens that a vector is made of: the mean of all, or the first one."""
+    compares: Literal["numbers", "order"] = "numbers"
+    """`numbers` is the squared difference of cosine and number; `order` compares all pairs of a
+    batch by which number is larger (CoSENT)."""
+    temperature: Positive = 0.05
+    """Of cosines whose order is compared; 1 / 0.05 is the scale 20 of sentence-transformers."""
+
+    labels: ClassVar[tuple[str, ...]] = ()
+    both_ways: ClassVar[bool] = True
+    learns_from: ClassVar[str] = SCORED_PAIRS
+    whole_batch: ClassVar[bool] = True
+
+    @property
+    def _vectors(self) -> Embed:
+        return Embed(pooling=self.pooling)
+
+    def for_eval(self) -> "Similarity":
+        """The objective on held-out rows, which also gives the numbers themselves."""
+        return _HeldOut(**vars(self))
+
+    def spec(self, model: Model) -> Tree:
+        """The encoder's weights without its head."""
+        return self._vectors.spec(model)
+
+    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
+        """The work of the encoder, which has no logits over the vocabulary."""
+        return self._vectors.works(model, seq_len)
+
+    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
+        """The model of vectors, and its weights."""
+        return self._vectors.exported(model, w)
+
+    def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
+        """The loss of a pair summed over pairs, or that of the batch's order times its pairs; `key`
+        is unused, nothing is sampled."""
+        embed = self._vectors
+        texts, (added, more) = embed.texts(embed.embedder(model), w, batch, compute)
+        if batch.tokens.ndim == 3:
+            batch = jax.tree.map(interleaved, batch)
+        pairs = scored_pairs(texts.vectors, texts.there, batch)
+        count = jnp.sum(pairs.there)
+        squares = jnp.sum(jnp.square(pairs.cosine - pairs.score) * pairs.there)
+        total = squares
+        if self.compares == "order":
+            total = order_loss(pairs, self.temperature) * count
+        metrics = {"mse": (squares, count), **self.numbers(pairs)}
+        return Loss(total + added * count, count, metrics | more)
+
+    def numbers(self, pairs: ScoredPairs) -> dict[str, tuple[Array, Array]]:
+        """Further metrics."""
+        return {}
+
+
+class _HeldOut(Similarity):
+    """As held-out rows are measured."""
+
+    def numbers(self, pairs: ScoredPairs) -> dict[str, tuple[Array, Array]]:
+        """[M, 3]: the number, the cosine, and 1 for a pair that is there."""
+        found = jnp.stack([pairs.score, pairs.cosine, pairs.there], -1)
+        return {NUMBERS: (found, jnp.sum(pairs.there))}
+
+
+def scored_pairs(vectors: Array, there: Array, batch: Batch) -> ScoredPairs:
+    """Pairs of the texts [B, S, D] of rows [B, T], each second one with the one before it."""
+    ids = jnp.arange(1, vectors.shape[1] + 1)[:, None]
+    first = (batch.positions == 0) * batch.loss_weight
+    score = jnp.sum((batch.segment_ids[:, None] == ids) * first[:, None], axis=2)  # [B, S]
+    most = vectors.shape[1] // 2 * 2
+    a, b = unit(vectors[:, 0:most:2]), unit(vectors[:, 1:most:2])
+    pair = there[:, 0:most:2] & there[:, 1:most:2]
+    parts = (jnp.sum(a * b, axis=-1), score[:, 0:most:2], pair.astype(jnp.float32))
+    return ScoredPairs(*(part.reshape(-1) for part in parts))
+
+
+def order_loss(pairs: ScoredPairs, temperature: float) -> Array:
+    """Logarithm of 1 and the sum, over pairs of which one has the larger number, of the exponential
+    of how much larger the other's cosine is, over the temperature."""
+    scaled, score, there = pairs.cosine / temperature, pairs.score, pairs.there > 0
+    wrong = (score[:, None] < score[None]) & there[:, None] & there[None]
+    apart = jnp.where(wrong, scaled[:, None] - scaled[None], HIDDEN)
+    return jax.nn.logsumexp(jnp.append(apart.reshape(-1), 0.0))
