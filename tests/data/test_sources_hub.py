@@ -82,7 +82,7 @@ def test_streamed_shard_by_shard(tmp_path):
     assert [text for _, text, _ in test[1]] == ["held out"]
     assert "no column 'body', only text, n" in column
     assert "cannot be opened" in split and "dev" in split
-    assert "me/other cannot be opened" in other
+    assert "me/other: there is no such dataset, or it is private" in other
 
 
 def test_without_the_package(tmp_path):

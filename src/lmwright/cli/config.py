@@ -53,12 +53,16 @@ def config_presets() -> None:
     Example:  lmwright config presets
     """
     from lmwright import presets
+    from lmwright.presets.sources import SOURCES
 
     names = {section: presets.of_section(section) for section in presets.SECTIONS}
     for section, functions in {"recipe": presets.all_recipes(), **names}.items():
         click.echo(f"{section}:")
         for name, function in functions.items():
             click.echo(f"  {name:<12} {' '.join((function.__doc__ or '').split())}")
+    click.echo("data.sources:")
+    for name, preset in SOURCES.items():
+        click.echo(f"  {name:<12} {preset.line}")
 
 
 @click.command()

@@ -28,8 +28,14 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
               lmwright prepare run.toml --stage normalize
     """
     from lmwright.data.prepare import prepare_command
+    from lmwright.presets.sources import preset_of
 
-    return prepare_command(load(run, overrides), tuple(stages))
+    loaded = load(run, overrides)
+    summary = prepare_command(loaded, tuple(stages))
+    for source in loaded.data.sources:
+        if preset := preset_of(source.path):
+            click.echo(f"license of {source.name}: {preset.license}, see {preset.page}")
+    return summary
 
 
 @click.group(cls=InOrder)

@@ -8,7 +8,7 @@ anew, so that nothing of another optimizer or model lingers in it.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class RunFiles:
     """{section: fields} that follow from train.init_from, the run's dir, and the kind of model that
     it is to become."""
     epoch_rows: EpochRows
+    sources: Mapping[str, Layer] = field(default_factory=dict)
+    """Fields of ready sources of data, by name."""
 
     def load(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
         """Loads the run that a file (or a run directory) and overrides like `train.steps=10`
@@ -79,7 +81,11 @@ class RunFiles:
 
     def schema(self) -> dict[str, Any]:
         """JSON schema of a run file, for editors."""
-        return schema_of(_adapter(_frozen(self.kinds)), list(self.recipes), self.presets)
+        schema = schema_of(_adapter(_frozen(self.kinds)), list(self.recipes), self.presets)
+        about = {"enum": list(self.sources), "description": "Starts from a ready source."}
+        fields = schema["$defs"]["Source"]["properties"]
+        schema["$defs"]["Source"]["properties"] = {"preset": about, **fields}
+        return schema
 
     def _resolve(
         self, path: str | Path, overrides: Sequence[str], *left_out: str
@@ -113,6 +119,7 @@ class RunFiles:
         for keys, value in parsed:
             if keys not in chosen:
                 merged.put(keys, value)
+        self._put_sources(merged)
         _forget_training(merged)
         self._put_origin(merged)
         notes = fit_schedule(merged, self.epoch_rows)
@@ -150,6 +157,22 @@ class RunFiles:
         if "preset" in sizes:
             raise UserError(f"{where}: depth and model.preset both choose the model; keep one")
         return self.dial(depth, **{name: sizes[name] for name in DIALED if name in sizes})
+
+    def _put_sources(self, merged: Merged) -> None:
+        """Fills in the fields of the sources that name a preset, where they are not set."""
+        data = merged.values.get("data")
+        listed = data.get("sources") if isinstance(data, dict) else None
+        for number, source in enumerate(listed if isinstance(listed, list) else ()):
+            if not isinstance(source, dict) or "preset" not in source:
+                continue
+            keys: Keys = ("data", "sources", number)
+            name = source.pop("preset")
+            known = {each: (lambda: None) for each in self.sources}
+            _find_named(name, known, "data.sources.preset", merged.where((*keys, "preset")))
+            for key, value in self.sources[name].items():
+                if key not in source:
+                    source[key] = value
+                    merged.origin[*keys, key] = f"preset {name}"
 
     def _put_origin(self, merged: Merged) -> None:
         """Fills in the model and tokenizer that `train.init_from` names, as a model of the kind

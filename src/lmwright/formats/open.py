@@ -31,6 +31,7 @@ from lmwright.formats.safetensors import NO_PICKLES, PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models.conversion import converted
 from lmwright.presets.dial import dial
+from lmwright.presets.sources import source_fields
 from lmwright.program import lora_section
 from lmwright.program.length import epoch_rows
 from lmwright.storage.bucket import is_bucket
@@ -242,6 +243,7 @@ RUN_FILES = RunFiles(
     dial=dial,
     origin=init_fields,
     epoch_rows=epoch_rows,
+    sources=source_fields(),
 )
 load_run = RUN_FILES.load
 load_noted = RUN_FILES.load_noted

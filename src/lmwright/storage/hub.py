@@ -71,7 +71,7 @@ def fetch_files(
     except UserError:
         raise
     except Exception as error:  # the client raises many kinds
-        raise UserError(f"{name}: {_sentence(error, repo, revision, what)}") from None
+        raise UserError(f"{name}: {sentence(error, repo, revision, what)}") from None
 
 
 def _fetched_before(
@@ -88,8 +88,9 @@ def _fetched_before(
     raise UserError(f"{name}: was not fetched before, and HF_HUB_OFFLINE is set; unset it")
 
 
-def _sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
-    """Sentence for an error of the client, without the token."""
+def sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
+    """Sentence for an error of the client about a `what`, without the token; of a dataset, `repo`
+    begins with `datasets/`."""
     from huggingface_hub import errors
 
     token = "set HF_TOKEN to a token that may read it"

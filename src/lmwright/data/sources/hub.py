@@ -12,6 +12,7 @@ from lmwright.config.run import Source
 from lmwright.data.sources.columns import content_columns, list_needed_columns, select_columns
 from lmwright.data.sources.file import File
 from lmwright.errors import UserError, first_line, install
+from lmwright.storage.hub import sentence
 
 
 def find_shards(source: Source) -> list[File]:
@@ -22,7 +23,7 @@ def find_shards(source: Source) -> list[File]:
     repo, _, revision = source.path.removeprefix("hf://datasets/").partition("@")
     try:
         import datasets  # noqa: F401
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, errors
     except ImportError:
         raise UserError(
             f"data.sources: {source.path} needs Hugging Face's libraries; {install('hf')}"
@@ -31,6 +32,9 @@ def find_shards(source: Source) -> list[File]:
         sha = HfApi().dataset_info(repo, revision=revision or None).sha
         dataset = _open(repo, sha, source.subset, source.split)
         shards = dataset.num_shards
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError) as e:
+        why = sentence(e, f"datasets/{repo}", revision, "dataset")
+        raise UserError(f"data.sources: {source.path}: {why}") from None
     except Exception as e:  # the libraries raise many kinds
         raise UserError(f"data.sources: {source.path} cannot be opened: {first_line(e)}") from None
     columns = dataset.column_names
