@@ -37,6 +37,7 @@ LONG = {
             "eurobert there; gradients of modernbert",
     },
     "formats/test_detector.py": {
+        "test_held_out_rows_say_how_well_it_detects": "test_rtd: its metrics; the curve of rtd",
         "test_a_step_from_the_compile_cache_runs": "core/test_weight: no choice in a product",
         "test_a_classifier_starts_from_the_discriminator[False]": "True there",
     },
@@ -60,13 +61,17 @@ LONG = {
         "test_rows_cut_over_devices[blocks-sizes0-ring]": "near and odd there",
     },
     "kernels/test_tpu_long_attention.py": {
-        "test_no_copy_races_with_another[384--0]": "the other two there",
+        "test_no_copy_races_with_another[384--0]": "[768-40-40] there",
+        "test_no_copy_races_with_another[384--]": "[768-40-40] there",
     },
     "models/test_reasoning.py": {
         "test_it_starts_as_nothing_and_then_learns[reasoning1]": "all experts are as many chosen",
     },
     "nn/test_moe.py": {
         "test_the_bias_balances_without_a_gradient_of_the_loss": "train/test_balance",
+    },
+    "objectives/test_block_diffusion.py": {
+        "test_the_same_update_however_a_batch_is_cut": "test_diffusion: the same masks",
     },
     "objectives/test_classify.py": {
         "test_an_update_is_the_same_however_a_batch_is_cut[4-1]": "[2-4] there",
@@ -105,6 +110,7 @@ LONG = {
     },
     "planner/test_search.py": {
         "test_the_smallest_slice_that_trains_it": "any compares machines cheapest first",
+        "test_suggestions_are_in_the_order_of_harm": "cures fit and paste, offered adapters",
     },
     "planner/test_subject.py": {
         "test_a_preset_gets_the_most_rows_that_fit": "machines are compared at one batch",
@@ -130,6 +136,10 @@ LONG = {
     },
     "train/test_diffusion_run.py": {
         "test_answers_are_learned_with_an_adapter": "test_sft, and the curve of diffusion",
+        "test_blocks_are_learned_and_written": "objectives/test_block_diffusion, evals/test_fill",
+    },
+    "train/test_masked_run.py": {
+        "test_a_grown_model_begins_below_a_fresh_one": "formats/test_grow: tiles, transformers",
     },
     "train/test_offload.py": {
         "test_chunks_of_an_mlp_add_up[relu2-1]": "swiglu there",

@@ -156,7 +156,7 @@ def test_merges_of_another_kind_are_not_appended(folder, tmp_path, alone):
         ({"max_new": 3, "multiple": 2}, "--max-new"),
         ({"special": True, "size": 400}, "--special"),
         ({"add_file": "nowhere.txt"}, "nowhere.txt: cannot be read"),
-        ({"add_from": "nowhere"}, "does not exist"),
+        ({"add_from": "./nowhere"}, "does not exist"),
         ({"tokens": ("",)}, "--add: a token cannot be empty"),
         ({"add_file": os.devnull}, "holds no tokens; write one per line"),
     ],
