@@ -10,16 +10,12 @@ DeBERTa has none here.
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from jax import Array
-
-from lmwright.core.param import Tree
-from lmwright.models.heads import HEAD, left_out, score_layer, scores
 from lmwright.models.hf.answerer import AnswererHf
-from lmwright.models.over import OverEncoder
+from lmwright.models.over_tokens import OverTokens
 
 
 @dataclass(frozen=True)
-class Answerer(OverEncoder):
+class Answerer(OverTokens):
     """An encoder without its head, and a layer of two scores over each of its tokens."""
 
     called: ClassVar[str] = "a model that answers questions"
@@ -38,20 +34,10 @@ class Answerer(OverEncoder):
         """Its table of Hugging Face names."""
         return AnswererHf(self)
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        spec, dropped = self.encoder.spec(), left_out(self.encoder)
-        head = score_layer(self.encoder.embed_dim, 2)
-        return {name: tree for name, tree in spec.items() if name not in dropped} | {HEAD: head}
-
-    def head_weights(self, w: Tree) -> Tree:
-        """The part of the weights that `logits` reads."""
-        return self.document_head.weights(w)
-
-    def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [B, T, 2] for hidden [B, T, D]: of the first token, and of the last one."""
-        h = self.encoder.transformed(w, hidden) if self.document_head.kept else hidden
-        return scores(w, h)
+    @property
+    def num_scores(self) -> int:
+        """Scores of a token: as the first one of an answer, and as the last one."""
+        return 2
 
 
 def has_answers(family: Any) -> bool:

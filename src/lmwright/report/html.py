@@ -20,13 +20,13 @@ from markupsafe import Markup
 
 from lmwright import __version__
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
 from lmwright.report.curves import curves_of, points_per_curve
 from lmwright.report.goodput import goodput, ledger
 from lmwright.report.long_context import needle_plots, position_plot
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
-from lmwright.storage.mirror import mirror_folder, place_in, send_file
+from lmwright.report.written import usual_file, write_page
+from lmwright.storage.mirror import mirror_folder
 
 REPORT_FILE = "report.html"
 PAGE_DIR = Path(__file__).parent
@@ -37,7 +37,7 @@ def report_command(dirs: Sequence[str | Path], out: str | Path | None = None) ->
     """Writes the report and prints its path: in the run directory, or in the current folder for
     several runs."""
     if out is None:
-        out = place_in(dirs[0], REPORT_FILE) if len(dirs) == 1 else REPORT_FILE
+        out = usual_file(dirs, REPORT_FILE)
     path = write_report(dirs, out)
     print(f"report: {out} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
     return path
@@ -53,16 +53,7 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     if not run_dirs:
         raise UserError("report: no run directory given; name one or more")
     unique = {mirror_folder(run_dir).resolve(): run_dir for run_dir in run_dirs}
-    page = render([read_run(run_dir) for run_dir in unique.values()])
-    local = mirror_folder(out)
-    try:
-        write_whole(local, page.encode(errors="replace"))
-        send_file(local, out)
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written: {error.strerror}; choose another file with -o"
-        ) from error
-    return local
+    return write_page(render([read_run(run_dir) for run_dir in unique.values()]), out)
 
 
 def render(records: Sequence[RunRecord]) -> str:

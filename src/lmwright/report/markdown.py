@@ -12,13 +12,12 @@ from typing import Any
 
 from lmwright import __version__
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
 from lmwright.guard.terminal import visible
 from lmwright.hardware.devices import chip_power, devices_per_chip
 from lmwright.report.goodput import WORDS, Goodput, goodput
 from lmwright.report.read import RunRecord, Series, read_run
 from lmwright.report.summary import hours_text, machine_rows, summarize
-from lmwright.storage.mirror import mirror_folder, place_in, send_file
+from lmwright.report.written import usual_file, write_page
 
 MARKDOWN_FILE = "report.md"
 MOST_INCIDENTS = 50
@@ -29,7 +28,7 @@ def markdown_command(dirs: Sequence[str | Path], out: str | Path | None = None) 
     """Writes the page and prints its path: in the run directory, or in the current folder for
     several runs."""
     if out is None:
-        out = place_in(dirs[0], MARKDOWN_FILE) if len(dirs) == 1 else MARKDOWN_FILE
+        out = usual_file(dirs, MARKDOWN_FILE)
     path = write_markdown(dirs, out)
     print(f"report: {out}")
     return path
@@ -41,15 +40,7 @@ def write_markdown(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     if not run_dirs:
         raise UserError("report: no run directory given; name one or more")
     pages = [markdown_of(read_run(run_dir)) for run_dir in run_dirs]
-    local = mirror_folder(out)
-    try:
-        write_whole(local, "\n\n".join(pages).encode(errors="replace"))
-        send_file(local, out)
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written: {error.strerror}; choose another file with -o"
-        ) from error
-    return local
+    return write_page("\n\n".join(pages), out)
 
 
 def markdown_of(record: RunRecord) -> str:
