@@ -23,6 +23,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repo, self.files, self.asked = repo, files, []
         self.kind, self.token = kind, token
+        self.sha, self.before = SHA, {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -32,6 +33,11 @@ class FakeHub(ThreadingHTTPServer):
     def __exit__(self, *_):
         self.shutdown()
         self.server_close()
+
+    def commit(self, files: dict[str, bytes], sha: str) -> None:
+        """The name stands for other files; the earlier ones are had by their commit."""
+        self.before[self.sha] = self.files
+        self.files, self.sha = files, sha
 
     def entries(self, folder: str, recursive: bool) -> list[dict]:
         prefix = f"{folder}/" if folder else ""
@@ -75,8 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == f"{api}/revision/nowhere":
             self.missing("RevisionNotFound")
         elif path == api or path.startswith(f"{api}/revision/"):
-            siblings = [{"rfilename": p} for p in hub.files]
-            about = {"id": hub.repo, "sha": SHA, "private": False, "tags": [], "siblings": siblings}
+            asked = path.rpartition("/")[2]
+            siblings = [{"rfilename": p} for p in hub.before.get(asked, hub.files)]
+            sha = asked if asked in hub.before else hub.sha
+            about = {"id": hub.repo, "sha": sha, "private": False, "tags": [], "siblings": siblings}
             self.json(about)
         elif path.startswith(f"{api}/tree/"):
             folder = path.removeprefix(f"{api}/tree/").partition("/")[2]
@@ -87,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             folders = {e["path"]: e for e in hub.entries("", True)}
             self.json([folders[p] for p in wanted if p in folders])
         elif path.startswith(files):
-            self.file(path.removeprefix(files).partition("/")[2])
+            revision, _, name = path.removeprefix(files).partition("/")
+            self.file(name, revision)
         else:
             self.missing("EntryNotFound" if hub.repo in path else "RepoNotFound")
 
@@ -103,13 +112,15 @@ class _Handler(BaseHTTPRequestHandler):
     def missing(self, code, status=404):
         self.reply(status, b"{}", {"X-Error-Code": code})
 
-    def file(self, path):
-        raw = self.server.files.get(path)
+    def file(self, path, revision):
+        hub = self.server
+        raw = hub.before.get(revision, hub.files).get(path)
         if raw is None:
             self.missing("EntryNotFound")
             return
         etag = hashlib.sha1(raw).hexdigest()
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"}
+        sha = revision if revision in hub.before else hub.sha
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
         wanted = self.headers.get("Range")
         if not wanted:
             self.reply(200, raw, headers)

@@ -14,19 +14,26 @@ pytest.importorskip("huggingface_hub")
 
 TOKEN = "hf_verysecret"
 TEXT = "the cat sat on the mat and the cat ate the rat\n\n" * 40
+CHAT = (
+    '{"messages": [{"role": "user", "content": "the cat"}, '
+    '{"role": "assistant", "content": "sat on the mat"}]}\n'
+)
 SCRIPT = """
 import json, sys
-from lmwright.config.run import Data, Source, Tokenizer
+from lmwright.config.run import Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
 from lmwright.data.manifest import read_manifest
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 out = []
-for name in sys.argv[2:]:
+rows, *names = sys.argv[2:]
+source = {"text": ("text.txt", {"documents": "paragraph"}), "messages": ("chat.jsonl", {})}[rows]
+for name in names:
     data = Data(
         dir=f"{sys.argv[1]}/{name.replace('/', '-')}",
-        sources=(Source(path=f"{sys.argv[1]}/text.txt", documents="paragraph"),),
+        sources=(Source(path=f"{sys.argv[1]}/{source[0]}", rows=rows, **source[1]),),
         tokenizer=Tokenizer(path=name),
+        pack=Pack(method="best-fit"),
     )
     try:
         prepare(data, seq_len=16, workers=1)
@@ -57,7 +64,7 @@ def files(size):
     }
 
 
-def prepared(hub, folder, *names, token="", offline=""):
+def prepared(hub, folder, *names, token="", offline="", rows="text"):
     loopback = {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(folder / "cache"),
@@ -69,8 +76,9 @@ def prepared(hub, folder, *names, token="", offline=""):
     }
     folder.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(TEXT)
+    (folder / "chat.jsonl").write_text(CHAT * 40)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), *names],
+        [sys.executable, "-c", SCRIPT, str(folder), rows, *names],
         env=os.environ | loopback, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -96,6 +104,22 @@ def test_a_tokenizer_is_pinned_to_the_commit_that_its_name_had(tmp_path):
         hub.asked.clear()
         assert prepared(hub, tmp_path, "hf://me/tok", token=TOKEN) == both[:1]
         assert hub.asked == []
+
+
+def test_the_chat_template_of_a_tokenizer_is_pinned_too(tmp_path):
+    told = (
+        "{%% for m in messages %%}%s{%% generation %%}{{ m['content'] }}{%% endgeneration %%}"
+        "{%% endfor %%}"
+    )
+    held, moved = files(280), files(300)
+    for each, mark in ((held, "<"), (moved, ">")):
+        roles = {"eos_token": "<|endoftext|>", "chat_template": told % mark}
+        each["tokenizer_config.json"] = json.dumps(roles).encode()
+    with FakeHub("me/tok", held, kind="models") as hub:
+        first = prepared(hub, tmp_path, "hf://me/tok", rows="messages")
+        assert first[0][0] == {"path": "hf://me/tok", "commit": f"hf://me/tok@{SHA}"}
+        hub.commit(moved, "f" * 40)
+        assert prepared(hub, tmp_path, "hf://me/tok", rows="messages") == first
 
 
 def test_a_tokenizer_that_there_is_not(tmp_path):

@@ -116,6 +116,12 @@ def test_export_writes_to_a_bucket_what_transformers_reads(trained, tmp_path, ca
     text.write_text("abc def " * 30)
     assert main(["eval", out, "--text", str(text)]) == 0
     assert main(["eval", f"{out}/model.gguf", "--text", str(text)]) == 0
+    assert main(["grow", out, f"{out}-grown", "num_layers=3"]) == 0
+    grown = Bucket(f"{out}-grown")
+    for name in grown.entries():
+        grown.download(name, tmp_path / "grown" / name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
+    assert model.config.num_hidden_layers == 3
 
 
 def test_another_run_is_refused_there(run, trained, capsys):

@@ -30,11 +30,10 @@ def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
     """Give each text of a file its class, number, tags or answer.
 
     MODEL is a classifier, gives numbers, tags words or answers questions: a run directory or a
-    Hugging Face folder.
-    FILE is csv, tsv, jsonl or parquet, or txt with a text on each line. Each row becomes a line of
-    JSON with its label and the score of each class, its number, its words and their tags, or its
-    answer, whose question and context are two columns. An
-    interrupted command goes on where it was when it is run again.
+    Hugging Face folder. FILE is csv, tsv, jsonl or parquet, or txt with a text on each line. Each
+    row becomes a line of JSON with its label and the score of each class, its number, its words
+    and their tags, or its answer, whose question and context are two columns. An interrupted
+    command goes on where it was when it is run again.
 
     \b
     Example:  lmwright predict runs/reviews new.csv --out labels.jsonl

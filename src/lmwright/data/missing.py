@@ -10,22 +10,22 @@ from lmwright.errors import UserError
 from lmwright.hardware.devices import cores_here
 
 BYTES_PER_MINUTE = 60e6
-"""Text that one process prepares at the least (benchmarks/prepare.py)."""
+"""Text that one process prepares at the least: benchmarks/prepare.py measures several times it."""
 MOST_MINUTES = 5
 
 
-def prepare_missing(run: Run) -> bool:
+def prepare_missing(run: Run) -> None:
     """Prepares the run's data if none is there and its sources are local files that take at most
-    `MOST_MINUTES`; whether it did.
+    `MOST_MINUTES`.
 
     Raises UserError for more text than that, or what is not on this machine, so that nobody waits
     for it unasked.
     """
     data = run.data
     if "://" in data.dir or not data.sources or (Path(data.dir) / "pack" / MANIFEST).exists():
-        return False  # whatever else is wrong there, opening it says
+        return  # whatever else is wrong there, opening it says
     if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
-        return False
+        return
     if any("://" in source.path for source in data.sources):
         raise UserError(
             f"data.dir: nothing is prepared in {data.dir}, and its sources are fetched from "
@@ -34,14 +34,13 @@ def prepare_missing(run: Run) -> bool:
     try:
         minutes = text_bytes(run) / BYTES_PER_MINUTE / (data.workers or cores_here())
     except UserError:
-        return False  # sources that were moved, too: that the data is not there comes first
+        return  # sources that were moved, too: that the data is not there comes first
     if minutes > MOST_MINUTES:
         raise UserError(
             f"data.dir: nothing is prepared in {data.dir}, which takes up to {minutes:.0f} "
             f"minutes; run `lmwright prepare` first"
         )
     prepare_command(run)
-    return True
 
 
 def text_bytes(run: Run) -> int:

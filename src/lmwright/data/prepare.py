@@ -139,10 +139,12 @@ def with_template(data: Data) -> Data:
     from lmwright.data.text.chat_template import ChatTemplate, template_source
     from lmwright.data.tokens.tokenizer import stand_in
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+    from lmwright.data.tokens.tokenizer_stage import pinned_path
 
     refuse_splitting(data.pack)
     spec = data.tokenizer
-    tokenizer = stand_in(spec) if spec.path is None else import_tokenizer(spec.path)
+    path = pinned_path(data.dir, spec)
+    tokenizer = stand_in(spec) if path is None else import_tokenizer(path)
     if spec.chat_template is not None:
         tokenizer = replace(tokenizer, chat_template=spec.chat_template)
     source = template_source(data.chat, tokenizer)

@@ -27,6 +27,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import Proof
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.models.over import OverEncoder
+from lmwright.storage.mirror import sending
 
 SIZES = ("embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 TILED = ("embed", "norm", "mlp", "heads", "kv_heads")
@@ -54,17 +55,18 @@ def grow_command(
     model = with_overrides(_sized_as(loaded.model, like), overrides, "the model")
     refuse_growth(loaded.model, model)
     tensors = TiledTensors(loaded.model, model, loaded.tensors)
-    proof = write_hf(
-        model,
-        tensors,
-        lambda: from_hf(model, tensors, path),
-        loaded.tokenizer_dir,
-        out,
-        dtype=dtype or stored_dtype(model, tensors),
-        facts=loaded.facts,
-        prefix=loaded.prefix,
-        overwrite=overwrite,
-    )
+    with sending(out, overwrite=overwrite) as local:
+        proof = write_hf(
+            model,
+            tensors,
+            lambda: from_hf(model, tensors, path),
+            loaded.tokenizer_dir,
+            local,
+            dtype=dtype or stored_dtype(model, tensors),
+            facts=loaded.facts,
+            prefix=loaded.prefix,
+            overwrite=overwrite,
+        )
     before, after = (count_params(m.spec()) for m in (loaded.model, model))
     grown = [f"{n} {was} to {now}" for n, was, now in _changes(loaded.model, model)]
     print(f"{out}: {before:,} parameters became {after:,}: {', '.join(grown)}")

@@ -33,10 +33,7 @@ from lmwright.formats.safetensors import (
 )
 from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
-from lmwright.formats.tokenizer_files import (
-    open_tokenizer,
-    write_tokenizer,
-)
+from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
 from lmwright.guard.files import sync
 from lmwright.models.embedder import Embedder
 

@@ -147,12 +147,14 @@ def _open_path(path: Path) -> Place:
 
 def _nothing_at(path: Path) -> UserError:
     """The error for a path with nothing that lmwright reads."""
+    from lmwright.formats.maxtext import items_of
+
     if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
         return UserError(f"{path}: holds pickled weights, {NO_PICKLES}")
     what = "is not there"
     if path.is_dir():
         refuse_pickles(path)
-        if (path / "_METADATA").exists() or (path / "items" / "_METADATA").exists():
+        if items_of(path) is not None:
             return UserError(
                 f"{path}: looks like a checkpoint of MaxText, which does not say its model; write "
                 f"lmwright import {path} OUT --model PRESET, and give OUT"

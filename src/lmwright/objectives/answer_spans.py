@@ -79,9 +79,7 @@ class Answer(Objective):
                 f"model.kind: {model.kind!r} answers no questions, since transformers has no class "
                 f"for it; use {' or '.join(map(repr, known))}"
             )
-        return Answerer(
-            model, *self.windows, self.max_answer_tokens, self.no_answer
-        )  # fmt: skip
+        return Answerer(model, *self.windows, self.max_answer_tokens, self.no_answer)
 
     def spec(self, model: Model) -> Tree:
         """The encoder's weights without its head, and those of the layer of scores."""

@@ -27,6 +27,7 @@ from lmwright.data.tokens.answers import CONTEXT, ENDS, STARTS
 from lmwright.data.tokens.label_sets import names_in
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.tokenizer_stage import pinned_path
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 
@@ -151,8 +152,9 @@ def _show_example(console: Console, name: str, row: Row | Bad, encoder: ChatEnco
 
 
 def _tokenizer(data: Data) -> TextTokenizer:
-    if data.tokenizer.path is not None:
-        return import_tokenizer(data.tokenizer.path)
+    path = pinned_path(data.dir, data.tokenizer)
+    if path is not None:
+        return import_tokenizer(path)
     folder = Path(data.dir) / "tokenizer"
     if not folder.exists():
         raise UserError(

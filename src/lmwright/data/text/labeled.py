@@ -21,8 +21,7 @@ LARGEST = 3e38  # of float32
 
 def labeled_text(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """The text, the second one where there is one, and the label or the list of labels of a row,
-    as strings. Raises
-    UnusableError for a part that is missing, empty or of another type."""
+    as strings. Raises UnusableError for a part that is missing, empty or of another type."""
     names = (*ROW_PARTS["labeled"][0], *ROW_PARTS["labeled"][1])
     columns = {name: source.columns.get(name, name) for name in names}
     text, label, second = (row.get(columns[name]) for name in names)

@@ -14,10 +14,9 @@ import numpy as np
 
 from lmwright.config.rows import CLASSES_PER_TOKEN
 from lmwright.data.tokens.classes import Classes, Labels
+from lmwright.data.tokens.tags import DTYPE
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
-
-DTYPE = "<u2"
 
 
 @dataclass(frozen=True)
