@@ -120,7 +120,7 @@ def test_the_command_writes_what_transformers_computes_alike(saved, tmp_path, ca
         assert message in said and said.count("\n") == 1, (words, said)
     (tmp_path / "empty").mkdir()
     assert main(["import", "empty", "other", "--model", "run.toml"]) == 2
-    assert "holds no checkpoint of MaxText" in capsys.readouterr().err
+    assert "MaxText (no _METADATA); give the folder of one step" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 

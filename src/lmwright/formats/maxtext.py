@@ -107,7 +107,10 @@ class MaxTextTensors(Tensors):
                 f"(llama: mistral and qwen, too), not model.kind = {model.kind!r}"
             )
         if (folder := items_of(path)) is None:
-            raise UserError(f"{path}: holds no checkpoint of MaxText (no {METADATA})")
+            raise UserError(
+                f"{path}: holds no checkpoint of MaxText (no {METADATA}); give the folder of one "
+                "step, such as checkpoints/0"
+            )
         self.path, self._model = str(path), model
         self._arrays = Arrays(folder, str(path))
         self._shapes = {slot.name: slot.shape for slot in slots(model)}
