@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -72,16 +73,31 @@ def products_of_jax(run, plan):
     return counts
 
 
+def quick_of(folder, preset, *words):
+    return Quick.of(run_of(folder, *PRESETS[preset], *words, preset=preset, batch=ROWS), CPU)
+
+
+@pytest.fixture(scope="module")
+def products_once(tmp_path_factory):
+    """`products_of_jax` of a preset where nothing is computed again."""
+
+    @cache
+    def count(preset):
+        quick = quick_of(tmp_path_factory.mktemp("once"), preset, "train.remat=none")
+        return products_of_jax(quick.run, quick.plan)
+
+    return count
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_kept_is_what_jax_keeps(tmp_path, preset, policy):
     words = f"train.remat={policy[0]}", f"train.offload={policy[1]}", *policy[2:]
-    run = run_of(tmp_path, *PRESETS[preset], *words, preset=preset, batch=ROWS)
-    quick = Quick.of(run, CPU)
+    quick = quick_of(tmp_path, preset, *words)
     kept = [t for t in quick.tensors if t.fate != RECOMPUTED]
     sizes = sum(t.host_bytes if t.fate == OFFLOADED else t.chip_bytes for t in kept)
     assert sizes == pytest.approx(
-        sum(a.size * a.dtype.itemsize for a in kept_by_jax(run, quick.plan))
+        sum(a.size * a.dtype.itemsize for a in kept_by_jax(quick.run, quick.plan))
     )
     assert sum(t.chip_bytes for t in kept if t.fate == SAVED) == pytest.approx(quick.memory.saved)
     assert sum(t.host_bytes for t in kept) == pytest.approx(quick.memory.host)
@@ -105,16 +121,13 @@ SELDOM = [
     "preset, policy",
     [pytest.param(*c, marks=pytest.mark.slow) if c in SELDOM else c for c in CASES],
 )
-def test_what_is_computed_again_is_what_jax_computes_again(tmp_path, preset, policy):
+def test_what_is_computed_again_is_what_jax_computes_again(tmp_path, products_once, preset, policy):
     words = f"train.remat={policy[0]}", f"train.offload={policy[1]}", *policy[2:]
-    quicks = [
-        Quick.of(run_of(tmp_path, *PRESETS[preset], *more, preset=preset, batch=ROWS), CPU)
-        for more in (words, ("train.remat=none",))
-    ]
-    counts, once = (products_of_jax(quick.run, quick.plan) for quick in quicks)
-    counts.subtract(once)
-    again = {t.name for t in quicks[0].tensors if t.fate == RECOMPUTED}
-    places = Counter(w.path.rpartition(".")[2] for w in quicks[0].layouts[0].stock.model_weights)
+    quick = quick_of(tmp_path, preset, *words)
+    counts = products_of_jax(quick.run, quick.plan)
+    counts.subtract(products_once(preset))
+    again = {t.name for t in quick.tensors if t.fate == RECOMPUTED}
+    places = Counter(w.path.rpartition(".")[2] for w in quick.layouts[0].stock.model_weights)
     for einsum, names in EINSUMS.items():
         if len(policy) > 2 and preset == "kisoku-3b" and names == ("down",):
             continue  # a chunk's result, which nothing reads; compilers drop it
