@@ -23,6 +23,11 @@ def compiled(folder, *changes):
     return aot.compile_for(run_of(folder, *WIDE, *changes), parse_slice(SLICE))
 
 
+def arrays(program):
+    """Bytes of the arrays alive at the peak."""
+    return program.peak_bytes - program.code_bytes
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("aot")
@@ -34,7 +39,9 @@ def folder(tmp_path_factory):
 def test_the_peak_falls_by_the_bits(kept, bits, folder):
     exact, ours = compiled(folder), compiled(folder, f"train.block_inputs={kept}")
     saves = VALUES * (16 - bits) / 8
-    assert exact.peak_bytes - ours.peak_bytes == pytest.approx(saves, rel=0.05)
+    assert arrays(exact) - arrays(ours) == pytest.approx(saves, rel=1e-3)
+    # the code that packs and unpacks comes once for all layers
+    assert 0 < ours.code_bytes - exact.code_bytes < 3 * 2**20
     runs = [run_of(folder, *WIDE, f"train.block_inputs={name}") for name in ("exact", kept)]
     first, then = (Quick.of(run, parse_machine(SLICE)).memory for run in runs)
     assert first.saved == 2 * VALUES

@@ -66,6 +66,8 @@ class Compiled:
     """As the compiler reports temporaries, which can be more than is alive at once; None where
     it does not fit."""
     argument_bytes: int | None = None
+    code_bytes: int | None = None
+    """Of the program itself, which is part of the peak."""
     host_bytes: int = 0
     """In the memory of the host."""
     limit_bytes: int | None = None
