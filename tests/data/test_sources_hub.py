@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lmwright.data.tokens.tokenizer import save_tokenizer
+from tests.data.chat_problem import chat_tokenizer
 from tests.fake_hub import SHA, FakeHub
 
 pytest.importorskip("datasets")
@@ -40,6 +43,18 @@ def parquet(texts):
     return out.getvalue()
 
 
+def loopback(hub, home):
+    """Environment by which the client finds a hub."""
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_TOKEN": "hf_x",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+
+
 def test_streamed_shard_by_shard(tmp_path):
     files = {
         "README.md": b"---\nlicense: mit\n---\n",
@@ -55,17 +70,9 @@ def test_streamed_shard_by_shard(tmp_path):
         {"path": "hf://datasets/me/other"},
     ]
     with FakeHub("me/set", files) as hub:
-        loopback = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_TOKEN": "hf_x",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        }
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, json.dumps(wanted)],
-            env=os.environ | loopback,
+            env=os.environ | loopback(hub, tmp_path),
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -83,6 +90,40 @@ def test_streamed_shard_by_shard(tmp_path):
     assert "no column 'body', only text, n" in column
     assert "cannot be opened" in split and "dev" in split
     assert "me/other: there is no such dataset, or it is private" in other
+
+
+SAMPLE = """
+import json, sys
+from lmwright.config.run import Data, Source, Tokenizer
+from lmwright.data.prepare import prepare
+source = Source(path="hf://datasets/me/set", sample_tokens=int(sys.argv[2]), name="web")
+data = Data(dir=sys.argv[3], sources=(source,), tokenizer=Tokenizer(path=sys.argv[1]))
+made = prepare(data, 16, stages=("tokenizer", "normalize"), workers=1)
+print(json.dumps(made.stages["normalize"].facts["sampled"]))
+"""
+
+
+def test_shards_that_are_not_drawn_are_not_fetched(tmp_path):
+    save_tokenizer(chat_tokenizer(), tmp_path / "tokenizer")
+    files = {
+        f"data/train-{i:05d}-of-00006.parquet": parquet([f"ab {i} {k}" for k in range(20)])
+        for i in range(6)
+    }
+    with FakeHub("me/set", {"README.md": b"", **files}) as hub:
+        done = subprocess.run(
+            [sys.executable, "-c", SAMPLE, str(tmp_path / "tokenizer"), "200", str(tmp_path / "d")],
+            env=os.environ | loopback(hub, tmp_path),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        asked = [path for path in hub.asked if path.startswith("GET") and "parquet" in path]
+    assert done.returncode == 0, done.stderr
+    sampled = json.loads(done.stdout.splitlines()[-1])["web"]
+    assert sampled["tokens"] >= 200 and sampled["of_parts"] == 6
+    fetched = {int(re.search(r"train-0000(\d)", path)[1]) for path in asked}
+    # the columns are those of the first shard, whichever is drawn
+    assert 0 < sampled["parts"] < 4 and len(fetched - {0}) <= sampled["parts"], asked
 
 
 def test_without_the_package(tmp_path):

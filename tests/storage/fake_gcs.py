@@ -59,6 +59,7 @@ class Proxy(ThreadingHTTPServer):
         self.port, self.upstream, self.faults = self.server_address[1], 0, Faults()
         self.denied = set()  # permissions that the account lacks
         self.policy = None  # of the bucket; None where the account may not see it
+        self.asked = []  # method and path of every request
 
     def handle_error(self, request, client_address):
         """A client that goes away is no news."""
@@ -75,6 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length) if length else None
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             body = self._chunks()
+        self.server.asked.append(f"{self.command} {self.path}")
         fault = self.server.faults.draw(self.command, self.path)
         if fault == "stall":
             time.sleep(STALL_S)

@@ -5,14 +5,7 @@ from typing import Any
 from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
 from lmwright.config.rows import PLAIN, ROW_PARTS
-from lmwright.config.run import (
-    EARLIER_VOCAB_SIZE,
-    Chat,
-    Run,
-    Source,
-    Tokenizer,
-    seq_len_of,
-)
+from lmwright.config.run import Chat, Run, Source, Tokenizer, seq_len_of
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
@@ -20,6 +13,8 @@ from lmwright.storage.bucket import is_bucket
 
 ONLY_TRAINED = ("train", "vocab_size", "special_tokens", "sample_bytes")
 """Fields that say how a tokenizer is trained, without effect on one that is imported."""
+EARLIER_VOCAB_SIZE = 8192
+"""Ids of a trained tokenizer where neither it nor a model says how many."""
 SCALED_TOGETHER = 64  # values of a block's input with one scale, in `core.saves`
 
 
@@ -248,6 +243,25 @@ def _check_tokenizer(run: Run) -> None:
             )
 
 
+def _check_sample(source: Source, where: str, tokenizer: Tokenizer) -> None:
+    if source.sample_tokens is None:
+        if source.sample_seed:
+            raise UserError(
+                f"{where}.sample_seed: has no effect without sample_tokens; set that or remove it"
+            )
+        return
+    if source.rows != "text":
+        raise UserError(
+            f"{where}.sample_tokens: counts the tokens of texts, and the rows are "
+            f'"{source.rows}"; leave it out'
+        )
+    if tokenizer.path is None:
+        raise UserError(
+            f"{where}.sample_tokens: its tokens cannot be counted while the tokenizer is not "
+            "trained; set data.tokenizer.path, which may be one that was prepared before"
+        )
+
+
 def _check_sources(run: Run) -> None:
     names: set[str] = set()
     for place, source in enumerate(run.data.sources):
@@ -268,6 +282,7 @@ def _check_sources(run: Run) -> None:
                 f"documents; remove it"
             )
         _check_rows(source, where)
+        _check_sample(source, where, run.data.tokenizer)
     kinds = {source.rows for source in run.data.sources}
     apart = (
         ("preference", "pairs of answers"), ("rated", "rated answers"), ("labeled", "labeled"),

@@ -104,16 +104,16 @@ class Source:
     """Shorter documents are left out; tokens around a document count."""
     max_tokens: PositiveInt | None = None
     """Longer documents are left out."""
+    sample_tokens: PositiveInt | None = None
+    """Reads shards in a drawn order until they have so many tokens; all of it if unset."""
+    sample_seed: NonNegativeInt = 0
+    """Draws the order of `sample_tokens`."""
     use: Literal["train", "eval"] = "train"
     """`eval` keeps the whole source out of training."""
     split: str = "train"
     """Split of a Hugging Face dataset."""
     subset: str | None = None
     """Configuration name of a Hugging Face dataset."""
-
-
-EARLIER_VOCAB_SIZE = 8192
-"""Ids of a trained tokenizer where neither it nor a model says how many."""
 
 
 @section

@@ -3,7 +3,7 @@ the stage gathers them."""
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,10 @@ class BadWriter:
             self.file.close()
 
 
-def gather_bad(folder: Path, parts: int, temp: Path) -> None:
-    """Puts the bad rows of all parts of a stage into quarantine.jsonl in `temp`."""
+def gather_bad(folder: Path, parts: Iterable[int], temp: Path) -> None:
+    """Puts the bad rows of the parts of a stage into quarantine.jsonl in `temp`."""
     with open(temp / QUARANTINE, "wb") as out:
-        for path in (folder / bad_file(number) for number in range(parts)):
+        for path in (folder / bad_file(number) for number in parts):
             if path.exists():
                 out.write(path.read_bytes())
 
@@ -62,7 +62,7 @@ def gather_bad_examples(
 
     Raises UserError if they are more than `limit` of all examples or nothing else is left.
     """
-    gather_bad(folder, len(counts), temp)
+    gather_bad(folder, range(len(counts)), temp)
     sums = {key: sum(total(c, key) for c in counts) for key in ("docs", "bad", "too_long")}
     shown = itertools.islice(read_bad(temp / QUARANTINE), REASONS_SHOWN)
     first = "; ".join(f"{e['id']}: {e['reason']}" for e in shown)

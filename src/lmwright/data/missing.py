@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lmwright.config.run import Run
+from lmwright.config.run import Run, Source
 from lmwright.data.manifest import MANIFEST
 from lmwright.data.prepare import prepare_command
 from lmwright.data.sources.files import INFLATION, find_files
@@ -12,6 +12,8 @@ from lmwright.hardware.devices import cores_here
 BYTES_PER_MINUTE = 60e6
 """Text that one process prepares at the least: benchmarks/prepare.py measures several times it."""
 MOST_MINUTES = 5
+BYTES_PER_TOKEN = 6
+"""Of text, at the most that is usual."""
 
 
 def prepare_missing(run: Run) -> None:
@@ -44,11 +46,14 @@ def prepare_missing(run: Run) -> None:
 
 
 def text_bytes(run: Run) -> int:
-    """Bytes of text in the run's sources, about, by the sizes of their files. Raises UserError
-    where one is not there."""
-    files = [file for source in run.data.sources for file in find_files(source, run.data.dir)]
-    packed = [file.compression is not None or file.format == "parquet" for file in files]
-    sizes = [file.size or 0 for file in files]
-    return sum(
-        size * (INFLATION if small else 1) for size, small in zip(sizes, packed, strict=True)
-    )
+    """Bytes of text in the run's sources, or of their samples, about, by the sizes of their files.
+    Raises UserError where one is not there."""
+    return sum(_source_bytes(source, run.data.dir) for source in run.data.sources)
+
+
+def _source_bytes(source: Source, data_dir: str) -> int:
+    total = 0
+    for file in find_files(source, data_dir):
+        packed = file.compression is not None or file.format == "parquet"
+        total += (file.size or 0) * (INFLATION if packed else 1)
+    return min(total, BYTES_PER_TOKEN * source.sample_tokens) if source.sample_tokens else total

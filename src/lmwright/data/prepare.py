@@ -113,13 +113,22 @@ def _make(
 
     run = _stages(data, seq_len, model_vocab_size, labels, windows, workers, progress)
     made: dict[str, Manifest] = {}
-    for stage in STAGES:
+    for stage in _order(data):
         if not stages or stage in stages:
             made[stage] = run[stage]()
         if stage == "tokenizer" and stage in made:
             ids = made["tokenizer"].facts["vocab_size"]
             check_size(ids, model_vocab_size, data.tokenizer.path or f"{data.dir}/tokenizer")
     return made
+
+
+def _order(data: Data) -> Sequence[str]:
+    """Stages in the order in which they are made; a sample is counted with the tokenizer."""
+    from lmwright.data.text.sample import is_sampled
+
+    if not is_sampled(data):
+        return STAGES
+    return ("tokenizer", *(stage for stage in STAGES if stage != "tokenizer"))
 
 
 def has_chats(data: Data) -> bool:
@@ -360,6 +369,12 @@ def _left_out(summary: Summary) -> Iterator[str]:
         ):
             if count[key]:
                 yield f"{visible(name, lines=False)}: {count[key]:,} {what}"
+    read = summary.stages.get("normalize")
+    for name, fact in read.facts.get("sampled", {}).items() if read else ():
+        yield (
+            f"{visible(name, lines=False)}: a sample of {fact['tokens']:,} tokens, from "
+            f"{fact['parts']:,} of {fact['of_parts']:,} parts"
+        )
     for record in summary.rows():
         where = f"{visible(record['source'], lines=False)} ({record['split']})"
         for key, what in (

@@ -24,6 +24,9 @@ class Progress:
         """Records a finished part; `counts` are what its work returned."""
         self.amount += total(counts, self.unit)
 
+    def expect(self, parts: int) -> None:
+        """Corrects the number of parts, where it becomes known on the way."""
+
     def finish(self) -> None:
         """Ends the stage, whether it succeeded or not."""
 
@@ -51,6 +54,9 @@ class PlainProgress(Progress):
             self.printed = now
             left = (now - self.begun) / (self.done - self.at_start) * (self.parts - self.done)
             self._print(f"{self._state()}, ETA {left:,.0f} s")
+
+    def expect(self, parts: int) -> None:
+        self.parts = parts
 
     def finish(self) -> None:
         if self.done > self.at_start:
@@ -87,6 +93,9 @@ class LiveProgress(Progress):
     def advance(self, counts: Mapping[str, Any]) -> None:
         super().advance(counts)
         self.bar.update(self.task, advance=1, rate=self.rate())
+
+    def expect(self, parts: int) -> None:
+        self.bar.update(self.task, total=parts)
 
     def finish(self) -> None:
         self.bar.stop()

@@ -18,13 +18,14 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import lmwright
+from lmwright.data.draw import Draw, Fixed
 from lmwright.data.manifest import (
     FORMAT,
     MANIFEST,
@@ -58,6 +59,7 @@ def run_stage(
     inputs: Mapping[str, Manifest] | None = None,
     facts: Mapping[str, Any] | None = None,
     finish: Finish | None = None,
+    draw: Draw | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     unit: str = "tokens",
@@ -73,6 +75,7 @@ def run_stage(
     facts: JSON stored in the manifest. finish: called as `finish(counts of each part,
         tmp_dir)` in this process after all parts; writes further files, also in the place of
         some of the parts', may change the counts in place, and returns more facts.
+    draw: which of the parts are made; all if None.
     workers: processes; all cores if None; 1 runs in this process.
     unit: the count whose rate is shown. private: only the user may read what is written.
     Raises UserError for a full disk, a folder that cannot be written or is not a stage's;
@@ -86,14 +89,18 @@ def run_stage(
     with _folder_errors(folder), _umask(0o077 if private else 0), _lock(folder):
         if not _open_folder(folder, wanted):
             return read_manifest(folder)
-        todo = [i for i in range(len(parts)) if _read_marker(folder, i) is None]
+        markers = ((i, _read_marker(folder, i)) for i in range(len(parts)))
+        done = {i: marker["counts"] for i, marker in markers if marker}
+        draw = draw or Fixed(parts)
         progress = progress or Progress()
-        progress.start(name, len(parts), len(parts) - len(todo), unit)
+        progress.start(name, draw.expected(done), len(done), unit)
         try:
-            _run_parts(folder, {i: parts[i] for i in todo}, work, workers, progress)
+            _run_parts(folder, draw, done, work, workers or cores_here(), progress)
         finally:
             progress.finish()
-        return _write_manifest(folder, wanted, len(parts), dict(facts or {}), finish)
+        used = draw.used(done)
+        _remove_parts(folder, done.keys() - set(used))
+        return _write_manifest(folder, wanted, used, dict(facts or {}), finish)
 
 
 def find_finished_stage(
@@ -167,12 +174,19 @@ def _clear(folder: Path) -> None:
 
 
 def _run_parts(
-    folder: Path, todo: dict[int, Any], work: Work, workers: int | None, progress: Progress
+    folder: Path,
+    draw: Draw,
+    done: dict[int, dict[str, Any]],
+    work: Work,
+    workers: int,
+    progress: Progress,
 ) -> None:
-    workers = min(workers or cores_here(), len(todo))
+    """Makes the parts that are drawn and not done yet; puts their counts into `done`."""
+    workers = min(workers, draw.expected(done) - len(done))
     if workers <= 1:
-        for index, part in todo.items():
-            progress.advance(_run_part(folder, index, part, work))
+        while drawn := draw.next(done, set()):
+            index, part = drawn
+            _note_done(index, _run_part(folder, index, part, work), draw, done, progress)
         return
     # The pipe's write end lives only here: when it closes, by Ctrl-C or by our death, every
     # worker ends at once; none is left behind to write into a folder that is being resumed.
@@ -181,18 +195,15 @@ def _run_parts(
         workers, multiprocessing.get_context("spawn"), _start_worker, (watched,)
     )
     try:
-        waiting = iter(todo.items())
-        running = set()
+        running: dict[Future, int] = {}
         while True:
-            for index, part in waiting:
-                running.add(pool.submit(_run_part, folder, index, part, work))
-                if len(running) >= 2 * workers:
-                    break
+            while len(running) < 2 * workers and (drawn := draw.next(done, set(running.values()))):
+                index, part = drawn
+                running[pool.submit(_run_part, folder, index, part, work)] = index
             if not running:
                 break
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                progress.advance(future.result())
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                _note_done(running.pop(future), future.result(), draw, done, progress)
         pool.shutdown()
     except BrokenProcessPool:
         raise UserError(
@@ -203,6 +214,16 @@ def _run_parts(
         lifeline.close()
         pool.shutdown(cancel_futures=True)
         watched.close()
+
+
+def _note_done(
+    index: int, counts: dict[str, Any], draw: Draw, done: dict[int, Any], progress: Progress
+) -> None:
+    again = index in done
+    done[index] = counts
+    if not again:
+        progress.advance(counts)
+    progress.expect(draw.expected(done))
 
 
 def _start_worker(watched: Any) -> None:
@@ -245,12 +266,25 @@ def _publish(temp: Path, folder: Path) -> dict[str, Any]:
     return files
 
 
+def _remove_parts(folder: Path, numbers: Iterable[int]) -> None:
+    """Removes finished parts, their markers first."""
+    for index in sorted(numbers):
+        marker = _read_marker(folder, index)
+        _marker(folder, index).unlink(missing_ok=True)
+        for name in marker["files"] if marker else ():
+            (folder / name).unlink(missing_ok=True)
+
+
 def _write_manifest(
-    folder: Path, wanted: dict[str, Any], parts: int, facts: dict[str, Any], finish: Finish | None
+    folder: Path,
+    wanted: dict[str, Any],
+    parts: Sequence[int],
+    facts: dict[str, Any],
+    finish: Finish | None,
 ) -> Manifest:
-    markers = [_read_marker(folder, i) for i in range(parts)]
+    markers = [_read_marker(folder, i) for i in parts]
     files: dict[str, Any] = {}
-    for i, marker in enumerate(markers):
+    for i, marker in zip(parts, markers, strict=True):
         if marker is None or files.keys() & marker["files"].keys():
             raise RuntimeError(f"{folder}: part {i} lost its files or wrote those of another part")
         files |= marker["files"]

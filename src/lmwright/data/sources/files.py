@@ -8,7 +8,7 @@ dataset. The cut depends on the files alone, never on the number of workers.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,18 +278,27 @@ def cut_parts(
 
     Compressed and csv files are never cut: where a row begins is known only from the start.
     """
+    return group_parts(
+        (p for file in files for p in cut_file(file, source, part_bytes)), part_bytes
+    )
+
+
+def group_parts(
+    pieces: Iterable[tuple[Slice, int]], part_bytes: int = PART_BYTES
+) -> list[tuple[Slice, ...]]:
+    """Slices, given with their bytes, in groups of about `part_bytes`; their order stays."""
     parts, group, room = [], [], part_bytes
-    for file in files:
-        for piece, size in _cut_file(file, source, part_bytes):
-            if group and (size > room or len(group) >= PART_FILES):
-                parts.append(tuple(group))
-                group, room = [], part_bytes
-            group.append(piece)
-            room -= size
+    for piece, size in pieces:
+        if group and (size > room or len(group) >= PART_FILES):
+            parts.append(tuple(group))
+            group, room = [], part_bytes
+        group.append(piece)
+        room -= size
     return [*parts, tuple(group)] if group else parts
 
 
-def _cut_file(file: File, source: Source, part_bytes: int) -> Iterator[tuple[Slice, int]]:
+def cut_file(file: File, source: Source, part_bytes: int) -> Iterator[tuple[Slice, int]]:
+    """Slices of a file, each with its bytes of text, about."""
     size = part_bytes if file.size is None else file.size
     by_line = file.format == "jsonl" or (file.format == "txt" and source.documents == "line")
     local = "://" not in file.path

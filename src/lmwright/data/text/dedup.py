@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lmwright.data.bad_examples import QUARANTINE
+from lmwright.data.draw import Fixed
 from lmwright.data.manifest import Manifest
 from lmwright.data.stage import run_stage
 from lmwright.data.text.holdout import hold_out
-from lmwright.data.text.parts import Part, TableWriter, part_file
+from lmwright.data.text.parts import COUNTED, Part, TableWriter, part_file
 
 BUCKET_DOCS = 1 << 22
 
@@ -49,19 +50,22 @@ def drop_duplicates(
     options: dict[str, Any],
 ) -> Manifest:
     """Writes `<folder>/normalize` from the finished stage `read`."""
+    # those that an earlier version read were all
+    numbers = read.facts.get("numbers", range(len(parts)))
+    used = [parts[number] for number in numbers]
     drops = keep_first(
-        [folder / "read" / f"hashes/part-{p.number:05d}.npy" for p in parts],
-        [p.source.use == "eval" for p in parts],
+        [folder / "read" / f"hashes/part-{p.number:05d}.npy" for p in used],
+        [p.source.use == "eval" for p in used],
     )
-    todo = [
-        Kept(p.name, str(folder / "read" / part_file(p.number)), drop, counts)
-        for p, drop, counts in zip(parts, drops, read.facts["parts"], strict=True)
-    ]
+    todo: list[Kept | None] = [None] * len(parts)
+    for p, drop, counts in zip(used, drops, read.facts["parts"], strict=True):
+        path = str(folder / "read" / part_file(p.number))
+        todo[p.number] = Kept(p.name, path, drop, counts)
 
     def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
-        hold_out(parts, counts, folder / "normalize", temp)
+        hold_out(used, counts, folder / "normalize", temp)
         shutil.copyfile(folder / "read" / QUARANTINE, temp / QUARANTINE)
-        return {}
+        return {COUNTED: read.facts[COUNTED]} if COUNTED in read.facts else {}
 
     return run_stage(
         "normalize",
@@ -70,6 +74,7 @@ def drop_duplicates(
         write_kept,
         fingerprint=fingerprint,
         finish=finish,
+        draw=Fixed(todo, numbers),
         **options,
     )
 

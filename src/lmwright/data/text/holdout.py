@@ -36,16 +36,16 @@ def hold_out(parts: Sequence[Part], counts: Sequence[Counts], folder: Path, temp
         docs = {s: sum(_entry(counts[i], s, name)["docs"] for i in mine) for s in ("train", "eval")}
         if docs["eval"] or not docs["train"]:
             continue
-        paths = {i: folder / part_file(i) for i in mine}
+        paths = {i: folder / part_file(parts[i].number) for i in mine}
         lowest, others = _lowest(paths)
         if others:  # equal texts go together, as with any hash
             for i, rows in lowest.items():
-                size = _rewrite(paths[i], temp / part_file(i), rows, None)
+                size = _rewrite(paths[i], temp / paths[i].name, rows, None)
                 _move(counts[i], name, len(rows), len(rows), size)
         elif docs["train"] == 1:
             (i,) = lowest
             if (cut := _cut(paths[i], parts[i].holdout_fraction)) is not None:
-                size = _rewrite(paths[i], temp / part_file(i), (0,), cut)
+                size = _rewrite(paths[i], temp / paths[i].name, (0,), cut)
                 _move(counts[i], name, 0, 1, size)
 
 

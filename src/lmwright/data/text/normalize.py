@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,6 +41,15 @@ from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.dedup import drop_duplicates
 from lmwright.data.text.holdout import hold_out
 from lmwright.data.text.parts import Part, TableWriter, part_file
+from lmwright.data.text.sample import (
+    Document,
+    SampleDraw,
+    Sampler,
+    counting_of,
+    draw_parts,
+    gather_samples,
+    is_sampled,
+)
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.guard.redact import has_secrets, redact_text, redact_tree, without_secrets
@@ -61,6 +70,7 @@ def normalize(
     """
     folder = Path(data.dir).absolute()
     parts = plan_parts(data, part_bytes)
+    draw = SampleDraw(parts) if is_sampled(data) else None
     exact = data.normalize.dedup == "exact"
     # a new token or signature of a URL makes no new data, and is nothing to write down
     described = redact_tree([_described(p) for p in parts], without_secrets)
@@ -79,9 +89,11 @@ def normalize(
         name = "read" if exact else "normalize"
 
         def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
-            facts = _finish(parts, counts, folder / name, temp, limit)
+            used = [parts[number] for number in draw.chosen] if draw else parts
+            facts = gather_samples(parts, counts)
+            facts |= _finish(used, counts, folder / name, temp, limit)
             if not exact:
-                hold_out(parts, counts, folder / name, temp)
+                hold_out(used, counts, folder / name, temp)
             return facts
 
         done = run_stage(
@@ -91,6 +103,7 @@ def normalize(
             write_part,
             fingerprint=fingerprint,
             finish=finish,
+            draw=draw,
             **options,
         )
         if exact:
@@ -107,6 +120,11 @@ def _described(part: Part) -> dict[str, Any]:
     described = asdict(part)
     for name in ("min_tokens", "max_tokens"):
         del described["source"][name]
+    if part.most_tokens is None:  # as before there were samples
+        del described["most_tokens"], described["counting"]
+        del described["source"]["sample_tokens"], described["source"]["sample_seed"]
+    else:  # any route gives the same ids, and the folder may be a mirror
+        del described["counting"]["folder"], described["counting"]["route"]
     if not part.source.prompts:  # as before there were any
         del described["source"]["prompts"]
     return described
@@ -121,6 +139,7 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
             f"data.dir: {data.dir} is a URL; prepare in a local folder and copy it there"
         )
     parts: list[Part] = []
+    counting = counting_of(data, Path(data.dir).absolute())
     names = source_names(data.sources)
     for name, source in zip(names, data.sources, strict=True):
         if source.use == "eval" and source.weight is not None:
@@ -130,10 +149,13 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
             )
         files = find_files(source, data.dir)
         source = replace(source, weight=None, name=name)
-        for slices in cut_parts(files, source, part_bytes):
+        most = source.sample_tokens
+        cut = draw_parts if most else cut_parts
+        for slices in cut(files, source, part_bytes):
             settings = (data.normalize.unicode, data.holdout_fraction)
             hashes = data.normalize.dedup == "exact"
-            parts.append(Part(len(parts), name, source, slices, *settings, hashes))
+            sample = (most, counting) if most else ()
+            parts.append(Part(len(parts), name, source, slices, *settings, hashes, *sample))
     return parts
 
 
@@ -145,16 +167,16 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         table = stack.enter_context(TableWriter(tmp_dir / part_file(part.number)))
         bad = stack.enter_context(BadWriter(tmp_dir / bad_file(part.number)))
-        rows = ((piece, row) for piece in part.slices for row in read_rows(piece, part.source))
-        for piece, row in rows:
+        sampler = Sampler(part)
+        for document in sampler.take(_documents(part)):
+            row, text = document.row, document.text
             tally["rows"] += 1
             if isinstance(row, Bad):
                 tally["bad"] += 1
                 tally["missing"] += row.missing
-                bad.write(_bad_entry(part, piece, row))
+                bad.write(_bad_entry(part, document.piece, row))
                 continue
-            text = unicodedata.normalize("NFC", row.text) if part.unicode == "nfc" else row.text
-            if not text.strip():
+            if text is None:
                 tally["empty"] += 1
                 continue
             raw = text.encode()
@@ -172,7 +194,16 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
         digests = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         (tmp_dir / "hashes").mkdir()
         save_array(tmp_dir / f"hashes/part-{part.number:05d}.npy", digests)
-    return {"sources": counts, "input": {part.name: tally}}
+    return {"sources": counts, "input": {part.name: tally}} | sampler.counts()
+
+
+def _documents(part: Part) -> Iterator[Document]:
+    for piece in part.slices:
+        for row in read_rows(piece, part.source):
+            text = None if isinstance(row, Bad) else row.text
+            if text is not None and part.unicode == "nfc":
+                text = unicodedata.normalize("NFC", text)
+            yield Document(piece, row, text if text is not None and text.strip() else None)
 
 
 def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:
@@ -190,7 +221,7 @@ def _finish(
 ) -> dict[str, Any]:
     """Gathers the bad rows. Raises UserError if the result is not a corpus."""
     tally = functools.reduce(add_counts, (count["input"] for count in counts), {})
-    gather_bad(folder, len(parts), temp)
+    gather_bad(folder, [part.number for part in parts], temp)
     try:
         _check_columns(parts, tally, temp / QUARANTINE)
         _check_bad(tally, temp / QUARANTINE, limit)
@@ -204,7 +235,9 @@ def _finish(
         place = folder / QUARANTINE
         write_whole(place, (temp / QUARANTINE).read_bytes())
         raise UserError(str(e).replace(str(temp / QUARANTINE), str(place))) from None
-    return {"parts": list(counts)} if parts[0].hashes else {}
+    if not parts[0].hashes:
+        return {}
+    return {"parts": list(counts), "numbers": [part.number for part in parts]}
 
 
 def _check_columns(

@@ -12,8 +12,22 @@ from lmwright.data.sources.file import Slice
 
 NAMES = ("id", "text", "source", "meta", "split", "rows")
 SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
+COUNTED = "sampled"
+"""Key of the counts of a part: by source, its tokens, and how many it was to have at most."""
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Counting:
+    """How the tokens of a sample are counted."""
+
+    folder: str
+    """Of the tokenizer."""
+    fingerprint: str
+    route: str
+    around: int
+    """Tokens that are put before and after a document."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,9 @@ class Part:
     holdout_fraction: float
     hashes: bool
     """Also write the hash of each document."""
+    most_tokens: int | None = None
+    """Tokens after which it ends, where its source is sampled."""
+    counting: Counting | None = None
 
 
 def part_file(number: int) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import tokenizers
 
-from lmwright.config.run import EARLIER_VOCAB_SIZE, Tokenizer
+from lmwright.config.check import EARLIER_VOCAB_SIZE
+from lmwright.config.run import Tokenizer
 from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage

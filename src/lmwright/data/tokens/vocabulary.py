@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.run import EARLIER_VOCAB_SIZE, Data, Tokenizer
+from lmwright.config.check import EARLIER_VOCAB_SIZE
+from lmwright.config.run import Data, Tokenizer
 from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
 from lmwright.data.tokens.hub_tokenizer import local_tokenizer, on_hub
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer

@@ -1,0 +1,46 @@
+"""Draw: the parts of a stage that are made, where the results of some say which others are needed.
+
+counts of the finished parts --next--> the part to make now, until there is none --used--> all
+                                                                          that the stage is of
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Protocol
+
+Done = Mapping[int, dict[str, Any]]
+"""Counts of finished parts, by number."""
+
+
+class Draw(Protocol):
+    """Choice of parts. What it chooses in the end depends on the parts alone, never on the order in
+    which they ended."""
+
+    def next(self, done: Done, running: Set[int]) -> tuple[int, Any] | None:
+        """Number and input of a part to make beside those that are running, which may be a finished
+        one with another input; None if there is nothing to do before one of them ends."""
+
+    def used(self, done: Done) -> list[int]:
+        """Parts that the stage is made of, ascending, after `next` is None and none is running."""
+
+    def expected(self, done: Done) -> int:
+        """Number of parts that are made in the end, as far as is known."""
+
+
+class Fixed:
+    """Choice of all parts, or of those with the given numbers."""
+
+    def __init__(self, parts: Sequence[Any], numbers: Iterable[int] | None = None):
+        self._parts = parts
+        self._numbers = list(range(len(parts)) if numbers is None else numbers)
+        self._waiting = iter(self._numbers)
+
+    def next(self, done: Done, running: Set[int]) -> tuple[int, Any] | None:
+        """The first part that is neither finished nor running. Parts are handed out once."""
+        number = next((i for i in self._waiting if i not in done and i not in running), None)
+        return None if number is None else (number, self._parts[number])
+
+    def used(self, done: Done) -> list[int]:
+        return self._numbers
+
+    def expected(self, done: Done) -> int:
+        return len(self._numbers)
