@@ -18,7 +18,14 @@ from lmwright.cli.shared import OVERRIDES, RUN, InOrder, given, load
     type=click.Choice(["normalize", "tokenizer", "tokenize", "pack", "shuffle"]),
     help="Run only this stage; may be repeated. Default: all stages.",
 )
-def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
+@click.option(
+    "--keep",
+    type=click.Choice(["all", "store"]),
+    default="all",
+    show_default=True,
+    help="`store` drops stages before the rows as they are used up.",
+)
+def prepare(run: str, overrides: Sequence[str], stages: Sequence[str], keep: Any) -> Any:
     """Turn text into packed rows of tokens.
 
     Finished stages whose inputs have not changed are skipped; a killed one continues.
@@ -26,12 +33,13 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str]) -> Any:
     \b
     Example:  lmwright prepare run.toml data.workers=2
               lmwright prepare run.toml --stage normalize
+              lmwright prepare run.toml --keep store
     """
     from lmwright.data.prepare import prepare_command
     from lmwright.presets.sources import preset_of
 
     loaded = load(run, overrides)
-    summary = prepare_command(loaded, tuple(stages))
+    summary = prepare_command(loaded, tuple(stages), keep)
     for source in loaded.data.sources:
         if preset := preset_of(source.path):
             click.echo(f"license of {source.name}: {preset.license}, see {preset.page}")

@@ -19,6 +19,7 @@ import xxhash
 from lmwright.errors import UserError
 
 MANIFEST = "manifest.json"
+DROPPED = "dropped.json"
 FORMAT = 1
 PARTS = ("stage", "fingerprint", "counts", "facts", "files", "versions")
 SELF = "xxh3_128"
@@ -98,6 +99,11 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
+        if (path.parent / DROPPED).exists():
+            raise UserError(
+                f"{path.parent}: this stage was dropped by `prepare --keep store`; remove the "
+                "folder and run `lmwright prepare` to make it again"
+            ) from None
         unfinished = (path.parent / "stage.json").exists()
         what = "was interrupted" if unfinished else "has not been made"
         raise UserError(

@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-from lmwright.config.run import Run, Source
+from lmwright.config.run import Run
 from lmwright.data.manifest import MANIFEST
 from lmwright.data.prepare import prepare_command
-from lmwright.data.sources.files import INFLATION, find_files
+from lmwright.data.room import text_bytes
 from lmwright.errors import UserError
 from lmwright.hardware.devices import cores_here
 
 BYTES_PER_MINUTE = 60e6
 """Text that one process prepares at the least: benchmarks/prepare.py measures several times it."""
 MOST_MINUTES = 5
-BYTES_PER_TOKEN = 6
-"""Of text, at the most that is usual."""
 
 
 def prepare_missing(run: Run) -> None:
@@ -34,7 +32,7 @@ def prepare_missing(run: Run) -> None:
             f"elsewhere; run `lmwright prepare` first"
         )
     try:
-        minutes = text_bytes(run) / BYTES_PER_MINUTE / (data.workers or cores_here())
+        minutes = (text_bytes(run) or 0) / BYTES_PER_MINUTE / (data.workers or cores_here())
     except UserError:
         return  # sources that were moved, too: that the data is not there comes first
     if minutes > MOST_MINUTES:
@@ -43,17 +41,3 @@ def prepare_missing(run: Run) -> None:
             f"minutes; run `lmwright prepare` first"
         )
     prepare_command(run)
-
-
-def text_bytes(run: Run) -> int:
-    """Bytes of text in the run's sources, or of their samples, about, by the sizes of their files.
-    Raises UserError where one is not there."""
-    return sum(_source_bytes(source, run.data.dir) for source in run.data.sources)
-
-
-def _source_bytes(source: Source, data_dir: str) -> int:
-    total = 0
-    for file in find_files(source, data_dir):
-        packed = file.compression is not None or file.format == "parquet"
-        total += (file.size or 0) * (INFLATION if packed else 1)
-    return min(total, BYTES_PER_TOKEN * source.sample_tokens) if source.sample_tokens else total

@@ -7,53 +7,22 @@ Every stage is off the accelerator, goes on where it was killed, and does nothin
 are what they were.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 from lmwright.config import rows as row_kinds
 from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.carry import working_folder
-from lmwright.data.manifest import STAGES, Manifest
+from lmwright.data.dropped import LAST_READ_BY, DroppedError, drop, restore
+from lmwright.data.manifest import STAGES, Manifest, read_manifest
 from lmwright.data.progress import Progress, console_progress
+from lmwright.data.room import room_line
+from lmwright.data.summary import Summary, notes, print_summary
 from lmwright.errors import UserError
-from lmwright.guard.terminal import visible
 
-
-@dataclass(frozen=True)
-class Summary:
-    """Results of the stages, by name."""
-
-    dir: str
-    stages: dict[str, Manifest]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One record per split and source: counts of every stage that was run."""
-        records: dict[tuple[str, str], dict[str, Any]] = {}
-        for stage in ("normalize", "tokenize", "pack"):
-            if stage in self.stages:
-                for split, sources in self.stages[stage].counts["sources"].items():
-                    for source, counts in sources.items():
-                        record = records.setdefault((split, source), {})
-                        record |= counts
-        if "pack" in self.stages:
-            for split, sources in self.stages["pack"].facts["efficiency"].items():
-                for source, efficiency in sources.items():
-                    records[split, source]["efficiency"] = efficiency
-        order = sorted(records, key=lambda k: (k[0] != "train", k))
-        return [{"split": s, "source": n} | records[s, n] for s, n in order]
-
-    def input(self) -> dict[str, dict[str, int]]:
-        """Rows read, bad, empty and duplicate, per source; {} if normalize was not run."""
-        stage = self.stages.get("normalize")
-        return stage.counts["input"] if stage else {}
-
-    def warnings(self) -> list[str]:
-        """Sentences that a user should read before training."""
-        from lmwright.data.rows import lengths
-
-        stage = self.stages.get("tokenize")
-        return lengths.warnings(stage) if stage else []
+Keep = Literal["all", "store"]
 
 
 def prepare(
@@ -66,6 +35,7 @@ def prepare(
     windows: tuple[int, int] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    keep: Keep = "all",
 ) -> Summary:
     """Runs the named stages in their order, or all of them.
 
@@ -73,7 +43,8 @@ def prepare(
     seq_len: tokens in a row, used unless `data.pack.seq_len` says otherwise. workers: processes;
     `data.workers` if None, else all cores. The output never depends on it. labels: the classes of
     labeled texts; none of them where their labels are numbers. windows: of questions, the tokens of
-    one and those that it shares with the next. Raises UserError for an unknown
+    one and those that it shares with the next. keep: "store" removes the files of a stage when the
+    next one has read them; what needs them later makes it again. Raises UserError for an unknown
     stage, bad input, and a stage whose predecessor is missing.
     """
     for stage in stages:
@@ -95,13 +66,27 @@ def prepare(
             workers,
             progress,
         )
-        made = _make(replace(data, dir=folder), stages, *options)
+        made = _make(replace(data, dir=folder), stages, keep, *options)
     return Summary(data.dir, made)
 
 
-def _make(
+def _make(data: Data, stages: Sequence[str], keep: Keep, *options: Any) -> dict[str, Manifest]:
+    """Runs the stages; makes one that was dropped again if its files are needed."""
+    while True:
+        try:
+            return _make_once(data, stages, keep, *options)
+        except DroppedError as needed:
+            folder = Path(data.dir) / needed.stage
+            if stages and needed.stage not in stages:
+                read_manifest(folder)  # raises
+            print(f"{folder} was dropped by --keep store and is needed: it is made again")
+            restore(folder)
+
+
+def _make_once(
     data: Data,
     stages: Sequence[str],
+    keep: Keep,
     seq_len: int,
     model_vocab_size: int | None,
     labels: Sequence[str] | None,
@@ -119,6 +104,10 @@ def _make(
         if stage == "tokenizer" and stage in made:
             ids = made["tokenizer"].facts["vocab_size"]
             check_size(ids, model_vocab_size, data.tokenizer.path or f"{data.dir}/tokenizer")
+        if keep == "store" and stage in made:
+            for used, by in LAST_READ_BY.items():
+                if by == stage:
+                    drop(Path(data.dir) / used)
     return made
 
 
@@ -257,7 +246,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     return row_kinds.MADE.get(learns, tuple)(run.objective.labels)
 
 
-def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
+def prepare_command(run: Run, stages: Sequence[str] = (), keep: Keep = "all") -> Summary:
     """Prepares a run's data and prints progress and a summary table."""
     from rich.console import Console
 
@@ -265,9 +254,11 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     progress = console_progress()
     ids = run.model.vocab_size
     labels = labels_of(run)
+    if keep == "store":
+        print(room_line(run), flush=True)
     summary = prepare(
         run.data, seq_len, stages=stages, model_vocab_size=ids, labels=labels,
-        windows=run.objective.windows, progress=progress,
+        windows=run.objective.windows, progress=progress, keep=keep,
     )  # fmt: skip
     console = Console(highlight=False)
     print_summary(summary, console)
@@ -277,123 +268,3 @@ def prepare_command(run: Run, stages: Sequence[str] = ()) -> Summary:
     state = "" if progress.begun is not None else "up to date: "
     console.print(f"in {summary.dir}: {state}{made}", markup=False, soft_wrap=True)
     return summary
-
-
-def _other_lengths(tokenized: Manifest) -> Iterator[str]:
-    sources: dict[str, list[int]] = {}
-    for split in tokenized.counts["sources"].values():
-        for name, counts in split.items():
-            if "other_length" in counts:
-                left, docs = sources.setdefault(name, [0, 0])
-                sources[name] = [left + counts["other_length"], docs + counts["docs"]]
-    for name, (left, docs) in sources.items():
-        yield f"data.sources: {name}: {left:,} of {left + docs:,} documents have other lengths"
-
-
-def notes(run: Run, summary: Summary) -> Iterator[str]:
-    """Things a user should know before training on the prepared data."""
-    from lmwright.data.tokens.vocabulary import note_unused
-
-    if tokenizer := summary.stages.get("tokenizer"):
-        note = note_unused(run.model, summary.dir, tokenizer.facts["vocab_size"])
-        if note and run.train.init_from is None:  # whose model is as it is
-            yield note
-    if tokenized := summary.stages.get("tokenize"):
-        yield from _other_lengths(tokenized)
-    packed = summary.stages.get("pack")
-    if packed and packed.facts.get("related") and "labels" not in packed.facts:
-        counts = packed.counts["sources"].get("train", {}).values()
-        groups, rows = (sum(each[name] for each in counts) for name in ("segments", "rows"))
-        yield (
-            f"{groups:,} groups of related texts in {rows:,} rows: a step of "
-            f"{run.train.global_batch_size:,} rows compares about "
-            f"{groups * run.train.global_batch_size / max(rows, 1):,.0f} with each other"
-        )
-    if packed and run.data.holdout_fraction and not packed.counts["sources"].get("eval"):
-        yield (
-            "nothing is held out: the documents are too few or too short for "
-            f"data.holdout_fraction = {run.data.holdout_fraction:g}, or an earlier version made "
-            f"them; remove {summary.dir}/normalize and prepare again, or add a source with "
-            'use = "eval"'
-        )
-
-
-def print_summary(summary: Summary, console: Any) -> None:
-    """Prints a table of splits and sources, what was left out and where everything is."""
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = (
-        ("docs", "documents", "{:,.0f}"),
-        ("bytes", "text MB", "{:,.1f}"),
-        ("tokens", "tokens", "{:,.0f}"),
-        ("share", "learned", "{:.1%}"),
-        ("ratio", "bytes/token", "{:.2f}"),
-        ("rows", "rows", "{:,.0f}"),
-        ("efficiency", "filled", "{:.1%}"),
-    )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("split")
-    table.add_column("source")
-    records = summary.rows()
-    shown = [c for c in columns if any(c[0] in _select_figures(r) for r in records)]
-    for _, title, _ in shown:
-        table.add_column(title, justify="right")
-    for record in records:
-        values = _select_figures(record)
-        cells = [f.format(values[k]) if k in values else "" for k, _, f in shown]
-        table.add_row(record["split"], Text(visible(record["source"], lines=False)), *cells)
-    if records:
-        console.print(table)
-    for line in _left_out(summary):
-        console.print(line, markup=False)
-    for line in summary.warnings():
-        console.print(f"warning: {line}", markup=False, style="yellow")
-    if tokenizer := summary.stages.get("tokenizer"):
-        facts = tokenizer.facts
-        console.print(
-            f"tokenizer: {facts['vocab_size']:,} ids, fingerprint "
-            f"{facts['tokenizer_fingerprint'][:12]}"
-        )
-
-
-def _left_out(summary: Summary) -> Iterator[str]:
-    from lmwright.data.tokens.answers import answers_text
-    from lmwright.data.tokens.classes import labels_text
-
-    for name, count in summary.input().items():
-        for key, what in (
-            ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
-            ("empty", "rows without text"),
-            ("duplicates", "duplicates left out"),
-        ):
-            if count[key]:
-                yield f"{visible(name, lines=False)}: {count[key]:,} {what}"
-    read = summary.stages.get("normalize")
-    for name, fact in read.facts.get("sampled", {}).items() if read else ():
-        yield (
-            f"{visible(name, lines=False)}: a sample of {fact['tokens']:,} tokens, from "
-            f"{fact['parts']:,} of {fact['of_parts']:,} parts"
-        )
-    for record in summary.rows():
-        where = f"{visible(record['source'], lines=False)} ({record['split']})"
-        for key, what in (
-            ("bad", "examples that cannot be used, listed in tokenize/quarantine.jsonl"),
-            ("too_long", "examples longer than a row left out"),
-            ("cut", "examples longer than a row cut"),
-        ):
-            if record.get(key):
-                yield f"{where}: {record[key]:,} {what}"
-        if text := labels_text(record) or answers_text(record):
-            yield f"{where}: {text}"
-
-
-def _select_figures(record: dict[str, Any]) -> dict[str, float]:
-    values = {k: v for k, v in record.items() if isinstance(v, int | float)}
-    if values.get("tokens"):
-        values["ratio"] = values.get("bytes", 0) / max(1, values.get("learned", values["tokens"]))
-    if "learned" in values:
-        values["share"] = values["learned"] / max(1, values["tokens"])
-    if "bytes" in values:
-        values["bytes"] /= 1e6
-    return values

@@ -26,6 +26,7 @@ from typing import Any
 
 import lmwright
 from lmwright.data.draw import Draw, Fixed
+from lmwright.data.dropped import read_dropped, refuse_dropped, restore
 from lmwright.data.manifest import (
     FORMAT,
     MANIFEST,
@@ -79,13 +80,15 @@ def run_stage(
     workers: processes; all cores if None; 1 runs in this process.
     unit: the count whose rate is shown. private: only the user may read what is written.
     Raises UserError for a full disk, a folder that cannot be written or is not a stage's;
-    UserErrors of `work` pass through. Any failure leaves a state that a rerun takes up.
+    DroppedError for an input whose files are gone; UserErrors of `work` pass through. Any failure
+    leaves a state that a rerun takes up.
     """
     folder = Path(folder).absolute()
     wanted = _describe_wanted(name, len(parts), fingerprint, inputs)
     # before the lock: a finished stage may lie on a read-only disk
     if finished := _find_finished(folder, wanted):
         return finished
+    refuse_dropped(inputs or {})
     with _folder_errors(folder), _umask(0o077 if private else 0), _lock(folder):
         if not _open_folder(folder, wanted):
             return read_manifest(folder)
@@ -127,7 +130,11 @@ def _describe_wanted(
 
 def _find_finished(folder: Path, wanted: dict[str, Any]) -> Manifest | None:
     """Manifest of the stage if it is the requested one, complete, with every file of its size."""
-    if _read_json(folder / STATE) != wanted or not (folder / MANIFEST).exists():
+    if _read_json(folder / STATE) != wanted:
+        return None
+    if dropped := read_dropped(folder):
+        return dropped
+    if not (folder / MANIFEST).exists():
         return None
     try:
         manifest = read_manifest(folder)
@@ -154,6 +161,7 @@ def _open_folder(folder: Path, wanted: dict[str, Any]) -> bool:
         return False
     # a finished stage that lost or cut a file is taken up like an interrupted one
     (folder / MANIFEST).unlink(missing_ok=True)
+    restore(folder)
     (folder / "parts").mkdir(exist_ok=True)
     remove_leftovers(folder / "parts")
     shutil.rmtree(folder / "tmp", ignore_errors=True)

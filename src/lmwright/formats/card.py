@@ -369,10 +369,10 @@ def _datasets(config: dict[str, Any]) -> dict[str, str]:
 
 def _sources(data_dir: str | None) -> Rows:
     """Documents, tokens and bytes of each source of the prepared data, where it is at hand."""
-    from lmwright.data.manifest import read_manifest
+    from lmwright.data.dropped import read_made
 
     try:
-        counts = read_manifest(Path(data_dir or "") / "tokenize").counts["sources"]
+        counts = read_made(Path(data_dir or "") / "tokenize").counts["sources"]
     except (UserError, KeyError):
         return ()
     return tuple(

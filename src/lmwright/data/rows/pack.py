@@ -18,7 +18,8 @@ import numpy as np
 
 from lmwright.config.rows import TOKENS_PER_TEXT
 from lmwright.config.run import Pack
-from lmwright.data.manifest import Manifest, add_counts, read_manifest
+from lmwright.data.dropped import read_dropped, read_made
+from lmwright.data.manifest import Manifest, add_counts
 from lmwright.data.progress import Progress
 from lmwright.data.rows.record import row_dtype
 from lmwright.data.stage import run_stage
@@ -106,8 +107,9 @@ def pack_tokens(
     Raises UserError if the tokenized data is missing, damaged or empty.
     """
     data_dir = Path(data_dir)
-    tokenized = read_manifest(data_dir / "tokenize")
-    tokenized.check_sizes()
+    tokenized = read_made(data_dir / "tokenize")
+    if read_dropped(data_dir / "tokenize") is None:
+        tokenized.check_sizes()
     wanted = {"method": pack.method, "seq_len": seq_len, "attention": pack.attention}
     wanted |= {"shard_tokens": shard_tokens}
     shards = plan_shards(tokenized, pack.method, seq_len, shard_tokens)

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from lmwright.config.rows import ANSWERED, QUESTIONS, TAGGED
 from lmwright.config.run import Chat, Tokenize
 from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad_examples
+from lmwright.data.dropped import read_made, row_groups
 from lmwright.data.manifest import Manifest, read_manifest, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.rows.lengths import bucket
@@ -124,7 +124,7 @@ def tokenize(
     tokenizer lacks a token, too many examples are bad, or a class is unknown or missing.
     """
     folder = Path(data_dir).absolute()
-    normalized, tokenizer = (read_manifest(folder / s) for s in ("normalize", "tokenizer"))
+    normalized, tokenizer = read_made(folder / "normalize"), read_manifest(folder / "tokenizer")
     facts = facts_of(tokenizer, settings)
     parts = plan_parts(normalized, part_bytes)
     fingerprint = fingerprint_of(folder, parts, settings, conversations, facts, lengths)
@@ -163,8 +163,7 @@ def plan_parts(normalized: Manifest, part_bytes: int) -> list[Part]:
     """Ranges of row groups of about `part_bytes` of text, in input order."""
     parts: list[Part] = []
     for name in sorted(n for n in normalized.files if n.endswith(".parquet")):
-        with contextlib.closing(pq.ParquetFile(Path(normalized.folder) / name)) as file:
-            ranges = list(cut_row_groups(file.metadata, part_bytes))
+        ranges = list(cut_row_groups(row_groups(normalized, name), part_bytes))
         parts += [Part(len(parts) + i, name, *groups[:2]) for i, groups in enumerate(ranges)]
     return parts
 

@@ -13,6 +13,7 @@ import tokenizers
 
 from lmwright.config.check import EARLIER_VOCAB_SIZE
 from lmwright.config.run import Tokenizer
+from lmwright.data.dropped import read_made
 from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage
@@ -53,7 +54,7 @@ def make_tokenizer(
     """
     folder = Path(data_dir).absolute()
     if spec.path is None:
-        normalized = read_manifest(folder / "normalize")
+        normalized = read_made(folder / "normalize")
         inputs = {"normalize": normalized}
         if earlier := _earlier(folder, spec, inputs):
             return earlier

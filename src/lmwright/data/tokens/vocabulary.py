@@ -7,6 +7,7 @@ from typing import Any
 
 from lmwright.config.check import EARLIER_VOCAB_SIZE
 from lmwright.config.run import Data, Tokenizer
+from lmwright.data.dropped import read_made
 from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
 from lmwright.data.tokens.hub_tokenizer import local_tokenizer, on_hub
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
@@ -86,7 +87,7 @@ def _cure(data_dir: str, size: int, ids: int) -> str:
     smaller = f"model.vocab_size = {-(-ids // 128) * 128}"
     try:
         made = read_manifest(Path(data_dir) / "tokenizer")
-        normalized = read_manifest(Path(data_dir) / "normalize")
+        normalized = read_made(Path(data_dir) / "normalize")
     except UserError:
         return smaller
     fingerprint = made.fingerprint["fingerprint"]
