@@ -184,6 +184,20 @@ def test_another_tokenizer_is_refused(base, tmp_path):
         train(replace(run, data=other, train=steps), jax.devices()[ONE])
 
 
+def test_a_whole_model_takes_the_tokenizer_of_its_weights(base, tmp_path):
+    table = tomllib.loads((base / "run" / "run.toml").read_text())
+    run = {"name": "next", "dir": str(tmp_path / "next"), "recipe": "pretrain"}
+    run |= {"model": {k: v for k, v in table["model"].items() if v != "none"}}
+    run |= {"data": {"dir": str(tmp_path / "data"), "sources": [{"path": "text.jsonl"}]}}
+    run |= {"train": {"steps": 4, "global_batch_size": 2, "init_from": str(base / "run")}}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
+    assert load_run(tmp_path / "run.toml").data.tokenizer.path == f"{base}/run/tokenizer"
+    gone = ["train.init_from=gone"]
+    with pytest.raises(UserError, match=r"none was found in gone, or .*; set its path here"):
+        load_run(tmp_path / "run.toml", gone)
+    assert load_run(tmp_path / "run.toml", [*gone, "data.tokenizer.path=t"]).train.init_from
+
+
 def test_steps_or_epochs(base, tmp_path):
     file = tuned(base, tmp_path, base / "hf")
     with pytest.raises(UserError, match=r"train.epochs: 1.5 and train.steps = 3"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from lmwright.cli.shared import OVERRIDES, InOrder, given, load
+from lmwright.cli.shared import OVERRIDES, REHEARSE, InOrder, given, load, with_word
 
 WORDS = "lmwright.words"  # after `--`
 VERBS_OF_JOBS = ("train", "eval", "export", "prepare")
@@ -18,7 +18,7 @@ class WithCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[WORDS] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
+        return super().parse_args(ctx, with_word(args[:at]))
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
@@ -36,6 +36,7 @@ class WithCommand(click.Command):
 @click.option("--name", help="Name of the job. Default: the run's name and a number.")
 @click.option("--detach", is_flag=True, help="Return at once; see `lmwright jobs follow`.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@REHEARSE
 @click.option(
     "--hang-after",
     type=click.FloatRange(min=1),
@@ -87,6 +88,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
     \b
     Example:  lmwright launch run.toml --on local:2x4
               lmwright launch run.toml --on v4-32 --zone us-central2-b --spot --dry-run
+              lmwright launch run.toml --on v4-32 --zone us-central2-b --rehearse go
               lmwright launch run.toml --on gke:my-cluster --slice 7x-16
               lmwright launch run.toml --on kaggle
               lmwright launch run.toml --on v5e-8 --do eval -- --max-rows 1000
@@ -96,7 +98,7 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
     from lmwright.cloud.work import work_of
 
     words = click.get_current_context().meta[WORDS]
-    work = work_of(options.pop("verb"), words)
+    work = work_of(options.pop("verb"), words, options.pop("rehearse"))
     if run is None and work.verb:
         raise click.UsageError("Missing argument 'RUN'.", click.get_current_context())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from lmwright.cli.shared import OVERRIDES, RUN, given, load
+from lmwright.cli.shared import OVERRIDES, REHEARSE, RUN, Rehearsed, given, load
 
 
 @click.command()
@@ -14,7 +14,8 @@ from lmwright.cli.shared import OVERRIDES, RUN, given, load
 @click.option(
     "--on",
     metavar="MACHINE",
-    help="v4-32, 2xv5e-256, gpu:h200x8, cpu, kaggle; `any` compares common machines.",
+    help="v4-32, 2xv5e-256, gpu:h200x8, cpu, kaggle; `any` compares common machines.  "
+    "[default: plan.on]",
 )
 @click.option(
     "--quick",
@@ -72,11 +73,12 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     return plan_named(run, overrides, Wanted(**given(**options)))
 
 
-@click.command()
+@click.command(cls=Rehearsed)
 @RUN
 @OVERRIDES
 @click.option("--pod", is_flag=True, help="Run as one of several hosts; JAX discovers the others.")
-def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
+@REHEARSE
+def train(run: str, overrides: Sequence[str], pod: bool, rehearse: str | None) -> Any:
     """Train a model, or resume an interrupted run.
 
     Data that is not prepared yet is, where that takes minutes; else this says the command.
@@ -86,6 +88,7 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
 
     \b
     Example:  lmwright train run.toml train.steps=2000
+              lmwright train run.toml --rehearse go
     """
     from lmwright.train.signals import StopRequest
 
@@ -98,7 +101,7 @@ def train(run: str, overrides: Sequence[str], pod: bool) -> Any:
             prepare_missing(loaded)
         from lmwright.train.command import train_command
 
-        return train_command(loaded, stop=stop, **given(pod=pod or None))
+        return train_command(loaded, stop=stop, **given(pod=pod or None, rehearse=rehearse))
 
 
 @click.command()

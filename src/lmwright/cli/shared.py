@@ -33,6 +33,28 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
+REHEARSE = click.option(
+    "--rehearse",
+    type=click.Choice(["stop", "go"]),
+    help="First try ten steps, a save, a resume, an export and a text, in a folder of their own, "
+    "and print a checklist; `go` trains if all holds.  [without a word: stop]",
+)
+
+
+def with_word(args: list[str]) -> list[str]:
+    """Arguments in which a bare --rehearse has its word."""
+    pairs = zip(args, [*args[1:], ""], strict=True)
+    bare = [word == "--rehearse" and after not in ("stop", "go") for word, after in pairs]
+    return [f"{word}=stop" if alone else word for word, alone in zip(args, bare, strict=True)]
+
+
+class Rehearsed(click.Command):
+    """A command with REHEARSE, whose word may be left out."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_word(args))
+
+
 class Dtype(click.Choice):
     """Types of written weights; of llama.cpp's others it says where they are made."""
 

@@ -21,10 +21,18 @@ from lmwright.cloud.target import (
     offers_of,
     refuse_local_places,
 )
-from lmwright.cloud.work import Work, limits_by_size, refuse_local_sources, refuse_several_hosts
+from lmwright.cloud.work import (
+    Work,
+    limits_by_size,
+    refuse_local_sources,
+    refuse_rehearsal,
+    refuse_several_hosts,
+    refuse_smaller,
+)
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_text
+from lmwright.hardware.slices import parse_slice
 
 CODE = "code"
 LEADER_PORT = 8476  # on host 0 of a slice
@@ -58,6 +66,8 @@ class Wanted:
 def launch_command(run: Run | None, source: str, overrides: Sequence[str], wanted: Wanted) -> int:
     """Does the work of a job on a target and supervises it; returns an exit code. Without a run,
     the work is a command."""
+    if wanted.notebook is not None or wanted.on == "kaggle":
+        refuse_rehearsal(wanted.work, "--notebook" if wanted.notebook else "--on kaggle")
     if wanted.notebook is not None:
         return _write_notebook(_needed(run, wanted), wanted, Path(wanted.notebook))
     if not wanted.on:
@@ -159,6 +169,8 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
         refuse_local_sources(run)
         return
     refuse_local_places(run, wanted.settings.disks)
+    if wanted.work.rehearses:
+        refuse_smaller(run, {name: parse_slice(name).num_devices for name in names})
     for name in sorted(names) if wanted.work.trains else ():
         if _apart_from_yaml(wanted, plan_command, run, Plan(on=name, quick=True)):
             raise UserError(f"--on: the run does not fit {name}; the plan above says what would")

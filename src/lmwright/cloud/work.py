@@ -8,7 +8,7 @@ What comes after `--` goes to the verb, or is the command. Only `train` says by 
 is alive; of everything else it is known whether it has ended, and how.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmwright.cloud.spec import PROGRAM, Limits
@@ -35,6 +35,11 @@ class Work:
     """For the verb, or of the command."""
 
     @property
+    def rehearses(self) -> bool:
+        """True if a rehearsal comes first."""
+        return self.trains and any(word.startswith("--rehearse=") for word in self.words)
+
+    @property
     def trains(self) -> bool:
         return self.verb == TRAIN
 
@@ -50,10 +55,41 @@ class Work:
         return limits if self.trains else replace(limits, start_s=ANY_TIME_S)
 
 
-def work_of(verb: str, words: Sequence[str]) -> Work:
-    """The work that `--do VERB` and `-- WORDS` ask for. Raises UserError for words with secrets."""
+def work_of(verb: str, words: Sequence[str], rehearse: str | None = None) -> Work:
+    """The work that `--do VERB`, `-- WORDS` and `--rehearse` ask for. Raises UserError for words
+    with secrets, and for a rehearsal of what does not train."""
     refuse_plain_secrets(words)
-    return Work(verb=verb or ("" if words else TRAIN), words=tuple(words))
+    work = Work(verb=verb or ("" if words else TRAIN), words=tuple(words))
+    if rehearse is None:
+        return work
+    if not work.trains:
+        raise UserError("--rehearse: only training is rehearsed; leave it out, or --do and --")
+    return replace(work, words=(*words, f"--rehearse={rehearse}"))
+
+
+def refuse_rehearsal(work: Work, target: str) -> None:
+    """UserError for a rehearsal on a target whose sessions have their own command."""
+    if work.rehearses:
+        raise UserError(
+            f"--rehearse: cannot be launched with {target}; in a notebook there, run lmwright "
+            "train RUN --rehearse"
+        )
+
+
+def refuse_smaller(run: Run, offers: Mapping[str, int]) -> None:
+    """UserError for a rehearsal on slices, by name their devices, of which one is smaller
+    than `plan.on`."""
+    from lmwright.planner.analytic.machine import parse_machine
+
+    if run.plan.on is None:
+        return
+    machine = parse_machine(run.plan.on)
+    for name, devices in offers.items():
+        if devices < machine.num_devices:
+            raise UserError(
+                f"--rehearse: {name} has {devices} devices, and plan.on = {run.plan.on!r} has "
+                f"{machine.num_devices}; launch on that, or set plan.on to what is used"
+            )
 
 
 def limits_by_size(limits: Limits, run: Run) -> Limits:

@@ -97,6 +97,15 @@ def _check_direction(run: Run) -> None:
 
 def _check_parts(run: Run) -> None:
     objective = run.objective
+    if run.train.init_parts:
+        why = (
+            (run.train.init_from is None, "without train.init_from"),
+            (run.lora is not None, "with [lora], whose base is taken whole"),
+            (bool(objective.parts), f"with objective.kind = {objective.kind!r}"),
+        )
+        for idle, text in why:
+            if idle:
+                raise UserError(f"train.init_parts: has no effect {text}; leave it out")
     if run.optim.clip_over == "part" and not (objective.parts and run.optim.clip_norm):
         why = "without optim.clip_norm" if objective.parts else (
             f"with objective.kind = {objective.kind!r}, which trains one model"
@@ -214,10 +223,11 @@ def _check_checkpoint(run: Run) -> None:
 
 def _check_tokenizer(run: Run) -> None:
     tokenizer = run.data.tokenizer
-    if tokenizer.path is None and run.train.init_from is not None and run.data.sources:
+    origin = None if run.train.init_parts else run.train.init_from
+    if tokenizer.path is None and origin is not None and run.data.sources:
         raise UserError(
-            "data.tokenizer.path: the weights of train.init_from were trained with a tokenizer "
-            "that was not found there; set it here"
+            f"data.tokenizer.path: the weights of train.init_from were trained with a tokenizer, "
+            f"and none was found in {origin}, or [data.tokenizer] says otherwise; set its path here"
         )
     if tokenizer.path is None:
         size = run.model.vocab_size

@@ -10,7 +10,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from lmwright.config.run import Kind, Kinds, Run
+from lmwright.config.registry import Kind, Kinds
+from lmwright.config.run import Run
 from lmwright.config.text import Keys
 
 UNSET = "none"

@@ -21,7 +21,8 @@ from lmwright.config.errors import explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
-from lmwright.config.run import OFFERED, Kinds, Run
+from lmwright.config.registry import OFFERED, Kinds
+from lmwright.config.run import Run
 from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
@@ -176,18 +177,28 @@ class RunFiles:
 
     def _put_origin(self, merged: Merged) -> None:
         """Fills in the model and tokenizer that `train.init_from` names, as a model of the kind
-        that is set, where no sizes are; explicit settings take precedence."""
+        that is set, where no sizes are, else the tokenizer alone; explicit settings take
+        precedence."""
         train = merged.values.get("train")
         path = train.get("init_from") if isinstance(train, dict) else None
         model = merged.values.get("model", {})
-        if not isinstance(path, str) or path == UNSET:
+        if not isinstance(path, str) or path == UNSET or not isinstance(model, dict):
             return
-        kind = model.get("kind") if isinstance(model, dict) else None
-        if not isinstance(model, dict) or (kind is not None and "vocab_size" in model):
-            return
+        kind = model.get("kind")
         if kind is not None and kind not in self.kinds["model"]:
             return  # found when the run is validated
-        for section, fields in self.origin(path, merged.values.get("dir"), kind).items():
+        whole = kind is not None and "vocab_size" in model
+        if whole and (train.get("init_parts") or merged.values.get("data", {}).get("tokenizer")):
+            return
+        try:
+            found = self.origin(path, merged.values.get("dir"), None if whole else kind)
+        except UserError:
+            if whole:
+                return  # planned where the weights are not
+            raise
+        for section, fields in found.items():
+            if whole and section == ("model",):
+                continue
             inner = merged.values
             for key in section:
                 inner = inner.get(key, {})
@@ -263,7 +274,8 @@ def _forget_training(merged: Merged) -> None:
     """Leaves out how a recipe trains a tokenizer where the run imports one."""
     data, train = (merged.values.get(name) for name in ("data", "train"))
     table = data.get("tokenizer") if isinstance(data, dict) else None
-    origin = train.get("init_from") if isinstance(train, dict) else None
+    train = train if isinstance(train, dict) else {}
+    origin = None if train.get("init_parts") else train.get("init_from")
     if isinstance(table, dict) and ("path" in table or origin not in (None, UNSET)):
         for name in ONLY_TRAINED:
             merged.drop_recipe(("data", "tokenizer", name))

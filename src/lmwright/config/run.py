@@ -5,13 +5,12 @@
 Sections that come in kinds are chosen by their `kind` key. The string under a field is its help.
 """
 
-from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field
 
+from lmwright.config.registry import Kind
 from lmwright.errors import UserError
 
 T = TypeVar("T")
@@ -28,8 +27,8 @@ HeadGradient = Literal["by_chunk", "once"]
 
 FREE = "free"
 Free = Annotated[T, FREE]
-"""A field that may differ between the sessions of a run. It changes nothing that is learned, but
-how long, where and how it is watched; or another check compares what follows from it."""
+"""A field that may differ between the sessions of a run: it changes nothing that is learned, or
+another check compares what follows from it."""
 
 PLACE = "place"
 Place = Annotated[T, PLACE]
@@ -41,32 +40,6 @@ def section(cls: type[T]) -> type[T]:
     """A section of a run file: a frozen dataclass, of which pydantic takes no unknown fields."""
     cls.__pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     return dataclass(frozen=True, kw_only=True)(cls)
-
-
-Kinds = Mapping[str, Mapping[str, type]]
-"""Dataclasses of the sections that come in kinds: by section, then by `kind`."""
-
-OFFERED: ContextVar[Kinds] = ContextVar("OFFERED")
-"""The kinds for which pydantic's schema of a run is being made."""
-
-
-class Kind:
-    """Marker for a section whose dataclass is chosen by its `kind` key, or for one of a dataclass
-    that is imported on demand, which `members` (a registry of one) names."""
-
-    def __init__(self, section: str, members: Mapping[str, type] | None = None):
-        self.section, self.members = section, members
-
-    def classes(self, offered: Kinds) -> tuple[type, ...]:
-        """The dataclasses of the section, of those that are offered unless it names its own."""
-        return tuple((self.members or offered[self.section]).values())
-
-    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
-        kinds = self.classes({} if self.members else OFFERED.get())
-        union = kinds[0]
-        if len(kinds) > 1:
-            union = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
-        return handler.generate_schema(union)
 
 
 @section
@@ -283,11 +256,11 @@ class Train:
     ema_decay: Fraction | None = None
     """Keeps an exponential moving average of the weights, used by eval and export."""
     init_from: Free[Place[str | None]] = None
-    """Run directory, checkpoint in it, Hugging Face folder or GGUF file that weights, model and
-    tokenizer come from; fresh weights if unset."""
+    """Place of weights, model and tokenizer: of a run, Hugging Face, GGUF or MaxText; or fresh."""
+    init_parts: Free[tuple[str, ...]] = ()
+    """Weights that are taken from there, as in ["embed"]; all if empty. Others start fresh."""
     max_skipped_steps: Free[PositiveInt] = 20
-    """Steps in a row whose loss or gradient is not finite, after which the run ends (exit code
-    46); each of them leaves weights and optimizer as they are."""
+    """Steps in a row, skipped as not finite, after which the run ends (exit code 46)."""
     skip_spikes: Free[Literal["none", "skip", "rollback"]] = "none"
     """A step whose loss or gradient norm is far above those of the last 128 is skipped like one
     that is not finite; `rollback` also goes back to the weights of the newest checkpoint."""
@@ -365,8 +338,10 @@ class Publish:
 
 @section
 class Planning:
-    """Settings of `lmwright plan`; training reads none of them."""
+    """Settings of `lmwright plan` and of rehearsals; training reads none of them."""
 
+    on: str | None = None
+    """Machine of the run, as in `v4-32`: planned without --on, and the least for a rehearsal."""
     prices: dict[str, NonNegative] = field(default_factory=dict)
     """USD per chip-hour by kind of chip, as in `prices.v4 = 1.1`, before the list prices."""
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
-from lmwright.config.registry import Registry
-from lmwright.config.run import Kind, Positive, PositiveInt, section
+from lmwright.config.registry import Kind, Registry
+from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Attention, Batch, Metrics, Work
 from lmwright.core.param import Param, Tree, walk

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError, install
+from lmwright.formats.open import is_run, load_run
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.advice import bound_of
 from lmwright.planner.advise import advise, too_large
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.tensors import Tensor
+from lmwright.planner.checklist import known_now
 from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
 from lmwright.planner.cost import RunCost, cost_of
 from lmwright.planner.page import write_page
@@ -87,8 +89,12 @@ def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
         raise UserError(
             f"--{'keep' if wanted.keep else 'forget'}: only works with --measured; add it"
         )
+    if wanted.on is None and is_run(name):
+        wanted = replace(wanted, on=load_run(name, overrides).plan.on)
     if wanted.on is None:
-        raise UserError("--on: missing; name a machine, as in --on v4-32, or --on any")
+        raise UserError(
+            "--on: missing; name a machine, as in --on v4-32, or --on any, or set plan.on"
+        )
     run, notes = subject(name, overrides, wanted.on)
     return plan_command(run, wanted, notes)
 
@@ -271,8 +277,12 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
         suggestions = suggest(run, machine, wanted.hours)
         last = too_large(quick.memory.parts(), quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
+    known = known_now(
+        run, quick.memory.peak, quick.limit_bytes, quick.step_s if quick.fits else None, quick.fits
+    )
     text = with_later(quick.to_json(cost, last), later)
-    return Answer([*lines, "", last.text], text, quick.fits, tensors=quick.tensors)
+    lines = [*lines, "", *known, "", last.text]
+    return Answer(lines, text, quick.fits, tensors=quick.tensors)
 
 
 def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
@@ -286,15 +296,19 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         mean_s = mean_step_s(took.step_s, later)
         cost = _takes(run, machine, mean_s, compiled.tokens_per_step, wanted)
         last = advise(quick, took.by_kind, took.parts)
-        lines = [*report.lines(cost), *(phase.line() for phase in later), "", last.text]
+        lines = [*report.lines(cost), *(phase.line() for phase in later)]
         fits = report.fits and all(phase.fits for phase in later)
+        known = known_now(run, compiled.peak_bytes, report.limit_bytes, mean_s, fits)
+        lines += ["", *known, "", last.text]
         text = with_later(report.to_json(cost, last), later)
         return Answer(lines, text, fits, tensors=report.tensors, report=report)
     cost = _takes(run, machine, quick.step_s, compiled.tokens_per_step, wanted)
     over_bytes = compiled.peak_bytes - report.limit_bytes
     suggestions = suggest(run, machine, wanted.hours, over_bytes)
     last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
-    lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", last.text]
+    known = known_now(run, compiled.peak_bytes, report.limit_bytes, None, fits=False)
+    lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", *known]
+    lines += ["", last.text]
     text = report.to_json(cost, last)
     return Answer(lines, text, report.fits, tensors=report.tensors, report=report)
 

@@ -49,10 +49,16 @@ def compare_lines(run: Run, outcome: Outcome) -> list[str]:
     ]
 
 
-def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = None) -> int:
+def train_command(
+    run: Run,
+    *,
+    pod: bool = False,
+    rehearse: str | None = None,
+    stop: StopRequest | None = None,
+) -> int:
     """Trains, then prints where the results are and what to do next; returns the exit code. With
     `pod`, or the variables of `train.hosts`, together with other processes; `stop` as in
-    `train`."""
+    `train`. `rehearse` ("stop" or "go") comes first, and says what then."""
     console = Console(highlight=False)
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     beat("start")
@@ -60,6 +66,13 @@ def train_command(run: Run, *, pod: bool = False, stop: StopRequest | None = Non
     refuse_missing_chips()
     beat("restore")
     try:
+        if rehearse is not None:
+            from lmwright.train.rehearsal import rehearse_command
+
+            code = rehearse_command(run, rehearse, stop or StopRequest())
+            if code is not None:
+                return code
+            beat("restore", step=0, saved=0)
         outcome = train(run, began=began, stop=stop)
     except Exception as error:
         if jax.process_count() > 1:

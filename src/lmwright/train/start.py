@@ -62,6 +62,19 @@ def restore_or_init(
     return state, meta
 
 
+def refuse_parts(plan: Plan, store: TokenStore) -> None:
+    """UserError for `train.init_parts` that do not fit, before a new run directory is made."""
+    train, folder = plan.run.train, mirror_folder(plan.run.dir)
+    if not train.init_parts or (folder / "run.toml").exists():
+        return
+    from lmwright.formats.part_weights import parts_of
+
+    try:
+        parts_of(plan, open_place(train.init_from), store)
+    except UserError as error:
+        raise error.at("train.init_parts") from error
+
+
 def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
     """A fresh state around what is frozen, or one with the weights of `train.init_from`, which is
     then written down in the run directory. Raises UserError for another model or tokenizer
@@ -75,10 +88,12 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
     generator = _generator(plan, store)
     try:
         origin = open_place(path)
-        refuse_tokenizer(origin, store)
-        state, facts = _started(plan, origin, generator)
+        if not plan.run.train.init_parts:
+            refuse_tokenizer(origin, store)
+        state, facts = _started(plan, origin, store, generator)
     except UserError as error:
-        raise error.at("train.init_from") from error
+        where = "init_parts" if plan.run.train.init_parts else "init_from"
+        raise error.at(f"train.{where}") from error
     known = {
         "path": str(path),
         "kind": origin.kind,
@@ -103,8 +118,16 @@ def _generator(plan: Plan, store: TokenStore) -> Place | None:
     return place
 
 
-def _started(plan: Plan, origin: Place, generator: Place | None) -> tuple[Tree, dict[str, Any]]:
+def _started(
+    plan: Plan, origin: Place, store: TokenStore, generator: Place | None
+) -> tuple[Tree, dict[str, Any]]:
     """The state around the weights of places, and what is to be said of it."""
+    if plan.run.train.init_parts:
+        from lmwright.formats.part_weights import weights_with_parts
+
+        with jax.set_mesh(plan.mesh):
+            weights, fresh, said = weights_with_parts(plan, origin, store)
+            return _state_around(plan, weights), {"fresh": fresh, "said": said}
     if plan.run.objective.kind != "rtd":
         return state_from(plan, origin), {"fresh": list(fresh_weights(plan, origin))}
     from lmwright.formats.two_parts import two_parts

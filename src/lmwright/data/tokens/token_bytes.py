@@ -10,6 +10,12 @@ SPACE = "\u2581"  # how sentencepiece writes a space
 BYTE = frozenset(f"<0x{b:02X}>" for b in range(256))
 
 
+def is_byte_level(tokenizer: TextTokenizer) -> bool:
+    """True if each letter of a piece of the vocabulary stands for one byte."""
+    pipeline = [tokenizer.spec.get(part) for part in ("pre_tokenizer", "decoder")]
+    return '"ByteLevel"' in json.dumps(pipeline)
+
+
 class TokenBytes:
     """Number of UTF-8 bytes of ids, of the text as the tokenizer normalizes it; special tokens have
     none.
@@ -19,8 +25,7 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: TextTokenizer):
-        pipeline = [tokenizer.spec.get(part) for part in ("pre_tokenizer", "decoder")]
-        byte_level = '"ByteLevel"' in json.dumps(pipeline)
+        byte_level = is_byte_level(tokenizer)
         vocab = tokenizer.backend.get_vocab(with_added_tokens=False)
         size = tokenizer.vocab_size
         self._bytes, self._special = np.zeros(size, np.int64), np.zeros(size, bool)

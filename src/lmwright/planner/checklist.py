@@ -1,0 +1,92 @@
+"""Checklist: what has to hold before a run is worth its machine time, each line with its evidence.
+
+`plan` fills in what can be known without the machine; `train --rehearse` the rest, on it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmwright.config.run import Run
+from lmwright.data.rows.store import TokenStore
+from lmwright.errors import UserError
+from lmwright.formats.open import open_place
+from lmwright.formats.weights import refuse_unlike_base
+from lmwright.hardware.chips import GIB
+from lmwright.planner.units import short_duration
+
+FITS, SPEED, FALLS, RESUMES = "fits", "speed", "loss falls", "resumes"
+ADAPTERS, EXPORT, WRITES = "adapters in PEFT", "export", "writes text"
+WORDS = {True: "yes", False: "no", None: "not known"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: what holds (True), does not (False) or cannot be known (None), and why."""
+
+    name: str
+    holds: bool | None
+    evidence: str
+
+    def line(self) -> str:
+        """For people."""
+        return f"  {WORDS[self.holds]:<10} {self.name:<18} {self.evidence}".rstrip()
+
+
+def checklist(checks: Sequence[Check]) -> list[str]:
+    """All lines, below a title."""
+    return ["checklist:", *(check.line() for check in checks)]
+
+
+def fits_check(peak_bytes: float, limit_bytes: float | None, fits: bool) -> Check:
+    """The check of a device's memory, with what is left of it."""
+    if limit_bytes is None:
+        return Check(FITS, None, f"{peak_bytes / GIB:.2f} GiB of the host's memory")
+    spare = limit_bytes - peak_bytes
+    beside = f"{spare / GIB:.2f} GiB to spare" if spare >= 0 else f"{-spare / GIB:.2f} GiB too much"
+    used = f"{peak_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB"
+    return Check(FITS, fits, f"{used}, {beside}")
+
+
+def known_now(
+    run: Run, peak_bytes: float, limit_bytes: float | None, step_s: float | None, fits: bool
+) -> list[str]:
+    """The checklist of a run that is planned."""
+    speed = "" if step_s is None else f"{short_duration(step_s)} a step predicted"
+    later = (FALLS, RESUMES, ADAPTERS if run.lora else EXPORT, WRITES)
+    checks = [
+        _data_check(run),
+        *_weights_check(run),
+        fits_check(peak_bytes, limit_bytes, fits),
+        Check(SPEED, None, speed),
+        *(Check(name, None, "") for name in later),
+    ]
+    return [*checklist(checks), "for what is not known here: lmwright train RUN --rehearse, there"]
+
+
+def _data_check(run: Run) -> Check:
+    if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
+        return Check("data loads", None, "each adapter has its own")
+    if "://" in run.data.dir:
+        return Check("data loads", None, f"{run.data.dir} is not read here")
+    try:
+        store = TokenStore.open(run.data.dir)
+    except UserError:
+        return Check("data loads", None, f"nothing is prepared in {run.data.dir}; lmwright prepare")
+    return Check("data loads", True, f"{store.epoch_rows:,} rows of {store.seq_len:,} tokens")
+
+
+def _weights_check(run: Run) -> list[Check]:
+    """The check of the weights of `train.init_from` against the run's model, by their header."""
+    path = run.train.init_from
+    if path is None:
+        return []
+    if "://" in path or not Path(path).expanduser().exists():
+        return [Check("weights load", None, f"{path} is not read here")]
+    try:
+        place = open_place(path, header=True)
+        if not run.objective.parts:
+            refuse_unlike_base(place, run.model.spec(), set(run.objective.new_weights))
+    except UserError as error:
+        return [Check("weights load", False, str(error))]
+    return [Check("weights load", True, f"{path}: every weight has its shape")]

@@ -1,0 +1,192 @@
+"""Evidence of a rehearsal: what the devices did, and what became of the files that were saved."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import psutil
+
+from lmwright.config.run import Run
+from lmwright.core.param import count_params
+from lmwright.errors import UserError, first_line
+from lmwright.evals.generate import generate_command
+from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
+from lmwright.formats.convert import export_command
+from lmwright.formats.proof import Proof, sentence
+from lmwright.formats.reference import too_large
+from lmwright.hardware.chips import GIB
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.checklist import (
+    ADAPTERS,
+    EXPORT,
+    FALLS,
+    FITS,
+    SPEED,
+    WRITES,
+    Check,
+    fits_check,
+)
+from lmwright.planner.measured import machine_of_run, measured
+from lmwright.planner.units import short_duration
+from lmwright.program.trainee import spec_of, training_of
+from lmwright.report.read import RunRecord
+from lmwright.train.chips import SLICE
+from lmwright.train.start import starting_note
+
+SAME_SHARE = 1e-3  # of a loss, that ten steps of a warm-up may change it by
+PROMPT = "The"
+NEW_TOKENS = 16
+CHILD = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LMWRIGHT_HEARTBEAT")
+
+
+def device_checks(run: Run, devices: Sequence[jax.Device], record: RunRecord) -> list[Check]:
+    """Checks of the first session of a rehearsal."""
+    return [_loads(run, record), _fits(devices, record), _falls(record), _speed(run, record)]
+
+
+def _loads(run: Run, record: RunRecord) -> Check:
+    compiles = [event["seconds"] for event in record.events if event["kind"] == "compile"]
+    origin = run.train.init_from
+    weights = starting_note(record.dir) or (f"weights of {origin}" if origin else "fresh weights")
+    return Check(
+        "loads",
+        True,
+        f"data and {record.plan.get('num_params', 0):,} parameters ({weights}); "
+        f"compiled in {compiles[0]:.1f} s",
+    )
+
+
+def _fits(devices: Sequence[jax.Device], record: RunRecord) -> Check:
+    peak_bytes = max(record.train["peak_memory_bytes"].values)
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if limit is not None:
+        return fits_check(peak_bytes, limit, peak_bytes <= limit)
+    free_bytes = psutil.virtual_memory().available
+    used = f"the process holds {peak_bytes / GIB:.2f} GiB of the host's memory"
+    return Check(FITS, True, f"{used}, {free_bytes / GIB:.2f} GiB are free beside it")
+
+
+def _falls(record: RunRecord) -> Check:
+    """By the held-out loss, of the same rows before and after; else by that of training."""
+    pairs = [(c["loss"].values[0], c["loss"].values[-1]) for c in record.evals.values()]
+    what = "held-out loss"
+    if not pairs:
+        losses = record.train["loss"].values
+        some = max(1, len(losses) // 3)
+        pairs = [(sum(losses[:some]) / some, sum(losses[-some:]) / some)]
+        what = f"nothing is held out; training loss of the first and last {some} steps:"
+    before, after = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+    rates = record.train.get("learning_rate")
+    rate = f", at a learning rate of {rates.values[-1]:.2g}" if rates else ""
+    text = f"{what} {before:.4f}, then {after:.4f}{rate}"
+    if after < before:
+        return Check(FALLS, True, text)
+    return Check(FALLS, False if after > before * (1 + SAME_SHARE) else None, text)
+
+
+def _speed(run: Run, record: RunRecord) -> Check:
+    try:
+        took = measured(record)
+        name = os.environ.get(SLICE) or run.plan.on or machine_of_run(record)
+        quick = Quick.of(run, parse_machine(name))
+    except UserError as error:
+        return Check(SPEED, None, str(error))
+    ratio = took.step_s / quick.step_s
+    text = (
+        f"{short_duration(took.step_s)} a step; {short_duration(quick.step_s)} predicted for "
+        f"{name}, give or take {quick.error_share:.0%}; {ratio:.2f} times that"
+    )
+    if ratio <= 1 + quick.error_share:
+        return Check(SPEED, True, text)
+    # what else runs on a CPU decides, and what is no reason to stop there
+    return Check(SPEED, None if quick.machine.platform == "cpu" else False, text)
+
+
+def file_checks(run: Run, out: Path) -> list[Check]:
+    """Checks of a rehearsal's checkpoint: an export or adapters, and a text."""
+    names = [t.name for t in training_of(run).trainees]
+    if jax.process_count() > 1:
+        return _by_child(run, out, names)
+    if run.lora is not None:
+        checks = [_tried(ADAPTERS, partial(_adapter, run, out / name, name)) for name in names]
+    else:
+        checks = [_tried(EXPORT, lambda: _export(run, out / "model"))]
+    return [*checks, _tried(WRITES, lambda: _text(run, names[0]))]
+
+
+def _tried(name: str, check: Callable[[], Check]) -> Check:
+    """A check, or what it raised. What it prints is left out."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return check()
+    except (UserError, RuntimeError) as error:  # the latter where a proof fails
+        return Check(name, False, first_line(error))
+
+
+def _export(run: Run, out: Path) -> Check:
+    return _proven(EXPORT, export_command(run.dir, out))
+
+
+def _proven(name: str, proof: Proof) -> Check:
+    """A proof as a check: without transformers the files alone are proven."""
+    there = proof.folder_to_transformers
+    if there is None:
+        return Check(name, True, f"tensors {proof.tensors}; transformers: {proof.transformers}")
+    text = sentence(there, proof.outputs)
+    return Check(name, True, f"opens in transformers {proof.transformers}: {text}")
+
+
+def _adapter(run: Run, out: Path, name: str) -> Check:
+    out.mkdir()
+    export_adapter_command(run.dir, out / "peft", adapter=name)
+    base = run.train.init_from
+    if base is None:
+        return Check(ADAPTERS, None, f"{name}: written; its base has no files of its own")
+    if why := too_large(2 * count_params(spec_of(replace(run, lora=None)))):
+        return Check(ADAPTERS, None, f"{name}: written; not compared, {why}")
+    proof = merge_command(base, out / "peft", out / "merged")
+    if proof.merged_to_peft is None:
+        return Check(ADAPTERS, None, f"{name}: written and merged; PEFT: {proof.peft}")
+    text = sentence(proof.merged_to_peft, proof.outputs)
+    return Check(ADAPTERS, True, f"{name}: opens in PEFT {proof.peft}: {text}")
+
+
+def _text(run: Run, name: str) -> Check:
+    if run.model.both_ways and not run.model.fills_masks:
+        return Check(WRITES, None, f"a {run.model.kind!r} continues no text")
+    options = {"adapter": name} if run.lora is not None else {}
+    (text,) = generate_command(run.dir, [PROMPT], max_new_tokens=NEW_TOKENS, **options)
+    return Check(WRITES, True, repr(PROMPT + text.text))
+
+
+def _by_child(run: Run, out: Path, names: Sequence[str]) -> list[Check]:
+    """Those checks by the verbs, on the CPU of the first host: each device here is one of many."""
+    adapters = [("adapters", "export", run.dir, out / n, "--adapter", n) for n in names]
+    verbs = adapters if run.lora is not None else [("export", run.dir, out / "model")]
+    title = ADAPTERS if run.lora is not None else EXPORT
+    checks = [_child(title, words) for words in verbs]
+    if run.model.both_ways and not run.model.fills_masks:
+        return checks
+    words = ["generate", run.dir, "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS]
+    words += ["--adapter", names[0]] if run.lora is not None else []
+    return [*checks, _child(WRITES, words)]
+
+
+def _child(name: str, words: Sequence[object]) -> Check:
+    variables = {key: value for key, value in os.environ.items() if key not in CHILD}
+    done = subprocess.run(
+        [sys.executable, "-m", "lmwright", *map(str, words)],
+        env=variables | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or [""]
+    return Check(name, done.returncode == 0, said[-1])

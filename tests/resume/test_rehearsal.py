@@ -1,0 +1,152 @@
+"""`train --rehearse`: the first steps of a run, in a folder of their own, and a checklist."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
+from lmwright.formats.open import load_run
+from lmwright.planner.checklist import Check
+from lmwright.train import command, rehearsal
+from lmwright.train.session import train
+from tests.resume.small_runs import in_dir, losses, typed
+
+
+@pytest.fixture
+def run(small_run, tmp_path, monkeypatch):
+    """A run file in the current folder, whose commands take one device."""
+    monkeypatch.chdir(tmp_path)
+    run = in_dir(small_run, tmp_path / "run")
+    Path("run.toml").write_text(dump_toml(run))
+    one = jax.devices()[:1]
+    monkeypatch.setattr(rehearsal, "rehearse", partial(rehearsal.rehearse, devices=one))
+    monkeypatch.setattr(command, "train", lambda run, **k: train(run, one, **k))
+    return run
+
+
+def lines(text):
+    """Name to (verdict, evidence) of the checklist in a text."""
+    pattern = r"^  (yes|no|not known) +(\S.*?)(?: {2,}|$)(.*)$"
+    return {m[2].strip(): (m[1], m[3]) for m in re.finditer(pattern, text, re.M)}
+
+
+def test_a_rehearsal_shows_what_holds_and_leaves_nothing(run, capsys):
+    pytest.importorskip("transformers")
+    assert main(["train", "run.toml", "--rehearse"]) == 0
+    said = lines(capsys.readouterr().out)
+    assert list(said) == [
+        "loads", "fits", "loss falls", "speed", "resumes", "export", "writes text"
+    ]  # fmt: skip
+    assert {name for name, (holds, _) in said.items() if holds != "yes"} <= {"speed"}
+    assert "steps 6 to 10 after a restore" in said["resumes"][1]
+    assert "opens in transformers" in said["export"][1]
+    assert sorted(Path().iterdir()) == [Path("run.toml")]
+
+
+def test_go_trains_the_same_run_only_if_all_holds(run, capsys, monkeypatch):
+    holds = [False]
+    monkeypatch.setattr(rehearsal, "file_checks", lambda *_: [Check("export", holds[0], "as set")])
+    words = ["train", "run.toml", "--rehearse", "go", "train.steps=10"]
+    assert main(words) == 2
+    assert "not all of the checklist holds" in capsys.readouterr().err
+    assert sorted(Path().iterdir()) == [Path("run.toml")]
+    holds[0] = True
+    assert main(words) == 0
+    assert not Path("run.rehearsal").exists() and load_run("run").train.steps == 10
+    straight = replace(run, dir="straight", train=replace(run.train, steps=10))
+    train(straight, jax.devices()[:1])
+    assert losses(straight) == losses(run)
+    assert main([*words, "train.steps=11"]) == 0
+    assert "goes on without a rehearsal" in capsys.readouterr().out
+
+
+def test_other_bits_after_a_restore_are_found():
+    sums = np.arange(12, dtype=np.uint32).reshape(2, 6)
+    first, again = (rehearsal.Take(10, leaves=False, sums=sums.copy()) for _ in range(2))
+    assert rehearsal.resume_check(first, again, 5).holds
+    again.sums[1, 4] ^= 1
+    check = rehearsal.resume_check(first, again, 5)
+    assert check.holds is False and "in 1 of 6 arrays" in check.evidence
+
+
+def test_a_smaller_machine_is_refused(run, capsys):
+    assert main(["train", "run.toml", "--rehearse", "plan.on=v4-32"]) == 2
+    assert "planned for v4-32, 16 devices" in capsys.readouterr().err
+    assert sorted(Path().iterdir()) == [Path("run.toml")]
+    one = jax.devices()[:1]
+    rehearsal.refuse_smaller(replace(run, plan=replace(run.plan, on="cpu:64")), one)
+
+
+def test_a_word_may_be_left_out(run, capsys):
+    words = ["--rehearse", "run.toml", "plan.on=v4-32"]
+    assert main(["train", *words]) == 2
+    assert "planned for v4-32" in capsys.readouterr().err
+    launch = ["launch", "run.toml", "--rehearse"]
+    assert main([*launch, "--on", "local:2x1", "--dry-run"]) == 0
+    assert "--rehearse=stop" in capsys.readouterr().out
+    assert main([*launch, "go", "--on", "local:2x1", "--dry-run"]) == 0
+    assert "--rehearse=go" in capsys.readouterr().out
+    assert main([*launch, "--on", "kaggle"]) == 2
+    assert "cannot be launched with --on kaggle" in capsys.readouterr().err
+    assert main([*launch, "--on", "local:1x1", "--do", "eval"]) == 2
+    assert "only training is rehearsed" in capsys.readouterr().err
+
+
+def test_a_slice_smaller_than_planned_is_refused_before_it_is_paid_for(run, capsys):
+    places = ["dir=gs://some-bucket/run", "data.dir=gs://some-bucket/data", "plan.on=v4-32"]
+    where = ["--on", "v4-32,v4-8", "--zone", "us-central2-b", "--project", "p", "--dry-run"]
+    assert main(["launch", "run.toml", *places, *where, "--rehearse"]) == 2
+    assert "--rehearse: v4-8 has 4 devices, and plan.on = 'v4-32' has 16" in capsys.readouterr().err
+
+
+def test_the_plan_ends_with_what_is_known_without_the_machine(run, trained_run, capsys):
+    origin = [f"train.init_from={trained_run.dir}", f"data.tokenizer.path={run.data.dir}/tokenizer"]
+    sized = [
+        "train.global_batch_size=16",
+        *origin,
+        "plan.on=v5e-8",
+        "data.tokenizer.vocab_size=none",
+    ]
+    assert main(["plan", "run.toml", "--quick", *sized]) == 0
+    said = lines(capsys.readouterr().out)
+    assert said["data loads"] == ("yes", f"{epoch_rows(run):,} rows of 32 tokens")
+    assert said["weights load"][0] == "yes" and said["fits"][0] == "yes"
+    assert "GiB to spare" in said["fits"][1] and said["resumes"][0] == "not known"
+    assert main(["plan", "run.toml", "--quick", *sized, "model.mlp_dim=64"]) == 0
+    assert lines(capsys.readouterr().out)["weights load"][0] == "no"
+
+
+def epoch_rows(run):
+    from lmwright.data.rows.store import TokenStore
+
+    return TokenStore.open(run.data.dir).epoch_rows
+
+
+@pytest.mark.slow
+def test_adapters_are_opened_in_peft(run, capsys, trained_run):
+    pytest.importorskip("peft")
+    assert main(["export", trained_run.dir, "base"]) == 0
+    adapters = '{rank=4, adapters=[{name="code", rows=2}, {name="stories", steps=8}]}'
+    words = [f"lora={adapters}", "train.init_from=base", "train.num_microbatches=1"]
+    words += ["data.tokenizer.path=base", "data.tokenizer.vocab_size=none"]
+    assert main(["train", "run.toml", "--rehearse", *words]) == 0
+    out = capsys.readouterr().out
+    assert "code: opens in PEFT" in out and "stories: opens in PEFT" in out
+
+
+@pytest.mark.slow
+def test_a_rehearsal_on_two_hosts(run, tmp_path):
+    done = typed(
+        tmp_path, "launch", "run.toml", "--on", "local:2x1", "--rehearse", "go", "--name",
+        f"rehearsed-{tmp_path.name}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = lines(done.stdout)
+    assert said["resumes"][0] == said["export"][0] == said["writes text"][0] == "yes"
+    assert load_run("run").name == "small" and not Path("run.rehearsal").exists()
