@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from lmwright.cli.main import main
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
+from lmwright.core.param import walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.maxtext import MaxTextTensors
+from lmwright.formats.weights import load_run_weights
 from lmwright.models.gemma import Gemma
 from lmwright.models.llama import Llama
 from lmwright.nn.rope import Llama3Rope
@@ -133,3 +136,40 @@ def test_what_a_checkpoint_does_not_say_is_asked_for(saved, tmp_path):
     metadata.write_text("{}")
     with pytest.raises(UserError, match="is damaged"):
         MaxTextTensors(metadata.parent, model)
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_a_checkpoint(saved, tmp_path, capsys, monkeypatch):
+    """By train.init_from, whole and in part, by the user's own commands."""
+    monkeypatch.chdir(tmp_path)
+    words = {f"w{i}": i for i in range(30)} | {"<unk>": 30, "<end>": 31}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<unk>", "<end>"])
+    backend.save("tokenizer.json")
+    Path("tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    lines = (
+        json.dumps({"text": " ".join(f"w{(i * j) % 30}" for j in range(9))}) for i in range(64)
+    )
+    Path("text.jsonl").write_text("\n".join(lines))
+    write_run(tmp_path, MODELS["qwen3"])
+    origin = saved / "qwen3"
+    run = [
+        "run.toml", "model.qk_norm=head", f"train.init_from={origin}",
+        "data.sources=[{path='text.jsonl'}]",
+        "data.tokenizer.path=tokenizer.json", "data.workers=1", "train.global_batch_size=8",
+        "train.precision=fp32", "optim.learning_rate=1e-9", "metrics.trackers=[]",
+    ]  # fmt: skip
+    assert main(["prepare", *run]) == 0 and main(["train", *run]) == 0
+    assert main(["train", *run, "dir=parts", 'train.init_parts=["layers"]']) == 0
+    out = capsys.readouterr().out
+    assert "fresh ones for embed, head, norm" in out, out
+    expected = dict(walk(from_hf(MODELS["qwen3"], MaxTextTensors(origin, MODELS["qwen3"]), "")))
+    for folder in ("run", "parts"):
+        for name, leaf in walk(load_run_weights(folder)[1]):
+            far = np.abs(np.asarray(leaf - expected[name], np.float32)).max()
+            taken = folder == "run" or name.startswith("layers.")
+            if name != "norm":  # ones in both
+                assert far < 1e-7 if taken else far > 1e-4, (folder, name)
+    assert main(["train", *run, "dir=other", "model.mlp_dim=25"]) == 2
+    assert "and the model wants [25, 2, 16]" in capsys.readouterr().err

@@ -21,7 +21,8 @@ from lmwright.formats.gguf_tokenizer import tokenizer_of
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_read import open_tensors, read_config
 from lmwright.formats.hf_stream import check_tensors, from_hf
-from lmwright.formats.open import GGUF, Place
+from lmwright.formats.maxtext import MaxTextTensors
+from lmwright.formats.open import GGUF, MAXTEXT, Place
 from lmwright.formats.proof import Source
 from lmwright.formats.safetensors import refuse_pickles
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
@@ -108,9 +109,17 @@ class LoadedModel:
 
 
 def load_files(place: Place) -> LoadedModel:
-    """The model of a Hugging Face folder or a GGUF file; weights are read when they are asked
-    for. Raises UserError where files are missing, damaged or do not agree."""
+    """The model of a Hugging Face folder, a GGUF file or a checkpoint of MaxText; weights are read
+    when they are asked for. Raises UserError where files are missing, damaged or do not agree."""
+    if place.kind == MAXTEXT:
+        return _open_maxtext(place)
     return _open_gguf(place) if place.kind == GGUF else _open_folder(place)
+
+
+def _open_maxtext(place: Place) -> LoadedModel:
+    tensors = MaxTextTensors(place.url or place.path, place.model)
+    facts = Facts(name=place.path.name, origin="Imported from a checkpoint of MaxText.")
+    return LoadedModel(place.model, tensors, None, facts, place.path)
 
 
 def _open_folder(place: Place) -> LoadedModel:

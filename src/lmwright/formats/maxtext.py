@@ -130,7 +130,7 @@ class MaxTextTensors(Tensors):
             raise UserError(
                 f"{self.path}: the head is tied, and a checkpoint does not say whether logits were "
                 f"divided by the root of the width (normalize_embedding_logits, MaxText's "
-                f"default); give --tied-logits divided, or plain"
+                f"default); give --tied-logits divided, or plain, to import"
             )
         return 1 / math.sqrt(width) if tied_logits == "divided" else 1.0
 

@@ -39,6 +39,7 @@ from lmwright.storage.hub import PREFIX, is_hub_name
 from lmwright.storage.mirror import fetched, mirror_folder
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
+MAXTEXT = "MaxText checkpoint"
 HUB_LIKE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 MODEL_PLACES = "a run directory, a Hugging Face model folder, a .gguf file or hf://owner/name"
 
@@ -47,13 +48,19 @@ MODEL_PLACES = "a run directory, a Hugging Face model folder, a .gguf file or hf
 class Place:
     """A place, read lazily."""
 
-    kind: Literal["run directory", "Hugging Face folder", "GGUF file", "adapter folder"]
+    kind: Literal[
+        "run directory", "Hugging Face folder", "GGUF file", "adapter folder", "MaxText checkpoint"
+    ]
     path: Path
     """Where it lies on this machine."""
     step: int | None = None
     """Of a run's checkpoint; None takes the newest."""
     hub: str = ""
     """`hf://owner/name@commit` that it was fetched from."""
+    url: str = ""
+    """Of a checkpoint that is read where it lies."""
+    given: Any = None
+    """Model of a checkpoint that does not say its own."""
 
     @cached_property
     def run(self) -> Run:
@@ -69,6 +76,8 @@ class Place:
 
         if self.kind == RUN:
             return self.run.model
+        if self.kind == MAXTEXT:
+            return self.given
         if self.kind == GGUF:
             return open_gguf(self.path)[1]
         if self.kind == HF:
@@ -108,6 +117,17 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
     if "://" in str(name):
         raise UserError(f"{name}: cannot load a model from this URL; write {PREFIX}owner/name")
     return _open_path(usable(os.path.expanduser(name)))
+
+
+def open_origin(name: str | Path, model: Any, *, header: bool = False) -> Place:
+    """As `open_place`, or a checkpoint of MaxText, which holds a `model` of the caller's."""
+    from lmwright.formats.maxtext import items_of
+
+    path = os.fspath(name)
+    if "://" not in path or is_bucket(path):
+        if items_of(os.path.expanduser(path)) is not None:
+            return Place(MAXTEXT, Path(path), url=path if is_bucket(path) else "", given=model)
+    return open_place(name, header=header)
 
 
 def gguf_folder(path: Path) -> bool:
@@ -157,7 +177,7 @@ def _nothing_at(path: Path) -> UserError:
         if items_of(path) is not None:
             return UserError(
                 f"{path}: looks like a checkpoint of MaxText, which does not say its model; write "
-                f"lmwright import {path} OUT --model PRESET, and give OUT"
+                f"lmwright import {path} OUT --model PRESET, and give OUT, or in a run set [model]"
             )
         what = "holds neither run.toml nor config.json"
     elif path.suffix == ".safetensors":

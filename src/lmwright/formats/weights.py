@@ -20,7 +20,7 @@ from lmwright.core.quantize import quantize
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.loaded import load_files
-from lmwright.formats.open import RUN, Place, open_place, open_run
+from lmwright.formats.open import RUN, Place, open_origin, open_run
 from lmwright.formats.tensor_hash import add_to_hash
 from lmwright.formats.train_state import pick, restore
 from lmwright.models.heads import left_out
@@ -139,7 +139,7 @@ def load_frozen(plan: Plan) -> Frozen:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     params, places = dict(walk(frozen_spec(plan.run))), dict(walk(shardings))
     try:
-        place = open_place(path)
+        place = open_origin(path, plan.run.model)
         but = {*plan.run.objective.new_weights, *headless_weights(plan)}
         refuse_unlike_base(place, frozen_spec(plan.run), but)
         fresh = fresh_weights(plan, place)

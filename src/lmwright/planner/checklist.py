@@ -10,7 +10,7 @@ from pathlib import Path
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
-from lmwright.formats.open import open_place
+from lmwright.formats.open import open_origin
 from lmwright.formats.weights import refuse_unlike_base
 from lmwright.hardware.chips import GIB
 from lmwright.planner.units import short_duration
@@ -84,7 +84,7 @@ def _weights_check(run: Run) -> list[Check]:
     if "://" in path or not Path(path).expanduser().exists():
         return [Check("weights load", None, f"{path} is not read here")]
     try:
-        place = open_place(path, header=True)
+        place = open_origin(path, run.model, header=True)
         if not run.objective.parts:
             refuse_unlike_base(place, run.model.spec(), set(run.objective.new_weights))
     except UserError as error:

@@ -17,7 +17,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.open import Place, open_place
+from lmwright.formats.open import Place, open_origin, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import (
@@ -70,7 +70,7 @@ def refuse_parts(plan: Plan, store: TokenStore) -> None:
     from lmwright.formats.part_weights import parts_of
 
     try:
-        parts_of(plan, open_place(train.init_from), store)
+        parts_of(plan, open_origin(train.init_from, plan.run.model), store)
     except UserError as error:
         raise error.at("train.init_parts") from error
 
@@ -87,7 +87,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
         return init_state(plan, frozen)
     generator = _generator(plan, store)
     try:
-        origin = open_place(path)
+        origin = open_origin(path, plan.run.model)
         if not plan.run.train.init_parts:
             refuse_tokenizer(origin, store)
         state, facts = _started(plan, origin, store, generator)
