@@ -13,11 +13,11 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.presets import decoders, encoders
+from lmwright.presets import decoders, encoders, recurrent
 
 PRESETS = {
     name.replace(".", "-").replace("phi-3", "phi3"): make
-    for name, make in (decoders.PRESETS | encoders.PRESETS).items()
+    for name, make in (decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS).items()
 }
 # Of the published models: counts in their safetensors metadata. Those of DeBERTa are in
 # test_counts_of_deberta: a count without the head was published.
@@ -43,6 +43,7 @@ PUBLISHED = {
     "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
     "olmo2-1b": 1_484_916_736,
+    "xlstm-7b": 6_865_424_896,
     "phi3-mini": 3_821_079_552,
     "phi3-medium": 13_960_238_080,
 }
@@ -60,7 +61,8 @@ def test_size_and_config(name):
     assert count == theirs.num_parameters() == PUBLISHED.get(name, count)
     assert model_from_config(config, "config.json") == model
     number, unit = PRESETS[name].__doc__.split(":")[0].split()
-    assert unit == "B" and f"{float(f'{count / 1e9:.3g}'):g}" == f"{float(number):g}"
+    scale = {"B": 1e9, "M": 1e6}[unit]
+    assert f"{float(f'{count / scale:.3g}'):g}" == f"{float(number):g}"
 
 
 def test_second_names_are_the_same_models():
@@ -96,6 +98,10 @@ def test_windows_are_counted(name):
     weights = count_params(model.spec()) - (table if model.head == "untied" else 0)
     if model.kind == "deberta":  # as many rows of distances as keys, of queries and of keys
         attention, weights = 2 * attention, weights - t * model.embed_dim
+    if model.kind == "xlstm":  # a memory written and read, and half a chunk's tokens met
+        k, h = model.key_dim, model.head_dim
+        each = 2 * (k * h + k * h + model.chunk_tokens / 2 * (k + h))
+        attention = 3 * each * model.num_layers * model.num_heads
     found = plan.flops_per_step / plan.tokens_per_step
     assert found == pytest.approx(6 * weights + attention, rel=3e-3, abs=6 * vectors)
     layout = Layout.of(plan)

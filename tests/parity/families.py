@@ -24,6 +24,13 @@ DEBERTA = {
     "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm",
     "position_buckets": 6, "max_relative_positions": 20, "legacy": False,
 }  # fmt: skip
+XLSTM = {
+    **dict.fromkeys(
+        ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+         "rms_norm_eps", "initializer_range", "rope_parameters")
+    ),
+    "hidden_size": 128, "num_heads": 4, "norm_eps": 3e-4, "use_cache": False, "chunk_size": 16,
+}  # fmt: skip
 OLD = {"original_max_position_embeddings": 13}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
@@ -170,6 +177,26 @@ ROWS = {
     "dream": Row(
         "Qwen2ForCausalLM",
         {"masked_diffusion": {"predicts": "next"}, "is_causal": False, "head_dim": 8},
+    ),
+    "xlstm": Row(
+        "xLSTMForCausalLM",
+        XLSTM,
+        gradients=False,  # tests/parity/test_xlstm.py
+    ),
+    "xlstm-twins": Row(
+        "xLSTMForCausalLM",
+        XLSTM
+        | {
+            "hidden_size": 64,
+            "embedding_dim": 64,
+            "num_blocks": 5,
+            "ffn_proj_factor": 1.3,
+            "ffn_round_up_to_multiple_of": 1,
+            "qk_dim_factor": 1.0,
+            "output_logit_soft_cap": 4.0,
+            "gate_soft_cap": 3.0,
+        },
+        gradients=False,
     ),
     "gemma2": Row(
         "Gemma2ForCausalLM",

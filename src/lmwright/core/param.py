@@ -28,7 +28,8 @@ class Param:
     """Shape, meaning and initialization of one weight.
 
     Matrices start as a normal of `std` (one over the square root of the fan-in if unset), drawn
-    anew beyond `cut` of these; `fill` makes a constant. A weight with a `balance_rate` moves by
+    anew beyond `cut` of these; `fill` makes a constant, or with `fill_to` even steps along the last
+    axis from one to the other. A weight with a `balance_rate` moves by
     that much against the sign of its gradient, which is a count and not a gradient of the loss: no
     optimizer, no clipping.
     Raises ValueError if arrow and shape disagree.
@@ -38,6 +39,7 @@ class Param:
     shape: tuple[int, ...]
     std: float | None = None
     fill: float | None = None
+    fill_to: float | None = None
     balance_rate: float | None = None
     cut: float | None = None
 
@@ -98,6 +100,9 @@ class Param:
 
     def make(self, key: Array, dtype: jnp.dtype = jnp.float32) -> Array:
         """A fresh array of `shape`."""
+        if self.fill is not None and self.fill_to is not None:
+            steps = jnp.linspace(self.fill, self.fill_to, self.shape[-1], dtype=dtype)
+            return jnp.broadcast_to(steps, self.shape)
         if self.fill is not None:
             return jnp.full(self.shape, self.fill, dtype)
         std = self.std if self.std is not None else self.matrix_shape[0] ** -0.5

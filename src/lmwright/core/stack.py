@@ -152,41 +152,6 @@ def added(total: Aux, aux: Aux) -> Aux:
     return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
 
 
-def run_stack_cached(
-    blocks: Sequence[Callable[[Tree, Array, Tree], tuple[Array, Tree]]],
-    layers: Tree,
-    x: Array,
-    cache: Tree,
-) -> tuple[Array, Tree]:
-    """Runs the stack with a cache laid out like the weights, read and rewritten layer by layer.
-    Both are unrolled or scanned together."""
-    if isinstance(layers, list):
-        slots = []
-        for w, slot in zip(layers, cache, strict=True):
-            x, new = _through(blocks, w, x, slot)
-            slots.append(new)
-        return x, slots
-
-    def body(carry: Array, slot: tuple[Tree, Tree]) -> tuple[Array, Tree]:
-        return _through(blocks, slot[0], carry, slot[1])
-
-    return jax.lax.scan(body, x, (layers, cache))
-
-
-def _through(
-    blocks: Sequence[Callable[[Tree, Array, Tree], tuple[Array, Tree]]],
-    w: Tree,
-    x: Array,
-    slot: Tree,
-) -> tuple[Array, Tree]:
-    if len(blocks) == 1:
-        return blocks[0](w, x, slot)
-    new = {}
-    for i, block in enumerate(blocks):
-        x, new[str(i)] = block(w[str(i)], x, slot[str(i)])
-    return x, new
-
-
 def apart(layers: Tree) -> list[Tree]:
     """A tree of arrays stacked on axis 0 as a list of trees, one a layer: a program that takes
     them so reads each weight where it lies, where a slice of a stack would be copied first."""

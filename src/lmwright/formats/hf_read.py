@@ -11,6 +11,7 @@ from lmwright.config.section import validate
 from lmwright.core.param import Tree
 from lmwright.data.json_text import read_downloaded
 from lmwright.errors import UserError
+from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.sentence import read_modules
@@ -26,6 +27,7 @@ from lmwright.models.hf.classifier import encoder_of, head_fields
 from lmwright.models.hf.detector import DETECTORS, HEAD_PREFIX, MaskDecoderHf
 from lmwright.models.hf.embedder import BODIES
 from lmwright.models.hf.tagger import tagged_encoder, tags_of
+from lmwright.models.hf.xlstm import fused_parts
 from lmwright.models.mask_decoder import MaskDecoder
 from lmwright.models.tagger import Tagger
 from lmwright.models.text_part import (
@@ -133,6 +135,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     """The tensors of an HF folder under the names of the model that its config.json describes.
     Raises UserError where files are missing, damaged or do not agree."""
     part, files = text_part_of(config), TensorFiles(folder)
+    if fused := fused_parts(config, str(folder / "config.json")):
+        return FusedTensors(files, fused, str(folder))
     return files if part is None else TextTensors(files, part, str(folder))
 
 

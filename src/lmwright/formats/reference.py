@@ -129,6 +129,7 @@ def _logits(
         )
         if adapter is not None:
             theirs = _adapted(theirs, adapter)
+        theirs.config.use_cache = False  # some hold one of other sizes
         with torch.no_grad():
             out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
     finally:

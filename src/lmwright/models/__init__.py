@@ -19,6 +19,7 @@ KINDS = Registry(
         "modernbert": "modernbert.ModernBert",
         "deberta": "deberta.Deberta",
         "llada": "llada.Llada",
+        "xlstm": "xlstm.Xlstm",
     },
 )
 TABLES = Registry(
@@ -36,6 +37,7 @@ TABLES = Registry(
         "modernbert": "modernbert.ModernBertHf",
         "deberta": "deberta.DebertaHf",
         "llada": "llada.LladaHf",
+        "xlstm": "xlstm.XlstmHf",
     },
 )
 

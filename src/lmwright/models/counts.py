@@ -73,6 +73,7 @@ def params_report(name: str, model: Any) -> str:
     counts = count_by_part(model)
     for count in counts:
         part, inside = count.part, count.inside
+        part = model.mixer if part == "attention" else part
         if part in ("norms", "biases") and not inside:
             part += " (last)"
         rows.append(
@@ -104,16 +105,19 @@ def params_report(name: str, model: Any) -> str:
 
 
 def cache_bytes(model: Any, length: int, precision: str = "bf16") -> int:
-    """Bytes of keys and values that `generate` keeps for one row of `length` tokens."""
+    """Bytes that `generate` carries from token to token for one row of `length` tokens: keys and
+    values, or a memory of constant size."""
     cache = jax.eval_shape(lambda: model.new_cache(1, length, Compute(precision)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache["kv"]))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache["layers"]))
 
 
 def cache_lines(model: Any) -> list[str]:
-    """Lines about the kv cache, and that of as many kv heads as query heads (MHA) or one (MQA);
-    none for a model that looks both ways and so has none."""
+    """Lines about the kv cache, and that of as many kv heads as query heads (MHA) or one (MQA), or
+    about a state of constant size; none for a model that looks both ways and carries nothing."""
     if model.both_ways:
         return []
+    if (size := cache_bytes(model, 0)) == cache_bytes(model, model.seq_len):
+        return ["", f"state of a row of any length: {size:,} bytes, {size / 2**20:,.1f} MiB"]
     heads = {"this model": model.num_kv_heads, "MHA": model.num_heads, "MQA": 1}
     sizes = {
         name: cache_bytes(replace(model, num_kv_heads=count), model.seq_len)
@@ -133,6 +137,5 @@ def _shape(model: Any) -> str:
         wide.append(f"{experts.experts_per_token} of {experts.num_experts} x {experts.mlp_dim}")
     return (
         f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, {', '.join(wide)} "
-        f"({model.mlp}), {model.num_heads} query and {model.num_kv_heads} kv heads of "
-        f"{model.head_dim}, vocab {model.vocab_size}"
+        f"({model.mlp}), {model.heads_text}, vocab {model.vocab_size}"
     )

@@ -1,9 +1,10 @@
 """Decoder: fields and methods that causal decoders share."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
@@ -24,10 +25,7 @@ from lmwright.models.layers import (
     Attend,
     Kernel,
     Spans,
-    cache_positions,
-    extend_layers,
     layers_spec,
-    new_cache,
     run_layers,
 )
 from lmwright.nn.mlp import Mlp
@@ -41,6 +39,7 @@ Head = Annotated[
 ]
 # imported on demand, with the experts: a step without them needs none of that code
 REASONING = Kind("reasoning", Registry("lmwright.models", {"reasoning": "reasoning.Reasoning"}))
+CACHED = Registry("lmwright.models", {"layers": "cached"})  # a step of training has no cache
 ReasoningSection = Annotated[
     Annotated[Any, REASONING] | None,
     Field(description="Small experts beside the decoder's own layers, after every few of them."),
@@ -59,6 +58,7 @@ class Decoder(BlockFields):
     normed_branches: ClassVar[tuple[str, ...]] = ()  # last weights of those with a norm behind
     both_ways: ClassVar[bool] = False  # whether queries see tokens after themselves
     fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
+    mixer: ClassVar[str] = "attention"  # what joins tokens in its layers
 
     vocab_size: PositiveInt
     embed_dim: PositiveInt
@@ -103,6 +103,11 @@ class Decoder(BlockFields):
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
         return tuple(map(self.window_of, self.kinds))
+
+    @property
+    def heads_text(self) -> str:
+        """Its heads in words."""
+        return f"{self.num_heads} query and {self.num_kv_heads} kv heads of {self.head_dim}"
 
     @property
     def rotary_dim(self) -> int:
@@ -205,8 +210,15 @@ class Decoder(BlockFields):
         return dot("btd,vd->btv", hidden, w["embed"], out_dtype=jnp.float32)
 
     def new_cache(self, batch_size: int, length: int, compute: Compute) -> Tree:
-        """Empty kv cache for `length` tokens a row."""
-        return new_cache(self.spans, batch_size, length, self.num_kv_heads, self.head_dim, compute)
+        """Empty cache for `length` tokens a row."""
+        state_of = partial(self.state, batch_size=batch_size, length=length, dtype=compute.dtype)
+        return CACHED["layers"].new_cache(self.spans, batch_size, length, state_of, compute)
+
+    def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
+        """Shapes of what a layer carries from token to token, in rows of up to `length`: here
+        keys and values."""
+        each = jax.ShapeDtypeStruct((batch_size, length, self.num_kv_heads, self.head_dim), dtype)
+        return {"k": each, "v": each}
 
     def layers_apart(self, w: Tree) -> Tree:
         """The weights with each span's layers as a list, for `extend` with `compute.unroll`."""
@@ -222,10 +234,11 @@ class Decoder(BlockFields):
         `valid` [B, T] is False at (left) padding, which is never attended to and counts
         for no position. The caller sees to it that the cache is long enough.
         """
-        tables = self.tables(cache_positions(valid, cache), cache["valid"].shape[1])
+        cached = CACHED["layers"]
+        tables = self.tables(cached.cache_positions(valid, cache), cache["valid"].shape[1])
         x = self.embedded(w, tokens, compute)
         kernel = select.causal_attention(compute) if first else None
-        x, cache = extend_layers(self.layer, self.spans, w, x, tables, valid, cache, kernel)
+        x, cache = cached.extend_layers(self.layer, self.spans, w, x, tables, valid, cache, kernel)
         return self.last_norm(w, x), cache
 
 

@@ -16,6 +16,7 @@ SECTIONS = {
         "lmwright.presets.decoders",
         "lmwright.presets.moe",
         "lmwright.presets.encoders",
+        "lmwright.presets.recurrent",
     )
 }
 

@@ -1,0 +1,124 @@
+"""Layers that go on from a cache: what each carries from token to token, and how they run on it.
+
+    keys and values of all tokens, [B, S, K, H]     an attention layer writes new ones, looks at all
+    a memory of constant size                       `attend.carry` hands it over and takes it again
+
+The state of a layer is a tree of arrays by its kind (`Decoder.state`); a cache is laid out like the
+weights. No step of training needs this module.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.compute import Compute
+from lmwright.core.param import Tree
+from lmwright.core.stack import Span
+from lmwright.models.layers import Attend, Layer, Spans, applied, by_place
+from lmwright.nn.attention import Scoring, cached_attention
+
+
+def new_cache(
+    spans: Spans, batch_size: int, length: int, state_of: Callable[[str], Tree], compute: Compute
+) -> Tree:
+    """Empty cache for `length` tokens a row; `state_of(kind)` are the shapes that a layer of that
+    kind carries."""
+
+    def empty(kind: Any, *layers: int) -> Tree:
+        shapes = state_of(kind if isinstance(kind, str) else kind.kind)
+        return jax.tree.map(lambda a: jnp.zeros((*layers, *a.shape), a.dtype), shapes)
+
+    def of(span: Span) -> Tree:
+        if compute.unroll:
+            return [by_place([empty(kind) for kind in span.kinds]) for _ in range(span.repeats)]
+        return by_place([empty(kind, span.repeats) for kind in span.kinds])
+
+    return {
+        "layers": {span.name: of(span) for span in spans},
+        "valid": jnp.zeros((batch_size, length), bool),
+        "filled": jnp.zeros((), jnp.int32),
+    }
+
+
+def cache_positions(valid: Array, cache: Tree) -> Array:
+    """int [B, T]: places of new tokens in their rows; padding, where `valid` [B, T] is False,
+    counts for none."""
+    before = jnp.sum(cache["valid"], axis=1, keepdims=True)
+    return jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
+
+
+def extend_layers(
+    layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree,
+    first: Callable[..., Array] | None = None,
+) -> tuple[Array, Tree]:  # fmt: skip
+    """x [B, T, D] of new tokens after those in the cache, and the new cache. `first` is the
+    kernel of the platform where the cache is empty: new tokens then see each other alone."""
+    start = cache["filled"]
+    all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
+    places = jnp.cumsum(all_valid, axis=1)  # [B, S]: windows are counted without padding
+    query = jax.lax.dynamic_slice_in_dim(places, start, x.shape[1], axis=1)
+    order = start + jnp.arange(x.shape[1])[:, None] >= jnp.arange(all_valid.shape[1])
+    seen = order[None] & all_valid[:, None, :]  # [B, T, S]
+    back = query[:, :, None] - places[:, None, :]
+    ids = valid.astype(jnp.int32)
+
+    def block(kind: str, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
+        new: list[Tree] = []
+
+        def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+            at = (0, start, 0, 0)  # [B, S, K, H]
+            put = jax.lax.dynamic_update_slice
+            new.append({"k": put(state["k"], k, at), "v": put(state["v"], v, at)})
+            if first is not None:
+                return first(q, k, v, ids, scoring)
+            mask = seen if scoring.window is None else seen & (back < scoring.window)
+            return cached_attention(q, new[0]["k"], new[0]["v"], mask, scoring)
+
+        of_state = Attend(attend, ids, state=state, put=new.append)
+        x, _ = applied(layer, kind, w, x, tables, of_state)
+        return x, new[0]
+
+    layers: Tree = {}
+    for span in spans:
+        blocks = [partial(block, kind) for kind in span.kinds]
+        x, layers[span.name] = run_stack_cached(blocks, w[span.name], x, cache["layers"][span.name])
+    return x, {"layers": layers, "valid": all_valid, "filled": start + valid.shape[1]}
+
+
+def run_stack_cached(
+    blocks: Sequence[Callable[[Tree, Array, Tree], tuple[Array, Tree]]],
+    layers: Tree,
+    x: Array,
+    cache: Tree,
+) -> tuple[Array, Tree]:
+    """Runs the stack with a cache laid out like the weights, read and rewritten layer by layer.
+    Both are unrolled or scanned together."""
+    if isinstance(layers, list):
+        slots = []
+        for w, slot in zip(layers, cache, strict=True):
+            x, new = _through(blocks, w, x, slot)
+            slots.append(new)
+        return x, slots
+
+    def body(carry: Array, slot: tuple[Tree, Tree]) -> tuple[Array, Tree]:
+        return _through(blocks, slot[0], carry, slot[1])
+
+    return jax.lax.scan(body, x, (layers, cache))
+
+
+def _through(
+    blocks: Sequence[Callable[[Tree, Array, Tree], tuple[Array, Tree]]],
+    w: Tree,
+    x: Array,
+    slot: Tree,
+) -> tuple[Array, Tree]:
+    if len(blocks) == 1:
+        return blocks[0](w, x, slot)
+    new = {}
+    for i, block in enumerate(blocks):
+        x, new[str(i)] = block(w[str(i)], x, slot[str(i)])
+    return x, new
