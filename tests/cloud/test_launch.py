@@ -55,6 +55,40 @@ def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
     assert not any(call[0] == "POST" for call in tpu.calls)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("pack/manifest.json", "data.dir: gs://{place}/pack: there is no manifest.json; make the"),
+        ("pack/train/", "gs://{place}/pack/train/{shard} is missing; run `lmwright prepare "),
+        ("cut", "gs://{place}/pack/train/{shard} has 3 bytes instead of"),
+        (
+            "data.pack.seq_len=8",
+            "data.dir: gs://{place}: rows hold {seq_len} tokens, the run wants 8",
+        ),
+        ("train.global_batch_size=4096", "train.global_batch_size = 4096, but gs://{place}/pack"),
+    ],
+    ids=("pack", "shards", "cut", "length", "rows"),
+)
+def test_data_that_cannot_be_trained_on(run, tpu, url, tmp_path, capsys, change, told):
+    bucket = Bucket(f"{url}/data")
+    (shard,) = [name for name in bucket.entries() if name.startswith("pack/train/")]
+    words = []
+    if "=" in change:
+        words.append(change)
+    elif change == "cut":
+        bucket.remove(shard)
+        bucket.write(shard, b"cut")
+    else:
+        for name in [name for name in bucket.entries() if name.startswith(change)]:
+            bucket.remove(name)
+    assert launched(tmp_path, *words) == 2
+    error = capsys.readouterr().err
+    place = f"{url}/data".removeprefix("gs://")
+    assert told.format(place=place, shard=shard.removeprefix("pack/train/"), seq_len=32) in error
+    assert f"`lmwright data push FOLDER {url}/data` copies it there" in error
+    assert not any(call[0] == "POST" for call in tpu.calls) and not job_names()
+
+
 def test_a_bucket_that_refuses_writes(run, tpu, proxy, tmp_path, capsys):
     proxy.denied = {"storage.objects.create"}
     try:

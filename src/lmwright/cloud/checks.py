@@ -20,8 +20,8 @@ NEEDED = ("storage.objects.create", "storage.objects.get", "storage.objects.list
 NEEDED += ("storage.objects.delete", "storage.buckets.get")
 BY_ROLE = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
 NOT_CHECKED = (
-    "not checked, since no service was asked: the bucket's permissions and region, the roles of "
-    "the hosts, {where}; `launch` asks before it makes anything"
+    "not checked, since no service was asked: the bucket's permissions and region, the data in it, "
+    "the roles of the hosts, {where}; `launch` asks before it makes anything"
 )
 
 

@@ -14,6 +14,7 @@ from lmwright.cloud.disk_names import refuse_other_zones
 from lmwright.cloud.gke import target as gke_target
 from lmwright.cloud.jobs import begin
 from lmwright.cloud.spec import RUN_FILE, Cloud, Limits, Offer, Spec, job_names, save_spec
+from lmwright.cloud.store_check import check_stores
 from lmwright.cloud.target import (
     JOB_NAME,
     Settings,
@@ -157,6 +158,8 @@ def _launch_on_slices(run: Run | None, wanted: Wanted) -> int:
         for line in checks.describe(spec, f"{root}/{CODE}", run):
             print(line)
         return 0
+    if run is not None and work.trains:
+        check_stores(run)
     return remote.launch(spec, run, f"{root}/{CODE}", detach=wanted.detach)
 
 

@@ -27,11 +27,18 @@ def open_stores(plan: Plan) -> dict[str, TokenStore]:
 def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
     """The prepared data of a trainee. Raises UserError where it does not fit the run, or has fewer
     rows than a step takes."""
-    run, folder = plan.run, trainee.data
-    store = TokenStore.open(folder, cache_gib=run.data.cache_gib)
-    if store.seq_len != plan.seq_len:
+    run = plan.run
+    store = open_fitting(run, trainee.data, plan.seq_len, run.data.cache_gib)
+    store.check_batch(trainee.rows)
+    return store
+
+
+def open_fitting(run: Run, folder: str, seq_len: int, cache_gib: float = 0.0) -> TokenStore:
+    """Prepared data whose rows are such as a run trains on. Raises UserError for other data."""
+    store = TokenStore.open(folder, cache_gib=cache_gib)
+    if store.seq_len != seq_len:
         raise UserError(
-            f"{folder}: rows hold {store.seq_len} tokens, the run wants {plan.seq_len}; "
+            f"{folder}: rows hold {store.seq_len} tokens, the run wants {seq_len}; "
             f"prepare again or set data.pack.seq_len = {store.seq_len}"
         )
     if store.vocab_size > run.model.vocab_size:
@@ -40,7 +47,6 @@ def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
             f"of the tokenizer in {folder}; raise it"
         )
     _check_kind(run, store)
-    store.check_batch(trainee.rows)
     return store
 
 

@@ -25,6 +25,7 @@ from lmwright.cloud.kaggle.service import (
 )
 from lmwright.cloud.package import PYTHON
 from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
+from lmwright.cloud.store_check import check_stores
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
@@ -42,6 +43,7 @@ def launch(run: Run, name: str, limits: Limits, *, dry_run: bool = False) -> Spe
     run, seconds = plan(run)
     with TemporaryDirectory(prefix="lmwright-kaggle-") as folder:
         parcel = pack(run, Path(folder))
+        check_stores(run, here=True)
         told = settings(name, parcel, limits)
         if dry_run:
             print("\n".join(describe(name, parcel, told, seconds)))

@@ -15,6 +15,7 @@ from lmwright.cloud.ssh.far import FACTS
 from lmwright.cloud.ssh.hosts import Host, read_hosts
 from lmwright.cloud.ssh.job import Fleet, adopt, facts_of
 from lmwright.cloud.ssh.line import Access, Line, every
+from lmwright.cloud.store_check import check_stores
 from lmwright.cloud.work import Work, refuse_several_hosts
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -57,6 +58,8 @@ def launch(
         check_hosts(lines, name)
         if run is not None:
             check_folders(lines, run, work)
+            if work.trains:
+                check_stores(run)
         address, port = leader_place(lines)
         spec = replace(spec, address=address, port=port)
         _place(spec, lines, run, access)
