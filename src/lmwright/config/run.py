@@ -50,7 +50,9 @@ class Source:
     """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
     name: str | None = None
     """Name of the source in reports and mixing; the last part of the path if unset."""
-    format: Literal["auto", "txt", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    format: Literal[
+        "auto", "txt", "json", "jsonl", "csv", "tsv", "parquet", "tfrecord", "arrayrecord",
+    ] = "auto"  # fmt: skip
     """`auto` goes by the file's extension, which `.gz` or `.zst` may follow."""
     rows: Literal[
         "text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt", "preference",
@@ -64,7 +66,7 @@ class Source:
     prompts: dict[Literal["query", "passage"], str] = field(default_factory=dict)
     """Text put before an anchor (`query`), and before what belongs to it or not (`passage`)."""
     text_column: str = "text"
-    """Column or key that holds the text (jsonl, csv, tsv, parquet, datasets)."""
+    """Column, key or feature that holds the text."""
     id_column: str | None = None
     """Column that identifies a document; file and row number if unset."""
     meta_columns: tuple[str, ...] = ()
@@ -98,8 +100,7 @@ class Tokenizer:
     train: Literal["bpe", "unigram"] = "bpe"
     """What is trained when no path is given."""
     vocab_size: Free[PositiveInt | None] = None
-    """Tokens of a trained vocabulary, special ones included; if unset the model's, or as many as
-    the text supports."""
+    """Tokens of a trained vocabulary, special ones too; if unset what model and text support."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
     """Special tokens of a trained tokenizer; the first one ends a document and pads."""
     chat_template: str | None = None
@@ -184,8 +185,7 @@ class Data:
     sources: tuple[Source, ...] = ()
     """What is read."""
     holdout_fraction: Fraction = 0.0
-    """Share of documents kept for evaluation, chosen by content hash; above 0 at least one of
-    each source, or the end of its only one."""
+    """Share of documents kept for evaluation, by their hash; above 0 some of each source."""
     workers: Free[PositiveInt | None] = None
     """Processes that prepare; all cores if unset. The output never depends on it."""
     cache_gib: Free[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = 20.0

@@ -13,6 +13,8 @@ from lmwright.errors import UserError, install
 CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
 READ_BYTES = 1 << 20
 DOCUMENT_BYTES = 1 << 30
+RECORDS = ("tfrecord", "arrayrecord")
+"""Formats of `tf.train.Example`."""
 
 
 @dataclass(frozen=True)

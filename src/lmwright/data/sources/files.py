@@ -29,6 +29,8 @@ ENDINGS = {
     "csv": (".csv",),
     "tsv": (".tsv",),
     "parquet": (".parquet", ".pq"),
+    "tfrecord": (".tfrecord", ".tfrecords", ".tfrec"),
+    "arrayrecord": (".array_record", ".arrayrecord"),
 }
 # What counts as text in a folder once a source says format = "txt".
 PLAIN = tuple(
@@ -46,6 +48,9 @@ STAMPS = (
     *("mtime", "LastModified", "Last-Modified", "created"),
 )
 SPLIT_NAME = re.compile(r"(train|training|validation|valid|val|dev|test|testing|eval)[-_.]")
+# As TensorFlow Datasets names its files: c4-train.tfrecord-00000-of-01024
+RECORD_NAME = re.compile(r".+-(\w+)\.(?:tfrecord|array_record)")
+SHARD = re.compile(r"-\d+-of-\d+$")
 PART_BYTES = 64 << 20
 PART_FILES = 4096
 NAME_BYTES = 200
@@ -207,13 +212,14 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
 
 def _one_split(source: Source, files: list[File]) -> list[File]:
     """Files of the source's split, where train-*.parquet and test-*.parquet lie side by side."""
-    splits = [SPLIT_NAME.match(f.name.rsplit("/", 1)[-1]) for f in files]
-    if not all(splits) or len(names := {m[1] for m in splits if m}) < 2:
+    names = [f.name.rsplit("/", 1)[-1] for f in files]
+    splits = [SPLIT_NAME.match(name) or RECORD_NAME.match(name) for name in names]
+    if not all(splits) or len(there := {m[1] for m in splits if m}) < 2:
         return files
     chosen = [f for f, m in zip(files, splits, strict=True) if m and m[1] == source.split]
     if not chosen:
         raise UserError(
-            f"data.sources: {source.path} has the splits {', '.join(sorted(names))}, "
+            f"data.sources: {source.path} has the splits {', '.join(sorted(there))}, "
             f"not {source.split!r}; change data.sources.split"
         )
     return chosen
@@ -221,7 +227,7 @@ def _one_split(source: Source, files: list[File]) -> list[File]:
 
 def split_ending(path: str) -> tuple[str, str | None]:
     """Lower-case ending of a path without compression, and the compression."""
-    stem, ending = os.path.splitext(path.lower().split("?")[0])
+    stem, ending = os.path.splitext(SHARD.sub("", path.lower().split("?")[0]))
     compression = COMPRESSION.get(ending)
     return (os.path.splitext(stem)[1] if compression else ending), compression
 

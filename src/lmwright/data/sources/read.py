@@ -23,7 +23,7 @@ from lmwright.data.sources.columns import (
     names_of,
     select_columns,
 )
-from lmwright.data.sources.file import DOCUMENT_BYTES, File, Slice, stream
+from lmwright.data.sources.file import DOCUMENT_BYTES, RECORDS, File, Slice, stream
 from lmwright.data.text.answered import rows_of_squad
 from lmwright.errors import UserError, first_line
 
@@ -55,6 +55,10 @@ def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         from lmwright.data.sources.columnar import read_columns
 
         yield from read_columns(piece, source)
+    elif file.format in RECORDS:
+        from lmwright.data.sources.records import read_records
+
+        yield from read_records(file, source)
     elif file.format == "jsonl":
         yield from _jsonl(piece, source)
     elif file.format == "json":

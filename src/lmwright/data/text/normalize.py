@@ -34,7 +34,7 @@ from lmwright.data.bad_examples import (
 from lmwright.data.manifest import Manifest, add_counts, save_array, total
 from lmwright.data.progress import Progress
 from lmwright.data.sources.columns import Bad, content_columns, list_needed_columns, names_of
-from lmwright.data.sources.file import Slice
+from lmwright.data.sources.file import RECORDS, Slice
 from lmwright.data.sources.files import PART_BYTES, cut_parts, find_files, source_names
 from lmwright.data.sources.read import read_rows
 from lmwright.data.stage import find_finished_stage, run_stage
@@ -207,7 +207,7 @@ def _documents(part: Part) -> Iterator[Document]:
 
 
 def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:
-    place = "row" if piece.file.format in ("parquet", "arrow", "hub") else "line"
+    place = "row" if piece.file.format in ("parquet", "arrow", "hub", *RECORDS) else "line"
     file = redact_text(piece.file.path)
     return {"source": part.name, "file": file, place: row.number, "reason": row.reason[:500]}
 
