@@ -16,7 +16,7 @@ from lmwright.config.registry import Registry
 from lmwright.config.run import ContextAttention, HeadGradient, OffloadName, RematName
 
 Block = Callable[..., Any]
-Kernels = Literal["reference", "cpu", "tpu", "early tpu"]
+Kernels = Literal["reference", "cpu", "gpu", "tpu", "early tpu"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 

@@ -5,6 +5,7 @@ attend(q [B, T, N, H], k v [B, T, K, H], seen [B, T], scoring, reach) -> [B, T, 
               whole rows on a device               rows cut over `context`
 reference     nn.intervals                         a ring of its own, or all-to-all around
 CPU           cpu_attention                        what computes whole rows
+GPU           gpu_attention
 TPU           tpu_interval_attention
 """
 
@@ -52,8 +53,8 @@ def both_ways_within(window: int | None) -> Reach:
 
 
 def _whole_rows(compute: Compute) -> Attend:
-    if compute.kernels == "cpu":
-        return KERNELS["cpu attention of intervals"]
+    if compute.kernels in ("cpu", "gpu"):
+        return KERNELS[f"{compute.kernels} attention of intervals"]
     if compute.kernels in ("tpu", "early tpu"):
         attend = KERNELS["tpu attention of intervals"]
         return partial(attend, early=True) if compute.kernels == "early tpu" else attend

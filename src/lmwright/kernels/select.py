@@ -28,6 +28,8 @@ KERNELS = Registry(
         "ring of intervals": "interval_ring.attention",
         "all-to-all of intervals": "all_to_all_attention.attention",
         "cpu attention": "cpu_attention.causal_attention",
+        "gpu attention": "gpu_attention.causal_attention",
+        "gpu attention of intervals": "gpu_attention.attention",
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
         "tpu window attention": "tpu_window_attention.attend",
@@ -55,6 +57,8 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
     """The set of kernels for devices of a platform; those of the CPU are for one device."""
     if platform == "tpu":
         return "early tpu" if device_kind in EARLY else "tpu"
+    if platform == "gpu":
+        return "gpu"
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
@@ -96,8 +100,8 @@ def disentangled_attention(compute: Compute) -> Callable[..., Array]:
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:
-    if compute.kernels == "cpu":
-        return KERNELS["cpu attention"]
+    if compute.kernels in ("cpu", "gpu"):
+        return KERNELS[f"{compute.kernels} attention"]
     if compute.kernels in ("tpu", "early tpu"):
         attend = KERNELS["tpu attention"]
         return partial(attend, early=True) if compute.kernels == "early tpu" else attend

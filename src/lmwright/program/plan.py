@@ -24,6 +24,7 @@ from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.program.trainee import Training, spec_of, training_of
 
+UNROLLED = ("cpu", "gpu")  # kernels of platforms that lose time to a scan
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
 
@@ -152,7 +153,7 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         remat=run.train.remat,
         offload=run.train.offload,
         block_inputs=run.train.block_inputs,
-        unroll=kernels == "cpu" and run.model.num_layers <= MAX_UNROLLED,
+        unroll=kernels in UNROLLED and run.model.num_layers <= MAX_UNROLLED,
         kernels=kernels,
         loss_chunk_tokens=run.train.loss_chunk_tokens,
         head_gradient=run.train.head_gradient,

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
+from lmwright.kernels.ring_attention import QUERIES
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
 
 BEFORE_NORM = " before its norm"
@@ -37,7 +38,7 @@ SUMMED_ALIVE = 7, 4, 3  # and where the gradients of queries, keys and values ar
 ROTATIONS_ALIVE = 4  # float32 cosines and sines of half a head
 WHOLE_ALIVE = 5  # of the stream put together, where tensor parallelism cuts its rows
 HOST_ALIVE = 1  # a layer's results on their way to or from the host, beside those in use
-SCORES_ALIVE = 3  # float32 [B, N, T, T] where attention has no kernel
+SCORES_ALIVE = 3  # float32 [B, N, t, T] of t queries where attention has no kernel
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def saved_results(layout: Layout) -> list[Saved]:
             *(Saved(w.path, layout.output_bytes(w) * layout.share(w)) for w in outputs),
             Saved("attention, turned around for the next product", attention_bytes(layout)),
             Saved("mlp", max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)),
-            Saved("scores", score_bytes(layout)),
+            Saved("scores", score_bytes(layout) if layout.kernels == "reference" else 0.0),
             Saved("mixing", layout.tokens * mixing * layout.activation_bytes),
         ]
     named = [w for w in inside if is_needed(layout, w) and remat.keeps(w.product_name)]
@@ -216,11 +217,17 @@ def attention_bytes(layout: Layout) -> float:
 
 
 def score_bytes(layout: Layout) -> float:
-    """Float32 scores of one layer, where attention keeps them whole."""
-    if layout.kernels != "reference" or layout.attention is None:
+    """Float32 scores of one layer, where attention computes them in a device's memory."""
+    if layout.kernels not in ("reference", "gpu") or layout.attention is None:
         return 0.0
     heads = layout.attention.num_heads / layout.ways("batch", "seq", "heads")
     return layout.tokens * layout.seq_len * heads * 4
+
+
+def scores_alive(layout: Layout) -> float:
+    """Bytes of scores that exist at once: all of a layer, or those of a few queries."""
+    share = min(1.0, QUERIES / layout.seq_len) if layout.kernels == "gpu" else 1.0
+    return SCORES_ALIVE * share * score_bytes(layout)
 
 
 def _head(layout: Layout) -> Weight:
@@ -279,7 +286,7 @@ def layer_bytes(layout: Layout, ahead: bool = True) -> float:
         gathered * layout.activation_bytes
         + max(mlp_bytes(layout), attending_bytes(layout))
         + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
-        + SCORES_ALIVE * score_bytes(layout)
+        + scores_alive(layout)
         + HOST_ALIVE * fetched * (num_places(layout) if ahead else 1)
     )
 

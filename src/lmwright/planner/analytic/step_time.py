@@ -194,13 +194,18 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     if layout.kernels == "tpu" and layout.has_kernel and fits(layout.seq_len):
         long = tpu_spans.fits(layout.seq_len, m.head_dim)
         return (_long_rows_s if long else _splash_s)(layout, machine, forward=forward)
-    if layout.kernels == "reference":
-        keys = float(layout.seq_len * len(m.windows))  # hidden ones are computed too
-    else:
-        keys = m.keys(layout.seq_len)
+    keys = layout.seq_len * len(m.windows) * scores_share(layout)
     per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
     flops = (7 + 2 * forward) * per_token * layout.tokens
     return flops / (machine.flops * machine.attention_efficiency)
+
+
+def scores_share(layout: Layout) -> float:
+    """Share of all scores that attention computes: the reference computes hidden ones, too."""
+    m = layout.attention
+    if m is None or layout.kernels == "reference":
+        return 1.0
+    return m.keys(layout.seq_len) / (layout.seq_len * len(m.windows))
 
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
@@ -263,7 +268,7 @@ def vector_bytes(layout: Layout) -> float:
         STREAM_PASSES * layout.stream_bytes()
         + WIDE_PASSES * element * layout.mlp_width / wide
         + HEAD_PASSES * element * _head_width(layout) / heads
-        + SCORE_PASSES * score_bytes(layout)
+        + SCORE_PASSES * score_bytes(layout) * scores_share(layout)
     )
     more = layout.extra_passes
     per_layer *= 1 + RECOMPUTED * (more + (train.remat != "none"))
