@@ -47,7 +47,7 @@ class Source:
     """Source of text: its location, and the columns that hold what is needed."""
 
     path: Place[str]
-    """File, folder, glob, any fsspec URL, or `hf://datasets/owner/name` (streamed)."""
+    """File, folder, glob, fsspec URL, `hf://datasets/owner/name` or `kaggle://owner/dataset`."""
     name: str | None = None
     """Name of the source in reports and mixing; the last part of the path if unset."""
     format: Literal[

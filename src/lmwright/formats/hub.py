@@ -12,6 +12,8 @@ from pathlib import Path
 from lmwright.errors import UserError
 from lmwright.formats.safetensors import INDEX, PICKLES, SINGLE, some
 from lmwright.storage.hub import PREFIX, Held, fetch_files
+from lmwright.storage.kaggle import fetch_files as fetch_files_of_kaggle
+from lmwright.storage.kaggle import find_dataset
 
 BESIDE = (
     "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja",
@@ -39,6 +41,17 @@ def fetch(name: str, only: Sequence[str] = ()) -> tuple[Path, str]:
 
     at, commit = fetch_files(name, repo, revision, choose, known_by=[file or "config.json"])
     return (at / file if file else at), f"{PREFIX}{repo}@{commit}"
+
+
+def fetch_kaggle(name: str, header: bool = False) -> Path:
+    """Local folder of a model in a dataset of Kaggle, or its .gguf file: config.json alone for its
+    `header`. Raises UserError."""
+    wanted = ("config.json",) if header else (*BESIDE, "*.safetensors")
+    at = fetch_files_of_kaggle(name, wanted)
+    if at.is_dir() and not header and not any(at.glob("*.safetensors")):
+        held = frozenset(find_dataset(name)[0].files)
+        raise UserError(f"{name}: {_no_weights(held)}")
+    return at
 
 
 def _parsed(name: str) -> tuple[str, str | None, str | None]:

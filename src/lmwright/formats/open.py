@@ -24,7 +24,7 @@ from lmwright.config.load import RunFiles
 from lmwright.config.run import Run
 from lmwright.config.section import with_overrides
 from lmwright.errors import UserError
-from lmwright.formats.hub import fetch
+from lmwright.formats.hub import fetch, fetch_kaggle
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.formats.places import usable
 from lmwright.formats.safetensors import NO_PICKLES, PICKLES, refuse_pickles
@@ -36,6 +36,7 @@ from lmwright.program import lora_section
 from lmwright.program.length import epoch_rows
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.hub import PREFIX, is_hub_name
+from lmwright.storage.kaggle import is_kaggle_name
 from lmwright.storage.mirror import fetched, mirror_folder
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
@@ -112,6 +113,8 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
     if is_hub_name(name):
         path, commit = fetch(str(name), only=["config.json"] if header else ())
         return replace(_open_path(path), hub=commit)
+    if is_kaggle_name(name):
+        return _open_path(fetch_kaggle(str(name), header))
     if is_bucket(name):
         return _open_path(fetched(name))
     if "://" in str(name):

@@ -55,6 +55,7 @@ class FakeKaggle(ThreadingHTTPServer):
         self.refusals: dict[str, tuple[int, str]] = {}
         self.lost: list[str] = []
         self.asked: list[str] = []
+        self.downloads: list[str] = []
         self.bodies: list[bytes] = []
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -91,8 +92,22 @@ class FakeKaggle(ThreadingHTTPServer):
         self.private[q["slug"]] = q["isPrivate"]
         return {"ref": f"{USER}/{q['slug']}", "status": "ok"}
 
+    def GetDataset(self, q):
+        if q["datasetSlug"] not in self.datasets:
+            return 403, "Permission 'datasets.get' was denied"
+        return {"currentVersionNumber": 3}
+
     def ListDatasetFiles(self, q):
-        return {"datasetFiles": [{"name": name} for name in self.datasets[q["datasetSlug"]]]}
+        files, page = self.datasets[q["datasetSlug"]], int(q.get("pageToken") or 0)
+        names = list(files)[page : page + 2]
+        listed = [{"name": name, "totalBytes": len(files[name])} for name in names]
+        after = str(page + 2) if page + 2 < len(files) else ""
+        return {"datasetFiles": listed, "nextPageToken": after}
+
+    def DownloadDataset(self, q):
+        assert q["raw"] and q["datasetVersionNumber"] == 3
+        self.downloads.append(q["fileName"])
+        return self.datasets[q["datasetSlug"]][q["fileName"]]
 
     def DeleteDataset(self, q):
         del self.datasets[q["datasetSlug"]]
@@ -173,6 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, message = answer
             answer = {"code": status, "message": message}
             self.answer(status, json.dumps(answer).encode())
+        elif isinstance(answer, bytes):
+            self.answer(200, answer, "application/octet-stream")
         else:
             self.answer(200, json.dumps(answer).encode())
 

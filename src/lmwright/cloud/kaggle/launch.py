@@ -18,10 +18,9 @@ from lmwright.cloud.kaggle.push import script, write_kernel
 from lmwright.cloud.kaggle.service import (
     ACCELERATOR,
     ALIVE,
+    ON,
     Kaggle,
     Unreachable,
-    check_client,
-    check_token,
 )
 from lmwright.cloud.package import PYTHON
 from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
@@ -29,6 +28,7 @@ from lmwright.cloud.store_check import check_stores
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.storage.kaggle_client import check_client, check_token
 
 TARGET = "kaggle"
 DEVICES = 8
@@ -38,8 +38,8 @@ def launch(run: Run, name: str, limits: Limits, *, dry_run: bool = False) -> Spe
     """Sends a run and starts its first session; None after a dry run. Raises UserError for
     anything that would fail there and can be known here."""
     if not dry_run:
-        check_client()
-        check_token()
+        check_client(ON)
+        check_token(ON)
     run, seconds = plan(run)
     with TemporaryDirectory(prefix="lmwright-kaggle-") as folder:
         parcel = pack(run, Path(folder))

@@ -3,8 +3,7 @@
     token --> user --> quota
     archive --> private dataset          kernel folder --> session --> state, log, output
 
-`$KAGGLE_API_TOKEN`, `$KAGGLE_USERNAME` with `$KAGGLE_KEY`, or a file in ~/.kaggle hold the token,
-as the client documents.
+The token is where `storage.kaggle_client` says.
 """
 
 import contextlib
@@ -17,11 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from lmwright.errors import UserError, first_line, install
+from lmwright.errors import UserError, first_line
+from lmwright.storage.kaggle_client import (
+    TOKENS,
+    client,
+    log_in,
+    without_token,
+)
 
-TOKENS = "https://www.kaggle.com/settings"
+ON = "--on kaggle"
 ACCELERATOR = "TpuV5E8"
 METADATA = "dataset-metadata.json"
 READY_EVERY_S = 5.0
@@ -30,8 +34,6 @@ TIMEOUT_S = 60.0
 BLOCK = 1 << 22
 ALIVE = ("QUEUED", "RUNNING", "NEW_SCRIPT", "CANCEL_REQUESTED")
 """States of a session that has not ended."""
-VARIABLES = ("KAGGLE_API_TOKEN", "KAGGLE_KEY")
-FILES = ("access_token", "access_token.txt", "kaggle.json", "credentials.json")
 
 
 class Unreachable(Exception):
@@ -66,16 +68,9 @@ class Kaggle:
     where it does not answer."""
 
     def __init__(self) -> None:
-        self._api = _client()
+        self._api = client(ON)
         with _told("the token"):
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    self._api.authenticate()
-            except SystemExit:
-                raise UserError(
-                    f"--on kaggle: Kaggle does not accept the token; make a new one at {TOKENS} "
-                    "and set KAGGLE_API_TOKEN"
-                ) from None
+            log_in(self._api, ON)
         self.user = str(self._api.config_values[self._api.CONFIG_NAME_USER])
 
     def quota(self) -> Quota | None:
@@ -208,37 +203,6 @@ class Kaggle:
             request.page_token = answer.next_page_token
 
 
-def check_token() -> None:
-    """Raises UserError where this machine has no token."""
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    folders = [Path.home() / ".kaggle", Path(config, "kaggle")]
-    if own := os.environ.get("KAGGLE_CONFIG_DIR"):
-        folders.append(Path(own))
-    saved = any((folder / name).exists() for folder in folders for name in FILES)
-    if not saved and not any(map(os.environ.get, VARIABLES)):
-        raise UserError(
-            f"--on kaggle: no token here; make one at {TOKENS} (API), then set KAGGLE_API_TOKEN "
-            "or run `kaggle auth login`"
-        )
-
-
-def check_client() -> None:
-    """Raises UserError where the client is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("kaggle") is None:
-        raise UserError(f"--on kaggle: needs Kaggle's client; {install('kaggle')}")
-
-
-def _client() -> Any:
-    """The client, not yet logged in."""
-    check_client()
-    check_token()
-    with contextlib.redirect_stdout(io.StringIO()):  # it logs in at import, and prints
-        from kaggle.api.kaggle_api_extended import KaggleApi
-    return KaggleApi()
-
-
 @contextlib.contextmanager
 def _told(thing: str, absent: tuple[int, ...] = ()) -> Iterator[None]:
     """Around calls of the client: what it raises becomes a UserError, Unreachable, or LookupError
@@ -279,10 +243,3 @@ def _refusal(thing: str, reason: str, status: int = 0) -> str:
     elif status == 403:
         cure = f"accept Kaggle's rules and verify your phone number at {TOKENS}"
     return f"{thing}: Kaggle refuses it ({reason}); {cure}"
-
-
-def without_token(text: str) -> str:
-    """A text with `***` in place of the token."""
-    for token in filter(None, map(os.environ.get, VARIABLES)):
-        text = text.replace(token, "***")
-    return text

@@ -9,6 +9,7 @@ import fsspec
 import pyarrow as pa
 
 from lmwright.errors import UserError, install
+from lmwright.storage.kaggle import fetch_file, is_kaggle_name
 
 CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
 READ_BYTES = 1 << 20
@@ -61,6 +62,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 def open_binary(path: str) -> Any:
     """Binary file object of a local path or URL."""
+    if is_kaggle_name(path):
+        path = str(fetch_file(path))
     if "://" not in path:
         return open(path, "rb")
     fs, root = open_filesystem(path)

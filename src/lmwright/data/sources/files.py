@@ -22,6 +22,7 @@ from lmwright.data.json_text import parse_json
 from lmwright.data.sources.file import File, Slice, open_binary, open_filesystem
 from lmwright.errors import UserError, first_line
 from lmwright.guard.redact import was_redacted, without_secrets
+from lmwright.storage.kaggle import Dataset, find_dataset, is_kaggle_name
 
 ENDINGS = {
     "txt": (".txt", ".text"),
@@ -94,6 +95,8 @@ def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list
         from lmwright.data.sources.hub import find_shards
 
         return find_shards(source)
+    if is_kaggle_name(path):
+        return _of_kaggle(source)
     if was_redacted(path):
         raise UserError(
             f"data.sources: {path} lacks its credentials, which are never written to a run file; "
@@ -157,6 +160,30 @@ def _remote(source: Source) -> list[File]:
     base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
     files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
     return [replace(f, path=fs.unstrip_protocol(f.path)) for f in files]
+
+
+class _KaggleFiles:
+    """Files of a dataset of Kaggle, as `_stamp` asks for them."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def info(self, path: str) -> dict[str, Any]:
+        size = self.dataset.files[path.removeprefix(f"{self.dataset.name}/")]
+        return {"size": size or None, "ETag": str(self.dataset.version)}
+
+
+def _of_kaggle(source: Source) -> list[File]:
+    try:
+        dataset, inner = find_dataset(source.path)
+    except UserError as error:
+        raise error.at("data.sources") from error
+    names = dataset.within(inner)
+    if not names:
+        raise UserError(f"data.sources: {source.path} matches no file; check the path")
+    paths = [f"{dataset.name}/{name}" for name in names]
+    files = _KaggleFiles(dataset)
+    return _choose(source, paths, f"{dataset.name}/", single=names == [inner], fs=files)
 
 
 def _choose(

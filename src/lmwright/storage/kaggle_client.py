@@ -1,0 +1,68 @@
+"""Kaggle's official client, logged in.
+
+`$KAGGLE_API_TOKEN`, `$KAGGLE_USERNAME` with `$KAGGLE_KEY`, or a file in ~/.kaggle hold the token,
+as the client documents. It reaches no message.
+"""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from lmwright.errors import UserError, install
+
+TOKENS = "https://www.kaggle.com/settings"
+VARIABLES = ("KAGGLE_API_TOKEN", "KAGGLE_KEY")
+FILES = ("access_token", "access_token.txt", "kaggle.json", "credentials.json")
+
+
+def check_token(what: str) -> None:
+    """Raises UserError, which begins with `what` asks for it, where this machine has no token."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    folders = [Path.home() / ".kaggle", Path(config, "kaggle")]
+    if own := os.environ.get("KAGGLE_CONFIG_DIR"):
+        folders.append(Path(own))
+    saved = any((folder / name).exists() for folder in folders for name in FILES)
+    if not saved and not any(map(os.environ.get, VARIABLES)):
+        raise UserError(
+            f"{what}: no token here; make one at {TOKENS} (API), then set KAGGLE_API_TOKEN "
+            "or run `kaggle auth login`"
+        )
+
+
+def check_client(what: str) -> None:
+    """Raises UserError where the client is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("kaggle") is None:
+        raise UserError(f"{what}: needs Kaggle's client; {install('kaggle')}")
+
+
+def client(what: str) -> Any:
+    """The client, not yet logged in."""
+    check_client(what)
+    check_token(what)
+    with contextlib.redirect_stdout(io.StringIO()):  # it logs in at import, and prints
+        from kaggle.api.kaggle_api_extended import KaggleApi
+    return KaggleApi()
+
+
+def log_in(api: Any, what: str) -> None:
+    """Logs the client in. Raises UserError where its token is not accepted, and what the client
+    raises where nobody answers."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            api.authenticate()
+    except SystemExit:
+        raise UserError(
+            f"{what}: Kaggle does not accept the token; make a new one at {TOKENS} "
+            "and set KAGGLE_API_TOKEN"
+        ) from None
+
+
+def without_token(text: str) -> str:
+    """A text with `***` in place of the token."""
+    for token in filter(None, map(os.environ.get, VARIABLES)):
+        text = text.replace(token, "***")
+    return text
