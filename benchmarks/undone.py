@@ -11,6 +11,7 @@ from typing import Any
 ALL = ("attention", "rope", "gradients", "swiglu", "matrices", "norms")
 NO_TILE = 1 << 20  # which no head fills
 # instead of "attention": as some published runs, and as lmwright did before
+NO_INT8 = "int8"  # ternary products, which published runs have none of
 OTHER_ATTENTION = ("splash 2048", "no kernel", "one block of keys", "whole rows")
 
 
@@ -28,7 +29,7 @@ def undo(names: list[str]) -> None:
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-    from lmwright.core import weight
+    from lmwright.core import ternary, weight
     from lmwright.kernels import tpu_attention, tpu_row_attention, tpu_splash
     from lmwright.models import block
     from lmwright.nn import mlp, rope
@@ -59,6 +60,7 @@ def undo(names: list[str]) -> None:
     if {"attention", *OTHER_ATTENTION} & set(names):
         _replace(tpu_row_attention, "VECTOR_MEMORY", 0)
         _replace(tpu_attention, "TILE", NO_TILE)  # splash takes long rows, too
+    _replace(ternary, "INT8_UNITS", () if NO_INT8 in names else ternary.INT8_UNITS)
     if "matrices" in names:
         _replace(weight, "_heads_as_one", lambda eqn: None)
         _replace(weight, "added_up", lambda sums: jnp.sum(sums.astype(jnp.float32), axis=0))

@@ -18,12 +18,12 @@ from lmwright.core.leaves import TYPED
 from lmwright.core.param import letters
 from lmwright.core.sharding import ACTIVATIONS, constrain, partition
 from lmwright.core.weight import (
+    PRODUCTS,
     Weight,
     as_array,
     dot,
     name_of,
     name_result,
-    narrow_products,
     product,
     untyped_dot,
     weight_gradient,
@@ -41,8 +41,10 @@ def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> t
     eqns, weights = [product[0] for product in products], [product[1] for product in products]
     names = [product[2] if len(product) > 2 else name_of(product[0]) for product in products]
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape[AXIS] == 1 or any(isinstance(w, TYPED) for w in weights):
-        each = zip(eqns, weights, names, narrow_products(x, weights), strict=True)
+    typed = any(isinstance(w, TYPED) for w in weights)
+    if mesh.empty or mesh.shape[AXIS] == 1 or typed:
+        narrow = PRODUCTS["narrow"](x, weights) if typed else [None] * len(weights)
+        each = zip(eqns, weights, names, narrow, strict=True)
         return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
     x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
     outputs = _fan(tuple(eqns), x, tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights))

@@ -5,6 +5,8 @@
     Lora(base, a, b, ...)          a frozen base of any kind plus a product of low rank
                                    (https://arxiv.org/abs/2106.09685); over Int8 or Int4 it is
                                    QLoRA (https://arxiv.org/abs/2305.14314)
+    Ternary(latent)                trained, and computed with -1, 0 and 1 (`core.ternary`)
+    Rounded(latent, scale, ...)    trained, and computed as its integers will be (`core.rounded`)
 
 All are pytrees of arrays with the weight's batch axes in front, so that scans, pipeline
 stages and shardings treat them like plain arrays. How many axes are inputs and outputs
@@ -21,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.config.registry import Registry
 from lmwright.core.param import Tree
 
 T = TypeVar("T")
@@ -80,8 +83,33 @@ class Lora:
     outputs: int = field(default=1, metadata={"static": True})
 
 
+@_leaf
+class Ternary:
+    """-1, 0 and 1 times the mean magnitude, of a trained `latent` [*batch, *inputs, *outputs]."""
+
+    latent: Any
+    inputs: int = field(metadata={"static": True})
+    outputs: int = field(metadata={"static": True})
+
+
+@_leaf
+class Rounded:
+    """Integers times their scales, of a trained `latent`, which may be a Lora that is rounded
+    with its base. `scale` is None, or trained; the grid is one of `core.rounding`."""
+
+    latent: Any
+    scale: Any = None
+    grid: str = field(default="int4", metadata={"static": True})
+    group: int = field(default=32, metadata={"static": True})
+    activations: str = field(default="none", metadata={"static": True})
+    inputs: int = field(default=1, metadata={"static": True})
+    outputs: int = field(default=1, metadata={"static": True})
+
+
 Quantized = Int8 | Int4
-TYPED = (Int8, Int4, Lora)
+TYPED = (Int8, Int4, Lora, Ternary, Rounded)
+WIDENED = Registry(__package__, {"Ternary": "ternary.widened", "Rounded": "rounded.widened"})
+"""The float32 arrays that leaves which train compute with."""
 
 
 def is_typed(leaf: Any) -> bool:
@@ -103,6 +131,9 @@ def trained_leaves(w: Tree) -> list[bool]:
         if isinstance(leaf, Lora):
             magnitude = None if leaf.magnitude is None else True
             frozen = replace(frozen, a=True, b=True, magnitude=magnitude)
+        if isinstance(leaf, Ternary | Rounded):
+            own = jax.tree.map(lambda _: True, replace(leaf, latent=None))
+            frozen = [*trained_leaves(leaf.latent), *jax.tree.leaves(own)]
         marks += jax.tree.leaves(frozen) if is_typed(leaf) else [True]
     return marks
 
@@ -150,6 +181,8 @@ def dequantize(w: Any, dtype: jnp.dtype) -> Array:
             blocks = in_blocks(w.values.astype(dtype), axis, size)
             scale = jnp.expand_dims(w.scale.astype(dtype), axis + 1)
             return (blocks * scale).reshape(w.values.shape)
+        case Ternary() | Rounded():
+            return WIDENED[type(w).__name__](w).astype(dtype)
     return w.astype(dtype)
 
 

@@ -31,7 +31,7 @@ class Param:
     anew beyond `cut` of these; `fill` makes a constant, or with `fill_to` even steps along the last
     axis from one to the other. A weight with a `balance_rate` moves by
     that much against the sign of its gradient, which is a count and not a gradient of the loss: no
-    optimizer, no clipping.
+    optimizer, no clipping. A `ternary` one is trained in floats, computed as -1, 0 and 1.
     Raises ValueError if arrow and shape disagree.
     """
 
@@ -42,6 +42,7 @@ class Param:
     fill_to: float | None = None
     balance_rate: float | None = None
     cut: float | None = None
+    ternary: bool = False
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):

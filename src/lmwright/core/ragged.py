@@ -17,9 +17,10 @@ from jax import Array, lax
 
 from lmwright.core import cpu
 from lmwright.core.compute import EARLY, LANES
+from lmwright.core.frozen import dropped
 from lmwright.core.leaves import Lora, dequantize, merge
 from lmwright.core.sharding import by_platform, device_kind
-from lmwright.core.weight import Weight, as_array, dropped, name_of, name_result
+from lmwright.core.weight import Weight, as_array, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step
 WIDEST = 1024  # inputs or outputs of it

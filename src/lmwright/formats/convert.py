@@ -12,8 +12,9 @@ from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
+from lmwright.formats.encoding import stored_dtype
 from lmwright.formats.gguf_write import write_gguf
-from lmwright.formats.hf_write import MAX_SHARD_BYTES, stored_dtype, write_hf
+from lmwright.formats.hf_write import MAX_SHARD_BYTES, write_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.maxtext import MaxTextTensors, TiedLogits

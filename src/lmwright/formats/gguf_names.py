@@ -15,6 +15,7 @@ import numpy as np
 
 from lmwright.errors import UserError, install
 from lmwright.formats.gguf_rope import decimal, scale_rope
+from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -42,6 +43,9 @@ FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
     "final_logit_softcapping", "attention.layer_norm_epsilon", "rope.freq_base_swa",
 }  # fmt: skip
+
+THEIR_NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
+"""Names of transformers, and those of the gguf package's table."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,13 @@ ARCHS = {
             "attention.sliding_window_pattern": "global_attn_every_n_layers",
             "rope.freq_base_swa": "local_rope_theta",
             "hidden_activation": "hidden_activation",
+        },
+    ),
+    "bitnet": Arch(
+        "BitNetForCausalLM", "bitnet",
+        fixed={
+            "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True,
+            QUANTIZATION: how_quantized("online"),
         },
     ),
     "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
@@ -189,6 +200,11 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     """GGUF's name of the architecture, the Arch, and the keys below that name. Raises UserError
     for a model that GGUF cannot express."""
     name, arch = gguf_arch_of(config)
+    if name == "bitnet" and config["hidden_act"] != "silu":
+        raise UserError(
+            f"{where}: llama.cpp computes BitNet with SwiGLU, and model.mlp = 'relu2glu' would come"
+            " out wrong; export a folder (--dtype ternary), or train with mlp = 'swiglu'"
+        )
     for key, value in arch.fixed.items():
         if config.get(key, value) != value:
             raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
@@ -248,6 +264,8 @@ class NameMap:
         """(GGUF's name, number of the expert within it or None). Raises UserError."""
         expert = EXPERT.search(name)
         bare = EXPERT.sub(".experts.", name)
+        for ours, theirs in THEIR_NAMES.items():
+            bare = bare.replace(ours, theirs)
         there = self._table.get_name(bare, try_suffixes=(".weight", ".bias"))
         there = there or self._table.get_name(
             bare.removeprefix("model."), try_suffixes=(".weight", ".bias")

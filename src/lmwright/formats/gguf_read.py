@@ -27,8 +27,10 @@ from lmwright.formats.gguf_names import (
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
+from lmwright.formats.ternary import floats_of_values
 
 MOST_ENTRIES = 2**23  # of a list in the header; vocabularies have 2**18
+SCALE = ".scale"  # of a tensor whose values are codes alone
 PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -133,7 +135,13 @@ class GgufTensors(Tensors):
         name_of = NameMap(str(file.meta["general.architecture"]), config["num_hidden_layers"])
         places = {slot.name: name_of(slot.name) for slot in slots_in_file(model)}
         self._places = {hf: place for hf, place in places.items() if self._has(*place)}
+        self._scales = {
+            slot.name: places[slot.name][0].removesuffix(".weight") + SCALE
+            for slot in slots_in_file(model)
+            if slot.param.ternary
+        }
         taken = {name for name, _ in self._places.values()} | {ROPE_FACTORS}
+        taken |= set(self._scales.values())
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
         super().__init__(self._places)
 
@@ -153,6 +161,9 @@ class GgufTensors(Tensors):
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self.file.read(*self._places[name])
+        if name in self._scales:
+            scale, known = self._scales[name], self._scales[name] in self.file.tensors
+            array = floats_of_values(array, self.file.read(scale) if known else None, name)
         heads = rotated_heads(name, self._config) if self._arch.rotated else None
         if heads is not None:
             array = pairs(array, heads, into=False)

@@ -1,4 +1,5 @@
-"""A GGUF file written, for llama.cpp and what is built on it: F32, F16, BF16 or Q8_0.
+"""A GGUF file written, for llama.cpp and what is built on it: F32, F16, BF16,
+Q8_0 or, of ternary weights, TQ1_0 and TQ2_0.
 
 weights --Hugging Face layout--> GGUF's names and order of rows --quantized--> file --read again-->
 proof, beside the file. Matrices take the type asked for; vectors stay F32, as llama.cpp wants.
@@ -20,6 +21,7 @@ from lmwright.core.param import Tree
 from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
+from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_names import (
     SHIFT,
     NameMap,
@@ -28,19 +30,25 @@ from lmwright.formats.gguf_names import (
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_read import is_headless, open_gguf, slots_in_file
+from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
 from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
-from lmwright.formats.hf_write import cast_tensor, checked_tokenizer, refuse_dtype
+from lmwright.formats.hf_write import checked_tokenizer
 from lmwright.formats.places import being_written, new_place
 from lmwright.formats.proof import Proof, Source, prove
 from lmwright.formats.tensor_hash import CONVERT, add_tensor
+from lmwright.formats.ternary import TernaryValues, codes_of, codes_of_values, has_ternary
 from lmwright.formats.tokenizer_files import prompt_prefix
 from lmwright.guard.files import sync
 
-TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+TYPES = {
+    "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
+    "tq2_0": "TQ2_0",
+}  # fmt: skip
+TERNARY = ("TQ1_0", "TQ2_0")
+TERNARY_ROW = 256  # values of a row that share a scale
 Q8_ROW = 32  # values of a row that share a scale
 # rounding to 8 bits: half a step of a scale that is itself rounded to float16
 Q8_ERROR = (0.5 + 127 * 2**-11) / 127
@@ -76,7 +84,7 @@ def write_gguf(
 ) -> Proof:
     """Writes the file `out` and `out`.convert.json; returns the proof.
 
-    `dtype` is fp32, fp16, bf16 or q8_0; the rest as in `write_hf`. Raises UserError, leaving
+    `dtype` is one of TYPES; the rest as in `write_hf`. Raises UserError, leaving
     nothing behind, if `out` exists (`overwrite` replaces it), cannot be written, or model or
     tokenizer have no GGUF form; RuntimeError where the proof fails.
     """
@@ -87,7 +95,10 @@ def write_gguf(
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
-    entries = _entries(model, name, TYPES[dtype])
+    refuse_type(model, TYPES[dtype])
+    entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
+    if has_ternary(model):
+        tensors = TernaryValues(model, tensors)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
     with being_written(out, ".gguf") as hidden:
@@ -95,7 +106,7 @@ def write_gguf(
         kinds = Counter(entry.kind for entry in entries)
         proof = prove(
             model,
-            tensors,
+            source_of_proof,
             load,
             lambda: _read_again(hidden, model, tensors),
             tokenizer,
@@ -137,7 +148,30 @@ def _kind(slot: Slot, kind: str) -> str:
         return "F32"
     if kind == "Q8_0" and slot.shape[-1] % Q8_ROW:
         return "F16"
+    if kind in TERNARY and not slot.param.ternary:
+        return "F16"
     return kind
+
+
+def refuse_type(model: HfModel, kind: str) -> None:
+    """Raises UserError for a type that does not hold the model's weights."""
+    ternary = [slot for slot in slots_in_file(model) if slot.param.ternary]
+    if kind in TERNARY and not ternary:
+        raise UserError(
+            f"dtype: {kind.lower()} is for ternary weights, and a {model.kind!r} model has none; "
+            "use q8_0"
+        )
+    if kind == "Q8_0" and ternary:
+        raise UserError(
+            f"dtype: q8_0 would round the ternary weights of a {model.kind!r} model again; use "
+            "tq2_0, which is smaller and exact"
+        )
+    odd = next((slot for slot in ternary if slot.shape[-1] % TERNARY_ROW), None)
+    if kind in TERNARY and odd is not None:
+        raise UserError(
+            f"dtype: {kind.lower()} takes rows of a multiple of {TERNARY_ROW}, and {odd.name} has "
+            f"{odd.shape[-1]}; use fp16, which holds the same values"
+        )
 
 
 def _keys(
@@ -178,7 +212,8 @@ def _write(
     writer = gguf.GGUFWriter(path, name)
     types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
     kinds = {entry.kind for entry in entries} - {"F32"}
-    main = "Q8_0" if "Q8_0" in kinds else next(iter(kinds), "F32")
+    small = [kind for kind in ("Q8_0", *TERNARY) if kind in kinds]
+    main = next(iter((*small, *kinds)), "F32")
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else f"MOSTLY_{main}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():
@@ -192,6 +227,9 @@ def _write(
         kind = types[entry.kind]
         size = int(np.prod(gguf.quant_shape_to_byte_shape(entry.shape, kind)))
         writer.add_tensor_info(entry.name, entry.shape, np.dtype("f4"), size, raw_dtype=kind)
+        if entry.kind in TERNARY:
+            scale = entry.name.removesuffix(".weight") + SCALE
+            writer.add_tensor_info(scale, (1,), np.dtype("f4"), 4)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -200,6 +238,8 @@ def _write(
             writer.write_tensor_data(array)
         for entry in entries:
             writer.write_tensor_data(_laid_out(entry, tensors, config, arch))
+            if entry.kind in TERNARY:
+                writer.write_tensor_data(codes_of_values(tensors[entry.parts[0].name])[1])
     finally:
         writer.close()
 
@@ -219,6 +259,8 @@ def _laid_out(
         array = cast_tensor(slot.name, tensors[slot.name], np.dtype(np.float32))
         if entry.kind == "F16":
             cast_tensor(slot.name, array, np.dtype(np.float16))  # refuses what is too large
+        if entry.kind in TERNARY:
+            array = codes_of_values(array)[0]
         heads = rotated_heads(slot.name, config) if arch.rotated else None
         if heads is not None:
             array = pairs(array, heads, into=True)
@@ -226,6 +268,9 @@ def _laid_out(
             array = array + np.float32(arch.norm_shift)
         parts.append(gguf.quantize(array, gguf.GGMLQuantizationType[entry.kind]))
     return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])
+
+
+TERNARY_STEPS = {"F16": 2.0**-11, "BF16": 2.0**-8}  # of the one scale
 
 
 def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
@@ -238,7 +283,10 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
         wanted, read = np.asarray(tensors[slot.name]).astype(np.float32), written[slot.name]
         add_tensor(digest, slot.name, read)
         read = read.astype(np.float32)
-        if kind == "Q8_0":
+        if slot.param.ternary:
+            codes, scale = codes_of(read)
+            same = np.allclose(wanted, codes * scale, rtol=TERNARY_STEPS.get(kind, 2e-6), atol=0)
+        elif kind == "Q8_0":
             blocks = np.abs(wanted).reshape(-1, Q8_ROW).max(-1, keepdims=True)
             apart = np.abs(wanted - read).reshape(-1, Q8_ROW)
             same = bool((apart <= blocks * Q8_ERROR + 1e-7).all())

@@ -20,9 +20,10 @@ from lmwright.config.section import with_overrides
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, count_params
 from lmwright.errors import UserError
+from lmwright.formats.encoding import stored_dtype
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import from_hf
-from lmwright.formats.hf_write import stored_dtype, write_hf
+from lmwright.formats.hf_write import write_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import Proof
 from lmwright.formats.safetensors import Tensors, described

@@ -15,6 +15,7 @@ from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.sentence import read_modules
+from lmwright.formats.ternary import PackedTernary
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models import KINDS, TABLES
@@ -23,6 +24,7 @@ from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
 from lmwright.models.hf.answerer import answer_fields, answering_encoder
+from lmwright.models.hf.bitnet import QUANTIZATION, is_packed
 from lmwright.models.hf.classifier import encoder_of, head_fields
 from lmwright.models.hf.detector import DETECTORS, HEAD_PREFIX, MaskDecoderHf
 from lmwright.models.hf.embedder import BODIES
@@ -108,7 +110,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
             f"architecture {architecture!r} is not supported"
         )  # fmt: skip
         raise UserError(f"{where}: {named}; {near}these are: {', '.join([*known, *TEXT_PARTS])}")
-    if config.get("quantization_config"):
+    if config.get(QUANTIZATION) and not TABLES[known[architecture]].quantized:
         raise UserError(
             f"{where}: quantization_config is set; start from the unquantized model instead"
         )
@@ -137,6 +139,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     part, files = text_part_of(config), TensorFiles(folder)
     if fused := fused_parts(config, str(folder / "config.json")):
         return FusedTensors(files, fused, str(folder))
+    if is_packed(config):
+        return PackedTernary(files)
     return files if part is None else TextTensors(files, part, str(folder))
 
 

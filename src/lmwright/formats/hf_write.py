@@ -7,7 +7,7 @@ all in a hidden folder beside `out`, which is renamed when everything holds
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,11 @@ from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts, model_card
 from lmwright.formats.document_tokenizer import fit_tokenizer
-from lmwright.formats.hf_layout import slots
+from lmwright.formats.encoding import Encoding, encoding_of, stored_dtype
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.places import being_written, new_place, unfinished
 from lmwright.formats.proof import Proof, Source, compare_tensors, prove
-from lmwright.formats.safetensors import (
-    DTYPES,
-    TensorFiles,
-    described,
-    plan_shards,
-    write_shards,
-)
+from lmwright.formats.safetensors import TensorFiles, plan_shards, write_shards
 from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
@@ -59,7 +53,7 @@ def write_hf(
     """Writes `out` for transformers and everything that reads its layout; returns the proof.
 
     `tensors` gives the weights by Hugging Face name, `load` the same as our tree, for the
-    proof. `dtype` is fp32, bf16 or fp16; `prefix` are the ids that began the documents in
+    proof. `dtype` is one of `FOLDER_TYPES`; `prefix` are the ids that began the documents in
     training and `suffix` those that ended them, where known (the tokenizer's own file has the say
     otherwise); `source` is the
     original, where transformers may read it. Tensors stream through one shard of host memory; the
@@ -68,14 +62,14 @@ def write_hf(
     (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
     the format; RuntimeError where the proof fails.
     """
-    refuse_dtype(dtype, DTYPES)
+    encoding = encoding_of(dtype, model, tensors)
     if max_shard_bytes < 1:
         raise UserError(f"max_shard_bytes: {max_shard_bytes} must be at least 1")
     facts = facts or Facts(name=Path(out).absolute().name)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     with new_folder(Path(out), overwrite) as folder:
-        _write_weights(folder, model, tensors, dtype, max_shard_bytes)
-        _write_config(folder, model, tokenizer, dtype)
+        _write_weights(folder, model, tensors, encoding, max_shard_bytes)
+        _write_config(folder, model, tokenizer, encoding)
         if isinstance(model, Embedder):
             write_modules(folder, model)
         if tokenizer_dir is not None:
@@ -90,21 +84,15 @@ def write_hf(
             tokenizer,
             dtype=dtype,
             compared=f"all {len(files)} equal bit for bit in {dtype}",
-            xxh3=compare_tensors(files, cast_tensors(model, tensors, DTYPES[dtype])),
+            xxh3=compare_tensors(files, encoding.tensors(model, tensors)),
             result=folder,
             source=source,
-            exact=dtype == stored_dtype(model, tensors) or dtype == "fp32",
+            exact=encoding.rest in ("fp32", stored_dtype(model, tensors)),
         )
         write_json(folder / CONVERT, proof.to_dict())
         card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return proof
-
-
-def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:
-    """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
-    kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
-    return next((name for name, dtype in DTYPES.items() if kinds == {dtype.name}), "fp32")
 
 
 @contextmanager
@@ -146,42 +134,14 @@ def _take_name(temporary: Path, out: Path) -> None:
     sync(out.parent)
 
 
-def cast_tensors(
-    model: HfModel, tensors: Mapping[str, np.ndarray], dtype: np.dtype
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Tensors in the target dtype. Raises UserError where a value is not a finite number."""
-    for slot in slots(model):
-        yield slot.name, cast_tensor(slot.name, tensors[slot.name], dtype)
-
-
-def cast_tensor(name: str, tensor: Any, dtype: np.dtype) -> np.ndarray:
-    """A tensor in the target dtype. Raises UserError where a value is not a finite number."""
-    array = np.asarray(tensor)
-    with np.errstate(over="ignore"):
-        cast = np.ascontiguousarray(array.astype(dtype, copy=False))
-    if np.isfinite(cast).all():
-        return cast
-    if np.isfinite(array).all():
-        raise UserError(f"dtype: {name} has values too large for {dtype}; use bf16 or fp32")
-    raise UserError(
-        f"{name}: holds values that are not finite: the training diverged, or the source is "
-        "damaged; take an earlier checkpoint, or download it again"
-    )
-
-
-def refuse_dtype(dtype: str, known: Iterable[str]) -> None:
-    """Raises UserError for a dtype that the format does not have."""
-    if dtype not in known:
-        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(known)}")
-
-
 def _write_weights(
-    folder: Path, model: HfModel, tensors: Mapping[str, Any], dtype: str, max_shard_bytes: int
-) -> None:
-    sizes = [(slot.name, slot.size * DTYPES[dtype].itemsize) for slot in slots(model)]
+    folder: Path, model: HfModel, tensors: Mapping[str, Any], encoding: Encoding,
+    max_shard_bytes: int,
+) -> None:  # fmt: skip
+    sizes = encoding.sizes(model)
     shards = plan_shards(sizes, max_shard_bytes)
     total = sum(size for _, size in sizes)
-    write_shards(folder, cast_tensors(model, tensors, DTYPES[dtype]), shards, total)
+    write_shards(folder, encoding.tensors(model, tensors), shards, total)
 
 
 def checked_tokenizer(model: HfModel, tokenizer_dir: Path | None) -> Any:
@@ -197,16 +157,15 @@ def checked_tokenizer(model: HfModel, tokenizer_dir: Path | None) -> Any:
     return tokenizer
 
 
-def _write_config(folder: Path, model: HfModel, tokenizer: Any, dtype: str) -> None:
+def _write_config(folder: Path, model: HfModel, tokenizer: Any, encoding: Encoding) -> None:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = dict.fromkeys(names)
     if tokenizer is not None:
         ids = {name: getattr(tokenizer, name.replace("_token", "")) for name in names}
         if model.both_ways and tokenizer.mask_id is not None:
             ids["mask_token_id"] = tokenizer.mask_id
-    name = TORCH_NAMES[dtype]
+    name = TORCH_NAMES[encoding.rest]
     # torch_dtype is what transformers before 4.56 reads
-    write_json(
-        folder / "config.json", model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
-    )
+    config = model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
+    write_json(folder / "config.json", config | encoding.config)
     write_json(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})

@@ -29,12 +29,19 @@ from lmwright.formats.peft_head import (
 )
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
+from lmwright.formats.ternary import has_ternary
 from lmwright.models.over import OverEncoder
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
 def module_slots(model: HfModel) -> dict[str, Slot]:
-    """The slot of every matrix of a model, by the name PEFT gives its module."""
+    """The slot of every matrix of a model, by the name PEFT gives its module. Raises UserError for
+    a model with ternary weights."""
+    if has_ternary(model):
+        raise UserError(
+            f"a {model.kind!r} model rounds an adapter with its base, which PEFT adds behind the "
+            "rounding; export the run itself, with the adapter merged"
+        )
     return {
         slot.name.removesuffix(".weight"): slot
         for slot in slots(model)

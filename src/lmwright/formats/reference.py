@@ -130,7 +130,9 @@ def _logits(
         if adapter is not None:
             theirs = _adapted(theirs, adapter)
         theirs.config.use_cache = False  # some hold one of other sizes
-        with torch.no_grad():
+        torch.nn.Module.float(theirs)  # layers that it rounds keep the dtype of the files
+        # some of its layers are compiled, for which there may be no C++ compiler
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             out = theirs.eval()(input_ids=torch.tensor(tokens, dtype=torch.long))
     finally:
         transformers.logging.set_verbosity(level)

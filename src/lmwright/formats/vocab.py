@@ -23,9 +23,10 @@ from lmwright.data.json_text import write_json
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer, merges_of
 from lmwright.errors import UserError
+from lmwright.formats.encoding import stored_dtype
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
-from lmwright.formats.hf_write import stored_dtype, write_hf
+from lmwright.formats.hf_write import write_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_tokens, sentence

@@ -15,7 +15,7 @@ import xxhash
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Mesh, Run
-from lmwright.core.param import Tree, first_difference, nest, walk
+from lmwright.core.param import Param, Tree, first_difference, nest, walk
 from lmwright.core.quantize import quantize
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import on_devices
@@ -23,6 +23,7 @@ from lmwright.formats.loaded import load_files
 from lmwright.formats.open import RUN, Place, open_origin, open_run
 from lmwright.formats.tensor_hash import add_to_hash
 from lmwright.formats.train_state import pick, restore
+from lmwright.models.conversion import ADDING
 from lmwright.models.heads import left_out
 from lmwright.program.lora import frozen_spec, storages
 from lmwright.program.plan import Plan, resolve
@@ -65,6 +66,13 @@ def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
     theirs = origin.run.objective if origin.kind == RUN else origin.model
     alike = getattr(theirs, "labels", None) == ours and objective.new_weights
     return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
+
+
+def added_weights(plan: Plan, origin: Place) -> dict[str, Param]:
+    """The weights that start fresh because the origin is of a family without them, by path."""
+    kinds = (getattr(origin.model, "kind", ""), plan.run.model.kind)
+    names = ADDING.get(kinds, ())
+    return {path: param for path, param in walk(plan.spec) if path.rpartition(".")[2] in names}
 
 
 def host_weights(place: Place) -> Tree:

@@ -20,6 +20,7 @@ KINDS = Registry(
         "deberta": "deberta.Deberta",
         "llada": "llada.Llada",
         "xlstm": "xlstm.Xlstm",
+        "bitnet": "bitnet.BitNet",
     },
 )
 TABLES = Registry(
@@ -38,6 +39,7 @@ TABLES = Registry(
         "deberta": "deberta.DebertaHf",
         "llada": "llada.LladaHf",
         "xlstm": "xlstm.XlstmHf",
+        "bitnet": "bitnet.BitNetHf",
     },
 )
 

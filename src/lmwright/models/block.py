@@ -26,7 +26,7 @@ Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 
 MLP_WEIGHTS = {  # and their axes in one layer
     "gate": "embed mlp", "up": "embed mlp", "down": "mlp embed",
-    "gate_bias": "mlp", "up_bias": "mlp", "down_bias": "norm",
+    "gate_bias": "mlp", "up_bias": "mlp", "down_bias": "norm", "mlp_sub_norm": "mlp",
 }  # fmt: skip
 
 
@@ -132,27 +132,32 @@ def output(w: Tree, h: Array) -> Array:
 
 
 def feed_forward(
-    kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None, norm: OutNorm | None = None
-) -> Array:
+    kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None, norm: OutNorm | None = None,
+    sub_norm: OutNorm | None = None,
+) -> Array:  # fmt: skip
     """[B, T, D] of h [B, T, D] and of a norm behind, `chunk_tokens` of each row at a time if set.
-    A chunk has the norm in it, whose gradient reads what a chunk computes anyway."""
+    A chunk has the norm in it, whose gradient reads what a chunk computes anyway. `sub_norm` is
+    one before the last projection."""
     if chunk_tokens is None or chunk_tokens >= h.shape[1]:
-        return _normed(norm, w, _feed_forward(kind, w, h))
+        return _normed(norm, w, _feed_forward(kind, w, h, sub_norm=sub_norm))
     within, behind = (norm, None) if tensor_ways() == 1 else (None, norm)
     names = {*MLP_WEIGHTS, *(within or ())[:1]}
     mine = {name: leaf for name, leaf in w.items() if name in names}
-    run = partial(_feed_forward, kind, norm=within)
+    run = partial(_feed_forward, kind, norm=within, sub_norm=sub_norm)
     by_chunks = KERNELS["mlp by chunks"]
     h = name_result(by_chunks(run, MLP_WEIGHTS, mine, h, chunk_tokens))
     return _normed(behind, w, h)
 
 
-def _feed_forward(kind: Mlp, w: Tree, h: Array, norm: OutNorm | None = None) -> Array:
+def _feed_forward(
+    kind: Mlp, w: Tree, h: Array, norm: OutNorm | None = None, sub_norm: OutNorm | None = None
+) -> Array:
     h, wide = before_products(h), "btd,df->btf"
     gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gates)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")
     h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
+    h = h if sub_norm is None else sub_norm[1](h, w[sub_norm[0]])
     return _normed(norm, w, with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"))
 
 

@@ -1,4 +1,5 @@
-"""A causal model as one that looks both ways: the same weights in another family.
+"""A model with the weights of another family: a causal one that comes to look both ways, or a llama
+whose projections become ternary.
 
 A model that fills in masks keeps the shift of the causal one (`predicts = "next"`), as DiffuLLaMA
 (https://arxiv.org/abs/2410.17891) and Dream (https://arxiv.org/abs/2508.15487) do: its outputs go
@@ -14,6 +15,8 @@ from lmwright.errors import UserError
 from lmwright.models import KINDS
 
 SAME_BLOCKS = ("llama", "eurobert", "llada")
+ADDING = {("llama", "bitnet"): ("attention_sub_norm", "mlp_sub_norm")}
+"""The weights of a layer that a family has beside those of the one it is made from."""
 
 
 def converted(model: Any, kind: str) -> Any:
@@ -21,7 +24,8 @@ def converted(model: Any, kind: str) -> Any:
     if kind == model.kind:
         return model
     family = KINDS[kind]
-    if not family.both_ways or model.kind not in SAME_BLOCKS:
+    both_ways = family.both_ways and model.kind in SAME_BLOCKS
+    if not both_ways and (model.kind, kind) not in ADDING:
         raise UserError(
             f"model.kind: a {model.kind!r} does not become a {kind!r}; leave model.kind out"
         )

@@ -10,10 +10,10 @@ from jax import Array
 
 from lmwright.core.weight import cpu_barrier
 
-Mlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "gelu_erf", "relu", "relu2"]
+Mlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu2glu", "gelu_erf", "relu", "relu2"]
 PlainMlp = Literal["gelu_erf", "relu", "relu2"]
-GatedMlp = Literal["swiglu", "geglu", "geglu_erf", "reglu"]
-GATED = ("swiglu", "geglu", "geglu_erf", "reglu")
+GatedMlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu2glu"]
+GATED = ("swiglu", "geglu", "geglu_erf", "reglu", "relu2glu")
 
 
 def activate(kind: Mlp, gate: Array) -> Array:
@@ -25,7 +25,7 @@ def activate(kind: Mlp, gate: Array) -> Array:
     if kind in ("geglu_erf", "gelu_erf"):
         x = gate.astype(jnp.float32)  # bfloat16 leaves 1 + erf few digits
         return (x * (0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5))).astype(gate.dtype)
-    if kind == "relu2":
+    if kind in ("relu2", "relu2glu"):
         return jnp.square(jax.nn.relu(gate))
     return jax.nn.relu(gate)
 

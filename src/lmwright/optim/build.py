@@ -27,7 +27,7 @@ from lmwright.config.registry import Registry
 from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
-from lmwright.optim.kinds import Constant, Cosine, InverseSqrt, Linear, Optim, Wsd
+from lmwright.optim.kinds import Constant, Cosine, InverseSqrt, Linear, Optim, TwoStage, Wsd
 from lmwright.optim.rule import Rule, Slot, Slots
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def build_optimizer(
         if weights is None:
             raise ValueError("update needs the weights: decay and step sizes depend on them")
         count = state["count"]
-        rate = schedule(count if schedule_step is None else schedule_step)
+        at = count if schedule_step is None else schedule_step
+        rate, decay = schedule(at), optim.weight_decay
+        if optim.weight_decay_until < 1:
+            decay = jnp.where(at < optim.weight_decay_until * total_steps, decay, 0.0)
         t = (count + 1).astype(jnp.float32)
         w, slots = dict(walk(weights)), _by_weight(state)
         updates: dict[str, Array] = {}
@@ -94,7 +97,7 @@ def build_optimizer(
                 direction = through_host(direction, sound)
             step, new = direction(param, g, w[path], slots[path], t)
             if param.is_matrix and optim.weight_decay:
-                step = step + optim.weight_decay * w[path]
+                step = step + decay * w[path]
             updates[path] = -(rate * shares[path] if path in shares else rate) * step
             leaves += [(name, path, array) for name, array in new.items()]
         return nest(updates.items()), _state(count + 1, leaves)
@@ -235,7 +238,9 @@ def make_schedule(optim: Optim, total_steps: int) -> Rate:
     return rate
 
 
-def _tail(kind: Constant | Linear | Cosine | Wsd | InverseSqrt, total_steps: int) -> Rate:
+def _tail(
+    kind: Constant | Linear | Cosine | Wsd | InverseSqrt | TwoStage, total_steps: int
+) -> Rate:
     """Schedule after the warm-up, as a fraction of the highest rate."""
     match kind:
         case Constant():
@@ -244,8 +249,23 @@ def _tail(kind: Constant | Linear | Cosine | Wsd | InverseSqrt, total_steps: int
             return lambda step: (jnp.maximum(step, 1) / kind.warmup_steps) ** -0.5
         case Wsd():
             return _fall(kind, kind.shape, kind.decay_steps, total_steps)
+        case TwoStage():
+            return _two_falls(kind, total_steps)
         case _:
             return _fall(kind, kind.kind, total_steps - kind.warmup_steps, total_steps)
+
+
+def _two_falls(kind: TwoStage, total_steps: int) -> Rate:
+    switch = int(total_steps * kind.switch_fraction)
+
+    def tail(step: Array) -> Array:
+        first = (step - kind.warmup_steps) / (switch - kind.warmup_steps)
+        second = jnp.clip((step - switch) / (total_steps - switch), 0, 1)
+        before = 1 + (kind.first_floor_fraction - 1) * first
+        after = kind.second_fraction + (kind.floor_fraction - kind.second_fraction) * second
+        return jnp.where(step < switch, before, after)
+
+    return tail
 
 
 def _fall(kind: Linear | Cosine | Wsd, shape: str, fall_steps: int, total_steps: int) -> Rate:

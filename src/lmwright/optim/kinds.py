@@ -35,6 +35,8 @@ class WarmUp:
     def refuse(self, num_steps: int) -> None:
         """Raises UserError where the schedule does not fit into the steps of a run."""
         fall_steps = self.decay_steps if isinstance(self, Wsd) else self.least_fall
+        if isinstance(self, TwoStage):
+            fall_steps = num_steps - int(num_steps * self.switch_fraction) + 1
         if self.warmup_steps + fall_steps > num_steps:
             decay = f" before {fall_steps} of decay" if fall_steps else ""
             raise UserError(
@@ -100,8 +102,26 @@ class InverseSqrt(WarmUp):
     """Steps of linear rise from zero; four times as many steps halve the rate."""
 
 
+@section
+class TwoStage(WarmUp):
+    """Warm-up, then two linear falls; the second begins lower than the first ends
+    (https://arxiv.org/abs/2504.12285)."""
+
+    kind: Literal["two-stage"] = "two-stage"
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear rise from zero."""
+    switch_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the steps that the first stage has, warm-up among them."""
+    first_floor_fraction: UnitFraction = 8 / 15
+    """Rate at the end of the first stage, as a share of `learning_rate`."""
+    second_fraction: UnitFraction = 1 / 3
+    """Rate at the beginning of the second stage, as a share of `learning_rate`."""
+    floor_fraction: UnitFraction = 0.0
+    """Rate at the end, as a share of `learning_rate`."""
+
+
 Schedule = Annotated[
-    Constant | Linear | Cosine | Wsd | InverseSqrt,
+    Constant | Linear | Cosine | Wsd | InverseSqrt | TwoStage,
     Field(discriminator="kind"),
 ]
 
@@ -130,6 +150,9 @@ class Common:
         NonNegative,
         Field(description="Matrices (weights with an arrow) shrink by rate times this each step."),
     ] = 0.1
+    weight_decay_until: Annotated[
+        UnitFraction, Field(description="Share of the steps after which nothing shrinks.")
+    ] = 1.0
     clip_norm: Annotated[
         Positive | None,
         Field(description="Longer gradients, over all weights, are scaled to it; unset: never."),

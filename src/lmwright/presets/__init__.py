@@ -17,6 +17,7 @@ SECTIONS = {
         "lmwright.presets.moe",
         "lmwright.presets.encoders",
         "lmwright.presets.recurrent",
+        "lmwright.presets.bitnet",
     )
 }
 

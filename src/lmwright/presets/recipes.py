@@ -65,6 +65,19 @@ def pretrain_xlstm() -> dict[str, Any]:
     return run
 
 
+def pretrain_bitnet() -> dict[str, Any]:
+    """Causal pretraining with ternary weights: a higher rate than usual that falls in two stages,
+    and no weight decay in the second (https://arxiv.org/abs/2504.12285)."""
+    return pretrain() | {
+        "objective": {"kind": "clm"},
+        "optim": {
+            "kind": "adamw", "learning_rate": 1.5e-3, "beta2": 0.95, "weight_decay": 0.1,
+            "weight_decay_until": 0.5, "clip_norm": 1.0,
+            "schedule": {"kind": "two-stage", "warmup_steps": 375},
+        },
+    }  # fmt: skip
+
+
 def _masked(**pack: str) -> dict[str, Any]:
     """Settings that all pretraining on masked tokens has, documents packed whole unless `pack` says
     otherwise; a tokenizer that is trained has the mask token."""

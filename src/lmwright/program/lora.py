@@ -155,6 +155,7 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
             f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove [lora], "
             "so that all weights are trained"
         )
+    refuse_ternary(run, adapter)
     targets = choose(run.model, frozen_spec(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
@@ -172,6 +173,24 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
         scale = alpha / (rank if lora.scaling == "rank" else rank**0.5)
         modules.append(Module(target.path, target.param, rank, alpha, scale))
     return tuple(modules)
+
+
+def refuse_ternary(run: Run, adapter: Adapter) -> None:
+    """Raises UserError for settings that a model with ternary weights has no use for: its adapters
+    are rounded with their base."""
+    lora = section_of(run)
+    if not any(param.ternary for _, param in walk(frozen_spec(run))):
+        return
+    if lora.base in ("int8", "int4"):
+        raise UserError(
+            f"lora.base: {lora.base} would round the weights of a {run.model.kind!r} model before "
+            'they are made ternary; use "bf16" or "fp32"'
+        )
+    if lora.dropout if adapter.dropout is None else adapter.dropout:
+        raise UserError(
+            f"lora.dropout: an adapter of a {run.model.kind!r} model is rounded with its base and "
+            "meets no inputs of its own; leave it out"
+        )
 
 
 def whole_spec(run: Run) -> Tree:
@@ -193,8 +212,8 @@ def module_spec(module: Module, variant: str) -> dict[str, Param]:
     stacked, inner, outer = shape[:nb], shape[nb : nb + ni], shape[nb + ni :]
     # variance of PEFT's uniform start, so that rates carry over; a table starts the other way
     table = "vocab" in param.inputs
-    first = {"fill": 0.0} if table else {"std": (3 * param.matrix_shape[0]) ** -0.5}
-    second = {"std": 1.0} if table else {"fill": 0.0}
+    first: dict[str, Any] = {"fill": 0.0} if table else {"std": (3 * param.matrix_shape[0]) ** -0.5}
+    second: dict[str, Any] = {"std": 1.0} if table else {"fill": 0.0}
     spec = {
         "a": Param(f"[{batch}] {inputs} -> rank", (*stacked, *inner, rank), **first),
         "b": Param(f"[{batch}] rank -> {outputs}", (*stacked, rank, *outer), **second),

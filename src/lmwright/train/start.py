@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.core.param import Tree, count_params, init_weights
+from lmwright.core.param import Tree, count_params, init_weights, nest, walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
@@ -21,6 +21,7 @@ from lmwright.formats.open import Place, open_origin, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import (
+    added_weights,
     fresh_weights,
     headless_weights,
     placed_weights,
@@ -149,7 +150,9 @@ def state_from(plan: Plan, origin: Place) -> Tree:
     has other weights.
     """
     fresh = fresh_weights(plan, origin)
+    added = added_weights(plan, origin)
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
+    old = nest((path, param) for path, param in walk(old) if path not in added)
     headless = headless_weights(plan)
     if fresh or headless:  # and a head that is no part of the model
         headless |= set(origin.spec) - set(plan.run.model.spec()) - set(plan.spec)
@@ -160,6 +163,10 @@ def state_from(plan: Plan, origin: Place) -> Tree:
         weights = {name: tree for name, tree in weights.items() if name in old}
         if fresh:
             weights |= _fresh_weights(plan, fresh)
+        if added:
+            whole = dict(walk(_fresh_weights(plan, list(plan.spec))))
+            own = ((path, whole[path]) for path in added)
+            weights = nest((*walk(weights), *own))
         return _state_around(plan, weights)
 
 

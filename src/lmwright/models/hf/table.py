@@ -126,6 +126,8 @@ class Table:
     optional: ClassVar[dict[str, str]] = {}
     words: ClassVar[tuple[Words, ...]] = (ACT, HEAD)
     derived: ClassVar[tuple[Derived, ...]] = ()
+    quantized: ClassVar[bool] = False
+    """Whether `own_fields` reads `quantization_config`, which is refused otherwise."""
     defaults: ClassVar[Json] = {}
     """Those of `usual` that do not depend on a config.json."""
 

@@ -1,0 +1,120 @@
+"""How a Hugging Face folder holds the weights: which tensors, and what config.json says of them.
+
+fp32, bf16, fp16   each weight as a tensor of that dtype
+ternary            ternary weights packed, the rest as it is stored
+ternary-bf16       the same of weights that are rounded to bf16 before
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lmwright.core.contract import HfModel
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.safetensors import DTYPES, described
+from lmwright.formats.ternary import PER_BYTE, SCALE, codes_of, has_ternary, pack
+from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
+
+PACKED = ("ternary", "ternary-bf16")
+FOLDER_TYPES = (*DTYPES, *PACKED)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Weights, each as a tensor of one dtype."""
+
+    name: str
+    rest: str
+    """Dtype of what is stored as floats."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Keys of config.json beside those of the model."""
+        return {}
+
+    def sizes(self, model: HfModel) -> list[tuple[str, int]]:
+        """(name, bytes) of each tensor."""
+        return [(slot.name, slot.size * DTYPES[self.rest].itemsize) for slot in slots(model)]
+
+    def tensors(
+        self, model: HfModel, tensors: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors by name, in the order of `sizes`. Raises UserError where a value is not a
+        finite number."""
+        for slot in slots(model):
+            yield slot.name, cast_tensor(slot.name, tensors[slot.name], DTYPES[self.rest])
+
+
+class Ternary(Encoding):
+    """Ternary weights as packed codes with a scale each."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Says that nothing is left to round."""
+        return {QUANTIZATION: how_quantized("offline")}
+
+    def sizes(self, model: HfModel) -> list[tuple[str, int]]:
+        """(name, bytes) of each tensor."""
+        return [size for slot in slots(model) for size in self._sizes(slot)]
+
+    def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
+        if not slot.param.ternary:
+            return [(slot.name, slot.size * DTYPES[self.rest].itemsize)]
+        return [(slot.name, slot.size // PER_BYTE), (f"{slot.name}{SCALE}", 4)]
+
+    def tensors(
+        self, model: HfModel, tensors: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors by name, in the order of `sizes`."""
+        for slot in slots(model):
+            array = cast_tensor(slot.name, tensors[slot.name], DTYPES[self.rest])
+            if slot.param.ternary:
+                codes, scale = codes_of(array)
+                yield slot.name, pack(codes, slot.name)
+                yield f"{slot.name}{SCALE}", scale
+            else:
+                yield slot.name, array
+
+
+def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encoding:
+    """The encoding of a name. Raises UserError for an unknown one, or one that is for other
+    models."""
+    refuse_dtype(dtype, FOLDER_TYPES)
+    if dtype in DTYPES:
+        return Encoding(dtype, dtype)
+    if not has_ternary(model):
+        raise UserError(
+            f"dtype: {dtype!r} packs ternary weights, and a {model.kind!r} model has none; use one "
+            f"of {', '.join(DTYPES)}"
+        )
+    return Ternary(dtype, "bf16" if dtype == "ternary-bf16" else stored_dtype(model, tensors))
+
+
+def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:
+    """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
+    kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
+    return next((name for name, dtype in DTYPES.items() if kinds == {dtype.name}), "fp32")
+
+
+def cast_tensor(name: str, tensor: Any, dtype: np.dtype) -> np.ndarray:
+    """A tensor in the target dtype. Raises UserError where a value is not a finite number."""
+    array = np.asarray(tensor)
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(array.astype(dtype, copy=False))
+    if np.isfinite(cast).all():
+        return cast
+    if np.isfinite(array).all():
+        raise UserError(f"dtype: {name} has values too large for {dtype}; use bf16 or fp32")
+    raise UserError(
+        f"{name}: holds values that are not finite: the training diverged, or the source is "
+        "damaged; take an earlier checkpoint, or download it again"
+    )
+
+
+def refuse_dtype(dtype: str, known: Any) -> None:
+    """Raises UserError for a dtype that the format does not have."""
+    if dtype not in known:
+        raise UserError(f"dtype: {dtype!r} is not one of {', '.join(known)}")
