@@ -21,6 +21,7 @@ KINDS = Registry(
         "llada": "llada.Llada",
         "xlstm": "xlstm.Xlstm",
         "bitnet": "bitnet.BitNet",
+        "fanformer": "fanformer.Fanformer",
     },
 )
 TABLES = Registry(
@@ -40,6 +41,7 @@ TABLES = Registry(
         "llada": "llada.LladaHf",
         "xlstm": "xlstm.XlstmHf",
         "bitnet": "bitnet.BitNetHf",
+        "fanformer": "fanformer.FanformerHf",
     },
 )
 

@@ -59,6 +59,10 @@ class PreNorm(Decoder):
             **self.ffn_spec(kind),
         }
 
+    def attention_input(self, w: Tree, x: Array) -> Array:
+        """[B, T, D] that queries, keys and values are projections of."""
+        return rms_norm(x, w["attention_norm"], self.norm_eps)
+
     def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values before the rotation."""
         return *qk_normed(self, w, q, k), v
@@ -67,7 +71,7 @@ class PreNorm(Decoder):
         self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and feed-forward."""
-        q, k, v = self.normed(w, *project(w, rms_norm(x, w["attention_norm"], self.norm_eps)))
+        q, k, v = self.normed(w, *project(w, self.attention_input(w, x)))
         q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
         x = constrain(x + output(w, h), "batch stream embed")

@@ -4,7 +4,16 @@ Shapes that are published carry the published name's source; the smallest are ou
 laptops and tests.
 """
 
-from lmwright.presets.rows import llama, row
+from typing import Any
+
+from lmwright.presets.rows import Shape, llama, row, sizes
+
+
+def _fanformer(shape: Shape) -> Any:
+    from lmwright.models.fanformer import Fanformer
+
+    return Fanformer(**sizes(shape), vocab_size=50_304, head_dim=128, seq_len=2048)
+
 
 PRESETS = {
     "llama-500k": row("0.50 M: for tests of the whole way; vocabulary of 1,024", llama,
@@ -57,6 +66,8 @@ PRESETS = {
         "Llama 3 70B, heads of 18,432 / 128 = 144",
         llama, (18_432, 73_728, 128, 128, 8), vocab_size=128_256, head_dim=144, seq_len=4096,
         rope_theta=500_000.0, head="untied"),
+    "fanformer-1b": row("1.24 B: FANformer-1B (https://arxiv.org/abs/2502.21309)", _fanformer,
+        (2048, 8192, 16, 16, 16)),
 }  # fmt: skip
 SHORT = {size: PRESETS[f"llama-{size}"] for size in ("7b", "13b", "70b", "175b", "600b")}
 """Second names, for those who think in sizes."""

@@ -19,6 +19,7 @@ FEATURES = {
     "rotary_fraction": "partial rotation",
     "local_rope_theta": "two thetas",
     "position_buckets": "rows of distances",
+    "periodic_fraction": "waves of the stream",
     "key_dim": "memories in place of attention",
     "attention_soft_cap": "soft caps",
     "experts": "experts",
