@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lmwright.models.deberta import Deberta
+from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
@@ -44,6 +45,7 @@ MODELS = {
     "deberta": Deberta(
         **SIZES | {"num_kv_heads": 16}, position_buckets=6, max_distance=20,
     ),
+    "fanformer": Fanformer(**SIZES),
     "xlstm": Xlstm(
         **{k: v for k, v in SIZES.items() if k != "num_kv_heads"}, key_dim=4, chunk_tokens=8,
     ),

@@ -101,6 +101,11 @@ def _changes(small: Any, large: Any) -> list[tuple[str, int, int]]:
 
 def refuse_growth(small: Any, large: Any) -> None:
     """Raises UserError where one model is no larger one of the other's shape."""
+    if small.num_kv_heads is None:
+        raise UserError(
+            f"grow: a {small.kind!r} model has no keys and values to grow by; give a decoder with "
+            "attention"
+        )
     changes = _changes(small, large)
     if not changes:
         raise UserError("grow: nothing is larger; give sizes such as num_layers=28, or --like")

@@ -1,20 +1,19 @@
-"""FANformer has no form in Hugging Face."""
+"""FANformer as a folder of lmwright's own: no class of transformers computes its layers."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from lmwright.errors import UserError
-from lmwright.models.hf.table import Table
+from lmwright.models.hf.table import ACT, HEAD, KEYS, WEIGHTS, Table
 
 
 class FanformerHf(Table):
-    """A table without architectures: nothing is read, and to write is refused."""
+    """Both directions of a folder that lmwright alone reads, laid out as those of Hugging Face."""
 
     name = "FANformer"
-    model_types: ClassVar = {}
-
-    def architecture(self, model: Any) -> str:
-        """Raises UserError: no program computes these layers."""
-        raise UserError(
-            f"model.kind: no program but lmwright computes the layers of {model.kind!r}, neither "
-            "transformers nor a reader of GGUF; keep the run directory"
-        )
+    model_types: ClassVar = {"FanformerForCausalLM": "fanformer"}
+    weights = WEIGHTS | {
+        "layers.fan": "model.layers.{i}.self_attn.fan.weight",
+        "layers.fan_bias": "model.layers.{i}.self_attn.fan.bias",
+    }
+    keys = KEYS | {"periodic_fraction": "periodic_fraction"}
+    words = (ACT, HEAD)
+    defaults: ClassVar = {"rms_norm_eps": 1e-6, "periodic_fraction": 0.125}

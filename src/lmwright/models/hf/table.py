@@ -152,7 +152,8 @@ class Table:
         config |= self.rope_keys(model)
         config["architectures"] = [architecture]
         config["model_type"] = self.model_types[architecture]
-        config["initializer_range"] = model.embed_std
+        if model.embed_std is not None:  # which some derive from their width
+            config["initializer_range"] = model.embed_std
         return config | self.own_config(model, config)
 
     def rope_keys(self, model: Any) -> Json:

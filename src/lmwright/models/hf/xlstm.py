@@ -116,7 +116,6 @@ class XlstmHf(Table):
     def config(self, model: Any) -> Json:
         """config.json of a model, with the twins of its keys that the `xlstm` package reads."""
         config = super().config(model)
-        del config["initializer_range"]
         twins = {"embedding_dim": config["hidden_size"], "num_blocks": config["num_hidden_layers"]}
         return config | twins | FIXED | {"weight_mode": "single"}
 

@@ -224,6 +224,14 @@ def score_bytes(layout: Layout) -> float:
     return layout.tokens * layout.seq_len * heads * 4
 
 
+def scores_share(layout: Layout) -> float:
+    """Share of all scores that attention computes: the reference computes hidden ones, too."""
+    m = layout.attention
+    if m is None or layout.kernels == "reference":
+        return 1.0
+    return m.keys(layout.seq_len) / (layout.seq_len * len(m.windows))
+
+
 def scores_alive(layout: Layout) -> float:
     """Bytes of scores that exist at once: all of a layer, or those of a few queries."""
     share = min(1.0, QUERIES / layout.seq_len) if layout.kernels == "gpu" else 1.0

@@ -40,6 +40,7 @@ from lmwright.planner.analytic.memory import (
     predicted_share,
     saved_bytes,
     score_bytes,
+    scores_share,
 )
 from lmwright.planner.compiler.kernel_cost import (
     row_attention_cycles,
@@ -198,14 +199,6 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
     flops = (7 + 2 * forward) * per_token * layout.tokens
     return flops / (machine.flops * machine.attention_efficiency)
-
-
-def scores_share(layout: Layout) -> float:
-    """Share of all scores that attention computes: the reference computes hidden ones, too."""
-    m = layout.attention
-    if m is None or layout.kernels == "reference":
-        return 1.0
-    return m.keys(layout.seq_len) / (layout.seq_len * len(m.windows))
 
 
 def _whole_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:

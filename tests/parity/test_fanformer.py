@@ -12,11 +12,13 @@ from lmwright import presets
 from lmwright.core.compute import Compute
 from lmwright.core.param import count_params, init_weights, walk
 from lmwright.errors import UserError
+from lmwright.formats.gguf_names import gguf_arch_of
+from lmwright.formats.hf_read import import_hf
 from lmwright.formats.open import find_model
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
-from tests.in_memory import to_hf
+from tests.in_memory import export_hf, to_hf
 from tests.parity.compare import assert_near, make_batch
 
 SIZES = {
@@ -104,8 +106,18 @@ def test_the_released_size():
     assert round((count - model.vocab_size * model.embed_dim) / 1e9, 4) == 1.1326
 
 
-def test_it_is_not_exported_and_its_fraction_gives_whole_numbers():
-    with pytest.raises(UserError, match="no program but lmwright computes the layers"):
-        MODEL.hf.config(MODEL)
+def test_its_folder_is_read_here_alone_and_there_is_no_gguf(tmp_path):
+    w = stirred(MODEL)
+    proof = export_hf(MODEL, w, None, tmp_path / "out")
+    assert "cannot load" in proof.transformers
+    model, again, _ = import_hf(tmp_path / "out")
+    assert model == MODEL
+    for (path, a), (_, b) in zip(walk(w), walk(again), strict=True):
+        np.testing.assert_array_equal(a, b, path)
+    with pytest.raises(UserError, match=r"FanformerForCausalLM: has no GGUF form here"):
+        gguf_arch_of(MODEL.hf.config(MODEL))
+
+
+def test_its_fraction_gives_whole_numbers():
     with pytest.raises(UserError, match=r"0.3 of model.embed_dim = 2048 are 614.4 angles; use"):
         find_model("fanformer-1b", ["periodic_fraction=0.3"])
