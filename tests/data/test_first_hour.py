@@ -194,7 +194,7 @@ def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
     monkeypatch.setattr(missing, "BYTES_PER_MINUTE", 10)
     code, said = command(capsys, "train", "run.toml", *elsewhere)
     assert code == 2 and re.search(r"takes up to \d+ minutes; run `lmwright prepare run", said)
-    remote = "data.sources.0.path=https://example.com/words.jsonl"
+    remote = "data.sources.0.path=memory://nowhere/words.jsonl"
     code, said = command(capsys, "train", "run.toml", *elsewhere, remote)
     assert code == 2 and "fetched from elsewhere; run `lmwright prepare run.toml" in said
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")

@@ -76,3 +76,17 @@ def test_the_command_reads_it_and_says_the_license(tmp_path):
     assert f"https://huggingface.co/datasets/{repo}" in said
     manifest = json.loads((tmp_path / "data" / "normalize" / "manifest.json").read_text())
     assert list(manifest["counts"]["input"]) == ["dclm"]
+
+
+def test_train_says_the_license_of_what_it_prepares(tmp_path, monkeypatch, capsys):
+    run = write_run(tmp_path, '{ preset = "dclm" }')
+    sampled = "data.sources.0.sample_tokens=1000"
+    tokenizer = ["data.tokenizer.path=mine", "data.tokenizer.vocab_size=none"]
+    monkeypatch.chdir(tmp_path)
+    made = []
+    monkeypatch.setattr("lmwright.data.missing.prepare_command", made.append)
+    monkeypatch.setattr("lmwright.train.command.train_command", lambda *_args, **_options: 0)
+    assert main(["train", str(run)]) == 2  # all of it is too much
+    assert not made and "fetched from elsewhere" in capsys.readouterr().err
+    assert main(["train", str(run), sampled, *tokenizer]) == 0
+    assert len(made) == 1 and "license of dclm: cc-by-4.0" in capsys.readouterr().out

@@ -99,6 +99,7 @@ def test_a_tokenizer_is_pinned_to_the_commit_that_its_name_had(tmp_path):
         ]
         fetched = {path.rsplit("/", 1)[1] for path in hub.asked if "/resolve/" in path}
         assert fetched == set(wanted)
+        assert hub.asked.count("GET /api/models/me/tok") == 2  # once for each
 
         hub.files = files(300)  # the name moves on; what was prepared stays, and nobody asks
         hub.asked.clear()
@@ -118,6 +119,7 @@ def test_the_chat_template_of_a_tokenizer_is_pinned_too(tmp_path):
     with FakeHub("me/tok", held, kind="models") as hub:
         first = prepared(hub, tmp_path, "hf://me/tok", rows="messages")
         assert first[0][0] == {"path": "hf://me/tok", "commit": f"hf://me/tok@{SHA}"}
+        assert hub.asked.count("GET /api/models/me/tok") == 1
         hub.commit(moved, "f" * 40)
         assert prepared(hub, tmp_path, "hf://me/tok", rows="messages") == first
 

@@ -36,14 +36,20 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str], keep: Any
               lmwright prepare run.toml --keep store
     """
     from lmwright.data.prepare import prepare_command
-    from lmwright.presets.sources import preset_of
 
     loaded = load(run, overrides)
     summary = prepare_command(loaded, tuple(stages), keep)
-    for source in loaded.data.sources:
+    say_licenses(loaded)
+    return summary
+
+
+def say_licenses(run: Any) -> None:
+    """Prints the license of each source that a preset names."""
+    from lmwright.presets.sources import preset_of
+
+    for source in run.data.sources:
         if preset := preset_of(source.path):
             click.echo(f"license of {source.name}: {preset.license}, see {preset.page}")
-    return summary
 
 
 @click.group(cls=InOrder)

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from lmwright.cli.data import say_licenses
 from lmwright.cli.shared import OVERRIDES, REHEARSE, RUN, Rehearsed, given, load
 
 
@@ -97,8 +98,8 @@ def train(run: str, overrides: Sequence[str], pod: bool, rehearse: str | None) -
         from lmwright.data.missing import prepare_missing
         from lmwright.train.hosts import alone
 
-        if alone(pod=pod):
-            prepare_missing(loaded)
+        if alone(pod=pod) and prepare_missing(loaded):
+            say_licenses(loaded)
         from lmwright.train.command import train_command
 
         return train_command(loaded, stop=stop, **given(pod=pod or None, rehearse=rehearse))

@@ -11,33 +11,42 @@ from lmwright.hardware.devices import cores_here
 
 BYTES_PER_MINUTE = 60e6
 """Text that one process prepares at the least: benchmarks/prepare.py measures several times it."""
+FETCHED_PER_MINUTE = 60e6
+"""Bytes that come from elsewhere at the least, on a line of 8 Mbit/s."""
 MOST_MINUTES = 5
 
 
-def prepare_missing(run: Run) -> None:
-    """Prepares the run's data if none is there and its sources are local files that take at most
-    `MOST_MINUTES`.
+def prepare_missing(run: Run) -> bool:
+    """Prepares the run's data if none is there and its sources, or the samples of them, are read
+    and fetched within `MOST_MINUTES`.
 
-    Raises UserError for more text than that, or what is not on this machine, so that nobody waits
-    for it unasked.
+    Raises UserError for more text than that, or for sources elsewhere that do not tell their size,
+    so that nobody waits for it unasked. True if it prepared something.
     """
     data = run.data
     if "://" in data.dir or not data.sources or (Path(data.dir) / "pack" / MANIFEST).exists():
-        return  # whatever else is wrong there, opening it says
+        return False  # whatever else is wrong there, opening it says
     if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
-        return
-    if any("://" in source.path for source in data.sources):
+        return False
+    elsewhere = any("://" in source.path for source in data.sources)
+    try:
+        size = text_bytes(run)
+    except UserError:
+        size = None
+    if size is None and elsewhere:
         raise UserError(
             f"data.dir: nothing is prepared in {data.dir}, and its sources are fetched from "
             f"elsewhere; run `lmwright prepare` first"
         )
-    try:
-        minutes = (text_bytes(run) or 0) / BYTES_PER_MINUTE / (data.workers or cores_here())
-    except UserError:
-        return  # sources that were moved, too: that the data is not there comes first
+    if size is None:
+        return False  # sources that were moved, too: that the data is not there comes first
+    minutes = size / BYTES_PER_MINUTE / (data.workers or cores_here())
+    if elsewhere:
+        minutes = max(minutes, size / FETCHED_PER_MINUTE)
     if minutes > MOST_MINUTES:
         raise UserError(
             f"data.dir: nothing is prepared in {data.dir}, which takes up to {minutes:.0f} "
             f"minutes; run `lmwright prepare` first"
         )
     prepare_command(run)
+    return True

@@ -50,23 +50,19 @@ def prepare(
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}")
+    from lmwright.data.tokens.hub_tokenizer import asked_once
     from lmwright.data.tokens.vocabulary import check_imported
 
     workers = workers or data.workers
-    if not stages or "tokenizer" in stages:
-        check_imported(data, model_vocab_size)
-    if has_chats(data):
-        data = with_template(data)
-    with working_folder(data.dir) as folder:
-        options = (
-            data.pack.seq_len or seq_len,
-            model_vocab_size,
-            labels,
-            windows,
-            workers,
-            progress,
-        )
-        made = _make(replace(data, dir=folder), stages, keep, *options)
+    with asked_once():
+        if not stages or "tokenizer" in stages:
+            check_imported(data, model_vocab_size)
+        if has_chats(data):
+            data = with_template(data)
+        with working_folder(data.dir) as folder:
+            options = model_vocab_size, labels, windows, workers, progress
+            length = data.pack.seq_len or seq_len
+            made = _make(replace(data, dir=folder), stages, keep, length, *options)
     return Summary(data.dir, made)
 
 

@@ -89,6 +89,9 @@ def text_bytes(run: Run) -> float | None:
 
 
 def _source_bytes(source: Source, data_dir: str | os.PathLike) -> float | None:
+    most = source.sample_tokens and BYTES_PER_TOKEN * source.sample_tokens
+    if source.path.startswith("hf://"):  # streamed: its shards do not tell their sizes
+        return most
     total: float | None = 0
     for file in find_files(source, data_dir):
         packed = file.compression is not None or file.format == "parquet"
@@ -96,7 +99,4 @@ def _source_bytes(source: Source, data_dir: str | os.PathLike) -> float | None:
             total = None
         else:
             total += file.size * (INFLATION if packed else 1)
-    if source.sample_tokens is None:
-        return total
-    sample = BYTES_PER_TOKEN * source.sample_tokens
-    return sample if total is None else min(total, sample)
+    return min((size for size in (total, most) if size is not None), default=None)

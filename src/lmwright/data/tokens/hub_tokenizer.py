@@ -6,6 +6,9 @@ Only the files of the tokenizer are fetched.
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -32,6 +35,19 @@ def on_hub(path: str | os.PathLike) -> bool:
     return bool(plain) and not Path(path).exists()
 
 
+_FOUND: ContextVar[dict[str, tuple[Path, str]] | None] = ContextVar("_FOUND", default=None)
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """Within it, the hub is asked for each name once, and a name stands for one commit."""
+    token = _FOUND.set({})
+    try:
+        yield
+    finally:
+        _FOUND.reset(token)
+
+
 def local_tokenizer(path: str | os.PathLike) -> tuple[Path, str]:
     """(local file or folder, `hf://owner/name@commit` if it was fetched) of a tokenizer's path.
 
@@ -39,6 +55,15 @@ def local_tokenizer(path: str | os.PathLike) -> tuple[Path, str]:
     """
     if not on_hub(path):
         return Path(path).expanduser(), ""
+    found = _FOUND.get()
+    if found is None:
+        return _from_hub(path)
+    if str(path) not in found:
+        found[str(path)] = _from_hub(path)
+    return found[str(path)]
+
+
+def _from_hub(path: str | os.PathLike) -> tuple[Path, str]:
     repo, _, revision = str(path).removeprefix(PREFIX).partition("@")
     if not PLAIN.fullmatch(repo):
         raise UserError(
