@@ -41,6 +41,10 @@ MODELS = {
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "llada": DENSE | {"predicts": "next"},
+    "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
+        "key_dim": 6, "chunk_tokens": 32},
+    "bitnet": DENSE,
+    "fanformer": DENSE,
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
     "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
