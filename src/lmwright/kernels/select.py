@@ -38,6 +38,7 @@ KERNELS = Registry(
         "cpu chunk": "cpu_xent.chunk_tokens",
         "disentangled attention": "disentangled_attention.attend_by",
         "mlp by chunks": "mlp_chunks.by_chunks",
+        "relu product": "relu_signs.relu_dot",
     },
 )
 

@@ -156,9 +156,13 @@ def _feed_forward(
     gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gates)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")
-    h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
+    h, product = up, dot
+    if kind == "relu" and sub_norm is None:
+        product = KERNELS["relu product"]
+    else:
+        h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
     h = h if sub_norm is None else sub_norm[1](h, w[sub_norm[0]])
-    return _normed(norm, w, with_bias(dot("btf,fd->btd", h, w["down"]), w, "down"))
+    return _normed(norm, w, with_bias(product("btf,fd->btd", h, w["down"]), w, "down"))
 
 
 def _normed(norm: OutNorm | None, w: Tree, h: Array) -> Array:

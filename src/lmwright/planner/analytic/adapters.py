@@ -3,8 +3,9 @@
 x [T, in] --A [in, R]--> [T, R] --B [R, out]--> [T, out], added to the product of the base
 """
 
-from lmwright.planner.analytic.layout import Layout, Weight
+from lmwright.planner.analytic.layout import Layout
 from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.analytic.stock import Weight
 
 TILE = 128  # products are padded to multiples of it
 PASSES = 2.0  # of what a factor reads and writes; B's product goes to memory before it is added

@@ -21,7 +21,8 @@ from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
 from lmwright.kernels.ring_attention import QUERIES
-from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight
+from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
+from lmwright.planner.analytic.stock import Weight
 
 BEFORE_NORM = " before its norm"
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
@@ -132,19 +133,19 @@ def saved_results(layout: Layout) -> list[Saved]:
         around = stream * (4 + 4 * WEIGHT_BYTES / layout.activation_bytes)
         outputs = [w for w in inside if w.param.outputs != ("embed",)]
         mixing = layout.work.mixing_kept / layout.work.num_layers
+        wide = (w for w in inside if w.is_wide and not layout.keeps_signs(w))
         return [
             attention,
             Saved("residual stream and norms", around),
-            *(Saved(w.path, layout.output_bytes(w) * layout.share(w)) for w in outputs),
+            *(Saved(w.path, layout.kept_bytes(w)) for w in outputs),
             Saved("attention, turned around for the next product", attention_bytes(layout)),
-            Saved("mlp", max((layout.output_bytes(w) for w in inside if w.is_wide), default=0.0)),
+            Saved("mlp", max((layout.output_bytes(w) for w in wide), default=0.0)),
             Saved("scores", score_bytes(layout) if layout.kernels == "reference" else 0.0),
             Saved("mixing", layout.tokens * mixing * layout.activation_bytes),
         ]
-    named = [w for w in inside if is_needed(layout, w) and remat.keeps(w.product_name)]
+    named = [w for w in inside if is_needed(layout, w) and remat.keeps(layout.kept_name(w))]
     products = [
-        Saved(w.path, layout.output_bytes(w) * layout.share(w), w.product_name in remat.offloaded)
-        for w in named
+        Saved(w.path, layout.kept_bytes(w), layout.kept_name(w) in remat.offloaded) for w in named
     ]
     before = [w for w in named if w.product_name == HEADS and layout.is_normed(w)]
     products += [  # beside what the kernel reads
@@ -185,7 +186,7 @@ def is_needed(layout: Layout, weight: Weight) -> bool:
 
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
     """True if the backward pass recomputes a layer's matmul."""
-    kept = layout.remat.keeps(weight.product_name)
+    kept = layout.remat.keeps(layout.kept_name(weight))
     if layout.has_chunks and "mlp" in weight.param.inputs:  # a chunk keeps nothing
         return layout.is_normed(weight)
     if layout.is_normed(weight):  # queries and keys as the kernel reads them are not enough

@@ -32,7 +32,7 @@ from lmwright.kernels.tpu_splash import block_sizes
 from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.analytic.adapters import TILE, adapter_s
 from lmwright.planner.analytic.context import context_bytes
-from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout, Weight, stocks_of
+from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import (
     is_recomputed,
@@ -42,6 +42,7 @@ from lmwright.planner.analytic.memory import (
     score_bytes,
     scores_share,
 )
+from lmwright.planner.analytic.stock import Weight, stocks_of
 from lmwright.planner.compiler.kernel_cost import (
     row_attention_cycles,
     splash_s,
@@ -392,7 +393,6 @@ def error_share(kind: str, run: Run, *, compiled: bool) -> float:
     generation, a GPU or `cpu`."""
     if kind not in CHIPS:
         return ASSUMED
-    share = COMPILED if compiled else QUICK
     weights = [w for stock in stocks_of(run) for w in stock.weights]
     farther = not CHIPS[kind].calibrated or any(w.is_expert or not w.trained for w in weights)
-    return share + FARTHER * farther
+    return (COMPILED if compiled else QUICK) + FARTHER * farther

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from lmwright.core.compute import ATTENTION, HEADS
-from lmwright.planner.analytic.layout import Layout, Weight
+from lmwright.kernels.relu_signs import SIGNS
+from lmwright.planner.analytic.layout import Layout
 from lmwright.planner.analytic.memory import (
     BEFORE_NORM,
     Saved,
@@ -19,6 +20,7 @@ from lmwright.planner.analytic.memory import (
     keeps_attention,
     saved_results,
 )
+from lmwright.planner.analytic.stock import Weight
 from lmwright.planner.units import memory_size
 
 SAVED, OFFLOADED, RECOMPUTED = "saved", "on the host", "computed again"
@@ -104,10 +106,11 @@ def _saved(layout: Layout, saved: Saved, weight: Weight | None) -> Tensor:
     share = layout.share(weight) if weight else 1.0
     whole = layout.layers * saved.bytes * under_way
     one_layer = saved.bytes / share
+    signs = weight is not None and layout.keeps_signs(weight)
     return Tensor(
         name=_short(saved.name),
         fate=OFFLOADED if saved.on_host else SAVED,
-        shape=_shape(layout, saved, weight),
+        shape=_shape(layout, saved, weight, 1 / SIGNS if signs else 1.0),
         chip_bytes=one_layer if saved.on_host else whole,
         host_bytes=whole if saved.on_host else 0.0,
         times=_times(layout, share),
@@ -225,6 +228,8 @@ def _readers(layout: Layout, saved: Saved, weight: Weight | None) -> tuple[str, 
     if outputs == ("embed",):  # added to the stream: what comes after it in the block
         wide = [w for w in inside if w.is_wide]
         return ("norms", *_names(wide))
+    if layout.keeps_signs(weight):
+        return ("activation",)
     between = ("activation",) if weight.is_wide else ()
     return (*_names(after), *between) or ("routing",)
 
