@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import hashlib
 import json
 import random
 import struct
@@ -73,6 +74,20 @@ def test_what_tensorflow_wrote(tmp_path):
     assert json.loads(one.meta) == {"n": 7} and json.loads(two.meta) == {"score": 0.5}
     assert one.id == "a.tfrecord:1"
     assert isinstance(three, Bad) and three.missing and "no 'text', only 'tags'" in three.reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__local_c4_builder-train.tfrecord-00000-of-00008", "c4-train.array_record-00000-of-00008"],
+)
+def test_texts_that_tensorflow_reads(shared_data, name):
+    if "array" in name:
+        pytest.importorskip("array_record", reason="array_record is not installed")
+    read = [row.text for row in rows_of(shared_data / "text" / "c4_formats" / name)]
+    # of the values that tf.data.TFRecordDataset of TensorFlow 2.21 gave
+    digest = hashlib.sha256("\0".join(read).encode()).hexdigest()
+    assert len(read) == 125
+    assert digest == "9f15158ecd75945e4961ba115127a70f1b3149d7b675130c55743c330f82252c"
 
 
 def test_names_of_shards_and_splits(tmp_path):

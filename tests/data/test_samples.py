@@ -99,6 +99,15 @@ def test_documents_up_to_the_tokens_asked_for(corpus, tmp_path, wanted, small_pa
     assert len(shards) < FILES and summary.input()["web"]["rows"] == len(texts)
 
 
+def test_a_larger_sample_begins_with_the_smaller_one(corpus, tmp_path, small_parts):
+    found = []
+    for wanted in (500, 5000):
+        data = data_of(corpus, tmp_path / str(wanted), wanted)
+        prepare(data, 64, stages=("tokenizer", "normalize"), workers=1)
+        found.append(texts_of(data)[0])
+    assert found[1][: len(found[0])] == found[0] and len(found[1]) > len(found[0])
+
+
 def test_the_seed_draws_the_order(corpus, tmp_path, small_parts):
     first = {}
     for seed in range(6):

@@ -149,3 +149,25 @@ def test_prepare_writes_to_a_bucket_and_goes_on_from_another_machine(
     file.write_text(other)
     assert main(["prepare", str(file)]) == 0
     assert main(["data", "verify", url]) == 0
+
+
+def test_stages_that_were_dropped_leave_the_bucket(small_run, url, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(replace(small_run, data=replace(small_run.data, dir=url))))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    assert main(["prepare", str(file)]) == 0
+    assert any(name.endswith(".parquet") for name in Bucket(url).entries())
+    assert main(["prepare", str(file), "--keep", "store"]) == 0
+    held = {
+        name for name in Bucket(url).entries() if name.split("/")[0] in ("normalize", "tokenize")
+    }
+    assert {name.rpartition("/")[2] for name in held} <= {
+        "stage.json", "dropped.json", "quarantine.jsonl",
+    }  # fmt: skip
+    assert main(["data", "verify", url]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    assert main(["prepare", str(file)]) == 0
+    assert "up to date" in capsys.readouterr().out
+    for name, manifest in manifests(Bucket(url)).items():
+        assert manifest == (Path(small_run.data.dir) / name).read_bytes()

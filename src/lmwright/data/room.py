@@ -11,7 +11,7 @@ from lmwright.data.sources.files import INFLATION, find_files
 
 BYTES_PER_TOKEN = 6
 """Of text, at the most that is usual."""
-FEWEST_BYTES_PER_TOKEN = 3
+FEWEST_BYTES_PER_TOKEN = 2
 FEW_IDS, FEWER_BYTES_PER_TOKEN = 1 << 14, 1
 """Fewer, with a vocabulary of at most so many ids."""
 NORMALIZED_SHARE = 0.6
