@@ -156,10 +156,9 @@ def _feed_forward(
     gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gates)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")
-    h, product = up, dot
-    if kind == "relu" and sub_norm is None:
-        product = KERNELS["relu product"]
-    else:
+    plain = kind == "relu" and sub_norm is None  # whose product comes next
+    h, product = up, KERNELS["relu product"] if plain else dot
+    if not plain:
         h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
     h = h if sub_norm is None else sub_norm[1](h, w[sub_norm[0]])
     return _normed(norm, w, with_bias(product("btf,fd->btd", h, w["down"]), w, "down"))

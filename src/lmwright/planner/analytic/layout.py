@@ -22,7 +22,7 @@ from lmwright.kernels import tpu_row_attention, tpu_spans
 from lmwright.kernels.relu_signs import SIGNS
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.stock import Stock, Weight, stocks_of
-from lmwright.program.plan import MAX_UNROLLED, Plan, compute_of, refuse_impossible
+from lmwright.program.plan import MAX_UNROLLED, UNROLLED, Plan, compute_of, refuse_impossible
 
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
@@ -260,7 +260,7 @@ class Layout:
     def keeps_signs(self, weight: Weight) -> bool:
         """True if signs are kept of the product with a weight: not by chunks, nor where layers are
         unrolled."""
-        unrolled = self.kernels == "cpu" and self.work.num_layers <= MAX_UNROLLED
+        unrolled = self.kernels in UNROLLED and self.work.num_layers <= MAX_UNROLLED
         return weight.signs and not self.has_chunks and not unrolled
 
     def kept_name(self, weight: Weight) -> str:

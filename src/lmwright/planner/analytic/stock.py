@@ -139,8 +139,9 @@ def _with_signs(run: Run, weights: Sequence[Weight]) -> Iterator[Weight]:
     """`weights`, with the marks of those that lead to a ReLU before a frozen product. Among layers
     of several kinds a product does not see that its weight is frozen."""
     trained = {w.adds_to or w.path for w in weights if w.trained}
+    normed = {w.path.rpartition(".")[0] for w in weights if w.path.endswith("mlp_sub_norm")}
     relu = getattr(run.model, "mlp", "") == "relu" and seq_len_of(run) % SIGNS == 0
     for w in weights:
         stack, _, name = w.path.rpartition(".")
         leads = relu and name == "up" and "." not in stack and not (w.is_expert or w.adds_to)
-        yield replace(w, signs=leads and f"{stack}.down" not in trained)
+        yield replace(w, signs=leads and f"{stack}.down" not in trained and stack not in normed)
