@@ -3,6 +3,7 @@
 Tokens are counted by the `tokenizers` library on the texts themselves.
 """
 
+import itertools
 import json
 import random
 import shutil
@@ -18,6 +19,8 @@ from lmwright.data.manifest import read_manifest
 from lmwright.data.prepare import prepare
 from lmwright.data.sources import read as read_module
 from lmwright.data.text import normalize as normalize_module
+from lmwright.data.text.parts import Part
+from lmwright.data.text.sample import SampleDraw
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
 from tests.data.chat_problem import chat_tokenizer
@@ -124,8 +127,15 @@ def test_any_workers_and_any_kill_give_the_same(corpus, tmp_path, small_parts, m
     monkeypatch.undo()
     many = data_of(corpus, tmp_path / "many", 5000)
     prepare(many, 64, stages=("tokenizer",))
-    normalize_module.normalize(many, workers=2, part_bytes=4000)
-    assert texts_of(many)[0] == wanted
+    pools, original = [], stage_module.ProcessPoolExecutor
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            stage_module,
+            "ProcessPoolExecutor",
+            lambda size, *rest: pools.append(size) or original(size, *rest),
+        )
+        normalize_module.normalize(many, workers=2, part_bytes=4000)
+    assert pools == [2] and texts_of(many)[0] == wanted
     run_part, count = stage_module._run_part, 0
 
     def killed(*args):
@@ -144,6 +154,32 @@ def test_any_workers_and_any_kill_give_the_same(corpus, tmp_path, small_parts, m
     normalize_module.normalize(again, workers=1, part_bytes=4000)
     texts, manifest = texts_of(again)
     assert texts == wanted and manifest.hash == texts_of(data)[1].hash
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_few_parts_too_many_are_made_in_parallel(seed):
+    """Eight at a time, which end in any order, of parts of about as many tokens each."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(80, 120) for _ in range(100)]
+    source = Source(path="a", sample_tokens=3000)
+    parts = [Part(number, "a", source, (), "none", 0.0, False, 3000, None) for number in range(100)]
+    sample, done, running, made = SampleDraw(parts), {}, {}, []
+    while True:
+        while len(running) < 8 and (drawn := sample.next(done, set(running))):
+            running[drawn[0]] = drawn[1].most_tokens
+            made.append(drawn[0])
+        if not running:
+            break
+        number = draw.choice(sorted(running))
+        most = running.pop(number)
+        entry = {"tokens": min(sizes[number], most), "most_tokens": most}
+        done[number] = {"sampled": {"a": entry}}
+    used = sample.used(done)
+    ends = list(itertools.accumulate(sizes))
+    assert used == list(range(next(i for i, end in enumerate(ends, 1) if end >= 3000)))
+    # one is the last, which is made again up to what is needed
+    assert len(made) <= len(used) + 2
+    assert sum(done[i]["sampled"]["a"]["tokens"] for i in used) == 3000
 
 
 def test_duplicates_are_dropped_from_a_sample(corpus, tmp_path, small_parts):

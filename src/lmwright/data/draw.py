@@ -25,6 +25,9 @@ class Draw(Protocol):
     def expected(self, done: Done) -> int:
         """Number of parts that are made in the end, as far as is known."""
 
+    def left(self, done: Done) -> int:
+        """Parts that may still be made, at the most."""
+
 
 class Fixed:
     """Choice of all parts, or of those with the given numbers."""
@@ -44,3 +47,6 @@ class Fixed:
 
     def expected(self, done: Done) -> int:
         return len(self._numbers)
+
+    def left(self, done: Done) -> int:
+        return sum(number not in done for number in self._numbers)

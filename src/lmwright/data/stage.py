@@ -190,7 +190,7 @@ def _run_parts(
     progress: Progress,
 ) -> None:
     """Makes the parts that are drawn and not done yet; puts their counts into `done`."""
-    workers = min(workers, draw.expected(done) - len(done))
+    workers = min(workers, draw.left(done))
     if workers <= 1:
         while drawn := draw.next(done, set()):
             index, part = drawn

@@ -98,10 +98,13 @@ class SampleDraw:
             left = wanted - have
             if part.number in done:
                 have += _tokens(done[part.number])
-                if complete and have >= wanted:  # the last one, which has enough without its end
-                    again = _most(done[part.number]) != left and part.number not in running
-                    return replace(part, most_tokens=int(left)) if again else None
-                continue
+                if have < wanted:
+                    continue
+                if not complete:  # earlier ones are running
+                    return None
+                # the last one, which has enough without its end
+                again = _most(done[part.number]) != left and part.number not in running
+                return replace(part, most_tokens=int(left)) if again else None
             complete = False
             if part.number not in running:
                 return part
@@ -133,6 +136,9 @@ class SampleDraw:
             enough = len(known) * parts[0].most_tokens / sum(known) if sum(known) else 1
             total += max(len(known), min(len(parts), -int(-enough // 1)))
         return total
+
+    def left(self, done: Done) -> int:
+        return len(self._parts) - len(done)
 
 
 def _first(parts: Sequence[Part], done: Done) -> Iterator[Part]:
