@@ -12,6 +12,7 @@ from lmwright.cli.main import main
 from lmwright.cloud import checks, remote, roles
 from lmwright.cloud.book import begin, id_of, label_of
 from lmwright.cloud.spec import Cloud, Spec, job_names, load_spec, save_spec
+from lmwright.cloud.target import refuse_local_places
 from lmwright.cloud.tpu_api import NO_CREDENTIALS, Tpus
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
@@ -47,6 +48,10 @@ def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys
         (["--on", "v4-17"], "v4 has no slice of 17"),
         (["--name", "J_1"], "cannot name a slice"),
         (["dir=here"], "dir: here: the hosts of a slice cannot see it"),
+        (
+            ["--on", "v4-8", "--do", "prepare", "data.sources.0.path=kaggle://me/set"],
+            "0.path: kaggle://me/set: the host of a slice has neither Kaggle's client",
+        ),
     ],
 )
 def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
@@ -244,3 +249,9 @@ def test_launch_ends_at_once_without_quota(run, tpu, tmp_path, monkeypatch, caps
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "Quota limit 'TPUV4CoresPerProject' is 0" in err
     assert "lmwright jobs start j" in err
+
+
+def test_weights_of_kaggle_go_to_a_bucket_first(run):
+    run = replace(run, train=replace(run.train, init_from="kaggle://me/set/base"))
+    with pytest.raises(UserError, match=r"lmwright import kaggle://me/set/base gs://BUCKET/FOL"):
+        refuse_local_places(run)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,14 @@ def test_the_room_is_above_what_stages_take(whole, monkeypatch):
             if path.suffix in (".parquet", ".bin", ".npy")
         )
         assert took <= getattr(room, stage) <= 6 * took, stage
+
+
+def test_the_room_of_a_sample_is_that_of_its_tokens(whole, monkeypatch):
+    monkeypatch.chdir(whole)
+    run = load("run.toml", ())
+    source = replace(run.data.sources[0], sample_tokens=1000)
+    sample = room_of(replace(run, data=replace(run.data, sources=(source,))))
+    assert 2 * 1000 <= sample.tokenize <= 2.5 * 1000 < room_of(run).tokenize / 20
 
 
 @pytest.mark.parametrize("at", ["drop", "pack", "remove"])

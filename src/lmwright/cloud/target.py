@@ -22,6 +22,7 @@ from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.storage.bucket import is_bucket
+from lmwright.storage.kaggle import is_kaggle_name
 
 PROJECT_VARIABLES = ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")
 CAPACITIES = ("spot", "on-demand", "reserved", "guaranteed")
@@ -196,6 +197,11 @@ def refuse_local_places(run: Run, disks: Sequence[str] = ()) -> None:
         if not on_disk and not is_bucket(path):
             raise UserError(f"{field}: {path}: the hosts of a slice cannot see it; {cure}")
     for field, source in weights_of(run):
+        if is_kaggle_name(source):
+            raise UserError(
+                f"{field}: {source}: the hosts of a slice have neither Kaggle's client nor your "
+                f"token; write it to a bucket first: lmwright import {source} gs://BUCKET/FOLDER"
+            )
         if not is_bucket(source) and os.path.exists(source):
             raise UserError(
                 f"{field}: {source}: the hosts of a slice cannot see it; name it by its hub name "

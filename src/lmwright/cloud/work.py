@@ -16,6 +16,7 @@ from lmwright.cloud.vault import refuse_plain_secrets
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.storage.bucket import is_bucket
+from lmwright.storage.kaggle import is_kaggle_name
 
 TRAIN = "train"
 OF_RUN_FILE = (TRAIN, "prepare")
@@ -118,6 +119,11 @@ def refuse_several_hosts(work: Work, hosts: int, target: str) -> None:
 def refuse_local_sources(run: Run) -> None:
     """Raises UserError for text that the host of a slice cannot read."""
     for place, source in enumerate(run.data.sources):
+        if is_kaggle_name(source.path):
+            raise UserError(
+                f"data.sources.{place}.path: {source.path}: the host of a slice has neither "
+                "Kaggle's client nor your token; prepare here and push the data"
+            )
         if "://" not in source.path:
             raise UserError(
                 f"data.sources.{place}.path: {source.path}: the host of a slice cannot see it; "

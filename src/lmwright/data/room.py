@@ -14,6 +14,8 @@ BYTES_PER_TOKEN = 6
 FEWEST_BYTES_PER_TOKEN = 2
 FEW_IDS, FEWER_BYTES_PER_TOKEN = 1 << 14, 1
 """Fewer, with a vocabulary of at most so many ids."""
+ONE_DOCUMENT_MORE = 1.1
+"""Tokens of a sample, to those that it is to have."""
 NORMALIZED_SHARE = 0.6
 """Normalized parquet to text, in bytes."""
 BESIDE_TOKEN_BYTES = 0.25
@@ -49,12 +51,16 @@ class Room:
 
 def room_of(run: Run) -> Room | None:
     """Room of a run's stages; None where the size of a source is not known."""
-    text = text_bytes(run)
-    if text is None:
-        return None
     ids = run.model.vocab_size
     least = FEWEST_BYTES_PER_TOKEN if ids > FEW_IDS else FEWER_BYTES_PER_TOKEN
-    tokens = text / least
+    text = tokens = 0.0
+    for source in run.data.sources:
+        size = _source_bytes(source, run.data.dir)
+        if size is None:
+            return None
+        text += size
+        sample = ONE_DOCUMENT_MORE * (source.sample_tokens or float("inf"))
+        tokens += min(size / least, sample)
     size = 2 if ids <= 1 << 16 else 4
     plain = all(source.rows == row_kinds.PLAIN[0] for source in run.data.sources)
     beside = 0 if plain else LEARNED_BYTES
