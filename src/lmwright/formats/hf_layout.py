@@ -8,7 +8,9 @@ A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everyth
 an arrow stay as they are, flattened. Every tensor is used exactly once.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,10 +58,17 @@ class HfTensors(Tensors):
     """The weights of a model by Hugging Face name, each laid out when it is asked for."""
 
     def __init__(self, model: HfModel, weights: Tree):
-        self.weights = weights
+        self.weights, self._model = weights, model
         self._leaves = dict(walk(weights))
-        self._slots = {slot.name: slot for slot in slots(model)}
-        super().__init__(self._slots)
+
+    @cached_property
+    def _slots(self) -> dict[str, Slot]:
+        """By name; asked for late, since a model without names over there generates text, too."""
+        return {slot.name: slot for slot in slots(self._model)}
+
+    @property
+    def _names(self) -> Collection[str]:  # type: ignore[override]
+        return self._slots
 
     def __getitem__(self, name: str) -> np.ndarray:
         slot = self._slots[name]

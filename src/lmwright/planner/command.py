@@ -25,8 +25,9 @@ from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_l
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
 from lmwright.planner.suggestions import larger_way, suggest
-from lmwright.program.length import completed
+from lmwright.program.length import completed, with_steps
 from lmwright.program.lora import only
+from lmwright.storage.bucket import is_bucket
 
 FINALISTS = 4
 EXIT_DOES_NOT_FIT = 1
@@ -140,7 +141,8 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
         wanted = replace(wanted, on=alias.name, hours=alias.hours if own else wanted.hours)
         notes = [*notes, alias.note]
     try:
-        answer = _answer(completed(run), wanted)
+        # no plan needs the ids of a tokenizer, and a bucket may be out of reach
+        answer = _answer(with_steps(run) if is_bucket(run.data.dir) else completed(run), wanted)
     except HostMemoryError as error:
         print(f"lmwright: error: {error}", file=sys.stderr)
         return EXIT_HOST_MEMORY

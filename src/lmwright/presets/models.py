@@ -69,5 +69,5 @@ PRESETS = {
     "fanformer-1b": row("1.24 B: FANformer-1B (https://arxiv.org/abs/2502.21309)", _fanformer,
         (2048, 8192, 16, 16, 16)),
 }  # fmt: skip
-SHORT = {size: PRESETS[f"llama-{size}"] for size in ("7b", "13b", "70b", "175b", "600b")}
+SHORT = {size: PRESETS[f"llama-{size}"] for size in ("7b", "13b", "34b", "70b", "175b", "600b")}
 """Second names, for those who think in sizes."""

@@ -132,6 +132,8 @@ def _tried(name: str, check: Callable[[], Check]) -> Check:
 
 
 def _export(run: Run, out: Path) -> Check:
+    if getattr(run.model, "reasoning", None) is not None:
+        return Check(EXPORT, None, "no Hugging Face architecture has reasoning layers")
     return _proven(EXPORT, export_command(run.dir, out))
 
 
