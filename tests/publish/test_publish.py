@@ -1,6 +1,7 @@
 """publish, with the real client: what arrives is read by others' libraries."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -30,6 +31,12 @@ def arrived_card(hub, repo, branch="main"):
     return ModelCard(hub.files(repo, branch)["README.md"].decode())
 
 
+def cited(text):
+    """The fields of a card's BibTeX entry."""
+    (entry,) = re.findall(r"^@misc\{[a-z0-9-]+-20\d\d,\n(.*?)^\}$", text, re.M | re.S)
+    return dict(re.findall(r"^  (\w+) = \{(.*)\},$", entry, re.M))
+
+
 def test_a_run_arrives_whole(hub, run_dir, tmp_path, capsys):
     """Model, tokenizer and card are the newest checkpoint's; nothing tells where they lay."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -52,6 +59,9 @@ def test_a_run_arrives_whole(hub, run_dir, tmp_path, capsys):
     assert results["loss"].dataset_type == "acme/cats" and results["loss"].task_type
     assert "License: apache-2.0." in card.text and "not set" not in card.text
     assert 'from_pretrained("me/tiny")' in card.text and "generate hf://me/tiny -" in card.text
+    fields = cited(card.text)
+    assert fields["author"] == "me" and fields["url"] == "https://huggingface.co/me/tiny"
+    assert fields["title"] == "tiny" and fields["note"].startswith("Trained with lmwright ")
 
     sent = b"".join(hub.bodies) + b"".join(hub.files("me/tiny").values())
     assert str(run_dir.parent).encode() not in sent and b"lmwright-publish-" not in sent
@@ -102,6 +112,7 @@ def test_an_adapter_names_its_base_on_the_hub(hub, lora_dir, hf_dir, tmp_path):
     folder = hub.save("me/adapter", tmp_path / "got")
     data = arrived_card(hub, "me/adapter").data
     assert (data.base_model, data.base_model_relation) == ("acme/base", "adapter")
+    assert cited(arrived_card(hub, "me/adapter").text)["note"].endswith(", from acme/base")
     assert data.library_name == "peft" and "lora.rank | 3" in (folder / "README.md").read_text()
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "acme/base"
@@ -186,13 +197,14 @@ def test_the_card_of_a_folder_keeps_what_it_says(hub, hf_dir, tmp_path):
 
     shutil.copytree(hf_dir, tmp_path / "mine")
     (tmp_path / "mine" / ".secret").write_text("private")
-    text = "---\nlicense: mit\nbase_model: acme/base\nthumbnail: cat.png\n---\n# My words\n"
+    own = "# My words\n```bibtex\n@misc{cat,\n  title = {Cats},\n  year = {1999},\n}\n```"
+    text = f"---\nlicense: mit\nbase_model: acme/base\nthumbnail: cat.png\n---\n{own}\n"
     (tmp_path / "mine" / "README.md").write_text(text)
     publish(tmp_path / "mine", "me/mine")
     card = arrived_card(hub, "me/mine")
     data = card.data.to_dict()
     assert data["license"] == "mit" and data["thumbnail"] == "cat.png"
-    assert data["base_model_relation"] == "finetune" and card.text.strip() == "# My words"
+    assert data["base_model_relation"] == "finetune" and card.text.strip() == own
     assert ".secret" not in hub.files("me/mine")
     assert (tmp_path / "mine" / "README.md").read_text() == text
 

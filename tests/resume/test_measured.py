@@ -13,7 +13,14 @@ from jax.profiler import ProfileData
 
 from lmwright.cli.main import main
 from lmwright.planner import own_machine
-from lmwright.planner.compiler.profile import newest_profile, seconds_by_instruction
+from lmwright.report.profile import (
+    OTHER_KIND,
+    kind_of,
+    newest_profile,
+    profile_of,
+    seconds_by_instruction,
+)
+from lmwright.report.read import read_run
 from lmwright.train.session import train
 from tests.resume.small_runs import in_dir
 
@@ -213,3 +220,38 @@ def test_options_that_need_another(trained, capsys):
     assert "--keep: only works with --measured; add it" in capsys.readouterr().err
     assert main(["plan", str(trained)]) == 2
     assert "--on: missing" in capsys.readouterr().err
+
+
+def test_the_report_shows_the_profile(with_profile):
+    profile = profile_of(read_run(with_profile))
+    assert sum(profile.kinds.values()) == pytest.approx(1) and len(profile.operations) == 15
+    seconds = seconds_by_instruction(ProfileData.from_file(str(newest_profile(with_profile))))
+    whole = sum(seconds.values())
+    products = sum(s for name, s in seconds.items() if name.startswith(("dot", "ynn")))
+    assert profile.kinds["matrix products"] >= products / whole > 0.05
+    name, _, longest_s, share = profile.operations[0]
+    assert longest_s == max(seconds.values()) == seconds[name] and share == longest_s / whole
+    assert 0 <= profile.input_wait_share < 1
+    assert main(["report", str(with_profile)]) == 0
+    page = (with_profile / "report.html").read_text()
+    assert "Profile of a step" in page and "time in collectives" in page and name in page
+    (newest_profile(with_profile)).write_bytes(b"cut off")
+    assert profile_of(read_run(with_profile)) is None
+
+
+@pytest.mark.parametrize(
+    "name, category, kind",
+    [
+        ("fusion.12", "convolution fusion", "matrix products"),
+        ("convolution_add_fusion.3", "", "matrix products"),
+        ("all-gather-start.4", "async-start", "collectives"),
+        ("reduce-scatter.1", "", "collectives"),
+        ("ragged-all-to-all.2", "", "collectives"),
+        ("custom-call.7", "custom-call", "attention and other kernels"),
+        ("copy.9", "copy", "copies"),
+        ("fusion.3", "loop fusion", OTHER_KIND),
+        ("reduce.3", "", OTHER_KIND),
+    ],
+)
+def test_kinds_of_instructions(name, category, kind):
+    assert kind_of(name, category) == kind

@@ -17,6 +17,7 @@ from lmwright.config.run import PLACE
 from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
+from lmwright.formats.card_citation import citation, with_address
 from lmwright.formats.card_use import USE
 from lmwright.guard.terminal import visible
 from lmwright.models.answerer import Answerer
@@ -124,6 +125,8 @@ tags:
 {% endfor %}
 
 Figures in `convert.json`; {{ proof.tokens }} tokens of fixed prompts, float32.
+
+{{ cite(facts.name, facts.base) }}
 """
 )
 
@@ -159,6 +162,7 @@ model = {{ kind }}.from_pretrained({{ base | tojson }}{{ said }})
 """
     + MEASURED
     + SETTINGS
+    + "\n{{ cite(facts.name, base) }}\n"
 )
 
 ADAPTER_TASKS = {
@@ -205,7 +209,9 @@ def files_card(name: str, license: str, files: Rows) -> str:
 
 
 def published_card(text: str, place: str, license: str) -> str:
-    """A `model_card` with a license, and with the name on the hub where it had a folder's."""
+    """A `model_card` with a license, with the name on the hub where it had a folder's, and with
+    the owner and the address in its citation."""
+    text = with_address(text, place)
     if UNLICENSED not in text:
         return text
     text = text.replace(UNLICENSED, f"License: {license}.")
@@ -257,6 +263,7 @@ def task_of(model: HfModel) -> str:
 def _render(template: str, **values: Any) -> str:
     env = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
     env.globals |= {"table": _table, "pairs": _pairs, "inline": _inline, "word": _word}
+    env.globals |= {"cite": citation}
     text = env.from_string(template).render(version=lmwright.__version__, **values)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 

@@ -24,12 +24,13 @@ from lmwright.planner.analytic.step_time import timing
 from lmwright.planner.compiler.compile import compile_for, has_libtpu
 from lmwright.planner.compiler.cost import estimate
 from lmwright.planner.compiler.hlo import parse
-from lmwright.planner.compiler.profile import by_part, newest_profile, seconds_by_instruction
+from lmwright.planner.compiler.profile import by_part
 from lmwright.planner.cost import checkpoint_bytes, disk
 from lmwright.planner.sessions import assumed_save_s
 from lmwright.planner.units import memory_size, short_duration
 from lmwright.program.length import completed
 from lmwright.program.plan import resolve
+from lmwright.report.profile import newest_profile, seconds_by_instruction
 from lmwright.report.read import RunRecord, read_run
 
 

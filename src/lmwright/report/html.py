@@ -23,6 +23,7 @@ from lmwright.errors import UserError
 from lmwright.report.curves import curves_of, points_per_curve
 from lmwright.report.goodput import goodput, ledger
 from lmwright.report.long_context import needle_plots, position_plot
+from lmwright.report.profile import profile_of, profile_rows
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
 from lmwright.report.written import usual_file, write_page
@@ -68,6 +69,8 @@ def render(records: Sequence[RunRecord]) -> str:
     configs = [record.config for record in records]
     measured = [goodput(record.sessions) for record in records]
     times = [ledger(each) if each else {} for each in measured]
+    profiles = [profile_of(record) for record in records]
+    profiled = [profile_rows(each) if each else {} for each in profiles]
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE_DIR), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -78,6 +81,7 @@ def render(records: Sequence[RunRecord]) -> str:
         # without marks: results nearly always differ
         summary=[r | {"differs": False} for r in side_by_side([*map(summarize, records)])],
         times=side_by_side(times) if any(times) else [],
+        profile=side_by_side(profiled) if any(profiled) else [],
         differences=differences(configs) if len(records) > 1 else None,
         positions=position_plot(records, labels),
         needles=needle_plots(records, labels),
