@@ -11,8 +11,9 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
+from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.planner.checklist import Check
+from lmwright.planner.checklist import Check, fits_check
 from lmwright.train import command, rehearsal
 from lmwright.train.session import train
 from tests.resume.small_runs import in_dir, losses, typed
@@ -84,6 +85,44 @@ def test_a_smaller_machine_is_refused(run, capsys):
     assert sorted(Path().iterdir()) == [Path("run.toml")]
     one = jax.devices()[:1]
     rehearsal.refuse_smaller(replace(run, plan=replace(run.plan, on="cpu:64")), one)
+
+
+class Device:
+    """A device as a TPU or GPU tells of its memory."""
+
+    platform, device_kind = "tpu", "TPU v4"
+
+    def __init__(self, limit_bytes):
+        self._limit_bytes = limit_bytes
+
+    def memory_stats(self):
+        return {"bytes_limit": self._limit_bytes, "peak_bytes_in_use": 1}
+
+
+def test_memory_of_devices(run):
+    planned = replace(run, plan=replace(run.plan, on="v4-32"))
+    rehearsal.refuse_smaller(planned, [Device(33_000_000_000)] * 16)
+    for devices, told in (
+        ([Device(33_000_000_000)] * 8, "16 devices, and this machine has 8 x TPU v4"),
+        ([Device(16 * 2**30)] * 16, "of v4-32 has 30.8 GiB, and one of 16 x TPU v4 .* 16.0 GiB"),
+    ):
+        with pytest.raises(UserError, match=told):
+            rehearsal.refuse_smaller(planned, devices)
+    check = fits_check(12 * 2**30, 16 * 2**30, fits=True)
+    assert check.holds and check.evidence == "12.00 of 16.00 GiB, 4.00 GiB to spare"
+    check = fits_check(17 * 2**30, 16 * 2**30, fits=False)
+    assert check.holds is False and "1.00 GiB too much" in check.evidence
+
+
+def test_a_device_that_runs_out_of_memory_does_not_fit(run, capsys, monkeypatch):
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Attempting to allocate 9.00G")
+
+    monkeypatch.setattr(rehearsal, "train", full)
+    assert main(["train", "run.toml", "--rehearse", "go"]) == 2
+    out, err = capsys.readouterr()
+    assert lines(out) == {"fits": ("no", "RESOURCE_EXHAUSTED: Attempting to allocate 9.00G")}
+    assert "nothing was trained" in err and sorted(Path().iterdir()) == [Path("run.toml")]
 
 
 def test_a_word_may_be_left_out(run, capsys):
