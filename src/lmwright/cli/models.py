@@ -184,9 +184,23 @@ def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
 @click.argument("out")
 @click.option(
     "--dtype",
-    type=Dtype(["bf16", "fp16", "fp32", "q8_0", "ternary", "ternary-bf16", "tq1_0", "tq2_0"]),
+    type=Dtype(
+        [
+            "bf16",
+            "fp16",
+            "fp32",
+            "q8_0",
+            "ternary",
+            "ternary-bf16",
+            "tq1_0",
+            "tq2_0",
+            "q4_0",
+            "int4",
+            "int8",
+        ]
+    ),
     help="Data type of the written weights; default: unchanged. q8_0 and tq are for GGUF; ternary "
-    "packs those of a BitNet.",
+    "packs those of a BitNet; q4_0, int4 and int8 those of a run with [qat].",
 )
 @click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Maximum size of one file.")
 @click.option("--adapter", help="Adapter to use if the run has several.")

@@ -27,8 +27,7 @@ HeadGradient = Literal["by_chunk", "once"]
 
 FREE = "free"
 Free = Annotated[T, FREE]
-"""A field that may differ between the sessions of a run: it changes nothing that is learned, or
-another check compares what follows from it."""
+"""May differ between sessions: changes nothing that is learned, or another check compares it."""
 
 PLACE = "place"
 Place = Annotated[T, PLACE]
@@ -361,6 +360,8 @@ class Run:
     train: Train
     lora: Annotated[Any, Kind("lora")] | None = None
     """Trains adapters beside a frozen base; all weights are trained if unset."""
+    qat: Annotated[Any, Kind("qat")] | None = None
+    """Trains weights that compute rounded, as they will be stored in few bits."""
     mesh: Free[Mesh] = field(default_factory=Mesh)
     eval: Free[Eval] = field(default_factory=Eval)
     checkpoint: Free[Checkpoint] = field(default_factory=Checkpoint)

@@ -191,7 +191,7 @@ def merge(w: Any, *, constant_norm: bool = False) -> Array:
     With `constant_norm` no gradient runs through the norm of DoRA, as in training."""
     if not isinstance(w, Lora):
         return dequantize(w, jnp.float32)
-    merged = dequantize(w.base, jnp.float32) + _product(w)
+    merged = dequantize(w.base, jnp.float32) + added(w)
     if w.magnitude is None:
         return merged
     axes = _input_axes(w)
@@ -210,7 +210,7 @@ def _input_axes(w: Any) -> tuple[int, ...]:
     return tuple(range(-w.inputs - w.outputs, -w.outputs))
 
 
-def _product(w: Lora) -> Array:
+def added(w: Lora) -> Array:
     """a b in float32, [*batch, *inputs, *outputs]."""
     a, b = (x.astype(jnp.float32) for x in (w.a, w.b))
     nb = a.ndim - w.inputs - 1

@@ -4,6 +4,9 @@ ternary      s = mean |w| of a matrix, codes -1, 0, 1          https://arxiv.org
 int8_tokens  a = 127 / max |x| of a token, codes -128 ... 127  the same
 """
 
+from dataclasses import dataclass
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -11,6 +14,7 @@ from lmwright.core.sharding import by_platform
 
 LEAST = 1e-5  # of a mean or largest magnitude
 GROUP = 256  # values of a sum
+EPS = 2.0**-23  # the least scale
 
 
 def ternary(w: Array, dims: int) -> tuple[Array, Array]:
@@ -46,3 +50,83 @@ def int8_tokens(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     x = x.astype(jnp.float32)
     factor = 127 / jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), LEAST)
     return jnp.clip(jnp.round(x * factor), -128, 127).astype(jnp.int8), factor
+
+
+def _over(x: Array, number: float) -> Array:
+    """The quotient; by one number for all values XLA would multiply with its inverse, which gives
+    other bits."""
+    return x / (0 * x + number)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Integers of a weight [*batch, inputs, *outputs], and how many inputs share a scale."""
+
+    low: int
+    high: int
+
+    def scale(self, blocks: Array) -> tuple[Array, Array]:
+        """(scale as it is stored, its inverse as codes are reckoned with), of axis -2."""
+        top = jnp.max(jnp.abs(blocks), axis=-2, keepdims=True)
+        scale = jnp.maximum(_over(top, (self.high - self.low) / 2), EPS)
+        return scale, 1 / scale
+
+    def whole(self, x: Array) -> Array:
+        """The integers next to `x`, as floats: halves go to the even one."""
+        return jnp.round(x)
+
+    def stored(self, scale: Array) -> Array:
+        """A trained scale as the file holds it."""
+        return scale
+
+
+class Q4_0(Grid):
+    """GGUF's: the value of largest magnitude is -8, the scale a float16, halves go up."""
+
+    def scale(self, blocks: Array) -> tuple[Array, Array]:
+        """As the gguf package: codes are reckoned with the scale before it is rounded."""
+        at = jnp.argmax(jnp.abs(blocks), axis=-2, keepdims=True)
+        scale = jnp.take_along_axis(blocks, at, axis=-2) / -8
+        inverse = jnp.where(scale == 0, 0.0, 1 / jnp.where(scale == 0, 1.0, scale))
+        return self.stored(scale), inverse
+
+    def whole(self, x: Array) -> Array:
+        """`trunc(x + 8.5) - 8`, of which only the clipped ones differ from the floor."""
+        return jnp.trunc(x + 8.5) - 8
+
+    def stored(self, scale: Array) -> Array:
+        """The nearest float16."""
+        return scale.astype(jnp.float16).astype(jnp.float32)
+
+
+GRIDS = {"int4": Grid(-8, 7), "int8": Grid(-128, 127), "q4_0": Q4_0(-8, 7)}
+
+
+def int8_shifted(x: Array, axes: tuple[int, ...]) -> Array:
+    """`x` rounded to 256 levels between the least and the largest value of each token, zero among
+    them; float32, and the gradient of `x` passes."""
+    wide = x.astype(jnp.float32)
+    low = jnp.minimum(jnp.min(wide, axis=axes, keepdims=True), 0)
+    high = jnp.maximum(jnp.max(wide, axis=axes, keepdims=True), 0)
+    scale = jnp.maximum(_over(high - low, 255), EPS)
+    zero = jnp.clip(-128 - jnp.round(low / scale), -128, 127)
+    codes = jnp.round(wide * (1 / scale)) + zero
+    clipped = jnp.clip(codes, -128, 127)
+    return straight(wide, (clipped - zero) * scale, codes == clipped)
+
+
+@jax.custom_vjp
+def straight(x: Array, rounded: Array, inside: Array) -> Array:
+    """`rounded`, whose gradient goes to `x` where it is `inside` the grid."""
+    return rounded
+
+
+def _straight_fwd(x: Array, rounded: Array, inside: Array) -> tuple[Array, Array]:
+    return rounded, inside
+
+
+def _straight_bwd(inside: Array, g: Array) -> tuple[Array, Array, None]:
+    return jnp.where(inside, g, 0), jnp.zeros_like(g), None
+
+
+straight.defvjp(_straight_fwd, _straight_bwd)

@@ -42,6 +42,11 @@ def export_adapter_command(
     plan = resolve(run, jax.local_devices()[:1])
     if not plan.training.freezes:
         raise UserError(f"{folder}: trained all weights; use lmwright export instead")
+    if run.qat is not None:
+        raise UserError(
+            f"{folder}: [qat] rounded its adapter with its base, and PEFT would add it behind the "
+            "rounding; use lmwright export, which writes the merged model"
+        )
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)

@@ -13,13 +13,24 @@ import numpy as np
 
 from lmwright.core.contract import HfModel
 from lmwright.errors import UserError
+from lmwright.formats.compressed import (
+    BITS,
+    ENDINGS,
+    group_of,
+    is_rounded,
+    left_as_floats,
+    pack_integers,
+    packed_width,
+    refuse_grid,
+    scheme,
+)
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import DTYPES, described
 from lmwright.formats.ternary import PER_BYTE, SCALE, codes_of, has_ternary, pack
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
 PACKED = ("ternary", "ternary-bf16")
-FOLDER_TYPES = (*DTYPES, *PACKED)
+FOLDER_TYPES = (*DTYPES, *PACKED, *BITS)
 
 
 @dataclass(frozen=True)
@@ -79,12 +90,55 @@ class Ternary(Encoding):
                 yield slot.name, array
 
 
+@dataclass(frozen=True)
+class Compressed(Encoding):
+    """Integers that were trained, as compressed-tensors packs them; the rest as floats."""
+
+    group: int
+    ignored: tuple[str, ...]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The scheme, and the linear layers that it leaves as floats."""
+        return {QUANTIZATION: scheme(self.name, self.group, self.ignored)}
+
+    def sizes(self, model: HfModel) -> list[tuple[str, int]]:
+        """(name, bytes) of each tensor."""
+        return [size for slot in slots(model) for size in self._sizes(slot)]
+
+    def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
+        if not is_rounded(slot):
+            return [(slot.name, slot.size * DTYPES[self.rest].itemsize)]
+        groups = slot.shape[1] // self.group if self.group else 1
+        sizes = (slot.shape[0] * packed_width(slot, self.name) * 4, slot.shape[0] * groups * 4, 16)
+        return [(f"{slot.name}_{end}", size) for end, size in zip(ENDINGS, sizes, strict=True)]
+
+    def tensors(
+        self, model: HfModel, tensors: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors by name, in the order of `sizes`."""
+        for slot in slots(model):
+            found = tensors.codes(slot.name) if is_rounded(slot) else None  # type: ignore[attr-defined]
+            if found is None:
+                yield slot.name, cast_tensor(slot.name, tensors[slot.name], DTYPES[self.rest])
+                continue
+            codes, scale = found
+            shape = np.asarray(codes.shape, np.int64)
+            parts = (pack_integers(codes, BITS[self.name]), scale.astype(np.float32), shape)
+            for end, array in zip(ENDINGS, parts, strict=True):
+                yield f"{slot.name}_{end}", array
+
+
 def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encoding:
     """The encoding of a name. Raises UserError for an unknown one, or one that is for other
     models."""
     refuse_dtype(dtype, FOLDER_TYPES)
     if dtype in DTYPES:
         return Encoding(dtype, dtype)
+    if dtype in BITS:
+        refuse_grid(dtype, tensors)
+        group = group_of(model, tensors)
+        return Compressed(dtype, "fp32", group, left_as_floats(model))
     if not has_ternary(model):
         raise UserError(
             f"dtype: {dtype!r} packs ternary weights, and a {model.kind!r} model has none; use one "

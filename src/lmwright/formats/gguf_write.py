@@ -21,6 +21,7 @@ from lmwright.core.param import Tree
 from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
+from lmwright.formats.compressed import is_rounded, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_names import (
     SHIFT,
@@ -45,7 +46,7 @@ from lmwright.guard.files import sync
 
 TYPES = {
     "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
-    "tq2_0": "TQ2_0",
+    "tq2_0": "TQ2_0", "q4_0": "Q4_0",
 }  # fmt: skip
 TERNARY = ("TQ1_0", "TQ2_0")
 TERNARY_ROW = 256  # values of a row that share a scale
@@ -96,6 +97,8 @@ def write_gguf(
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
     refuse_type(model, TYPES[dtype])
+    if dtype == "q4_0":
+        refuse_grid(dtype, tensors)
     entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
     if has_ternary(model):
         tensors = TernaryValues(model, tensors)
@@ -149,6 +152,8 @@ def _kind(slot: Slot, kind: str) -> str:
     if kind == "Q8_0" and slot.shape[-1] % Q8_ROW:
         return "F16"
     if kind in TERNARY and not slot.param.ternary:
+        return "F16"
+    if kind == "Q4_0" and not is_rounded(slot):
         return "F16"
     return kind
 
@@ -212,7 +217,7 @@ def _write(
     writer = gguf.GGUFWriter(path, name)
     types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
     kinds = {entry.kind for entry in entries} - {"F32"}
-    small = [kind for kind in ("Q8_0", *TERNARY) if kind in kinds]
+    small = [kind for kind in ("Q8_0", "Q4_0", *TERNARY) if kind in kinds]
     main = next(iter((*small, *kinds)), "F32")
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else f"MOSTLY_{main}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -261,16 +266,33 @@ def _laid_out(
             cast_tensor(slot.name, array, np.dtype(np.float16))  # refuses what is too large
         if entry.kind in TERNARY:
             array = codes_of_values(array)[0]
+        if entry.kind == "Q4_0":
+            codes, scale = tensors.codes(slot.name)  # type: ignore[attr-defined]
+            rows = np.concatenate([codes.reshape(len(codes), -1, Q8_ROW), scale[..., None]], -1)
+            array = rows.reshape(len(codes), -1)  # so that a block moves with its scale
         heads = rotated_heads(slot.name, config) if arch.rotated else None
         if heads is not None:
             array = pairs(array, heads, into=True)
         if slot.name.endswith("norm.weight"):
             array = array + np.float32(arch.norm_shift)
+        if entry.kind == "Q4_0":
+            parts.append(q4_0_blocks(array))
+            continue
         parts.append(gguf.quantize(array, gguf.GGMLQuantizationType[entry.kind]))
     return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])
 
 
 TERNARY_STEPS = {"F16": 2.0**-11, "BF16": 2.0**-8}  # of the one scale
+
+
+def q4_0_blocks(rows: np.ndarray) -> np.ndarray:
+    """uint8 [out, bytes] of rows of blocks, 32 codes and their scale each: float16, then the first
+    half of the codes at the low bits of bytes whose high bits are the second half."""
+    blocks = rows.reshape(len(rows), -1, Q8_ROW + 1)
+    codes = (blocks[..., :-1] + 8).astype(np.uint8)
+    low, high = codes[..., : Q8_ROW // 2], codes[..., Q8_ROW // 2 :]
+    scale = blocks[..., -1:].astype(np.float16).view(np.uint8)
+    return np.concatenate([scale, low | high << 4], axis=-1).reshape(len(rows), -1)
 
 
 def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
@@ -290,7 +312,7 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
             blocks = np.abs(wanted).reshape(-1, Q8_ROW).max(-1, keepdims=True)
             apart = np.abs(wanted - read).reshape(-1, Q8_ROW)
             same = bool((apart <= blocks * Q8_ERROR + 1e-7).all())
-        elif kind == "F32" and not slot.name.endswith("norm.weight"):
+        elif kind in ("F32", "Q4_0") and not slot.name.endswith("norm.weight"):
             same = np.array_equal(wanted, read)
         else:
             steps = {"F32": 2.0**-23, "F16": 2.0**-11, "BF16": 2.0**-8}

@@ -8,7 +8,7 @@ A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everyth
 an arrow stay as they are, flattened. Every tensor is used exactly once.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -55,10 +55,15 @@ class Slot:
 
 
 class HfTensors(Tensors):
-    """The weights of a model by Hugging Face name, each laid out when it is asked for."""
+    """The weights of a model by Hugging Face name, each laid out when it is asked for; `codes` are
+    integers and scales of those that were trained rounded, by path."""
 
-    def __init__(self, model: HfModel, weights: Tree):
-        self.weights, self._model = weights, model
+    def __init__(
+        self, model: HfModel, weights: Tree, codes: Mapping[str, tuple[Any, Any]] | None = None,
+        grid: str = "",
+    ):  # fmt: skip
+        self.weights, self.grid, self._model = weights, grid, model
+        self._codes = codes or {}
         self._leaves = dict(walk(weights))
 
     @cached_property
@@ -73,6 +78,16 @@ class HfTensors(Tensors):
     def __getitem__(self, name: str) -> np.ndarray:
         slot = self._slots[name]
         return slot.to_layout(self._leaves[slot.path])
+
+    def codes(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """int8 codes [out, in] and float32 scales [out, groups] of a tensor, if it was trained
+        rounded."""
+        slot = self._slots[name]
+        if slot.path not in self._codes:
+            return None
+        codes, scale = self._codes[slot.path]
+        scale = np.asarray(scale[slot.at] if slot.at else scale)
+        return slot.to_layout(codes), transposed(scale.reshape(-1, slot.shape[0]))
 
 
 ROWS = 64  # transposed at once: what they touch stays in the cache

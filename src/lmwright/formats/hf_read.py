@@ -11,6 +11,7 @@ from lmwright.config.section import validate
 from lmwright.core.param import Tree
 from lmwright.data.json_text import read_downloaded
 from lmwright.errors import UserError
+from lmwright.formats.compressed import PackedIntegers, is_compressed
 from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
@@ -110,10 +111,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
             f"architecture {architecture!r} is not supported"
         )  # fmt: skip
         raise UserError(f"{where}: {named}; {near}these are: {', '.join([*known, *TEXT_PARTS])}")
-    if config.get(QUANTIZATION) and not TABLES[known[architecture]].quantized:
-        raise UserError(
-            f"{where}: quantization_config is set; start from the unquantized model instead"
-        )
+    _refuse_quantized(config, known[architecture], where)
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
         raise UserError(
@@ -133,6 +131,14 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     return validate(kind, fields, f"{where}: ")
 
 
+def _refuse_quantized(config: dict[str, Any], kind: str, where: str) -> None:
+    """Raises UserError for weights in a form that neither the family nor any table reads."""
+    if config.get(QUANTIZATION) and not (TABLES[kind].quantized or is_compressed(config)):
+        raise UserError(
+            f"{where}: quantization_config is set; start from the unquantized model instead"
+        )
+
+
 def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarray]:
     """The tensors of an HF folder under the names of the model that its config.json describes.
     Raises UserError where files are missing, damaged or do not agree."""
@@ -141,6 +147,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
         return FusedTensors(files, fused, str(folder))
     if is_packed(config):
         return PackedTernary(files)
+    if is_compressed(config):
+        return PackedIntegers(files, config, str(folder / "config.json"))
     return files if part is None else TextTensors(files, part, str(folder))
 
 

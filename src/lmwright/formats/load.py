@@ -19,7 +19,7 @@ from lmwright.formats.tokenizer_files import (
     open_tokenizer,
     write_tokenizer,
 )
-from lmwright.formats.weights import load_run_at
+from lmwright.formats.weights import load_codes, load_run_at
 from lmwright.models.embedder import Embedder
 from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX
@@ -60,9 +60,10 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
     tokenizer_dir, prefix = run_tokenizer(run, path)
     facts = facts_of_run(path, place.step)
     suffix = _suffix(run, tokenizer_dir) if _reads_documents(model) else ()
-    return LoadedModel(
-        model, HfTensors(model, w), tokenizer_dir, facts, path, prefix, suffix, step=step
-    )
+    tensors = HfTensors(model, w)
+    if run.qat is not None:
+        tensors = HfTensors(model, w, load_codes(path, place.step, adapter), run.qat.weights)
+    return LoadedModel(model, tensors, tokenizer_dir, facts, path, prefix, suffix, step=step)
 
 
 def prompted(run: Any, model: Any) -> Any:

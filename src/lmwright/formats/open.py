@@ -32,7 +32,7 @@ from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models.conversion import converted
 from lmwright.presets.dial import dial
 from lmwright.presets.sources import source_fields
-from lmwright.program import lora_section
+from lmwright.program import lora_section, qat_section
 from lmwright.program.length import epoch_rows
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.hub import PREFIX, is_hub_name
@@ -262,6 +262,7 @@ RUN_FILES = RunFiles(
         "objective": objectives.KINDS,
         "optim": optim.KINDS,
         "lora": lora_section.KINDS,
+        "qat": qat_section.KINDS,
     },
     presets={section: presets.of_section(section) for section in presets.SECTIONS},
     recipes=presets.all_recipes(),

@@ -31,6 +31,8 @@ from lmwright.program.state import averaged_weights, fresh_frozen
 from lmwright.program.trainee import Frozen
 from lmwright.storage.mirror import shown
 
+Codes = dict[str, tuple[np.ndarray, np.ndarray]]
+
 
 def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
     """UserError unless the weights of a place have the names and shapes of `spec`, `but` for some
@@ -109,15 +111,27 @@ def load_run_at(
     run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
 ) -> tuple[Run, Tree, int]:
     """As `load_run_weights`, and the step that the weights are of."""
-    folder = Path(run_dir)
+    plan, run, (trainee, frozen, weights), step = _trained_part(Path(run_dir), step, adapter)
+    with jax.set_mesh(plan.mesh):
+        return run, plan.training.merged(trainee, frozen.weights, weights), step
+
+
+def load_codes(run_dir: str | Path, step: int | None, adapter: str | None = None) -> Codes:
+    """Integers and scales of the weights that a run trained rounded, by path."""
+    plan, _, (trainee, frozen, weights), _ = _trained_part(Path(run_dir), step, adapter)
+    with jax.set_mesh(plan.mesh):
+        return jax.tree.map(np.asarray, plan.training.codes(trainee, frozen.weights, weights))
+
+
+def _trained_part(folder: Path, step: int | None, adapter: str | None) -> tuple[Any, ...]:
+    """(plan, run, (trainee, frozen weights, its weights), step) on this process's first device."""
     run = open_run(folder).run
     plan = resolve(replace(run, mesh=Mesh()), jax.local_devices()[:1])
     trainee = pick(plan, adapter)
     with jax.set_mesh(plan.mesh):  # whichever the caller has set
         frozen, state = _saved_state(plan, folder, step)
         weights = averaged_weights(state["trained"][trainee.name])
-        merged = plan.training.merged(trainee, frozen.weights, weights)
-    return run, merged, int(state["step"])
+    return plan, run, (trainee, frozen, weights), int(state["step"])
 
 
 def trained(plan: Plan, folder: Path, step: int | None = None) -> tuple[Frozen, dict[str, Tree]]:

@@ -29,6 +29,7 @@ from lmwright.program.trainee import Trainee, num_steps, spec_of
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
 WHOLE = "whole"
+SCALE = "scale"  # of integers that a run with [qat] trains beside the factors
 DEFAULT = "default"  # what PEFT calls a single adapter
 LISTED = "lora.adapters"
 ROWS = f"{LISTED}.rows"
@@ -134,7 +135,8 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
     modules, whole = _modules(run, adapter), whole_spec(run)
     return ResolvedAdapter(
         name=adapter.name,
-        spec=nest((m.path, module_spec(m, lora.variant)) for m in modules) | whole,
+        spec=nest((m.path, module_spec(m, lora.variant) | scale_spec(run, m)) for m in modules)
+        | whole,
         data=adapter.data or run.data.dir,
         rows=rows,
         steps=adapter.steps or num_steps(run),
@@ -221,6 +223,17 @@ def module_spec(module: Module, variant: str) -> dict[str, Param]:
     if variant == "dora":
         spec["magnitude"] = Param(f"[{batch}] {outputs}", (*stacked, *outer), fill=1.0)
     return spec
+
+
+def scale_spec(run: Run, module: Module) -> dict[str, Param]:
+    """Param of the scales of one target's integers, in a run with [qat]."""
+    if run.qat is None:
+        return {}
+    param, (inputs, _) = module.param, module.param.matrix_shape
+    nb, ni = len(param.batch), len(param.inputs)
+    axes = f"{param.inputs[0]} {' '.join(param.outputs)}"
+    shape = (*param.shape[:nb], inputs // (run.qat.group or inputs), *param.shape[nb + ni :])
+    return {SCALE: Param(f"[{' '.join(param.batch)}] {axes}", shape, fill=1.0)}
 
 
 def init_adapter(adapter: ResolvedAdapter, base: Tree, key: Array) -> Tree:

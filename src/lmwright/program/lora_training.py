@@ -27,6 +27,7 @@ from lmwright.program.lora import (
     merged,
     module_spec,
     resolved,
+    scale_spec,
     scaled,
     section_of,
     storages,
@@ -75,7 +76,8 @@ class LoraTraining(Training[ResolvedAdapter]):
         for adapter in self.trainees:
             share = adapter.rows / rows
             for module in adapter.modules:
-                for name, param in module_spec(module, adapter.variant).items():
+                spec = module_spec(module, adapter.variant) | scale_spec(self.run, module)
+                for name, param in spec.items():
                     path = f"{adapter.name}.{module.path}.{name}"
                     held.append(Held(path, param, share=share, adds_to=module.path))
             whole = walk(adapter.whole)

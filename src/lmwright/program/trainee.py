@@ -141,6 +141,11 @@ class Training(Generic[T]):
         """float32 weights of the model with a trainee in it."""
         return weights
 
+    def codes(self, trainee: T, frozen: Tree, weights: Tree) -> dict[str, tuple[Array, Array]]:
+        """Integers and scales of the weights that are rounded, by path; their products are those
+        of `merged`."""
+        return {}
+
 
 @dataclass(frozen=True)
 class FullTraining(Training[Trainee]):
@@ -174,11 +179,17 @@ def num_steps(run: Run) -> int:
 
 
 TRAININGS = Registry(
-    "lmwright.program", {"full": "trainee.FullTraining", "lora": "lora_training.LoraTraining"}
-)
+    "lmwright.program",
+    {
+        "full": "trainee.FullTraining", "lora": "lora_training.LoraTraining",
+        "qat": "qat_training.QatTraining", "lora in qat": "qat_training.LowRankQatTraining",
+    },
+)  # fmt: skip
 
 
 def training_of(run: Run) -> Training:
     """The trainees of a run; the one place that decides them. Raises UserError for adapters that
     do not fit the run."""
+    if run.qat is not None:
+        return TRAININGS["qat" if run.lora is None else "lora in qat"](run)
     return TRAININGS["full" if run.lora is None else "lora"](run)

@@ -82,4 +82,6 @@ class BitNetHf(Table):
 def is_packed(config: Json) -> bool:
     """True for a config.json of packed ternary values."""
     said = config.get(QUANTIZATION)
-    return isinstance(said, dict) and said.get("quantization_mode", "offline") == "offline"
+    if not isinstance(said, dict) or said.get("quant_method") != "bitnet":
+        return False
+    return said.get("quantization_mode", "offline") == "offline"

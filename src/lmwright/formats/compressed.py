@@ -1,0 +1,142 @@
+"""compressed-tensors: integers of weights that were trained rounded, as `pack-quantized`.
+
+    X.weight_packed  int32 [out, in * bits / 32]   value + 2^(bits - 1), the first at the low bits
+    X.weight_scale   float32 [out, in / group]
+    X.weight_shape   int64 [2]
+
+https://github.com/vllm-project/compressed-tensors
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lmwright.core.contract import HfModel
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.safetensors import Tensors, described
+from lmwright.models.counts import part_of
+
+BITS = {"int4": 4, "int8": 8}
+ENDINGS = ("packed", "scale", "shape")  # behind `X.weight_`
+FORMAT = "pack-quantized"
+WORD = 32
+
+
+def is_rounded(slot: Slot) -> bool:
+    """True for a tensor that [qat] rounds: the matrices of layers."""
+    param = slot.param
+    inside = param.is_matrix and "layers" in param.batch
+    return inside and part_of(param) in ("attention", "mlp")
+
+
+def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
+    """Raises UserError where the weights were not trained on the grid of the type."""
+    grid = getattr(tensors, "grid", "")
+    if grid != dtype:
+        trained = f'they were trained with "{grid}"' if grid else "they were trained as floats"
+        raise UserError(
+            f"dtype: {dtype} holds weights of a run with qat.weights = {dtype!r}, and {trained}; "
+            "rounding them now would be another model, so export bf16 or train with [qat]"
+        )
+
+
+def group_of(model: HfModel, tensors: Any) -> int:
+    """Inputs that share a scale; 0 if all do."""
+    slot = next(slot for slot in slots(model) if is_rounded(slot))
+    _, scale = tensors.codes(slot.name)
+    return 0 if scale.shape[1] == 1 else slot.shape[1] // scale.shape[1]
+
+
+def left_as_floats(model: HfModel) -> tuple[str, ...]:
+    """Names of linear layers that are not rounded: a head of its own, or a tied one."""
+    return ("lm_head",)
+
+
+def scheme(dtype: str, group: int, ignored: tuple[str, ...]) -> dict[str, Any]:
+    """`quantization_config` of a folder."""
+    weights = {
+        "num_bits": BITS[dtype], "type": "int", "symmetric": True, "dynamic": False,
+        "strategy": "group" if group else "channel", "group_size": group or None,
+    }  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "format": FORMAT,
+        "quantization_status": "compressed", "ignore": list(ignored),
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+
+
+def packed_width(slot: Slot, dtype: str) -> int:
+    """Words of a row."""
+    return -(-slot.shape[1] * BITS[dtype] // WORD)
+
+
+def pack_integers(codes: np.ndarray, bits: int) -> np.ndarray:
+    """int32 [out, words] of signed codes [out, in]; a last word is filled up with zeros."""
+    per_word = WORD // bits
+    shifted = (codes.astype(np.int64) + 2 ** (bits - 1)).astype(np.uint32)
+    padded = np.pad(shifted, ((0, 0), (0, -codes.shape[1] % per_word)))
+    parts = padded.reshape(codes.shape[0], -1, per_word)
+    at = (np.arange(per_word) * bits).astype(np.uint32)
+    return np.bitwise_or.reduce(parts << at, axis=-1).astype(np.uint32).view(np.int32)
+
+
+def unpack_integers(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
+    """int8 codes [out, width] of int32 words."""
+    at = (np.arange(WORD // bits) * bits).astype(np.uint32)
+    parts = (packed.view(np.uint32)[..., None] >> at) & np.uint32(2**bits - 1)
+    flat = parts.reshape(packed.shape[0], -1)[:, :width]
+    return (flat.astype(np.int16) - 2 ** (bits - 1)).astype(np.int8)
+
+
+class PackedIntegers(Tensors):
+    """The tensors of a folder of packed integers, as the floats that they stand for."""
+
+    def __init__(self, stored: Mapping[str, np.ndarray], config: Mapping[str, Any], where: str):
+        self._stored, self._bits = stored, bits_of(config, where)
+        ends = tuple(f".weight_{end}" for end in ENDINGS)
+        self._packed = {
+            name.removesuffix("_packed") for name in stored if name.endswith(".weight_packed")
+        }
+        plain = [name for name in stored if not name.endswith(ends)]
+        super().__init__({*plain, *self._packed})
+
+    def described(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape) of the floats."""
+        if name not in self._packed:
+            return described(self._stored, name)
+        return "float32", tuple(int(n) for n in self._stored[f"{name}_shape"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._packed:
+            return self._stored[name]
+        rows, width = self.described(name)[1]
+        codes = unpack_integers(self._stored[f"{name}_packed"], self._bits, width)
+        scale = np.asarray(self._stored[f"{name}_scale"]).astype(np.float32)
+        blocks = codes.reshape(rows, scale.shape[1], -1).astype(np.float32)
+        return (blocks * scale[..., None]).reshape(rows, width)
+
+
+def bits_of(config: Mapping[str, Any], where: str) -> int:
+    """Bits of a folder's integers. Raises UserError for a scheme that is not read."""
+    said = config["quantization_config"]
+    groups = said.get("config_groups") or {}
+    each = [group.get("weights") or {} for group in groups.values()]
+    simple = len(each) == 1 and not any(g.get("input_activations") for g in groups.values())
+    weights = each[0] if each else {}
+    if (
+        not simple or said.get("format") != FORMAT or not weights.get("symmetric")
+        or weights.get("type") != "int" or weights.get("num_bits") not in BITS.values()
+    ):  # fmt: skip
+        raise UserError(
+            f"{where}: quantization_config is not one symmetric scheme of 4 or 8 bits in the "
+            f"format {FORMAT}, which alone is read; start from the unquantized model instead"
+        )
+    return int(weights["num_bits"])
+
+
+def is_compressed(config: Mapping[str, Any]) -> bool:
+    """True for a config.json of compressed-tensors."""
+    said = config.get("quantization_config")
+    return isinstance(said, dict) and said.get("quant_method") == "compressed-tensors"

@@ -1,0 +1,38 @@
+"""Quantization-aware training in a run file: the section `[qat]`.
+
+The string under a field is its help text. This module does not import jax.
+"""
+
+from typing import Literal
+
+from lmwright.config.run import PositiveInt, section
+from lmwright.errors import UserError
+
+
+@section
+class Qat:
+    """Quantization-aware training (https://arxiv.org/abs/1712.05877): matrices of the layers are
+    trained as floats and compute rounded, as the exported ones will."""
+
+    kind: Literal["qat"] = "qat"
+    weights: Literal["int4", "int8", "q4_0"] = "int4"
+    """Grid: `int4` by groups of inputs, `int8` by outputs, or `q4_0`, GGUF's own of 32."""
+    group_size: PositiveInt | None = None
+    """Inputs that share a scale of `int4`; 32 if unset."""
+    activations: Literal["none", "int8"] = "none"
+    """`int8` rounds what the matrices read, each token by its own scale."""
+
+    def __post_init__(self) -> None:
+        if self.group_size is not None and self.weights != "int4":
+            raise UserError(
+                f'qat.group_size: has no effect with qat.weights = "{self.weights}"; leave it out'
+            )
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale; 0 if all do."""
+        return 0 if self.weights == "int8" else self.group_size or 32
+
+
+KINDS = {"qat": Qat}
+"""Kinds of training whose weights compute rounded."""
