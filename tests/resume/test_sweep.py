@@ -42,6 +42,17 @@ def test_members(file):
     assert len({m.run.dir for m in found}) == len({m.run.name for m in found}) == 3
 
 
+def test_a_case_may_set_a_whole_section(file):
+    """Another architecture, for one."""
+    llama = "kind = 'llama', num_heads = 2, num_kv_heads = 1, head_dim = 8, seq_len = 32"
+    sizes = "vocab_size = 320, embed_dim = 16, mlp_dim = 24, num_layers = 1"
+    case = f"\n[[sweep.cases]]\nname = 'other'\nmodel = {{{llama}, {sizes}}}\n"
+    file.write_text(file.read_text() + case)
+    other = members(file)[-1]
+    assert (other.label, other.run.model.num_kv_heads) == ("other", 1)
+    assert other.run.train == members(file)[0].run.train
+
+
 def test_trained_compared_and_taken_up(file, tmp_path, capfd):
     file.write_text(file.read_text().replace("[4, 1]", "[1]"))
     words = ["train.steps=2", "train.num_microbatches=1", "eval.max_rows=4"]

@@ -37,7 +37,7 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str], keep: Any
     """
     from lmwright.data.prepare import prepare_command
 
-    loaded = load(run, overrides)
+    loaded = load(run, overrides, "sweep")  # whose runs are trained on the same data
     summary = prepare_command(loaded, tuple(stages), keep)
     say_licenses(loaded)
     return summary

@@ -18,11 +18,12 @@ class InOrder(click.Group):
         return list(self.commands)
 
 
-def load(path: str, overrides: Sequence[str]) -> Any:
-    """The run of a file or a directory; what was chosen for it is printed."""
+def load(path: str, overrides: Sequence[str], *left_out: str) -> Any:
+    """The run of a file or a directory, without the tables `left_out`; what was chosen for it is
+    printed."""
     from lmwright.formats.open import load_noted
 
-    run, notes = load_noted(path, overrides)
+    run, notes = load_noted(path, overrides, *left_out)
     for note in notes:
         click.echo(note, err=True)
     return run

@@ -63,10 +63,12 @@ class RunFiles:
         """
         return self.resolve_layers(path, overrides)[0]
 
-    def load_noted(self, path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, list[str]]:
-        """Loads a run as `load` does; also returns a line for each value of a recipe or preset that
-        was fitted to the length of the run."""
-        run, _, notes = self._resolve(path, overrides)
+    def load_noted(
+        self, path: str | Path, overrides: Sequence[str] = (), *left_out: str
+    ) -> tuple[Run, list[str]]:
+        """Loads a run as `load` does, without the tables `left_out`; also returns a line for each
+        value of a recipe or preset that was fitted to the length of the run."""
+        run, _, notes = self._resolve(path, overrides, *left_out)
         return run, notes
 
     def load_base(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:

@@ -71,6 +71,8 @@ class Work:
     """FLOPs of a token, forward, in all layers, beside matmuls and attention."""
     mixing_kept: float = 0.0
     """Elements of a token, in all layers, that such mixing saves for its backward pass."""
+    mixing_bytes: float = 0.0
+    """Bytes of a token, forward, in all layers, that such mixing moves beside its products."""
     soft_capped: bool = False
     """Whether a soft cap changes the logits."""
     uncut: tuple[str, ...] = ()

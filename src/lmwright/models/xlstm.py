@@ -37,6 +37,9 @@ from lmwright.nn.mlstm import empty, mlstm, mlstm_from
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.xent import soft_capped
 
+# how often a chunk's memory and its scores are moved in a forward pass, by what the TPU compiler
+# says of chunks of 64 and 256 tokens
+MEMORY_MOVES, SCORE_MOVES = 9.0, 24.0
 GATES = ("input_gate", "forget_gate")
 
 
@@ -184,5 +187,6 @@ def _work(model: Xlstm, seq_len: int) -> Work:
         # the memory read and written, and the tokens before in a chunk, half of it on average
         mixing_flops=heads * (4.0 * k * h + chunk * (k + h)),
         mixing_kept=heads * h,
+        mixing_bytes=4.0 * heads * (MEMORY_MOVES * k * h / chunk + SCORE_MOVES * chunk),
         soft_capped=model.logits_soft_cap is not None,
     )

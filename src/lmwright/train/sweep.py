@@ -108,6 +108,8 @@ def _plain(text: str) -> str:
 
 
 def _literal(value: Any) -> str:
+    if isinstance(value, dict):  # which tomli_w would write on lines of its own
+        return "{" + ", ".join(f"{key} = {_literal(each)}" for key, each in value.items()) + "}"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 

@@ -27,6 +27,7 @@ from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import mesh_text
 from lmwright.program.plan import Plan, refuse_chunks
 
+RECURRENT_CHUNKS = (64, 128, 256, 512)  # tokens that meet each other by products of matrices
 CHUNK_TOKENS = 4096  # of a row, of an mlp's chunk
 MANY_CHUNKS = 8  # of the loss; for fewer, adding up the head's gradient once brings little
 SMALLER_STATE = {"adamw": ("adam8bit",)}
@@ -95,6 +96,8 @@ class Candidate:
         host += "" if self.run.optim.offload == "none" else ", moments on the host"
         chunk = f", mlp by {train.mlp_chunk_tokens:,} tokens" if train.mlp_chunk_tokens else ""
         chunk += ", head's gradient once" if train.head_gradient == "once" else ""
+        if self.run.model != self.given.model:
+            chunk += f", chunks of {self.run.model.chunk_tokens}"
         mesh = mesh_text(dict(self.quick.plan.mesh.shape))
         return f"{mesh}, remat {train.remat}{host}{chunk}{pieces}{star}"
 
@@ -126,6 +129,7 @@ def candidates(
         if optimizers and not any(way.quick.fits for way in ways):
             ways += _ways(run, machine, meshes, [pair for o in optims for pair in packed(run, o)])
     for way in tuple(ways):
+        ways += rechunked(way)
         new = summed_once(way)
         if new is not None and all(new.run != other.run for other in ways):
             ways.append(new)
@@ -206,6 +210,19 @@ def summed_once(way: Candidate) -> Candidate | None:
     return candidate if candidate.quick.fits else None
 
 
+def rechunked(way: Candidate) -> Iterator[Candidate]:
+    """The candidate with other chunks of a recurrence, which gives the same results; none for a
+    model without."""
+    model = way.run.model
+    if not hasattr(model, "chunk_tokens"):
+        return
+    for size in RECURRENT_CHUNKS:
+        if size != model.chunk_tokens and seq_len_of(way.run) % size == 0:
+            new = replace(way.run, model=replace(model, chunk_tokens=size))
+            plan = replace(way.quick.plan, run=new)
+            yield Candidate(new, way.given, Quick(new, way.quick.machine, plan))
+
+
 def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
     """(train, optim) that put something on the host or cut mlps into chunks; those that are legal
     and not as the run is. Numbers stay the same."""
@@ -274,7 +291,7 @@ def with_kind(optim: Any, kind: str) -> Any:
 
 
 def overrides(old: Run, new: Run) -> tuple[str, ...]:
-    """Words that turn one run into another that differs in mesh, `train` and optimizer."""
+    """Words that turn one run into another that differs in mesh, `train`, optimizer and chunks."""
     words = []
     for section in ("mesh", "train"):
         values, before = getattr(new, section), getattr(old, section)
@@ -283,6 +300,8 @@ def overrides(old: Run, new: Run) -> tuple[str, ...]:
             for f in fields(values)
             if getattr(values, f.name) != getattr(before, f.name)
         ]
+    if new.model != old.model:
+        words.append(f"model.chunk_tokens={new.model.chunk_tokens}")
     if new.lora != old.lora:
         words.append(f"lora.rank={new.lora.rank}")
     return (*words, *optimizer_overrides(old.optim, new.optim))

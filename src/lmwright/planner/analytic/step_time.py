@@ -144,9 +144,9 @@ def _host_transfers(took: Timing, layout: Layout, machine: Machine) -> None:
 
 def mixing_s(layout: Layout, machine: Machine) -> float:
     """Seconds of a recurrence in all layers of a device, for one microbatch."""
-    ways = 3 + layout.extra_passes
-    flops = ways * layout.work.mixing_flops * layout.tokens / layout.stages
-    return flops / (machine.flops * machine.attention_efficiency)
+    work, ways = layout.work, (3 + layout.extra_passes) / layout.stages / layout.sizes["tensor"]
+    products = work.mixing_flops / (machine.flops * machine.attention_efficiency)
+    return ways * layout.tokens * (products + work.mixing_bytes / machine.vector_bytes_per_s)
 
 
 def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
