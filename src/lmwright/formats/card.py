@@ -18,6 +18,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.card_citation import citation, with_address
+from lmwright.formats.card_license import CARRIED, carried_text, license_of
 from lmwright.formats.card_use import USE
 from lmwright.guard.terminal import visible
 from lmwright.models.answerer import Answerer
@@ -54,6 +55,8 @@ class Facts:
     """Name on the hub of the model that training began with."""
     datasets: dict[str, str] = field(default_factory=dict)
     """Data source to the name on the hub of the dataset that it is."""
+    license: dict[str, str] = field(default_factory=dict)
+    """Of the model that this one is made from: keys of its card and their values."""
 
 
 UNLICENSED = (
@@ -98,13 +101,16 @@ pipeline_tag: {{ task }}
 tags:
 - lmwright
 - {{ model.kind | tojson }}
+{% for key, value in facts.license.items() %}
+{{ key }}: {{ value | tojson }}
+{% endfor %}
 ---
 # {{ inline(facts.name) }}
 
 {{ inline(facts.origin) or "A language model." }} {{ "{:,}".format(params) }} parameters, \
 {{ model.seq_len }} tokens of context, written in {{ dtype }} by lmwright {{ version }}.
 
-{{ unlicensed }}
+{{ license }}
 
 """
     + USE
@@ -212,7 +218,7 @@ def published_card(text: str, place: str, license: str) -> str:
     """A `model_card` with a license, with the name on the hub where it had a folder's, and with
     the owner and the address in its citation."""
     text = with_address(text, place)
-    if UNLICENSED not in text:
+    if UNLICENSED not in text and CARRIED not in text:
         return text
     text = text.replace(UNLICENSED, f"License: {license}.")
     quoted = r'"(?:[^"\\\n]|\\.)*"'
@@ -240,7 +246,7 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
         dtype=dtype,
         place=place,
         task=task_of(model),
-        unlicensed=UNLICENSED,
+        license=carried_text(facts.license) if facts.license else UNLICENSED,
     )
 
 
@@ -334,6 +340,7 @@ def facts_of_run(run_dir: Path, step: int | None = None) -> Facts:
         settings=_settings(record.config),
         base=base,
         datasets=_datasets(record.config),
+        license=license_of(Path(str(began))) if began and not base else {},
     )
 
 

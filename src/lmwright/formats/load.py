@@ -9,7 +9,7 @@ from typing import Any
 
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
-from lmwright.formats.card import Facts, facts_of_run
+from lmwright.formats.card import facts_of_run
 from lmwright.formats.document_tokenizer import fit_tokenizer
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.loaded import LoadedModel, load_files
@@ -41,7 +41,8 @@ def load_model(
     if not place.hub:
         return loaded
     name = str(path).removeprefix(PREFIX).partition("@")[0]
-    return replace(loaded, facts=Facts(name=name, origin=f"Imported from {place.hub}."))
+    facts = replace(loaded.facts, name=name, origin=f"Imported from {place.hub}.")
+    return replace(loaded, facts=facts)
 
 
 def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedModel:

@@ -16,6 +16,7 @@ from lmwright.core.param import Tree, first_difference
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
+from lmwright.formats.card_license import license_of
 from lmwright.formats.gguf_read import is_headless, open_gguf
 from lmwright.formats.gguf_tokenizer import tokenizer_of
 from lmwright.formats.hf_layout import HfTensors, slots
@@ -132,7 +133,11 @@ def _open_folder(place: Place) -> LoadedModel:
         model,
         tensors,
         place.tokenizer_dir,
-        Facts(name=path.absolute().name, origin="Imported from a Hugging Face folder."),
+        Facts(
+            name=path.absolute().name,
+            origin="Imported from a Hugging Face folder.",
+            license=license_of(path),
+        ),
         path,
         end_ids=_end_ids(path),
         reference=path,
