@@ -105,7 +105,7 @@ def test_the_forms_of_a_folder_agree(folders, floats, packed, record_property):
     theirs = [transformers_logits(root / name) for name in (floats, packed)]
     near(*theirs)
     near(ours[0], theirs[0])
-    record_property("forms", agreement(*theirs).max_abs_diff / np.abs(theirs[0]).max())
+    record_property("forms", float(agreement(*theirs).max_abs_diff / np.abs(theirs[0]).max()))
     if floats == "bf16":  # a rounded master is another model than the floats it comes from
         assert agreement(ours[0], logits(model, w, IDS)).max_abs_diff > 1e-4
 
@@ -147,7 +147,7 @@ def test_gguf_is_what_llama_cpp_computes(dtype, tmp_path, monkeypatch, record_pr
     else:
         ours = logits(model, w, IDS)
     found = agreement(ours, there)
-    record_property("llama_cpp", found.max_abs_diff / found.max_abs_logit)
+    record_property("llama_cpp", float(found.max_abs_diff / found.max_abs_logit))
     assert found.max_abs_diff < (1e-5 if dtype == "fp32" else 5e-2) * found.max_abs_logit
 
 
