@@ -28,6 +28,8 @@ PARAMETERS = {
     "pod-modernbert": 209_354_240,
     "pod-eurobert": 309_873_408,
     "pod-diffusion": 187_283_520,
+    "pod-xlstm": 281_644_896,
+    "pod-bitnet": 113_579_328,
 }
 
 
@@ -63,7 +65,7 @@ def test_settings_are_those_of_the_jobs():
     assert (sizes.model.reasoning.every, sizes.mesh.fsdp, sizes.mesh.tensor) == (4, 8, 8)
     stores = [load_run(path).data for path in sorted(JOBS.glob("pod-*.toml"))]
     parts = {repr((d.dir, d.normalize, d.tokenizer, d.pack, d.sources)) for d in stores}
-    assert len(stores) == 5 and len(parts) == 1
+    assert len(stores) == 7 and len(parts) == 1
 
 
 def test_600b_does_not_fit_a_v4_32():
@@ -190,7 +192,8 @@ def test_the_jobs_of_a_pod_start_from_one_store(folder):
     grouped = sized(num_kv_heads=2, head_dim=8)
     more = {
         "llama": grouped, "eurobert": grouped, "diffusion": grouped,
-        "modernbert": sized(num_kv_heads=4),
+        "modernbert": sized(num_kv_heads=4), "bitnet": [*grouped, "optim.schedule.warmup_steps=0"],
+        "xlstm": sized(key_dim=4, head_dim=8, chunk_tokens=16),
         "deberta": ["objective.generator_layers=1", *sized(num_kv_heads=4)],
     }  # fmt: skip
     command("tokenizer", "train", job("pod-llama"), *small, *grouped)
