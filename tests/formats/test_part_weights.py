@@ -16,9 +16,9 @@ from lmwright.cli.main import main
 from lmwright.core.param import walk
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.open import load_run
+from lmwright.formats.open import load_run, open_place
 from lmwright.formats.part_weights import matched
-from lmwright.formats.weights import host_weights, open_place
+from lmwright.formats.weights import host_weights
 from lmwright.program.plan import resolve
 from lmwright.program.trainee import Frozen
 from lmwright.train.start import first_state, starting_note
