@@ -60,7 +60,7 @@ def parts_of(plan: Plan, origin: Place, store: TokenStore) -> tuple[set[str], np
     ours, theirs = dict(walk(plan.spec)), dict(walk(origin.spec))
     taken = taken_paths(plan.run.train.init_parts, ours, theirs, str(origin.path))
     rows = _rows(plan, origin, store) if any(VOCAB in ours[path].axes for path in taken) else None
-    for path in taken:
+    for path in sorted(taken):
         _refuse_shape(path, ours[path], theirs[path], rows is not None, str(origin.path))
     return taken, rows
 
