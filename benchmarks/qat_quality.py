@@ -2,7 +2,7 @@
 
     python benchmarks/qat_quality.py TEXT.txt HELD_OUT.txt WORK [--steps 400] [--tune 200]
 
-A llama of 0.65 M is trained on TEXT, then tuned for as many steps in floats and with each grid.
+A llama of 0.66 M is trained on TEXT, then tuned for as many steps in floats and with each grid.
 The floats are measured as they are and rounded by the grid's own rule, as exporters round.
 """
 

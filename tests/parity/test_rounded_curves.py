@@ -2,8 +2,7 @@
 a llama on torchao's int4 grid; the same rows and AdamW, from the same weights.
 
 A value that lies between two integers may fall otherwise where sums are in another order, and
-training carries that on: the first losses are equal, later ones go apart like those of two runs of
-torch from weights that differ in their last digit.
+training carries that on: the first losses are equal, later ones go apart.
 """
 
 import random
