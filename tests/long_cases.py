@@ -297,7 +297,7 @@ LONG = {
     },
     "sharded/test_sharded_families.py": {
         "test_stages[gemma2]": "test_axes: stages in products; rows, tokens and heads of gemma2",
-        "test_rows_and_heads_cut": "rows, tokens and heads cut there",
+        "test_rows_and_heads_cut[deberta]": "xlstm there; nn/test_disentangled",
     },
     "train/test_balance.py": {
         "test_a_step_moves_the_bias_by_its_rate[2]": "nn/test_moe, and the curve of experts",
