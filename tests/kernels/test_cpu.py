@@ -18,7 +18,7 @@ from lmwright.nn import attention, intervals, xent
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import activate, gated
 from lmwright.nn.norm import rms_norm
-from tests.kernels.attention_problem import problem
+from tests.kernels.attention_problem import WAYS_TO_SEE, problem, seen_by
 
 OPTIONS = (None, cpu.compiler_options())
 EQUATIONS = {
@@ -120,7 +120,7 @@ def test_attention(b, t, n, k, h, masks):
 
 
 @pytest.mark.parametrize("loop", [False, True])
-@pytest.mark.parametrize("kind", ["both ways", "near, both ways", "blocks", "none at padding"])
+@pytest.mark.parametrize("kind", WAYS_TO_SEE)
 def test_attention_of_intervals(kind, loop, monkeypatch):
     """Also where queries see no key: zeros, and no gradient."""
     monkeypatch.setattr(cpu_attention, "MIN_CHUNK", 4)
@@ -128,14 +128,7 @@ def test_attention_of_intervals(kind, loop, monkeypatch):
     if loop:
         monkeypatch.setattr(cpu_attention, "LOOP_BYTES", 4 * 2 * 11 * 130)
     q, k, v, ids, g = problem(2, 130, 4, 2, 6)
-    start, end = intervals.causal(ids)
-    seen, reach = {
-        "both ways": (intervals.both_ways(ids), intervals.Reach()),
-        "near, both ways": (intervals.both_ways(ids, 9), intervals.Reach(9, 9)),
-        "blocks": (intervals.blocks(ids, 8), intervals.Reach(after=7)),
-        "none at padding": (intervals.Interval(start, jnp.where(ids > 0, end, start)),
-                            intervals.Reach(after=0)),
-    }[kind]  # fmt: skip
+    seen, reach = seen_by(kind, ids)
 
     def both(fn, *choices):
         out, back = jax.vjp(lambda *a: fn(*a, seen, Scoring(0.4, soft_cap=3.0), *choices), q, k, v)

@@ -10,7 +10,7 @@ from lmwright.core.compute import Compute
 from lmwright.kernels import gpu_attention, select
 from lmwright.nn import attention, intervals
 from lmwright.nn.attention import Scoring
-from tests.kernels.attention_problem import problem
+from tests.kernels.attention_problem import WAYS_TO_SEE, problem, seen_by
 from tests.kernels.test_cpu import near
 from tests.kernels.test_tpu_intervals import mesh_of
 
@@ -34,19 +34,12 @@ def test_causal(masks, monkeypatch):
     near(got, both(attention.causal_attention, q, k, v, g, ids, scoring), share=5e-6)
 
 
-@pytest.mark.parametrize("kind", ["both ways", "near, both ways", "blocks", "none at padding"])
+@pytest.mark.parametrize("kind", WAYS_TO_SEE)
 def test_intervals(kind, monkeypatch):
     """Also where queries see no key: zeros, and no gradient."""
     monkeypatch.setattr(gpu_attention, "MIN_CHUNK", 32)
     q, k, v, ids, g = problem(2, 130, 4, 2, 6)
-    start, end = intervals.causal(ids)
-    seen, reach = {
-        "both ways": (intervals.both_ways(ids), intervals.Reach()),
-        "near, both ways": (intervals.both_ways(ids, 9), intervals.Reach(9, 9)),
-        "blocks": (intervals.blocks(ids, 8), intervals.Reach(after=7)),
-        "none at padding": (intervals.Interval(start, jnp.where(ids > 0, end, start)),
-                            intervals.Reach(after=0)),
-    }[kind]  # fmt: skip
+    seen, reach = seen_by(kind, ids)
     scoring = Scoring(0.37)
     got = both(gpu_attention.attention, q, k, v, g, seen, scoring, reach)
     near(got, both(intervals.attention, q, k, v, g, seen, scoring), share=5e-6)
