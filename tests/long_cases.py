@@ -10,6 +10,8 @@ LONG = {
     "aot/test_kernels.py": {
         "test_a_near_layer_that_looks_both_ways_costs_its_band":
             "kernels/test_tpu_intervals: equal; every generation compiles",
+        "test_disentangled_attention_compiles[v6e]":
+            "kernels/test_tpu_disentangled; presets of DeBERTa, slow",
     },
     "cloud/test_local.py": {
         "test_a_dead_agent_and_its_rank_are_replaced_together": "test_ssh: agents are replaced",
@@ -56,6 +58,9 @@ LONG = {
         "test_windows[16-5-64]": "the other sizes there",
         "test_windows[32-8-64]": "the other sizes there",
     },
+    "formats/test_bitnet_files.py": {
+        "test_gguf_is_what_llama_cpp_computes[tq1_0]": "fp32 and tq2_0 there",
+    },
     "formats/test_classifier.py": {
         "test_the_export_opens_in_transformers[modern]": "run and euro there",
     },
@@ -69,12 +74,15 @@ LONG = {
     "formats/test_detector.py": {
         "test_held_out_rows_say_how_well_it_detects": "test_rtd: its metrics; the curve of rtd",
         "test_a_step_from_the_compile_cache_runs": "core/test_weight: no choice in a product",
-        "test_a_classifier_starts_from_the_discriminator[False]": "True there",
+        "test_a_classifier_starts_from_the_discriminator[False]": "test_embedder: a detector is the start",
+        "test_a_classifier_starts_from_the_discriminator[True]":
+            "test_embedder: a detector is the start",
     },
     "formats/test_embedder.py": {
         "test_a_detector_is_the_start_without_its_head[folder]": "run there",
         "test_a_masked_encoder_is_the_start_without_its_head[modernbert-folder]":
             "the others there",
+        "test_a_deberta_opens_in_sentence_transformers": "the export opens there",
     },
     "formats/test_gguf_tokenizer.py": {
         "test_there_and_back[llama3]": "smaller tokenizers there",
@@ -90,6 +98,7 @@ LONG = {
     },
     "formats/test_regression.py": {
         "test_training_from_an_encoder_and_on": "test_classifier trains the same head",
+        "test_adapters_of_numbers": "test_classifier_lora: the same head",
     },
     "formats/test_two_parts.py": {
         "test_a_run_from_released_weights_and_runs_from_it":
@@ -180,9 +189,11 @@ LONG = {
             "test_classify: documents are scored the same",
     },
     "objectives/test_block_diffusion.py": {
-        "test_the_same_update_however_a_batch_is_cut": "test_diffusion: the same masks",
+        "test_the_same_update_however_a_batch_is_cut": "test_mlm: the same test",
         "test_complementary_views_bound_the_likelihood":
             "test_diffusion: the bound is that of all sets; the views there",
+        "test_a_block_of_the_whole_row_is_masked_diffusion":
+            "loss and gradients, blocks of one token there",
     },
     "objectives/test_classify.py": {
         "test_an_update_is_the_same_however_a_batch_is_cut[4-1]": "[2-4] there",
@@ -190,9 +201,10 @@ LONG = {
         "test_packed_documents_are_as_alone[mean]": "bos and late there",
     },
     "objectives/test_diffusion.py": {
-        "test_the_same_tokens_are_masked_however_a_batch_is_cut[1-4]": "[2-4] there",
+        "test_the_same_tokens_are_masked_however_a_batch_is_cut[1-4]": "test_mlm: the same test",
         "test_rows_of_a_device_have_evenly_spread_times[8-2]": "[2-8] there",
         "test_held_out_rows_are_measured_the_same_each_time": "test_mlm: the same test",
+        "test_the_same_tokens_are_masked_however_a_batch_is_cut[2-4]": "test_mlm: the same test",
     },
     "objectives/test_embed.py": {
         "test_an_update_is_the_same_however_a_batch_is_cut[4-1-mesh0]": "[2-4-mesh3] there",
@@ -201,6 +213,8 @@ LONG = {
         "test_an_update_is_the_same_however_a_batch_is_cut[1-4-mesh5]": "[2-4-mesh3] there",
         "test_an_update_is_the_same_however_a_batch_is_cut[8-1-mesh1]": "[2-4-mesh3] there",
         "test_modernbert_gives_vectors_too": "evals/test_embed: vectors of modernbert",
+        "test_loss_and_gradients_are_those_of_sentence_transformers[1-choice3]": "choice5 there",
+        "test_loss_and_gradients_are_those_of_sentence_transformers[0-choice2]": "choice5 there",
     },
     "objectives/test_forward_passes.py": {
         "test_passes_of_the_reference_are_counted[objective1]": "the others there",
@@ -272,9 +286,13 @@ LONG = {
     },
     "resume/test_gradient_error.py": {
         "test_it_is_measured_again_where_a_run_goes_on": "it is measured on the first rows",
+        "test_it_is_measured_on_the_first_rows": "train/test_gradient_error: a small model",
     },
     "resume/test_not_finite.py": {
         "test_a_run_that_goes_bad_keeps_its_good_checkpoints[2]": "1 there",
+    },
+    "resume/test_readers.py": {
+        "test_readers_beside_a_run_that_saves": "the verbs that read change no file",
     },
     "resume/test_resume.py": {
         "test_a_killed_run_ends_bit_for_bit_the_same[before1]": "before2 there",
@@ -295,12 +313,18 @@ LONG = {
     "sharded/test_experts.py": {
         "test_products[model1-axes1]": "[model0-axes0] there",
     },
+    "sharded/test_rounded.py": {
+        "test_gradients[axes0-train0]": "test_ternary: weights rounded on a mesh",
+    },
     "sharded/test_sharded_families.py": {
         "test_stages[gemma2]": "test_axes: stages in products; rows, tokens and heads of gemma2",
         "test_rows_and_heads_cut[deberta]": "xlstm there; nn/test_disentangled",
     },
     "train/test_balance.py": {
         "test_a_step_moves_the_bias_by_its_rate[2]": "nn/test_moe, and the curve of experts",
+    },
+    "train/test_bitnet_run.py": {
+        "test_an_adapter_is_merged_exactly": "test_qat_run: an adapter inside the rounding",
     },
     "train/test_diffusion_run.py": {
         "test_answers_are_learned_with_an_adapter": "test_sft, and the curve of diffusion",
@@ -309,6 +333,8 @@ LONG = {
     },
     "train/test_masked_run.py": {
         "test_a_grown_model_begins_below_a_fresh_one": "formats/test_grow: tiles, transformers",
+        "test_a_run_that_stops_and_goes_on_hides_the_same_tokens":
+            "objectives/test_mlm_ramps: a stop in the middle",
     },
     "train/test_offload.py": {
         "test_chunks_of_an_mlp_add_up[relu2-1]": "swiglu there",
@@ -322,6 +348,11 @@ LONG = {
         "test_chunks_change_no_adapter[1-dora]": "two on int8 there",
         "test_chunks_change_no_adapter[1-two on int8]":
             "test_offload: chunks add up; the host changes no bit of adapters",
+        "test_the_host_changes_no_bit_of_adapters[one on int8-block_inputs]":
+            "test_offload: the host changes no bit",
+    },
+    "train/test_relu_signs.py": {
+        "test_signs_change_no_bit_of_a_step[one device]": "eight devices there",
     },
     "train/test_step.py": {
         "test_meshes_equal_one_device[axes2-untied-none]": "sharded/test_axes: products",

@@ -75,7 +75,6 @@ def test_memory_grows_with_the_tokens():
 
 def test_gpus_get_it(monkeypatch):
     """Its program for CUDA has no array of all scores of a row."""
-    assert select.kernels_for("gpu", 1) == select.kernels_for("gpu", 8) == "gpu"
     tokens = 2048
     attend = select.causal_attention(Compute(kernels="gpu"))
     row = jax.ShapeDtypeStruct((1, tokens, 2, 8), jnp.bfloat16)

@@ -300,8 +300,9 @@ def overrides(old: Run, new: Run) -> tuple[str, ...]:
             for f in fields(values)
             if getattr(values, f.name) != getattr(before, f.name)
         ]
-    if new.model != old.model:
-        words.append(f"model.chunk_tokens={new.model.chunk_tokens}")
+    chunk, before = (getattr(run.model, "chunk_tokens", None) for run in (new, old))
+    if chunk != before:
+        words.append(f"model.chunk_tokens={chunk}")
     if new.lora != old.lora:
         words.append(f"lora.rank={new.lora.rank}")
     return (*words, *optimizer_overrides(old.optim, new.optim))
