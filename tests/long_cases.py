@@ -74,7 +74,7 @@ LONG = {
     "formats/test_detector.py": {
         "test_held_out_rows_say_how_well_it_detects": "test_rtd: its metrics; the curve of rtd",
         "test_a_step_from_the_compile_cache_runs": "core/test_weight: no choice in a product",
-        "test_a_classifier_starts_from_the_discriminator[False]": "test_embedder: a detector is the start",
+        "test_a_classifier_starts_from_the_discriminator[False]": "test_embedder: a start",
         "test_a_classifier_starts_from_the_discriminator[True]":
             "test_embedder: a detector is the start",
     },
