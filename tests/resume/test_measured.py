@@ -228,7 +228,8 @@ def test_the_report_shows_the_profile(with_profile):
     seconds = seconds_by_instruction(ProfileData.from_file(str(newest_profile(with_profile))))
     whole = sum(seconds.values())
     products = sum(s for name, s in seconds.items() if name.startswith(("dot", "ynn")))
-    assert profile.kinds["matrix products"] >= products / whole > 0.05
+    # summed in another order
+    assert profile.kinds["matrix products"] * (1 + 1e-9) >= products / whole > 0.05
     name, _, longest_s, share = profile.operations[0]
     assert longest_s == max(seconds.values()) == seconds[name] and share == longest_s / whole
     assert 0 <= profile.input_wait_share < 1
