@@ -2,12 +2,16 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.evals.generate import Sampling, generate
+from lmwright.objectives.clm import Clm
+from tests.in_memory import to_hf
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 
@@ -47,6 +51,31 @@ def assert_near(ours, theirs, name):
     assert largest > 0, name
     assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"
     return distance / largest
+
+
+def assert_same_training(theirs, model, w, tokens, record_property, **options):
+    """Logits, loss and every gradient of a causal model; `options` are for theirs."""
+    theirs.zero_grad()
+    ids, compute = torch.tensor(tokens), Compute(loss_chunk_tokens=5)
+    out = theirs(input_ids=ids, labels=ids, **options)
+    out.loss.backward()
+
+    def loss(w):
+        result = Clm().loss(model, w, make_batch(tokens), jax.random.key(0), compute)
+        return result.total / result.weight
+
+    def both(w):
+        hidden, _ = model.hidden(w, make_batch(tokens), compute)
+        return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
+
+    logits, value, grads = jax.jit(both)(w)
+    near = assert_near(logits, out.logits.detach().numpy(), "logits")
+    record_property("logits", float(near))
+    np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
+    ours, named = to_hf(model, grads), dict(theirs.named_parameters())
+    assert set(ours) == set(named)
+    found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
+    record_property("gradients", float(max(found)))
 
 
 def assert_same_text(theirs, model, w):

@@ -4,18 +4,18 @@ import json
 from functools import cache
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
-from lmwright.core.compute import Compute
 from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
-from lmwright.objectives.clm import Clm
 from lmwright.presets import of_section
-from tests.in_memory import to_hf
-from tests.parity.compare import assert_near, assert_same_text, make_batch, randomize
+from tests.parity.compare import (
+    assert_same_text,
+    assert_same_training,
+    randomize,
+)
 from tests.parity.families import SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -73,25 +73,7 @@ def problem(act):
 @pytest.mark.parametrize("act", ["relu2", "silu"])
 def test_logits_loss_and_gradients(act, record_property):
     theirs, model, w = problem(act)
-    compute = Compute(loss_chunk_tokens=5)
-    out = theirs(input_ids=torch.tensor(TOKENS), labels=torch.tensor(TOKENS))
-    out.loss.backward()
-
-    def loss(w):
-        result = Clm().loss(model, w, make_batch(TOKENS), jax.random.key(0), compute)
-        return result.total / result.weight
-
-    def both(w):
-        hidden, _ = model.hidden(w, make_batch(TOKENS), compute)
-        return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
-
-    logits, value, grads = jax.jit(both)(w)
-    record_property("logits", float(assert_near(logits, out.logits.detach().numpy(), "logits")))
-    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
-    ours, named = to_hf(model, grads), dict(theirs.named_parameters())
-    assert set(ours) == set(named)
-    found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
-    record_property("gradients", float(max(found)))
+    assert_same_training(theirs, model, w, TOKENS, record_property)
 
 
 def test_text_of_a_left_padded_batch():

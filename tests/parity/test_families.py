@@ -11,9 +11,14 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.hf_stream import from_hf
-from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
-from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch, randomize
+from tests.parity.compare import (
+    assert_near,
+    assert_same_text,
+    assert_same_training,
+    make_batch,
+    randomize,
+)
 from tests.parity.families import ROWS
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -55,28 +60,7 @@ def logits_of(model, w, tokens):
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.gradients])
 def test_logits_loss_and_gradients(name, record_property):
     _, theirs, model, w = problem(name)
-    compute = Compute(loss_chunk_tokens=5)
-    theirs.zero_grad()
-    out = theirs(input_ids=torch.tensor(TOKENS), labels=torch.tensor(TOKENS))
-    out.loss.backward()
-
-    def loss(w):
-        result = Clm().loss(model, w, make_batch(TOKENS), jax.random.key(0), compute)
-        return result.total / result.weight
-
-    def both(w):
-        hidden, _ = model.hidden(w, make_batch(TOKENS), compute)
-        return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
-
-    logits, value, grads = jax.jit(both)(w)
-    near = assert_near(logits, out.logits.detach().numpy(), "logits")
-    record_property("logits", float(near))
-    np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
-    ours = to_hf(model, grads)
-    named = dict(theirs.named_parameters())
-    assert set(ours) == set(named)
-    found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
-    record_property("gradients", float(max(found)))
+    assert_same_training(theirs, model, w, TOKENS, record_property)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.gradients])

@@ -15,9 +15,7 @@ from lmwright.errors import UserError
 from lmwright.evals.generate import Sampling, generate
 from lmwright.formats.hf_read import import_hf, model_from_config
 from lmwright.formats.hf_stream import from_hf
-from lmwright.objectives.clm import Clm
-from tests.in_memory import to_hf
-from tests.parity.compare import PROMPTS, TOLERANCE, assert_near, make_batch, randomize
+from tests.parity.compare import PROMPTS, assert_near, assert_same_training, make_batch, randomize
 from tests.parity.families import ROWS
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -48,21 +46,7 @@ def problem():
 
 def test_loss_and_gradients(record_property):
     theirs, model, w = problem()
-    theirs.zero_grad()
-    out = theirs(input_ids=torch.tensor(TOKENS), labels=torch.tensor(TOKENS), use_cache=False)
-    out.loss.backward()
-    compute = Compute(loss_chunk_tokens=5)
-
-    def loss(w):
-        result = Clm().loss(model, w, make_batch(TOKENS), jax.random.key(0), compute)
-        return result.total / result.weight
-
-    value, grads = jax.jit(jax.value_and_grad(loss))(w)
-    np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
-    ours, named = to_hf(model, grads), dict(theirs.named_parameters())
-    assert set(ours) == set(named)
-    found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
-    record_property("gradients", float(max(found)))
+    assert_same_training(theirs, model, w, TOKENS, record_property, use_cache=False)
 
 
 def test_text_of_a_left_padded_batch_is_that_of_each_prompt():

@@ -16,19 +16,13 @@ from lmwright.core.contract import HfModel
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors, described
-from lmwright.models.counts import part_of
+from lmwright.models.counts import is_layer_matrix
 
 BITS = {"int4": 4, "int8": 8}
 ENDINGS = ("packed", "scale", "shape")  # behind `X.weight_`
 FORMAT = "pack-quantized"
+LEFT_AS_FLOATS = ("lm_head",)  # linear layers, by their readers' names, tied ones as well
 WORD = 32
-
-
-def is_rounded(slot: Slot) -> bool:
-    """True for a tensor that [qat] rounds: the matrices of layers."""
-    param = slot.param
-    inside = param.is_matrix and "layers" in param.batch
-    return inside and part_of(param) in ("attention", "mlp")
 
 
 def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
@@ -44,17 +38,12 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
 
 def group_of(model: HfModel, tensors: Any) -> int:
     """Inputs that share a scale; 0 if all do."""
-    slot = next(slot for slot in slots(model) if is_rounded(slot))
+    slot = next(slot for slot in slots(model) if is_layer_matrix(slot.param))
     _, scale = tensors.codes(slot.name)
     return 0 if scale.shape[1] == 1 else slot.shape[1] // scale.shape[1]
 
 
-def left_as_floats(model: HfModel) -> tuple[str, ...]:
-    """Names of linear layers that are not rounded: a head of its own, or a tied one."""
-    return ("lm_head",)
-
-
-def scheme(dtype: str, group: int, ignored: tuple[str, ...]) -> dict[str, Any]:
+def scheme(dtype: str, group: int) -> dict[str, Any]:
     """`quantization_config` of a folder."""
     weights = {
         "num_bits": BITS[dtype], "type": "int", "symmetric": True, "dynamic": False,
@@ -62,7 +51,7 @@ def scheme(dtype: str, group: int, ignored: tuple[str, ...]) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "quant_method": "compressed-tensors", "format": FORMAT,
-        "quantization_status": "compressed", "ignore": list(ignored),
+        "quantization_status": "compressed", "ignore": list(LEFT_AS_FLOATS),
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }  # fmt: skip
 

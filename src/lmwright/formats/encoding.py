@@ -17,8 +17,6 @@ from lmwright.formats.compressed import (
     BITS,
     ENDINGS,
     group_of,
-    is_rounded,
-    left_as_floats,
     pack_integers,
     packed_width,
     refuse_grid,
@@ -27,6 +25,7 @@ from lmwright.formats.compressed import (
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import DTYPES, described
 from lmwright.formats.ternary import PER_BYTE, SCALE, codes_of, has_ternary, pack
+from lmwright.models.counts import is_layer_matrix
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
 PACKED = ("ternary", "ternary-bf16")
@@ -48,7 +47,10 @@ class Encoding:
 
     def sizes(self, model: HfModel) -> list[tuple[str, int]]:
         """(name, bytes) of each tensor."""
-        return [(slot.name, slot.size * DTYPES[self.rest].itemsize) for slot in slots(model)]
+        return [size for slot in slots(model) for size in self._sizes(slot)]
+
+    def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
+        return [(slot.name, slot.size * DTYPES[self.rest].itemsize)]
 
     def tensors(
         self, model: HfModel, tensors: Mapping[str, np.ndarray]
@@ -67,13 +69,9 @@ class Ternary(Encoding):
         """Says that nothing is left to round."""
         return {QUANTIZATION: how_quantized("offline")}
 
-    def sizes(self, model: HfModel) -> list[tuple[str, int]]:
-        """(name, bytes) of each tensor."""
-        return [size for slot in slots(model) for size in self._sizes(slot)]
-
     def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
         if not slot.param.ternary:
-            return [(slot.name, slot.size * DTYPES[self.rest].itemsize)]
+            return super()._sizes(slot)
         return [(slot.name, slot.size // PER_BYTE), (f"{slot.name}{SCALE}", 4)]
 
     def tensors(
@@ -95,20 +93,15 @@ class Compressed(Encoding):
     """Integers that were trained, as compressed-tensors packs them; the rest as floats."""
 
     group: int
-    ignored: tuple[str, ...]
 
     @property
     def config(self) -> dict[str, Any]:
         """The scheme, and the linear layers that it leaves as floats."""
-        return {QUANTIZATION: scheme(self.name, self.group, self.ignored)}
-
-    def sizes(self, model: HfModel) -> list[tuple[str, int]]:
-        """(name, bytes) of each tensor."""
-        return [size for slot in slots(model) for size in self._sizes(slot)]
+        return {QUANTIZATION: scheme(self.name, self.group)}
 
     def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
-        if not is_rounded(slot):
-            return [(slot.name, slot.size * DTYPES[self.rest].itemsize)]
+        if not is_layer_matrix(slot.param):
+            return super()._sizes(slot)
         groups = slot.shape[1] // self.group if self.group else 1
         sizes = (slot.shape[0] * packed_width(slot, self.name) * 4, slot.shape[0] * groups * 4, 16)
         return [(f"{slot.name}_{end}", size) for end, size in zip(ENDINGS, sizes, strict=True)]
@@ -118,7 +111,7 @@ class Compressed(Encoding):
     ) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors by name, in the order of `sizes`."""
         for slot in slots(model):
-            found = tensors.codes(slot.name) if is_rounded(slot) else None  # type: ignore[attr-defined]
+            found = tensors.codes(slot.name) if is_layer_matrix(slot.param) else None  # type: ignore[attr-defined]
             if found is None:
                 yield slot.name, cast_tensor(slot.name, tensors[slot.name], DTYPES[self.rest])
                 continue
@@ -137,8 +130,7 @@ def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encod
         return Encoding(dtype, dtype)
     if dtype in BITS:
         refuse_grid(dtype, tensors)
-        group = group_of(model, tensors)
-        return Compressed(dtype, "fp32", group, left_as_floats(model))
+        return Compressed(dtype, "fp32", group_of(model, tensors))
     if not has_ternary(model):
         raise UserError(
             f"dtype: {dtype!r} packs ternary weights, and a {model.kind!r} model has none; use one "

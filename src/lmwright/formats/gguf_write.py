@@ -21,7 +21,7 @@ from lmwright.core.param import Tree
 from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
-from lmwright.formats.compressed import is_rounded, refuse_grid
+from lmwright.formats.compressed import refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_names import (
     SHIFT,
@@ -43,6 +43,7 @@ from lmwright.formats.tensor_hash import CONVERT, add_tensor
 from lmwright.formats.ternary import TernaryValues, codes_of, codes_of_values, has_ternary
 from lmwright.formats.tokenizer_files import prompt_prefix
 from lmwright.guard.files import sync
+from lmwright.models.counts import is_layer_matrix
 
 TYPES = {
     "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
@@ -153,7 +154,7 @@ def _kind(slot: Slot, kind: str) -> str:
         return "F16"
     if kind in TERNARY and not slot.param.ternary:
         return "F16"
-    if kind == "Q4_0" and not is_rounded(slot):
+    if kind == "Q4_0" and not is_layer_matrix(slot.param):
         return "F16"
     return kind
 

@@ -67,7 +67,7 @@ def _chunks(reach: Reach, length: int) -> Iterator[tuple[slice, slice]]:
 def _forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
     outs, log_sums = [], []
     for at, keys in _chunks(reach, q.shape[3]):
-        some, places = q[:, :, :, at] * scoring.scale, jax.tree.map(lambda a: a[:, at], seen)  # noqa: B023
+        some, places = q[:, :, :, at] * scoring.scale, Interval(seen.start[:, at], seen.end[:, at])
         zeros = jnp.zeros(some.shape, jnp.float32)
         none = (zeros, jnp.full(some.shape[:-1], MASKED, jnp.float32), zeros[..., 0])
         some_keys = (k[:, keys], v[:, keys], keys.start)
@@ -86,7 +86,7 @@ def _backward(scoring: Scoring, reach: Reach, residuals: tuple[Any, ...], g: Arr
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for at, keys in _chunks(reach, q.shape[3]):
         arrays = [a[:, :, :, at] for a in (q, g, inner, log_sums)]
-        places = jax.tree.map(lambda a: a[:, at], seen)  # noqa: B023
+        places = Interval(seen.start[:, at], seen.end[:, at])
         some_keys = (k[:, keys], v[:, keys], keys.start)
         new_dq, new_dk, new_dv = pair_gradients(scoring, (*arrays, places), some_keys)
         dq.append(new_dq.astype(q.dtype))

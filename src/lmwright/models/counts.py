@@ -40,6 +40,13 @@ def part_of(param: Param) -> str:
     return "attention" if {"heads", "kv_heads", "distances"} & set(axes) else "mlp"
 
 
+def is_layer_matrix(param: Param) -> bool:
+    """True for the matrices that [qat] rounds: those of attention and mlps; embeddings, head and
+    experts stay floats."""
+    inside = param.is_matrix and "layers" in param.batch
+    return inside and part_of(param) in ("attention", "mlp")
+
+
 def count_by_part(model: Any) -> list[PartCount]:
     """Counts in the order of PARTS, weights inside and outside the layers apart, and those of
     layers in which the part is of another size; their totals sum to the model's count."""

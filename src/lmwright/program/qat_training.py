@@ -8,7 +8,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,14 +18,12 @@ from lmwright.core.leaves import Lora, Rounded
 from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.core.rounded import first_scale, stored, widened
 from lmwright.errors import UserError
-from lmwright.models.counts import part_of
+from lmwright.models.counts import is_layer_matrix
 from lmwright.program.lora import SCALE, ResolvedAdapter, frozen_spec
 from lmwright.program.lora import section_of as lora_section_of
 from lmwright.program.lora_training import LoraTraining
 from lmwright.program.qat_section import Qat
 from lmwright.program.trainee import FullTraining, Trainee, spec_of
-
-ROUNDED = ("attention", "mlp")  # parts of layers; embeddings and head stay floats
 
 
 def section_of(run: Any) -> Qat:
@@ -49,11 +47,7 @@ def rounded_params(run: Any, spec: Tree) -> dict[str, Param]:
             f"qat: objective.kind = {run.objective.kind!r} has weights beside the model's, which "
             "no file holds in few bits; use 'clm' or 'sft'"
         )
-    chosen = {
-        path: param
-        for path, param in params.items()
-        if param.is_matrix and "layers" in param.batch and part_of(param) in ROUNDED
-    }
+    chosen = {path: param for path, param in params.items() if is_layer_matrix(param)}
     for path, param in chosen.items():
         inputs = param.matrix_shape[0]
         if qat.group and inputs % qat.group:
@@ -175,4 +169,4 @@ class LowRankQatTraining(LoraTraining):
         def run(frozen: Tree, weights: Tree) -> Any:
             return made(self.bind(frozen, self.parts(trainee, weights)))
 
-        return jax.jit(partial(run))(frozen, weights)
+        return jax.jit(run)(frozen, weights)
