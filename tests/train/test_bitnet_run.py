@@ -1,7 +1,6 @@
 """BitNet by the command line: trained in two sessions, continued from a llama, tuned with an
 adapter, exported in every form."""
 
-import json
 from pathlib import Path
 
 import jax
@@ -18,8 +17,8 @@ from lmwright.optim import KINDS
 from lmwright.optim.build import build_optimizer, make_schedule
 from lmwright.optim.kinds import TwoStage
 from lmwright.presets import of_section
+from tests.train.texts import write_texts
 
-WORDS = "the cat sat on a mat while one dog ran far away".split()
 MODEL = """
 kind = "bitnet"
 mlp = "swiglu"
@@ -59,9 +58,7 @@ trackers = []
 
 def write(folder, model=MODEL, top="", train=""):
     folder.mkdir()
-    dice = np.random.default_rng(3)
-    lines = [json.dumps({"text": " ".join(dice.choice(WORDS, 9))}) + "\n" for _ in range(90)]
-    (folder / "text.jsonl").write_text("".join(lines))
+    write_texts(folder / "text.jsonl")
     path = folder / "run.toml"
     path.write_text(RUN.format(dir=folder, model=model, top=top, train=train))
     return str(path)

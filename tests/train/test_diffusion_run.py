@@ -5,7 +5,6 @@ import json
 import math
 
 import jax
-import numpy as np
 import pytest
 
 from lmwright.cli.main import main
@@ -15,8 +14,8 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.models.llama import Llama
 from tests.in_memory import export_hf
+from tests.train.texts import ROWS, sentences, write_texts
 
-WORDS = "the cat sat on a mat while one dog ran far away".split()
 MODEL = """
 kind = "llada"
 vocab_size = 320
@@ -61,13 +60,12 @@ trackers = []
 def write(folder, model=MODEL, top="", data="", train="", rows=""):
     """A run file with its texts or conversations."""
     folder.mkdir()
-    dice = np.random.default_rng(3)
-    sentence = lambda: " ".join(dice.choice(WORDS, 9))  # noqa: E731
-    lines = [
-        {"prompt": sentence(), "completion": sentence()} if rows else {"text": sentence()}
-        for _ in range(90)
-    ]
-    (folder / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text, file = sentences(), folder / "text.jsonl"
+    if rows:
+        lines = [{"prompt": next(text), "completion": next(text)} for _ in range(ROWS)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        write_texts(file)
     source = f'{{path = "{folder}/text.jsonl"{rows}}}'
     path = folder / "run.toml"
     path.write_text(

@@ -15,8 +15,8 @@ from lmwright.core.rounding import GRIDS
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
+from tests.train.texts import write_texts
 
-WORDS = "the cat sat on a mat while one dog ran far away".split()
 RUN = """
 recipe = "pretrain"
 name = "t"
@@ -57,9 +57,7 @@ IDS = np.random.default_rng(0).integers(0, 320, (1, 9)).astype(np.int32)
 def data(tmp_path_factory):
     """Folder of prepared data for all runs."""
     folder = tmp_path_factory.mktemp("qat")
-    dice = np.random.default_rng(3)
-    lines = [json.dumps({"text": " ".join(dice.choice(WORDS, 9))}) + "\n" for _ in range(90)]
-    (folder / "data.jsonl").write_text("".join(lines))
+    write_texts(folder / "data.jsonl")
     assert main(["prepare", write(folder / "a", folder / "data")]) == 0
     return folder / "data"
 
