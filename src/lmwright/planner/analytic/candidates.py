@@ -96,8 +96,8 @@ class Candidate:
         host += "" if self.run.optim.offload == "none" else ", moments on the host"
         chunk = f", mlp by {train.mlp_chunk_tokens:,} tokens" if train.mlp_chunk_tokens else ""
         chunk += ", head's gradient once" if train.head_gradient == "once" else ""
-        if self.run.model != self.given.model:
-            chunk += f", chunks of {self.run.model.chunk_tokens}"
+        if (size := _recurrent_chunk(self.run)) != _recurrent_chunk(self.given):
+            chunk += f", chunks of {size}"
         mesh = mesh_text(dict(self.quick.plan.mesh.shape))
         return f"{mesh}, remat {train.remat}{host}{chunk}{pieces}{star}"
 
@@ -213,14 +213,19 @@ def summed_once(way: Candidate) -> Candidate | None:
 def rechunked(way: Candidate) -> Iterator[Candidate]:
     """The candidate with other chunks of a recurrence, which gives the same results; none for a
     model without."""
-    model = way.run.model
-    if not hasattr(model, "chunk_tokens"):
+    present = _recurrent_chunk(way.run)
+    if present is None:
         return
     for size in RECURRENT_CHUNKS:
-        if size != model.chunk_tokens and seq_len_of(way.run) % size == 0:
-            new = replace(way.run, model=replace(model, chunk_tokens=size))
+        if size != present and seq_len_of(way.run) % size == 0:
+            new = replace(way.run, model=replace(way.run.model, chunk_tokens=size))
             plan = replace(way.quick.plan, run=new)
             yield Candidate(new, way.given, Quick(new, way.quick.machine, plan))
+
+
+def _recurrent_chunk(run: Run) -> int | None:
+    """Tokens of a chunk of the model's recurrence; None for a model without."""
+    return getattr(run.model, "chunk_tokens", None)
 
 
 def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
@@ -300,8 +305,7 @@ def overrides(old: Run, new: Run) -> tuple[str, ...]:
             for f in fields(values)
             if getattr(values, f.name) != getattr(before, f.name)
         ]
-    chunk, before = (getattr(run.model, "chunk_tokens", None) for run in (new, old))
-    if chunk != before:
+    if (chunk := _recurrent_chunk(new)) != _recurrent_chunk(old):
         words.append(f"model.chunk_tokens={chunk}")
     if new.lora != old.lora:
         words.append(f"lora.rank={new.lora.rank}")
