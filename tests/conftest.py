@@ -5,13 +5,13 @@ import gc
 import os
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
 
-from tests.long_cases import LONG
 from tests.quick_compile import FLAGS
 from tests.shared_steps import share_steps
 
@@ -36,6 +36,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 MOST_BYTES = 3 * 2**30  # of a worker
+LONG = tomllib.loads(Path(__file__).with_name("long_cases.toml").read_text())
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -53,7 +54,9 @@ def pytest_collection_modifyitems(items):
     gone = [f"{file}::{name}" for file, names in missing.items() for name in names]
     named = any("::" in str(argument) for argument in sys.argv[1:])
     if gone and not named and SHARED.is_dir():
-        raise pytest.UsageError(f"tests/long_cases.py: there are no such cases: {', '.join(gone)}")
+        raise pytest.UsageError(
+            f"tests/long_cases.toml: there are no such cases: {', '.join(gone)}"
+        )
 
 
 def pytest_collection_finish():
