@@ -35,9 +35,9 @@ class Tensor:
     fate: str
     """`saved`, `on the host` or `computed again`."""
     shape: tuple[int, ...]
-    """Of one layer and microbatch on one device; empty where several arrays are added up."""
+    """Shape in one layer and microbatch on one device; empty where several arrays are added up."""
     chip_bytes: float
-    """Alive at once on the device: of all layers, or of one on its way or computed again."""
+    """Bytes alive at once on the device: of all layers, or of one on its way or computed again."""
     host_bytes: float
     times: int
     """How often it is made in a step: layers x microbatches."""
@@ -66,13 +66,16 @@ def tensor_lines(every: Sequence[Tensor], count: int = SHOWN) -> list[str]:
     """The table of the largest; nothing where nothing is kept for a backward pass."""
     if not every:
         return []
-    head = "what the backward pass reads: on the chip, on the host, times it is made a step"
+    head = (
+        "tensors that the backward pass reads "
+        "(bytes on chip, bytes on host, times computed per step)"
+    )
     more = f"  and {len(every) - count} smaller (--json)" if len(every) > count else ""
     return [head, *(tensor.line() for tensor in every[:count]), *([more] if more else []), ""]
 
 
 def tensors_json(every: Sequence[Tensor]) -> list[dict]:
-    """For plan.json."""
+    """The entry in plan.json."""
     return [asdict(tensor) for tensor in every]
 
 
