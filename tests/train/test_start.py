@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
     with pytest.raises(UserError, match=r"train.init_from: layers.down is \(2, 24, 16\) in"):
         train(run, jax.devices()[ONE])
     other = tuned(base, tmp_path, base / "hf", data={"dir": str(tmp_path / "other")})
-    with pytest.raises(UserError, match=r"data.tokenizer.path: .*set it"):
+    with pytest.raises(UserError, match=r"data.tokenizer.path: .*set the path"):
         load_run(other, ["data.tokenizer.vocab_size=270"])
 
 
@@ -193,7 +193,7 @@ def test_a_whole_model_takes_the_tokenizer_of_its_weights(base, tmp_path):
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
     assert load_run(tmp_path / "run.toml").data.tokenizer.path == f"{base}/run/tokenizer"
     gone = ["train.init_from=gone"]
-    with pytest.raises(UserError, match=r"none was found in gone, or .*; set its path here"):
+    with pytest.raises(UserError, match=r"gone has none, or .*; set the path of the tokenizer"):
         load_run(tmp_path / "run.toml", gone)
     assert load_run(tmp_path / "run.toml", [*gone, "data.tokenizer.path=t"]).train.init_from
 

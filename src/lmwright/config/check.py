@@ -226,8 +226,9 @@ def _check_tokenizer(run: Run) -> None:
     origin = None if run.train.init_parts else run.train.init_from
     if tokenizer.path is None and origin is not None and run.data.sources:
         raise UserError(
-            f"data.tokenizer.path: the weights of train.init_from were trained with a tokenizer, "
-            f"and none was found in {origin}, or [data.tokenizer] says otherwise; set its path here"
+            f"data.tokenizer.path: missing; train.init_from needs its own tokenizer, but {origin} "
+            f"has none, or [data.tokenizer] overrides it; set the path of the tokenizer that the "
+            f"weights were trained with"
         )
     if tokenizer.path is None:
         size = run.model.vocab_size

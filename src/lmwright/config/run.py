@@ -144,7 +144,8 @@ class Chat:
     too_long: Literal["drop", "cut-left", "cut-right"] = "drop"
     """What becomes of an example longer than a row; `cut-left` keeps its end."""
     special_text: Literal["refuse", "parse"] = "refuse"
-    """Example that spells a special token, or what is around turns: a bad row, or as it is."""
+    """What to do with an example whose text contains a special token or a turn marker: `refuse`
+    quarantines it, `parse` reads the marker as one."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
     """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
 
