@@ -40,13 +40,13 @@ class Remat:
     """One policy: the names of the results that are kept."""
 
     kept: frozenset[str]
-    """On the device."""
+    """Names of results kept on the device."""
     everything: bool = False
     """Keeps all results, named or not."""
     offloaded: frozenset[str] = frozenset()
-    """In the memory of the host."""
+    """Names of results kept in the memory of the host."""
     format: Any = None
-    """Of `core.saves`: how block inputs are kept; as they are if None."""
+    """How block inputs are kept (a format of `core.saves`); as they are if None."""
 
     def keeps(self, name: str) -> bool:
         """True if the backward pass reads the result of this name rather than recomputing it."""
@@ -78,7 +78,7 @@ REMATS: dict[RematName, Remat] = {
     "mlp": Remat(frozenset({MATMUL, HEADS, ATTENTION})),
     "block": Remat(frozenset()),
 }
-"""From what takes most memory to what takes least."""
+"""Policies of rematerialization, in the order of the memory that they take, the most first."""
 
 OFFLOADS: dict[OffloadName, frozenset[str]] = {
     "none": frozenset(),

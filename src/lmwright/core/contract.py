@@ -37,13 +37,12 @@ class Attention:
     """Dimensions of the attention layers."""
 
     windows: tuple[int | None, ...]
-    """For each of these layers, the tokens that a query sees, itself included; None for all
-    before it."""
+    """Tokens that a query sees in each of these layers, itself included; None for all before it."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     both_ways: bool = False
-    """Whether queries see as many tokens after themselves as before."""
+    """True if queries see as many tokens after themselves as before."""
 
     def keys(self, seq_len: int) -> float:
         """Keys that a query sees, summed over layers: the mean over a row of `seq_len` tokens."""
@@ -63,8 +62,8 @@ class Work:
     embed_dim: int
     vocab_size: int
     active: Mapping[str, float] = field(default_factory=dict)
-    """Fraction of a weight, by path, that a token is multiplied with, where that is not all of
-    it: of experts the chosen ones, of a table that is only looked up nothing."""
+    """Fraction of a weight, by path, that a token is multiplied with, where that is not all of it:
+    the chosen ones of the experts, nothing of a table that is only looked up."""
     attention: Attention | None = None
     """None for a model without attention."""
     mixing_flops: float = 0.0
@@ -74,7 +73,7 @@ class Work:
     mixing_bytes: float = 0.0
     """Bytes of a token, forward, in all layers, that such mixing moves beside its products."""
     soft_capped: bool = False
-    """Whether a soft cap changes the logits."""
+    """True if a soft cap changes the logits."""
     uncut: tuple[str, ...] = ()
     """Mesh axes over which the model cannot be cut."""
     normed: frozenset[str] = frozenset()
@@ -202,16 +201,16 @@ class Objective(Protocol):
     """The kind of rows that a store must hold for it (`TokenStore.holds`)."""
 
     both_ways: ClassVar[bool] = False
-    """Whether it needs a model whose tokens see those after them."""
+    """True if it needs a model whose tokens see those after them."""
 
     fills_masks: ClassVar[bool] = False
-    """Whether it trains models that write text in the place of masks."""
+    """True if it trains models that write text in the place of masks."""
 
     new_weights: ClassVar[tuple[str, ...]] = ()
     """Names in `spec` of weights that start fresh where the model to begin with has none."""
 
     reads_tokenizer: ClassVar[bool] = False
-    """Whether `with_tokenizer` has anything to fill in."""
+    """True if `with_tokenizer` has anything to fill in."""
 
     def with_tokenizer(self, tokenizer: Any) -> Self:
         """The objective with ids that it leaves to the tokenizer of the prepared data."""
@@ -224,14 +223,14 @@ class Objective(Protocol):
     """Names of its models, where several can be exported."""
 
     def part(self, name: str) -> Self:
-        """The objective of which that one of the `parts` is exported."""
+        """This objective, set to export the part called `name`."""
         return self
 
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 
     takes_adapters: ClassVar[bool] = True
-    """Whether LoRA may train its models."""
+    """True if LoRA may train its models."""
 
     whole_batch: ClassVar[bool] = False
     """True if rows are compared with each other: `loss` takes all microbatches, [A, B, T]."""
@@ -261,7 +260,7 @@ class Objective(Protocol):
         return 0
 
     def passes_of(self, num_microbatches: int) -> int:
-        """Those of a step of so many microbatches, which some objectives encode twice."""
+        """Forward passes of a step of so many microbatches, which some objectives encode twice."""
         return self.forward_passes + (self.whole_batch and num_microbatches > 1)
 
     def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:

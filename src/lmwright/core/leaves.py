@@ -109,7 +109,7 @@ class Rounded:
 Quantized = Int8 | Int4
 TYPED = (Int8, Int4, Lora, Ternary, Rounded)
 WIDENED = Registry(__package__, {"Ternary": "ternary.widened", "Rounded": "rounded.widened"})
-"""The float32 arrays that leaves which train compute with."""
+"""Functions that return the float32 array that a trained leaf computes with, by leaf type."""
 
 
 def is_typed(leaf: Any) -> bool:
@@ -123,7 +123,7 @@ def has_adapters(w: Tree) -> bool:
 
 
 def trained_leaves(w: Tree) -> list[bool]:
-    """For each array of `jax.tree.leaves(w)`, whether it may take a gradient: arrays do, and the
+    """True for each array of `jax.tree.leaves(w)` that may take a gradient: plain arrays, and the
     factors and magnitudes of adapters."""
     marks: list[bool] = []
     for leaf in jax.tree.leaves(w, is_leaf=is_typed):

@@ -203,7 +203,7 @@ def count_params(spec: Tree) -> int:
 
 
 def letters(eqn: str) -> tuple[str, str, str]:
-    """Those of activations, weight and result in "activations,weight->result"."""
+    """The letters of activations, weight and result in "activations,weight->result"."""
     inputs, out = eqn.split("->")
     x_letters, w_letters = inputs.split(",")
     return x_letters, w_letters, out

@@ -46,8 +46,8 @@ def microbatches(rows: Array, num: int) -> Array:
 def pipelined(
     block: Block, layers: Tree, x: Array, *side: Any, num_microbatches: int
 ) -> tuple[Array, dict[str, Array]]:
-    """x [R, T, D] after `block(layers[i], x, *side)` for each i, and the sums of what else
-    the blocks return; leaves of `layers` are [L, ...], those of `side` [R, ...]. Fewer
+    """Applies `block(layers[i], x, *side)` for each i to x [R, T, D]; returns x and the sums of
+    what else the blocks return. Leaves of `layers` are [L, ...], those of `side` [R, ...]. Fewer
     microbatches are used where R has not as many. Raises UserError where L does not divide."""
     stages = num_stages()
     ways = batch_ways(jax.sharding.get_abstract_mesh())

@@ -80,7 +80,8 @@ def _block_of(num_rows: int, num_groups: int) -> int:
 def _walk(
     body: Callable[[Array, Array], Array], carry: Array, start: Array, end: Array, size: int
 ) -> Array:
-    """`carry` after `body(carry, first row)` for each block of the rows from `start` to `end`."""
+    """Runs `body(carry, first row)` for each block of the rows from `start` to `end`; returns the
+    last carry."""
     count = (end - start + size - 1) // size
     return lax.fori_loop(0, count, lambda i, carry: body(carry, start + i * size), carry)
 

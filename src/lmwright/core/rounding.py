@@ -53,8 +53,7 @@ def int8_tokens(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def _over(x: Array, number: float) -> Array:
-    """The quotient; by one number for all values XLA would multiply with its inverse, which gives
-    other bits."""
+    """`x / number`. XLA would multiply x by the inverse of the number, which gives other bits."""
     return x / (0 * x + number)
 
 
@@ -66,7 +65,7 @@ class Grid:
     high: int
 
     def scale(self, blocks: Array) -> tuple[Array, Array]:
-        """(scale as it is stored, its inverse as codes are reckoned with), of axis -2."""
+        """(scale as it is stored, the inverse that codes are computed with), along axis -2."""
         top = jnp.max(jnp.abs(blocks), axis=-2, keepdims=True)
         scale = jnp.maximum(_over(top, (self.high - self.low) / 2), EPS)
         return scale, 1 / scale
@@ -84,7 +83,8 @@ class Q4_0(Grid):
     """GGUF's: the value of largest magnitude is -8, the scale a float16, halves go up."""
 
     def scale(self, blocks: Array) -> tuple[Array, Array]:
-        """As the gguf package: codes are reckoned with the scale before it is rounded."""
+        """(scale, its inverse) of each block, as the gguf package has them: codes are computed with
+        the scale before it is rounded."""
         at = jnp.argmax(jnp.abs(blocks), axis=-2, keepdims=True)
         scale = jnp.take_along_axis(blocks, at, axis=-2) / -8
         inverse = jnp.where(scale == 0, 0.0, 1 / jnp.where(scale == 0, 1.0, scale))

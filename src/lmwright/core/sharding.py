@@ -211,7 +211,7 @@ class TokenShards:
 
     @classmethod
     def of(cls, x: Array) -> "TokenShards":
-        """Those of x [B, T, ...] in the program being traced."""
+        """Shards of x [B, T, ...] in the program being traced."""
         mesh = jax.sharding.get_abstract_mesh()
         even = not mesh.empty and x.shape[0] % batch_ways(mesh) == 0
         return cls(batch_ways(mesh), context_ways()) if even else cls()

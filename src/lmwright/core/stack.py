@@ -45,8 +45,8 @@ def run_stack(
     unroll: bool = False,
     num_microbatches: int = 1,
 ) -> tuple[Array, Aux]:
-    """x [B, ...] after each layer's `block(weights, x, *side)`, and the sums over layers of
-    what else the blocks return.
+    """Applies `block(weights, x, *side)` of each layer to x [B, ...]; returns x and the sums over
+    layers of what else the blocks return.
 
     There is one block for each place of the span's pattern; leaves of `layers` are [L, ...],
     below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
@@ -133,8 +133,8 @@ joint_gradients.defvjp(_joint_fwd, _joint_bwd, symbolic_zeros=True)
 
 
 def _chained(blocks: Sequence[Block], apart: bool = False) -> Block:
-    """One block of several, whose weights lie below their numbers; if `apart`, the backward pass of
-    one is over, its weights' gradients included, when that of the one before it begins."""
+    """Chains blocks into one; block i reads `w[str(i)]`. If `apart`, the backward pass of block i,
+    weight gradients included, ends before that of block i - 1 begins."""
 
     def block(w: Tree, x: Array, *side: Any) -> tuple[Array, Aux]:
         total: Aux = {}
@@ -148,13 +148,13 @@ def _chained(blocks: Sequence[Block], apart: bool = False) -> Block:
 
 
 def added(total: Aux, aux: Aux) -> Aux:
-    """Sums by name; a name may be in one of them alone."""
+    """Sums by name; a name may be in one of the two alone."""
     return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
 
 
 def apart(layers: Tree) -> list[Tree]:
-    """A tree of arrays stacked on axis 0 as a list of trees, one a layer: a program that takes
-    them so reads each weight where it lies, where a slice of a stack would be copied first."""
+    """Splits a tree of arrays stacked on axis 0 into a list of trees, one a layer. A program that
+    takes these reads each weight in place, where slices of a stack would be copied."""
     leaves, tree = jax.tree.flatten(layers)
     return [jax.tree.unflatten(tree, [a[i] for a in leaves]) for i in range(len(leaves[0]))]
 

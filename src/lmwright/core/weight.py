@@ -37,8 +37,8 @@ PRODUCTS = Registry(
         "Ternary": "ternary.product", "Rounded": "rounded.product",
     },
 )  # fmt: skip
-"""Products `(eqn, x, w, narrow)` of typed leaves, and what those of one x share; most steps have
-none."""
+"""Product functions `(eqn, x, w, narrow)` by leaf type; "narrow" computes the part that Lora leaves
+of one x share. Imported when first used: most steps have no typed leaf."""
 
 
 def name_result(x: Array, name: str = MATMUL) -> Array:
@@ -172,8 +172,8 @@ def scattered_gradient(eqn: str, x: Array, g: Array, ways: int) -> Array:
 
 
 def added_up(sums: Array) -> Array:
-    """float32 sum over axis 0. That of matrices is written out: the compiler does it in one pass,
-    which also writes the stack of layers."""
+    """float32 sum over axis 0. For matrices it is written out as additions, which the compiler does
+    in the same pass that writes the stack of layers."""
     if sums.ndim > 3:
         return jnp.sum(sums.astype(jnp.float32), axis=0)
     return sum(part.astype(jnp.float32) for part in sums)
