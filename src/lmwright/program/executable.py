@@ -83,8 +83,8 @@ def _versions() -> dict[str, str | None]:
 
 
 def save(key: str, compiled: jax.stages.Compiled, made: Made | None = None) -> bool:
-    """Keeps a compiled step, and what it was made of; whether it is kept. What JAX cannot
-    serialize and a folder that cannot be written to are no errors."""
+    """Stores a compiled step and what it was made of. Returns True if it was stored; what JAX
+    cannot serialize and a folder that cannot be written to are no errors."""
     from jax.experimental.serialize_executable import serialize
 
     home = folder()
@@ -141,7 +141,7 @@ class Ready:
 
     compiled: jax.stages.Compiled
     by_plan: bool
-    """Whether `plan` had compiled it."""
+    """True if `plan` had compiled it."""
     reason: str = ""
     """Why it was compiled although `plan` had kept one for this run; empty where it had not."""
 

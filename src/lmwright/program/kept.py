@@ -19,7 +19,7 @@ from lmwright.config.text import join_keys, leaves
 from lmwright.data.json_text import parse_json
 
 SECTIONS = ("seed", "model", "objective", "optim", "train", "lora", "mesh")
-"""Of a run, that the program follows from; where data comes from stays private."""
+"""Sections of a run that the compiled program follows from; where data comes from stays private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Made:
     run: str = ""
     """The run's name."""
     settings: dict[str, Any] | None = None
-    """By their dotted names."""
+    """Settings by their dotted names."""
     source: str = ""
     """Hash of lmwright's own files."""
 

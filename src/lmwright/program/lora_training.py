@@ -122,7 +122,7 @@ class LoraTraining(Training[ResolvedAdapter]):
         return stored(self.run, init_weights(self._spec, key))
 
     def shardings(self, trainee: ResolvedAdapter, mesh: Mesh) -> Tree:
-        """By the axes of each factor; a dimension that does not divide stays whole."""
+        """Shardings by the axes of each factor; a dimension that does not divide stays whole."""
         return lenient_shardings(trainee.spec, mesh)
 
     def init(self, trainee: ResolvedAdapter, frozen: Tree, key: Array) -> Tree:
@@ -157,7 +157,7 @@ class LoraTraining(Training[ResolvedAdapter]):
         return bind(self._params, frozen, parts, key, dropout)
 
     def scale_updates(self, updates: Tree) -> Tree:
-        """Those of every second factor times `lora.b_rate_ratio` (LoRA+,
+        """The optimizer's updates, those of every second factor times `lora.b_rate_ratio` (LoRA+,
         https://arxiv.org/abs/2402.12354)."""
         ratio = section_of(self.run).b_rate_ratio
         return updates if ratio == 1 else _faster_b(updates, ratio)

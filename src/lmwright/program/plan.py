@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def flops_per_step(self) -> float:
-        """Forward and backward, none recomputed."""
+        """FLOPs of a step, forward and backward, without recomputation."""
         passes = self.training.flops_per_weight, self.run.objective.forward_passes
         works = self.works.values()
         return float(self.tokens_per_step) * sum(w.flops_per_token(*passes) for w in works)

@@ -43,7 +43,7 @@ IN_A_ROW = "skipped_in_a_row"
 
 @dataclass(frozen=True)
 class Lanes:
-    """Row i of a microbatch belongs to `trainees[i % len(trainees)]`."""
+    """Lanes of a microbatch: row i belongs to `trainees[i % len(trainees)]`."""
 
     trainees: tuple[int, ...]
     """Index of the trainee of each lane."""

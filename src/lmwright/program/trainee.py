@@ -65,7 +65,7 @@ class Held:
     path: str
     param: Param
     bytes: float = 4.0
-    """Of one element, scales included."""
+    """Bytes of one element, scales included."""
     trained: bool = True
     share: float = 1.0
     """Fraction of the rows that meet it."""
@@ -89,13 +89,13 @@ class Training(Generic[T]):
 
     @property
     def trainees(self) -> tuple[T, ...]:
-        """In the order of the run."""
+        """The trainees, in the order of the run."""
         raise NotImplementedError
 
     @property
     def listed(self) -> str:
-        """Where the run file lists the trainees, each of which may be added or removed; empty if
-        there is no such list."""
+        """Dotted path of the list of trainees in the run file, each of which may be added or
+        removed; empty if there is no such list."""
         return ""
 
     def held(self) -> list[Held]:
