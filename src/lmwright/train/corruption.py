@@ -43,7 +43,8 @@ class Corrupted(UserError):
 
 
 class Checks(Hook):
-    """Raises UserError for corruption, every `train.check_every_steps` and before each save."""
+    """Looks for corruption every `train.check_every_steps` and before each save; raises UserError
+    if it finds any."""
 
     def __init__(self, plan: Plan):
         self._plan, self._every = plan, plan.run.train.check_every_steps
@@ -178,8 +179,8 @@ def row_prints(plan: Plan, state: Tree, rows: Batch) -> Array:
 
 
 def odd_shards(prints: np.ndarray, share: int) -> set[int]:
-    """Shards of the batch, of `share` rows each, that computed other bits: `prints` [turns, B] has
-    those of row r from shard r / share + turn."""
+    """Shards of the batch, of `share` rows each, whose results differ in bits: `prints[turn, r]` is
+    the checksum of row r as shard `r // share + turn` computed it."""
     rows = prints.shape[1]
     return {
         (row // share + turn) % (rows // share)

@@ -202,7 +202,7 @@ class Display:
 
 
 def duration(seconds: float) -> str:
-    """`42s`, `3m 05s`, `7h 12m`, `2d 03h`."""
+    """Seconds as `42s`, `3m 05s`, `7h 12m` or `2d 03h`."""
     s = max(round(seconds), 0)
     if s < 60:
         return f"{s}s"
@@ -246,7 +246,7 @@ FORMATS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def headline(plan: Plan) -> str:
-    """The model, the length of its training and the devices, in one line."""
+    """The model, the length of its training and the devices, as one line."""
     run, kind = plan.run, plan.devices[0].device_kind
     return (
         f"{run.name}: {run.model.kind}, {plan.num_params:,} parameters, {run.train.steps:,} "

@@ -76,8 +76,8 @@ def own_stretches(host: HostRows, lanes: int, share: int) -> list[tuple[int, int
 
 
 def row_order(lanes: Lanes, host: HostRows) -> np.ndarray:
-    """For each row of a host's batch, which of the trainees' rows (one trainee's after the
-    other's) it is."""
+    """Position of each row of a host's batch among the rows of all trainees, one trainee's after
+    the other's."""
     num, of = host.num_microbatches, np.array(lanes.trainees)
     groups = sum(stop - start for start, stop in host.stretches) // len(of)
     shares = np.bincount(of)

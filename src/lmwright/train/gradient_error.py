@@ -35,7 +35,7 @@ EVENT = "gradient error"
 SUMS = ("error", "exact", "both", "ours")  # of squares, and of products of the two gradients
 
 Sums = Counter[tuple[str, str]]
-"""By part of the model and name of `SUMS`."""
+"""Sums by part of the model and name of `SUMS`."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class GradientError:
     """The choice that changes them, as in `train.block_inputs = int8`."""
     rows: int
     tokens: int
-    """Of each row."""
+    """Tokens of each row."""
     sums: Sums
 
     def sum(self, name: str) -> float:
-        """Over all parts."""
+        """A sum over all parts."""
         return sum(value for (_, each), value in self.sums.items() if each == name)
 
     @property
@@ -60,7 +60,7 @@ class GradientError:
 
     @property
     def cosine(self) -> float:
-        """Between the two gradients."""
+        """Cosine of the angle between the two gradients."""
         norms = (self.sum("exact") * self.sum("ours")) ** 0.5
         return self.sum("both") / norms if norms else float("nan")
 
@@ -77,7 +77,7 @@ class GradientError:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The error in one sentence."""
         parts = ", ".join(f"{part} {error:.2%}" for part, error in self.parts.items())
         return (
             f"{self.setting} changes gradients by {self.error:.2%} (cosine {self.cosine:.6f}), by "
@@ -85,7 +85,7 @@ class GradientError:
         )
 
     def fields(self) -> dict[str, Any]:
-        """For metrics.jsonl; errors are fractions."""
+        """The record for metrics.jsonl; errors are fractions."""
         whole = {"error": self.error, "cosine": self.cosine}
         facts = {"setting": self.setting, "rows": self.rows, "tokens": self.tokens}
         return facts | whole | {f"{part} error": error for part, error in self.parts.items()}

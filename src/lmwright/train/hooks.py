@@ -17,7 +17,7 @@ from lmwright.train.parts import Display, Metrics, Values
 from lmwright.train.signals import StopRequest
 
 HOOKS: list["Hook"] = []
-"""For every run of this process, before those of the run."""
+"""Hooks for every run of this process; they run before those of the run."""
 
 
 class Running(Protocol):
@@ -29,13 +29,13 @@ class Running(Protocol):
     counts: dict[str, int]
     """Steps that each trainee has done."""
     state: Tree
-    """Of `program.state`; a hook may replace it."""
+    """The state of the run (`program.state`); a hook may replace it."""
     values: Values
     """Metrics of the last step, which may not be there yet; those of the step before are."""
     losses: list[SourceLoss]
-    """Of the last evaluation."""
+    """Losses of the last evaluation."""
     batch: Batch
-    """Of the last step."""
+    """Batch of the last step."""
     display: Display
     metrics: Metrics
     stop: StopRequest

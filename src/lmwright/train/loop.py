@@ -75,12 +75,12 @@ class Loop:
     stop: StopRequest
     hooks: tuple[Hook, ...] = ()
     losses: list[SourceLoss] = field(default_factory=list)
-    """Of the last evaluation."""
+    """Losses of the last evaluation."""
 
     at: int = field(init=False)
     """Steps that the run has done."""
     batch: Batch = field(init=False)
-    """Of the last step."""
+    """Batch of the last step."""
     values: Values = field(init=False, default_factory=dict)
     _compiled: Step | None = field(init=False, default=None)
     _save_due: bool = field(init=False, default=False)
@@ -157,7 +157,7 @@ class Loop:
         return self._end(done, 0)
 
     def _passed_over(self, done: int) -> int:
-        """The step to go on after, that or the last of those that are without effect."""
+        """The step to go on after: `done`, or the last of the passed steps that follow it."""
         while last := self.passed.last(done + 1):
             pass_over(self, last)
             self.close()

@@ -19,7 +19,7 @@ class Step(Protocol):
     """The compiled step for some trainees, and the rows that they read."""
 
     names: tuple[str, ...]
-    """Of the trainees."""
+    """Names of the trainees."""
 
     @property
     def by_plan(self) -> bool:

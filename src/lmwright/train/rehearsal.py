@@ -215,5 +215,5 @@ def _agreed(value: bool) -> bool:
 
 
 def _on_first_process(checks: Callable[[], list[Check]]) -> list[Check]:
-    """Checks that process 0 makes, and nothing on the others."""
+    """Runs the checks on process 0, and returns nothing on the others."""
     return checks() if jax.process_index() == 0 else []

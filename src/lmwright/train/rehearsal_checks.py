@@ -75,7 +75,8 @@ def _fits(devices: Sequence[jax.Device], record: RunRecord) -> Check:
 
 
 def _falls(record: RunRecord) -> Check:
-    """By the held-out loss, of the same rows before and after; else by that of training."""
+    """Check that the loss falls: the held-out loss of the same rows before and after, else that of
+    training."""
     pairs = [(c["loss"].values[0], c["loss"].values[-1]) for c in record.evals.values()]
     what = "held-out loss"
     if not pairs:
@@ -170,7 +171,7 @@ def _text(run: Run, name: str) -> Check:
 
 
 def _by_child(run: Run, out: Path, names: Sequence[str]) -> list[Check]:
-    """Those checks by the verbs, on the CPU of the first host: each device here is one of many."""
+    """Runs the checks by verbs, on the CPU of the first host: each device here is one of many."""
     adapters = [("adapters", "export", run.dir, out / n, "--adapter", n) for n in names]
     verbs = adapters if run.lora is not None else [("export", run.dir, out / "model")]
     title = ADAPTERS if run.lora is not None else EXPORT

@@ -51,11 +51,11 @@ class RunFolder:
     """A run directory that this process may write."""
 
     path: Path
-    """On this machine."""
+    """Its place on this machine."""
     mirror: Mirror | None = None
-    """Of a run directory in a bucket."""
+    """Mirror of a run directory in a bucket; None for one on this machine alone."""
     claim: Claim | None = None
-    """On it, of process 0."""
+    """Claim on the bucket; process 0 holds it."""
 
     def push(self) -> None:
         """Sends what was written to the bucket. Raises UserError if another process has taken the
@@ -64,12 +64,13 @@ class RunFolder:
             self.mirror.push()
 
     def confirm(self) -> None:
-        """Raises UserError if another process has taken the run over, which the bucket knows."""
+        """Raises UserError if another process has taken the run over; asks the bucket."""
         if self.claim is not None:
             self.claim.confirm()
 
     def check(self) -> None:
-        """As `confirm`, by what was heard last."""
+        """Raises UserError if another process is known to have taken the run over; the bucket is
+        not asked."""
         if self.claim is not None:
             self.claim.check()
 
