@@ -27,7 +27,7 @@ class Answerer(OverTokens):
     max_answer_tokens: int
     """Tokens of the longest answer that is given."""
     no_answer: Literal["allowed", "never"]
-    """Whether a question may get none."""
+    """`allowed` if a question may get no answer."""
 
     @property
     def hf(self) -> AnswererHf:

@@ -19,7 +19,7 @@ class PartCount:
     per_layer: int
     layers: int
     inside: bool = True
-    """Whether it is a part of layers."""
+    """True for a part of the layers."""
 
     @property
     def total(self) -> int:

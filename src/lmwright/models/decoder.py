@@ -45,7 +45,7 @@ ReasoningSection = Annotated[
     Field(description="Small experts beside the decoder's own layers, after every few of them."),
 ]
 Reach = Literal["local", "global"]
-"""Whether a layer looks through the model's window or at the whole row."""
+"""Keys of a layer: those in the model's window, or the whole row."""
 
 
 @section

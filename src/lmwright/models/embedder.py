@@ -34,7 +34,7 @@ class Embedder(OverEncoder):
 
     pooling: TokenPooling = "mean"
     length: Length = "one"
-    """Whether vectors are scaled to length 1."""
+    """Length of the vectors: scaled to 1, or as pooled."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Texts by name, of which one may be put before each text."""
     default_prompt: str | None = None
@@ -46,7 +46,7 @@ class Embedder(OverEncoder):
         return EmbedderHf(self)
 
     def without_head(self, w: Tree) -> Tree:
-        """Those of the encoder's weights that it has, too."""
+        """The encoder's weights that this model has, too."""
         spec = self.encoder.spec()
         own = {EMBED} | spec.keys() - self.encoder.head_weights(spec).keys()
         return {name: tree for name, tree in w.items() if name in own}

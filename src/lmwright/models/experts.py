@@ -37,7 +37,8 @@ class Experts:
     score: Literal["softmax", "sigmoid"] = "softmax"
     """Function that turns router logits into routing weights."""
     shares: Literal["chosen", "all"] = "chosen"
-    """Whether routing weights are normalized over a token's chosen experts or left as scored."""
+    """`chosen` normalizes routing weights over the experts that a token chose, `all` leaves them as
+    scored."""
     scale: Positive = 1.0
     """Factor on the routing weights."""
     num_groups: PositiveInt = 1

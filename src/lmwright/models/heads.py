@@ -31,7 +31,7 @@ class DocumentHead:
     """Names of the encoder's weights that its `transformed` reads, which this head goes on with.
     Without any, the transform is fresh."""
     answers: bool = True
-    """Whether transformers has a class of the family that answers questions."""
+    """True if transformers has a class of the family that answers questions."""
 
     def spec(self, embed_dim: int, outputs: int) -> Tree:
         """The fresh weights."""

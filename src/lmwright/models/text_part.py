@@ -22,7 +22,7 @@ class TextPart:
     """Location of the text model in one architecture of Hugging Face."""
 
     architecture: str
-    """Of the text model alone."""
+    """Architecture of the text model alone."""
     prefixes: Mapping[str, str]
     """Beginnings of the names of its tensors, and what they are in the text model alone."""
     others: Mapping[str, str] = field(default_factory=dict)
