@@ -59,7 +59,7 @@ class Classify(OverDocuments):
 
 
 class _HeldOut(Classify):
-    """As held-out rows are measured."""
+    """`Classify` as measured on held-out rows."""
 
     def counts(self, label: Array, guess: Array, there: Array) -> dict[str, tuple[Array, Array]]:
         """Documents by class (rows) and by the class that they were given (columns)."""

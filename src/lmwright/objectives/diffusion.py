@@ -233,7 +233,7 @@ def _in_longer_rows(compute: Compute, together: int, length: int) -> Compute:
 
 
 class _HeldOut(Diffusion):
-    """As held-out rows are measured: the mean over several masks of each."""
+    """`Diffusion` as measured on held-out rows: the mean over several masks of each."""
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
         """Sums over the tokens; what is drawn for a row follows from its tokens alone."""

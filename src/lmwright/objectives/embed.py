@@ -63,7 +63,7 @@ class Embed(Objective):
     pooling: TokenPooling = "mean"
     """Tokens that a vector is made of: the mean of all, or the first one."""
     temperature: Positive = 0.05
-    """Of cosines; 1 / 0.05 is the scale 20 of sentence-transformers."""
+    """Temperature of the cosines; 1 / 0.05 is the scale 20 of sentence-transformers."""
     direction: Literal["anchors", "both"] = "anchors"
     """`both` also finds the anchor of what belongs to it, and averages the two losses."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()

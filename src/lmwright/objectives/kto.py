@@ -40,7 +40,8 @@ class Kto(Objective):
 
     @property
     def forward_passes(self) -> int:
-        """Of the reference, and of both models on mismatched answers for the reference point."""
+        """Forward passes of the reference, and of both models on mismatched answers for the
+        reference point."""
         return 3 if self.loss_kind == "kto" else 1
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:

@@ -139,7 +139,8 @@ def rows_together(num_rows: int, spread: int) -> int:
 
 
 def most_masks(num_rows: int, num_tokens: int) -> int:
-    """Those of rows of so many tokens, whose times are in as many equal parts."""
+    """The most masks that `num_rows` rows of `num_tokens` tokens have together, with one time in
+    each of `num_rows` equal parts."""
     parts = range(1, num_rows + 1)
     return min(sum(-(-part * num_tokens // num_rows) for part in parts), num_rows * num_tokens)
 

@@ -152,8 +152,8 @@ class Mlm(Objective):
         return Hidden(tokens, places, predicted.astype(jnp.float32))
 
     def turns(self, batch: Batch, vocab_size: int, uniform: Array) -> Array:
-        """Draws [B, T] by which tokens are hidden, the smallest first, from those of each token:
-        the pieces of a whole word have that of its first."""
+        """Sort keys [B, T]: the tokens with the smallest are masked. Of whole words, all pieces
+        take the key of the word's first piece in `uniform` [B, T]."""
         if self.unit == "token":
             return uniform
         codes = np.full(vocab_size, ALONE, np.uint8)
@@ -205,7 +205,7 @@ def _meetings(random: float | Ramp, kept: float | Ramp) -> list[tuple[float, flo
 
 
 class _HeldOut(Mlm):
-    """As a held-out row is measured: its key follows from its tokens."""
+    """`Mlm` as measured on held-out rows: the key of a row follows from its tokens."""
 
     def keys(self, batch: Batch, key: Array) -> Array:
         """A key [B] for each row, from its tokens alone."""
@@ -229,4 +229,4 @@ class _ByWords(Mlm):
 
 
 class _HeldOutByWords(_HeldOut, _ByWords):
-    """As a held-out row is measured, with the words of a tokenizer."""
+    """`Mlm` as measured on held-out rows, with the words of a tokenizer."""

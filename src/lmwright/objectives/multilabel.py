@@ -65,7 +65,7 @@ class Multilabel(OverDocuments):
 
 
 class _HeldOut(Multilabel):
-    """As held-out rows are measured."""
+    """`Multilabel` as measured on held-out rows."""
 
     def counts(self, real: Array, given: Array, there: Array) -> dict[str, tuple[Array, Array]]:
         """[K, 3]: the documents that rightly were given a class, those that were given it, and

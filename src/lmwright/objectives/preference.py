@@ -75,7 +75,7 @@ class Dpo(Objective):
 
     @property
     def forward_passes(self) -> int:
-        """Of the reference."""
+        """Forward passes of the reference."""
         return 1
 
     def __post_init__(self) -> None:

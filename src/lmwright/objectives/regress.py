@@ -46,7 +46,7 @@ class Regress(OverDocuments):
 
 
 class _HeldOut(Regress):
-    """As held-out rows are measured."""
+    """`Regress` as measured on held-out rows."""
 
     def numbers(self, score: Array, label: Array, there: Array) -> dict[str, tuple[Array, Array]]:
         """[B, S, 3]: the number, the one that was given, and 1 for a document that is there."""

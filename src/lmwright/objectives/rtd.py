@@ -211,7 +211,7 @@ def detect(
 
 
 class _HeldOut(Rtd):
-    """As held-out rows are measured: their keys follow from their tokens."""
+    """`Rtd` as measured on held-out rows: their keys follow from their tokens."""
 
     def keys(self, batch: Batch, key: Array) -> Array:
         """A key [B] for each row, from its tokens alone."""

@@ -47,7 +47,8 @@ class Similarity(Objective):
     """`numbers` is the squared difference of cosine and number; `order` compares all pairs of a
     batch by which number is larger (CoSENT)."""
     temperature: Positive = 0.05
-    """Of cosines whose order is compared; 1 / 0.05 is the scale 20 of sentence-transformers."""
+    """Temperature of the cosines whose order is compared; 1 / 0.05 is the scale 20 of
+    sentence-transformers."""
 
     labels: ClassVar[tuple[str, ...]] = ()
     both_ways: ClassVar[bool] = True
@@ -75,8 +76,8 @@ class Similarity(Objective):
         return self._vectors.exported(model, w)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """The loss of a pair summed over pairs, or that of the batch's order times its pairs; `key`
-        is unused, nothing is sampled."""
+        """Sum of squared errors over pairs or, with `compares = "order"`, the loss of the batch's
+        order times its number of pairs. `key` is unused: nothing is sampled."""
         embed = self._vectors
         texts, (added, more) = embed.texts(embed.embedder(model), w, batch, compute)
         if batch.tokens.ndim == 3:
@@ -96,7 +97,7 @@ class Similarity(Objective):
 
 
 class _HeldOut(Similarity):
-    """As held-out rows are measured."""
+    """`Similarity` as measured on held-out rows."""
 
     def numbers(self, pairs: ScoredPairs) -> dict[str, tuple[Array, Array]]:
         """[M, 3]: the number, the cosine, and 1 for a pair that is there."""

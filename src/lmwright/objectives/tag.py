@@ -92,7 +92,7 @@ class Tag(Objective):
 
 
 class _HeldOut(Tag):
-    """As held-out rows are measured."""
+    """`Tag` as measured on held-out rows."""
 
     def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
         """int [B, T, 3]: the tag, the one that was given, and the number of the document in its
