@@ -66,7 +66,8 @@ class Exchange:
 
     @classmethod
     def of(cls, ids: Array, num_experts: int, ways: int) -> "Exchange":
-        """For ids [N, k], whose tokens choose `num_experts` if none."""
+        """The exchange for ids [N, k] of chosen experts; the id `num_experts` stands for no
+        choice."""
         order, place = _sorted(ids.reshape(-1))
         counts = jnp.sum(ids[..., None] == jnp.arange(num_experts), axis=(0, 1), dtype=jnp.int32)
         return cls(order, place.reshape(ids.shape), counts, ids, ways)

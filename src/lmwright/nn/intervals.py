@@ -61,17 +61,17 @@ class Reach(NamedTuple):
 
 
 def causal_reach(window: int | None) -> Reach:
-    """That of `causal`."""
+    """The reach of `causal` intervals: `window` - 1 tokens before a query, none after."""
     return Reach(None if window is None else window - 1, 0, exact=True)
 
 
 def both_ways_reach(reach: int | None = None) -> Reach:
-    """That of `both_ways`."""
+    """The reach of `both_ways` intervals: `reach` tokens before a query and after."""
     return Reach(reach, reach, exact=True)
 
 
 def blocks_reach(size: int) -> Reach:
-    """That of `blocks`."""
+    """The reach of `blocks` intervals: all tokens before a query, `size` - 1 after."""
     return Reach(after=size - 1)
 
 

@@ -65,7 +65,7 @@ class YarnRope:
     beta_slow: Positive = 1.0
     """Rotations within the original length up to which a pair is slowed down in full."""
     borders: Literal["whole", "exact"] = "whole"
-    """Whether the ramp begins and ends at whole pairs."""
+    """Ends of the ramp: rounded to whole pairs, or exact."""
     attention_factor: Positive | None = None
     """Length of q and k; 0.1 log(factor) + 1 if unset."""
     mscale: Positive | None = None

@@ -55,7 +55,7 @@ def _gathered(axis: int, logits: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def _in_one_pass(axis: int, logits: Array, targets: Array) -> tuple[Array, Array]:
-    """As `_gathered`: TPUs take twice as long for a plain maximum, and gather from all logits."""
+    """`_gathered` in one pass: TPUs take twice as long for a maximum alone, and gather from all."""
     here = at_targets(logits, targets, axis)
     chosen = jnp.sum(jnp.where(here, logits, 0), axis=axis)
     others = jnp.max(jnp.where(here, -jnp.inf, logits), axis=axis)
