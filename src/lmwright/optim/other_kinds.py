@@ -66,8 +66,8 @@ class Muon(Common):
     adamw_rate_ratio: Positive = 1.0
     """Rate of the weights that get AdamW, over `learning_rate`."""
     beta1: Fraction = 0.9
-    """As in adamw, for the weights that get it."""
+    """`beta1` of AdamW, for the weights that get it."""
     beta2: Fraction = 0.95
-    """As in adamw, for the weights that get it."""
+    """`beta2` of AdamW, for the weights that get it."""
     eps: Positive = 1e-8
-    """As in adamw, for the weights that get it."""
+    """`eps` of AdamW, for the weights that get it."""
