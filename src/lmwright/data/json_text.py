@@ -17,7 +17,7 @@ def parse_json(path: Path) -> Any:
 
 
 def parse_text(text: str) -> Any:
-    """As `parse_json`, of a text."""
+    """`parse_json` of a text."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -10,7 +10,7 @@ from lmwright.config.run import Run, Source
 from lmwright.data.sources.files import INFLATION, find_files
 
 BYTES_PER_TOKEN = 6
-"""Of text, at the most that is usual."""
+"""Upper end of what is usual for text."""
 FEWEST_BYTES_PER_TOKEN = 2
 FEW_IDS, FEWER_BYTES_PER_TOKEN = 1 << 14, 1
 """Fewer, with a vocabulary of at most so many ids."""

@@ -22,7 +22,7 @@ class Stored:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(entry["bytes"] for entry in self.files.values())
 
     @property

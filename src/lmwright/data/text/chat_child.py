@@ -27,7 +27,7 @@ from lmwright.data.text.chat_turns import TurnFinder
 from lmwright.errors import UserError
 
 CPU_SECONDS = 10
-"""For one question; a conversation of usual length takes less than a thousandth of it."""
+"""CPU time for one question; a conversation of usual length takes less than a thousandth of it."""
 MEMORY_BYTES = 1 << 30
 TEXT_PER_BYTE, TEXT_BYTES = 200, 1 << 20
 """A text longer than TEXT_BYTES may be so many times as long as the conversation."""

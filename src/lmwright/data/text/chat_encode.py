@@ -35,7 +35,7 @@ class Example:
     second: int | None = None
     """Where the rejected answer's conversation begins, in a pair."""
     liked: bool | None = None
-    """Of a rated answer."""
+    """True for an answer rated good, False for a bad one, None without a rating."""
 
     @property
     def marks(self) -> np.ndarray:

@@ -23,7 +23,7 @@ class Counting:
     """How the tokens of a sample are counted."""
 
     folder: str
-    """Of the tokenizer."""
+    """Folder of the tokenizer."""
     fingerprint: str
     route: str
     around: int

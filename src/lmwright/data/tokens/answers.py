@@ -46,7 +46,7 @@ class Context(NamedTuple):
 
     question: list[int]
     ids: list[int]
-    """Of the whole context."""
+    """Tokens of the whole context."""
     offsets: np.ndarray
     """int64 [tokens, 2]: the characters of the context that each stands for."""
     starts: list[int]

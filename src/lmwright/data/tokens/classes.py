@@ -111,7 +111,7 @@ class Labels:
     """The numbers of the classes of the documents of one token file, or their own."""
 
     per_token: ClassVar[bool] = False
-    """Whether something stands beside each token."""
+    """True if something stands beside each token."""
 
     def __init__(self, classes: Classes | Numbers, source: str):
         self.classes, self.source = classes, source

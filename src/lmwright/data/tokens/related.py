@@ -25,7 +25,7 @@ class Group(NamedTuple):
     """uint8 for each id."""
     texts: int
     cut: bool
-    """Whether texts were cut, or negatives left out, to fit in a row."""
+    """True if texts were cut, or negatives left out, to fit in a row."""
 
 
 def paired(texts: Sequence[np.ndarray], source: str, row: str) -> Sequence[np.ndarray]:

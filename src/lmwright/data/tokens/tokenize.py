@@ -84,7 +84,7 @@ class Work:
 
     part: Part
     folder: str
-    """Of the normalized files."""
+    """Folder of the normalized files."""
     tokenizer: str
     fingerprint: str
     route: str
