@@ -39,7 +39,8 @@ def causal_attention(
     segment_ids: Array,
     scoring: Scoring,
 ) -> Array:
-    """As `nn.attention.causal_attention`; `inner` has its signature and sees one device."""
+    """Causal attention, as `nn.attention.causal_attention`; `inner` has its signature and sees one
+    device."""
     attend = partial(inner, scoring=scoring)
     return by_shard(partial(_local, attend))(q, k, v, segment_ids)
 
@@ -53,8 +54,8 @@ def attention(
     scoring: Scoring,
     reach: Reach,
 ) -> Array:
-    """As `nn.intervals.attention`, of intervals within `reach`; `inner` has this signature and sees
-    one device."""
+    """Attention over intervals within `reach`, as `nn.intervals.attention`; `inner` has this
+    signature and sees one device."""
     attend = partial(inner, scoring=scoring, reach=reach)
     return by_shard(partial(_local, attend))(q, k, v, seen)
 

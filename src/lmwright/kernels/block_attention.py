@@ -89,7 +89,7 @@ class _Program:
     reaches: tuple[Reach, Reach]
 
     def halves(self, q: Array) -> Halves:
-        """Those of the platform, for such queries."""
+        """The platform's forward and backward functions for such queries."""
         if self.kernel == "cpu":
             return Halves(_cpu_forward, _cpu_backward)
         if self.kernel == "tpu":
@@ -191,7 +191,7 @@ def _cpu_backward(
 
 
 def _tpu(q: Array, interpret: Any) -> Halves | None:
-    """Those of TPUs' kernels; None where none takes such queries."""
+    """The halves that TPUs' kernels compute; None where none takes such queries."""
     from lmwright.kernels import tpu_long_attention, tpu_row_attention, tpu_row_intervals, tpu_spans
 
     t, size = q.shape[1], q.shape[3]

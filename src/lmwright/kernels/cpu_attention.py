@@ -30,7 +30,8 @@ LOOP_BYTES = 64 << 20  # scores of one chunk; of longer rows it is a loop
 
 
 def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
-    """As `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids [B, T]."""
+    """Causal attention, as `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids
+    [B, T]."""
     seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
     return attention(q, k, v, seen, scoring, reach)
 
@@ -39,7 +40,7 @@ def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: 
 def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach
 ) -> Array:
-    """As `nn.intervals.attention`, of intervals that all lie within `reach`."""
+    """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`."""
     return _fwd(q, k, v, seen, scoring, reach)[0]
 
 
@@ -160,7 +161,7 @@ def _bwd(scoring: Scoring, reach: Reach, residuals: tuple[Array, ...], g_out: Ar
 def gradients(
     scoring: Scoring, reach: Reach, q, k, v, seen_from, seen_to, out, log_sums, g_out
 ):  # fmt: skip
-    """Those of q, k and v."""
+    """Gradients of q, k and v."""
     kv_heads = k.shape[2]
 
     def one(operands: tuple[Array, ...]) -> tuple[Array, Array, Array]:

@@ -25,7 +25,7 @@ def attention(
     q: Array, k: Array, v: Array, position_keys: Array, position_queries: Array,
     segment_ids: Array, scoring: Disentangled,
 ) -> Array:  # fmt: skip
-    """As `nn.disentangled.attention`."""
+    """Disentangled attention, as `nn.disentangled.attention`."""
     _, t, n, _ = q.shape
     rows = rows_in_order(t, position_keys.shape[0], scoring.max_distance)
     fits = [m for m in range(1, n + 1) if n % m == 0 and 4 * m * t * (2 * t - 1) <= CACHE_BYTES]

@@ -34,8 +34,8 @@ def chunked_xent(
     smoothing: float = 0.0,
     sum_once: bool = False,
 ) -> xent.Xent:
-    """As `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T, D], for one
-    device, which has nothing to add up."""
+    """Cross-entropy, as `nn.xent.chunked_xent`, with at most `chunk` tokens of each row of x [B, T,
+    D] at once; for one device, which has nothing to add up."""
     b, _, d = x.shape
     chunk = chunk_tokens(chunk, b, d)
 

@@ -27,7 +27,8 @@ def on_tpu(
     q: Array, k: Array, v: Array, position_keys: Array, position_queries: Array,
     segment_ids: Array, scoring: Disentangled, *, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.disentangled.attention`; `interpret` runs the kernel step by step on any platform."""
+    """Disentangled attention, as `nn.disentangled.attention`; `interpret` runs the kernel step by
+    step on any platform."""
     if not tpu_disentangled.fits(q.shape[1], q.shape[3], q.dtype.itemsize):
         return disentangled.attention(
             q, k, v, position_keys, position_queries, segment_ids, scoring

@@ -28,7 +28,8 @@ MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
 
 
 def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
-    """As `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids [B, T]."""
+    """Causal attention, as `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids
+    [B, T]."""
     seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
     return attention(q, k, v, seen, scoring, reach)
 
@@ -36,8 +37,8 @@ def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: 
 def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach
 ) -> Array:
-    """As `nn.intervals.attention`, of intervals that all lie within `reach`; on each device's own
-    rows and heads."""
+    """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`, on each
+    device's own rows and heads."""
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:
         b, t, n, h = q.shape

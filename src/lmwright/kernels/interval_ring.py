@@ -36,7 +36,7 @@ class _Ring(NamedTuple):
 
     @classmethod
     def of(cls, reach: Reach, ways: int, tokens: int) -> Self:
-        """Of rows cut into `ways` stretches of `tokens`."""
+        """The ring for rows cut into `ways` stretches of `tokens`."""
         if reach.before is None or reach.after is None:
             return cls(ways, 0, ways)
         before, after = (-(-side // tokens) for side in (reach.before, reach.after))
@@ -56,8 +56,8 @@ class _Ring(NamedTuple):
 def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach
 ) -> Array:
-    """As `nn.intervals.attention`, of intervals within `reach`, inside a mesh whose `context`
-    divides T."""
+    """Attention over intervals within `reach`, as `nn.intervals.attention`, inside a mesh whose
+    `context` divides T."""
     ways = jax.sharding.get_abstract_mesh().shape[AXIS]
     ring = _Ring.of(reach, ways, q.shape[1] // ways)
     out = by_shard(partial(_local, ring, scoring))(q, k, v, seen)

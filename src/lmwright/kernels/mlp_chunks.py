@@ -47,7 +47,7 @@ class _Chunks:
     chunk_tokens: int
     tree: Any
     marks: tuple[bool, ...]
-    """Of each array, whether it may take a gradient."""
+    """True for each array that may take a gradient."""
 
     def split(self, leaves: list[Array]) -> tuple[list[Array], list[Array]]:
         """Arrays that may take a gradient, and the others."""

@@ -37,8 +37,8 @@ QUERIES = 512  # of a chunk whose scores exist at once
 
 
 def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
-    """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T. Chunks
-    that lie wholly before a window are still computed (`window_attention` has none)."""
+    """Causal attention, as `nn.attention.causal_attention`, inside a mesh whose `context` divides
+    T. Chunks that lie wholly before a window are still computed (`window_attention` has none)."""
     ways = jax.sharding.get_abstract_mesh().shape[AXIS]
     local = partial(_local, ways, scoring)
     return by_shard(local)(q, k, v, segment_ids)

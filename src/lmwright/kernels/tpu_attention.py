@@ -29,7 +29,7 @@ def causal_attention(
     q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring,
     *, early: bool = False, interpret: bool = False,
 ) -> Array:  # fmt: skip
-    """As `nn.attention.causal_attention`, which also takes rows that are no multiple of 128.
+    """Causal attention, as `nn.attention.causal_attention`; rows that are no multiple of 128, too.
 
     `early` is for v2 and v3, whose kernels cannot multiply bfloat16 and have half the vector
     memory. `interpret` runs the kernel step by step on any platform, for tests.

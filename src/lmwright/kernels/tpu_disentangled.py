@@ -46,9 +46,9 @@ def fits(seq_len: int, head_dim: int, itemsize: int) -> bool:
 
 
 def _vector_memory(seq_len: int, head_dim: int, itemsize: int) -> int:
-    """Bytes of the backward kernel: four inputs, three outputs and two tables with the next ones
-    under way, what is turned around or in another order, five sums, derivatives of the tables,
-    ids, and of a block its scores, what is made of them, and derivatives by distance."""
+    """Bytes of vector memory that the backward kernel needs: double-buffered inputs (4), outputs
+    (3) and tables (2); transposed and reordered copies; five accumulators; gradients of the tables;
+    ids; and one block's scores, their derivatives, and gradients by distance."""
     turned = 3 * -(-head_dim // LANES) * LANES + 2 * head_dim
     head = seq_len * (head_dim * (14 * itemsize + 5 * 4) + turned * itemsize)
     tables = 2 * 2 * seq_len * head_dim * 2 * (itemsize + 4)
@@ -71,7 +71,7 @@ class Row:
     of_keys: Ref
     """PQ by distance t - s, [H, 2 T]."""
     strided: bool
-    """Whether a rotation may grow from row to row."""
+    """True if a rotation may grow from row to row."""
 
     def at(self, block: Array) -> Any:
         """The tokens of a block."""
@@ -154,8 +154,8 @@ def places(strip: int, size: int) -> slice:
 
 
 def add_by_distance(total: Ref, there: Any, x: Array, back: Ref) -> None:
-    """Adds x [H, size] back [size, 2 size] to `total` [H, .] at the places `there`; of `back`, only
-    the windows of its strips are set."""
+    """Adds the product of x [H, size] and `back` [size, 2 size] to `total[:, there]`. Each strip of
+    `back` is set within its own window (`places`) alone; tiles outside are skipped."""
     size = x.shape[1]
     sums = []
     for tile in range(2 * size // LANES):
@@ -166,8 +166,8 @@ def add_by_distance(total: Ref, there: Any, x: Array, back: Ref) -> None:
 
 
 def in_order(x: Array, strided: bool) -> Array:
-    """x [H, LANES] with its lanes, in the order of the rows of `skewed_back`, in order, or the
-    other way round."""
+    """Permutes the lanes of x [H, LANES] between natural order and the row order of `skewed_back`;
+    the permutation is its own inverse, and the identity unless `strided`."""
     if not strided:
         return x
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
@@ -355,8 +355,9 @@ def attention(
     segment_ids: Array, scoring: Disentangled,
     *, strided: bool | None = None, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.disentangled.attention`, of one device's own rows, for which `fits` holds. `strided`:
-    whether rotations may grow from row to row; without it, the devices of the mesh say so."""
+    """Disentangled attention, as `nn.disentangled.attention`, of one device's own rows, for which
+    `fits` holds. `strided`: True if rotations may grow from row to row; unset, the devices of the
+    mesh decide."""
     t, num_rows = q.shape[1], position_keys.shape[0]
     distances = np.arange(-t, t)
 

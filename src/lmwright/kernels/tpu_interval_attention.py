@@ -25,8 +25,8 @@ def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach,
     *, early: bool = False, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.intervals.attention`, of intervals that lie within `reach`; it also takes what no
-    kernel does. `early` and `interpret` as in `tpu_attention.causal_attention`."""
+    """Attention over intervals that lie within `reach`, as `nn.intervals.attention`; it also takes
+    what no kernel does. `early` and `interpret` as in `tpu_attention.causal_attention`."""
     t, size = q.shape[1], q.shape[3]
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:

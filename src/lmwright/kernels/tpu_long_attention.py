@@ -53,7 +53,7 @@ def _at(number: Any, size: int, tokens: int | None = None) -> Any:
 
 
 def _factor(scoring: Scoring) -> float:
-    """Of the keys, so that products with queries are what `_scores` takes."""
+    """Factor on the keys that makes their products with queries what `_scores` takes."""
     cap = scoring.soft_cap
     return scoring.scale * LOG2_E if cap is None else scoring.scale / cap
 
@@ -85,7 +85,7 @@ class _Keys(NamedTuple):
     unit: int
 
     def place(self, number: int) -> Any:
-        """That of a token of the block in the row."""
+        """Position in the row of token `number` of the block."""
         return self.span + self.start * self.unit + number
 
     def part(self, number: int, size: int) -> Any:
@@ -191,7 +191,7 @@ class _Sums(NamedTuple):
     leaving: Ref
 
     def reset(self) -> None:
-        """For the first step of a kv head."""
+        """Begins a kv head: no copy is under way, and no span has left."""
         self.state[0], self.state[1], self.state[2], self.state[3] = 0, 0, 0, -1
 
     def finish(self, slot: Any, span: Ref) -> None:
@@ -203,8 +203,8 @@ class _Sums(NamedTuple):
             self.state[1 + slot] = 0
 
     def add(self, span: Ref, number: Any, begins: Any, compute: Callable[[Ref], None]) -> None:
-        """Adds to a span, of this number, what `compute` adds to zeros; it begins with that, or has
-        a sum already."""
+        """Accumulates the result of `compute` into span `number` in memory. If `begins`, it
+        overwrites the span; otherwise it is added to the old sum, which is fetched."""
         slot, arrival = self.state[0], pltpu.make_async_copy(span, self.before, self.arriving)
         self.finish(slot, span)
         pl.when(self.state[3] == number)(lambda: self.finish(1 - slot, span))
@@ -380,8 +380,8 @@ def _like(array: Array) -> jax.ShapeDtypeStruct:
 def causal_attention(
     q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *, interpret: Any = False
 ) -> Array:
-    """As `nn.attention.causal_attention`, of one device's own rows, for which `tpu_spans.fits`
-    holds; tokens of a segment stand together."""
+    """Causal attention, as `nn.attention.causal_attention`, of one device's own rows, for which
+    `tpu_spans.fits` holds; tokens of a segment stand together."""
     seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
     return attention(q, k, v, seen, scoring, reach, interpret=interpret)
 
@@ -390,8 +390,8 @@ def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach,
     *, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.intervals.attention`, of one device's own rows, for which `tpu_spans.fits` holds, and
-    of intervals that all lie within `reach`."""
+    """Attention over intervals that lie within `reach`, as `nn.intervals.attention`, of one
+    device's own rows, for which `tpu_spans.fits` holds."""
     start, end = seen if reach.exact else in_place(seen)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     out = _attend(Call(scoring, reach, interpret), q, k, v, start, end).transpose(0, 3, 1, 2)

@@ -279,6 +279,6 @@ def _like(array: Array) -> jax.ShapeDtypeStruct:
 def causal_attention(
     q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *, interpret: bool = False
 ) -> Array:
-    """As `nn.attention.causal_attention`, of one device's own rows, for which `fits` holds."""
+    """Causal attention of one device's own rows, for which `fits` holds (`nn.attention`)."""
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     return attend(Call(scoring, interpret), q, k, v, (segment_ids,)).transpose(0, 3, 1, 2)

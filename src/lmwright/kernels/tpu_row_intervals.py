@@ -18,7 +18,7 @@ from lmwright.nn.intervals import Interval, Reach, zero_unseen
 
 
 class Row(NamedTuple):
-    """As `tpu_row_attention.Row`, of intervals."""
+    """A row as in `tpu_row_attention.Row`, whose queries see intervals."""
 
     size: int
     count: int
@@ -85,8 +85,8 @@ def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach,
     *, interpret: bool = False,
 ) -> Array:  # fmt: skip
-    """As `nn.intervals.attention`, of one device's own rows, for which `tpu_row_attention.fits`
-    holds, and of intervals that all lie within `reach`."""
+    """Attention over intervals that lie within `reach`, as `nn.intervals.attention`, of one
+    device's own rows, for which `tpu_row_attention.fits` holds."""
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     call = IntervalCall(scoring, interpret, reach)
     out = attend(call, q, k, v, tuple(seen)).transpose(0, 3, 1, 2)

@@ -108,7 +108,7 @@ class Step(NamedTuple):
     active: Flag
     """False for steps after the last of a pair."""
     first: Flag
-    """Of those of a span of the outer side."""
+    """True for the first step of a span of the outer side."""
     last: Flag
 
 
@@ -143,7 +143,7 @@ class Walk(NamedTuple):
 
     sizes: Sizes
     by_keys: bool
-    """Whether its outer spans are those of keys."""
+    """True if the outer spans are those of keys."""
 
     @property
     def outer(self) -> int:
@@ -185,7 +185,7 @@ class Walk(NamedTuple):
         )
 
     def tables(self, start: Array, end: Array) -> Tables:
-        """Of intervals [B, T], of which empty ones stand at their query."""
+        """Tables for intervals [B, T], of which empty ones stand at their query."""
         sizes, rows = self.sizes, start.shape[0]
         least = start.reshape(rows, sizes.spans_q, -1).min(axis=2)
         most = end.reshape(rows, sizes.spans_q, -1).max(axis=2)
@@ -234,7 +234,7 @@ class Specs(NamedTuple):
         return row, query_head, step.queries
 
     def of(self, side: str, rows: int) -> pl.BlockSpec:
-        """Of an array [B, heads, rows, T]."""
+        """Block spec of an array [B, heads, rows, T], by the spans of one side."""
         size = self.walk.sizes.span_k if side == "keys" else self.walk.sizes.span_q
 
         def index(*step: Any) -> Any:
@@ -244,12 +244,12 @@ class Specs(NamedTuple):
         return pl.BlockSpec((None, None, rows, size), index)
 
     def turned_keys(self, head_dim: int) -> pl.BlockSpec:
-        """Of an array [B, K, T, H]."""
+        """Block spec of an array [B, K, T, H], by spans of keys."""
         index = lambda *step: (*self._index("keys", *step), 0)  # noqa: E731
         return pl.BlockSpec((None, None, self.walk.sizes.span_k, head_dim), index)
 
     def intervals(self) -> pl.BlockSpec:
-        """Of an array [B, 1, T]."""
+        """Block spec of an array [B, 1, T], by spans of queries."""
 
         def index(*step: Any) -> Any:
             row, _, span = self._index("queries", *step)

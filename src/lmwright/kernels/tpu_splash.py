@@ -22,9 +22,10 @@ def splash_attention(
     q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array, scoring: Scoring,
     *, early: bool, interpret: bool, after: int | None = 0,
 ) -> Array:  # fmt: skip
-    """Queries [B, T, N, H] at the end of keys and values [B, S, K, H], of which they see those of
-    their segment, `scoring.window` before them with themselves, and `after` them (None: all).
-    `early` and `interpret` as in `tpu_attention.causal_attention`."""
+    """Attention of T queries [B, T, N, H] aligned with the last T of S keys and values [B, S, K,
+    H]. A query sees keys of its own segment: up to `scoring.window` back, itself included, and
+    `after` forward (None: no limit). `early` and `interpret` as in
+    `tpu_attention.causal_attention`."""
     dtype, (_, t, n, h), s = q.dtype, q.shape, k.shape[1]
     q, window = q * scoring.scale, scoring.window
     if early:

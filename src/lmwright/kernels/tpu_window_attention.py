@@ -18,8 +18,8 @@ def attend(
     early: bool = False,
     interpret: bool = False,
 ) -> Array:
-    """As `window_attention.attend`, which also takes what does not divide into blocks; `early` and
-    `interpret` as in `tpu_attention.causal_attention`."""
+    """Attention through a near window, as `window_attention.attend`; it also takes what does not
+    divide into blocks. `early` and `interpret` as in `tpu_attention.causal_attention`."""
     t = q.shape[1]
     if not (fits(t, early) and fits(k.shape[1], early)):
         return window_attention.attend(q, k, v, segment_ids, scoring)

@@ -44,8 +44,8 @@ def stretch(window: int, seq_len: int, ways: int) -> int:
 def causal_attention(
     near: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring
 ) -> Array:
-    """As `nn.attention.causal_attention`, inside a mesh whose `context` divides T; around a ring
-    where the window is none or wide. `near` has the signature of `attend`."""
+    """Causal attention, as `nn.attention.causal_attention`, inside a mesh whose `context` divides
+    T; around a ring where the window is none or wide. `near` has the signature of `attend`."""
     seq_len = q.shape[1]
     if not is_near(scoring.window, seq_len):
         return ring_attention.causal_attention(q, k, v, segment_ids, scoring)
