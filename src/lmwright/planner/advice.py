@@ -29,16 +29,17 @@ class Advice:
 
     bound: str
     share: float
-    """Of the step that goes to it; of the memory that is there where the run does not fit."""
+    """Fraction of the step that goes to it; of the memory that is there where the run does not
+    fit."""
     part: str
-    """Of the model or of the memory, that takes most; empty where only products are known by
-    part and they are not what bounds the run."""
+    """The part of the model or of the memory that takes most; empty where only products are known
+    by part and they are not what bounds the run."""
     part_share: float
     overrides: tuple[str, ...] | None = None
     """The change to try; empty where none gains more than a tie, None where none was looked
     for."""
     changes_training: bool = False
-    """Whether another optimizer is part of the change."""
+    """True if another optimizer is part of the change."""
     harm: str = ""
     """How the change affects training: identical, identical but slower, different."""
     on: str | None = None
@@ -48,10 +49,10 @@ class Advice:
     gain: float | None = None
     """How many times as fast the step is with it."""
     close: bool = False
-    """Whether the error of the analytic model could make it too large."""
+    """True if the error of the analytic model could make it too large."""
 
     def to_json(self) -> dict:
-        """For plan.json."""
+        """The entry in plan.json."""
         return asdict(self)
 
     @property

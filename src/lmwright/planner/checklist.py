@@ -29,7 +29,7 @@ class Check:
     evidence: str
 
     def line(self) -> str:
-        """For people."""
+        """The check as a line of the list."""
         return f"  {WORDS[self.holds]:<10} {self.name:<18} {self.evidence}".rstrip()
 
 

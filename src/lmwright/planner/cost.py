@@ -42,7 +42,7 @@ class Session:
     where not one step fits into it."""
     margin_minutes: float
     all_hours: float
-    """Of those sessions together, with start-up and a last save in each."""
+    """Hours of those sessions together, with start-up and a last save in each."""
     total_hours: float | None = None
     """What `limits.total_hours` allows."""
     start_s: float = 0.0
@@ -60,7 +60,7 @@ class RunCost:
     tokens: int
     hours: float
     unit: str
-    """Of `chips`: chip, GPU or core."""
+    """What `chips` counts: chip, GPU or core."""
     chips: int
     chip_hours: float
     usd_per_chip_hour: float | None

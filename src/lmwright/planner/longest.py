@@ -136,7 +136,7 @@ class Option:
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        """Those of the compiler where it was asked, of the analytic model otherwise."""
+        """Verdicts of the compiler where it was asked, of the analytic model otherwise."""
         return self.compiled or self.estimated
 
     @property

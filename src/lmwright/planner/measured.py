@@ -42,15 +42,15 @@ class Measured:
     steps: int
     """Logged values that the step is the median of."""
     input_wait_s: float | None
-    """Of a step."""
+    """Seconds of a step that waits for input."""
     memory_bytes: float | None
     compile_s: float | None
     by_plan: bool
-    """Whether plan had compiled the step."""
+    """True if `plan` had compiled the step."""
     save_s: float | None
-    """Of a whole checkpoint."""
+    """Seconds until a whole checkpoint is written."""
     blocked_s: float | None
-    """For which training waits for it."""
+    """Seconds of it for which training waits."""
     checkpoint_bytes: int | None
 
 

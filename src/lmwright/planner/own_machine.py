@@ -23,9 +23,9 @@ class Factor:
     """Measured over predicted seconds of a step, on one machine."""
 
     quick: float | None = None
-    """Of the analytic prediction."""
+    """Factor on the analytic prediction."""
     compiler: float | None = None
-    """Of the prediction by the compiled program."""
+    """Factor on the prediction by the compiled program."""
     run: str
     """The run that was measured."""
     date: str
@@ -68,7 +68,7 @@ def keep(machine: str, run: str, **values: float) -> Path:
 
 
 def forget(machine: str) -> bool:
-    """Removes what is kept of a machine; whether there was anything."""
+    """Removes the stored factors of a machine. Returns True if there were any."""
     factors = _all()
     if machine not in factors:
         return False

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from lmwright.config.run import Limits, Run
 
 ASSUMED_START_S = 180.0
-"""Of a plan: imports, compilation, restoring."""
+"""Start-up time that a plan assumes: imports, compilation, restoring."""
 ASSUMED_SAVE_BYTES_PER_S = 5e8
-"""Until a run has measured how fast its checkpoints are written."""
+"""Speed that a plan assumes until a run has measured how fast its checkpoints are written."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Pace:
 
     step_s: float
     save_s: float
-    """Of a checkpoint that is waited for."""
+    """Time to save a checkpoint that is waited for."""
     start_s: float = 0.0
-    """Of a session before its first step."""
+    """Time of a session before its first step."""
 
 
 @dataclass(frozen=True)

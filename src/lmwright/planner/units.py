@@ -35,7 +35,8 @@ def mesh_text(sizes: dict[str, int]) -> str:
 
 
 HOST_SHARE = 0.8
-"""Of the host's memory that may be pinned for devices: the rest is for Python, data and saves."""
+"""Fraction of the host's memory that may be pinned for devices: the rest is for Python, data and
+saves."""
 
 
 def fits_host(host_bytes: float, memory_bytes: float | None) -> bool:

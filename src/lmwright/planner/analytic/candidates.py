@@ -58,8 +58,8 @@ class Candidate:
 
     @cached_property
     def slower(self) -> float:
-        """Share of the given run's step time that is added, by the analytic model, if that run fit;
-        0 where it cannot be laid out."""
+        """Estimated slowdown against the given run, as a fraction (0.1 is 10 % slower), as if that
+        run fitted; 0 if it cannot be laid out on this machine."""
         try:
             return self.quick.step_s / Quick.of(self.given, self.quick.machine).step_s - 1
         except UserError:

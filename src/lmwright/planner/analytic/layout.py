@@ -55,9 +55,9 @@ def held_elements(sizes: Sizes, axes: tuple[str, ...], shape: tuple[int, ...]) -
 
 @lru_cache(4096)
 def held_weights(sizes: Sizes, stock: Stock) -> dict[str, float]:
-    """Of one device: elements of all weights and of those that are trained, bytes of all, elements
-    that are cast before the products of a step in bfloat16, and frozen ones of attention that are
-    in bfloat16 already."""
+    """Sums over one device's shards of the weights: `all` and `trained` elements, `bytes`, `cast`
+    (float32 elements, cast to bfloat16 in each step), `turned` (frozen bfloat16 elements of
+    attention weights)."""
     sums = {"all": 0.0, "trained": 0.0, "bytes": 0.0, "cast": 0.0, "turned": 0.0}
     for w in stock.weights:
         held = held_elements(sizes, w.param.axes, w.param.shape)
@@ -94,8 +94,8 @@ def split_ways(sizes: Sizes, axes: tuple[str, ...]) -> tuple[int, int]:
 
 
 TOKEN_AXES = frozenset(a for cut in activation_cuts(("batch", "seq")) for a in cut)
-"""Mesh axes over which tokens are cut: a weight is whole for its product, whatever these axes
-cut of it in between."""
+"""Mesh axes that shard tokens. A weight that they shard is gathered before its product, but for the
+experts that the `expert` axis holds."""
 
 
 def on_paper(run: Run, machine: Machine) -> Plan:

@@ -42,7 +42,7 @@ class Machine:
     kind: str
     """Generation or GPU: the key of the price table."""
     platform: str
-    """As JAX calls it: tpu, gpu or cpu."""
+    """JAX's name for it: tpu, gpu or cpu."""
     num_chips: int
     """What is paid for by the hour: chips, GPUs, cores."""
     num_devices: int
@@ -110,7 +110,7 @@ class Alias:
 
     name: str
     hours: float
-    """Of one session."""
+    """Length of one session."""
     note: str
 
 

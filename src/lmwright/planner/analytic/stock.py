@@ -27,18 +27,18 @@ class Weight:
     layers: int
     """1 outside the stack."""
     stacked: bool
-    """Whether it is one of a stack of layers."""
+    """True for one of a stack of layers."""
     fan_in: int
     fan_out: int
     active: float
     """How much of it each token meets."""
     bytes: float
-    """Of one element on the devices."""
+    """Bytes of one element on the devices."""
     trained: bool
     adds_to: str
     """Path of the weight whose product this one's is added to; empty for a model's own."""
     signs: bool = False
-    """Whether the signs of its product are enough for the backward pass (`kernels.relu_signs`)."""
+    """True if the signs of its product are enough for the backward pass (`kernels.relu_signs`)."""
 
     @property
     def is_expert(self) -> bool:

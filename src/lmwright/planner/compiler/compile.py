@@ -63,20 +63,20 @@ class Compiled:
     peak_bytes: int
     """The most that is alive at once, and code; what was asked for where it does not fit."""
     temp_bytes: int | None = None
-    """As the compiler reports temporaries, which can be more than is alive at once; None where
-    it does not fit."""
+    """Bytes of temporaries as the compiler reports them, which can be more than is alive at once;
+    None where it does not fit."""
     argument_bytes: int | None = None
     code_bytes: int | None = None
-    """Of the program itself, which is part of the peak."""
+    """Bytes of the program itself, a part of the peak."""
     host_bytes: int = 0
-    """In the memory of the host."""
+    """Bytes in the memory of the host."""
     limit_bytes: int | None = None
     """What the compiler may use; it says so only where a program does not fit."""
     error: str | None = None
     from_cache: bool = False
-    """Whether an earlier plan had asked the compiler for the same program."""
+    """True if an earlier plan had asked the compiler for the same program."""
     step_kept: bool = False
-    """Whether `train` will find the compiled step (`program.executable`)."""
+    """True if `train` will find the compiled step (`program.executable`)."""
     hlo: str = field(default="", repr=False)
     """The optimized, scheduled program."""
 

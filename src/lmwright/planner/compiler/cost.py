@@ -73,7 +73,7 @@ class Estimate:
     collectives: dict[str, int] = field(default_factory=dict)
     """How often each kind runs in a step."""
     matmul_flops: float = 0.0
-    """Of all matmul fusions, rematerialized ones too."""
+    """FLOPs of all matmul fusions, rematerialized ones too."""
     unknown_loops: int = 0
     """Loops whose turns could not be told; each was counted once."""
 

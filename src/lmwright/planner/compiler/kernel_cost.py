@@ -43,7 +43,8 @@ _SUFFIX = {"fwd": "", "dkv": "_dkv", "dq": "_dq"}
 _ROW = {"row_attention_fwd": 0, "row_attention_bwd": 1}
 _DISENTANGLED = {tpu_disentangled.FORWARD: 0, tpu_disentangled.BACKWARD: 1}
 PRODUCTS = {"fwd": 2, "bwd": 5, "dkv": 4, "dq": 3}
-"""Of queries, keys, values and gradients, for each score; `bwd` gives all three gradients."""
+"""Matrix products for each score, of queries, keys, values and gradients; `bwd` gives all three
+gradients."""
 ROW_PRODUCTS = (PRODUCTS["fwd"], PRODUCTS["bwd"])
 
 

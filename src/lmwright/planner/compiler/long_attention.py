@@ -15,7 +15,7 @@ from lmwright.nn.intervals import Reach
 
 WAYS = ("long_attention_fwd", "long_attention_bwd")
 PRODUCTS = (2, 5)
-"""Of queries, keys, values and gradients, for each score, forward and backward."""
+"""Matrix products for each score, forward and backward, of queries, keys, values and gradients."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class LongCycles:
     """Cycles of one core."""
 
     plain: float
-    """For 1,000 scores of a block whose queries see all of its keys."""
+    """Cycles for 1,000 scores of a block whose queries see all of its keys."""
     masked: float
-    """For 1,000 scores of another block that some queries see."""
+    """Cycles for 1,000 scores of another block that some queries see."""
     step: float
-    """Of a step of the grid, beside its blocks."""
+    """Cycles of a step of the grid, beside its blocks."""
     span: float
-    """Of a span of the outer side, beside its steps."""
+    """Cycles of a span of the outer side, beside its steps."""
 
 
 CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
@@ -81,7 +81,7 @@ class Visits:
 
 @cache
 def visits(sizes: Sizes, reach: Reach) -> Visits:
-    """Of a row of one segment."""
+    """Visits of the kernel to a row of one segment."""
     plain = masked = 0
     met = sum(map(sum, spans_met(sizes, reach)))
     if sizes.band:

@@ -23,7 +23,7 @@ class Life:
     name: str
     shape: str
     part: str
-    """Of the model, or what is put into it where it is a stack that a loop fills."""
+    """Part of the model, or what is put into it where it is a stack that a loop fills."""
     use: str
     """saved activations, gradients or temporaries."""
     nbytes: int
