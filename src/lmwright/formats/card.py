@@ -56,7 +56,7 @@ class Facts:
     datasets: dict[str, str] = field(default_factory=dict)
     """Data source to the name on the hub of the dataset that it is."""
     license: dict[str, str] = field(default_factory=dict)
-    """Of the model that this one is made from: keys of its card and their values."""
+    """License of the model that this one is made from: keys of its card and their values."""
 
 
 UNLICENSED = (

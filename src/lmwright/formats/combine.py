@@ -45,7 +45,7 @@ class Combination:
     sign: Literal["total", "frequency"] = "total"
     """How ties votes on signs: by sums, or by heads."""
     seed: int = 0
-    """Of what dare drops."""
+    """Seed of what dare drops."""
 
 
 def combine(

@@ -59,7 +59,7 @@ class Arch:
     norm_shift: float = 0.0
     """What llama.cpp has added to the scales of norms."""
     window: bool = False
-    """Whether llama.cpp reads the length of a sliding window."""
+    """True if llama.cpp reads the length of a sliding window."""
     fixed: dict[str, Any] = field(default_factory=dict)
     """What config.json says and the metadata do not."""
     mark: str = ""
@@ -69,9 +69,9 @@ class Arch:
     keys: dict[str, str] = field(default_factory=dict)
     """Metadata keys of its own, as in KEYS."""
     encoder: bool = False
-    """Whether it looks both ways; its head is not in the file."""
+    """True for a model that looks both ways; its head is not in the file."""
     scales: bool = True
-    """Whether llama.cpp scales its rotations."""
+    """True if llama.cpp scales its rotations."""
 
 
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}

@@ -99,8 +99,8 @@ class GgufFile:
 
 @cache
 def _reader(gguf: Any) -> type:
-    """The package's reader, three times as fast on long vocabularies, and held to the file: the
-    package reads nothing behind its end, over and over, for as long as a damaged count says."""
+    """GGUFReader, three times as fast on long vocabularies. It never reads past the end of the
+    file: the package would go on reading nothing for as long as a damaged count says."""
 
     class Reader(gguf.GGUFReader):
         @property

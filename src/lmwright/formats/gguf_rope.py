@@ -39,8 +39,8 @@ def decimal(value: Any) -> Any:
 
 
 def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where: str) -> None:
-    """Puts what the metadata of architecture `name` say about rotations into config.json. Raises
-    UserError for a key that is not known here, or means what is not computed."""
+    """Copies the RoPE settings in the metadata of architecture `name` to config.json. Raises
+    UserError for an unknown key, or one that asks for an unsupported RoPE variant."""
     prefix = f"{name}.rope."
     settings = {k.removeprefix(prefix): v for k, v in meta.items() if k.startswith(prefix)}
     _refuse_unknown(settings, config, name, where)

@@ -123,7 +123,7 @@ def refuse_growth(small: Any, large: Any) -> None:
 
 
 def wrapped(was: int, now: int) -> np.ndarray:
-    """For each place of a larger axis, the place of the smaller one that it is a copy of."""
+    """Entries of the smaller axis, [now], that those of the larger axis are copies of."""
     return (np.arange(now) - (now - was) // 2) % was
 
 

@@ -55,11 +55,11 @@ class Place:
     path: Path
     """Where it lies on this machine."""
     step: int | None = None
-    """Of a run's checkpoint; None takes the newest."""
+    """Step of a run's checkpoint; None takes the newest."""
     hub: str = ""
     """`hf://owner/name@commit` that it was fetched from."""
     url: str = ""
-    """Of a checkpoint that is read where it lies."""
+    """Address of a checkpoint that is read where it lies."""
     given: Any = None
     """Model of a checkpoint that does not say its own."""
 
@@ -123,7 +123,8 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
 
 
 def open_origin(name: str | Path, model: Any, *, header: bool = False) -> Place:
-    """As `open_place`, or a checkpoint of MaxText, which holds a `model` of the caller's."""
+    """The place that `open_place` finds, or a checkpoint of MaxText, which holds a `model` of the
+    caller's."""
     from lmwright.formats.maxtext import items_of
 
     path = os.fspath(name)

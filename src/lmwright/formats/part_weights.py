@@ -107,8 +107,8 @@ def _refuse_shape(path: str, ours: Param, theirs: Param, by_token: bool, where: 
 
 
 def _rows(plan: Plan, origin: Place, store: TokenStore) -> np.ndarray | None:
-    """For each id of the run's vocabulary the other model's of the same token, -1 where it has
-    none; None where both have the same tokenizer and as many rows."""
+    """The other model's id for the token of each id of the run's vocabulary, -1 where it has none;
+    None where both have the same tokenizer and as many rows."""
     if origin.tokenizer_dir is None:
         raise UserError(
             f"rows of the vocabulary are matched by token, and {origin.path} has no "

@@ -106,9 +106,9 @@ def refuse_saved(adapter: PeftFolder, where: str) -> None:
 def headed(
     model: HfModel, w: Tree, adapter: PeftFolder, folder: str | Path
 ) -> tuple[HfModel, Tree, Tree]:
-    """(model, weights, those of them that are the base's) of a base with the head that an adapter
-    brings, or without its own one, as the adapter is for; `w` are float32 host weights. Raises
-    UserError where there is no head for it."""
+    """(model, all weights, the weights that come from the base) of a base fitted to an adapter:
+    with the adapter's head added, or its own head removed, as the adapter needs. `w` are float32
+    host weights. Raises UserError where the adapter needs a head that the base cannot have."""
     note = read_note(Path(folder))
     form = form_of(note, adapter.config)
     encoder = model.encoder if isinstance(model, OverEncoder) else model

@@ -62,7 +62,7 @@ class Accounting:
     left_out: tuple[str, ...]
     """Tensors of the source that are no weights: known buffers, a stored copy of a tied head."""
     xxh3: str
-    """Of names, dtypes and bytes of the result's tensors, in its order."""
+    """Hash of names, dtypes and bytes of the result's tensors, in its order."""
     not_taken: tuple[NotTaken, ...] = ()
     """Parts of the source beside the text model, such as a vision tower."""
 
@@ -74,7 +74,7 @@ class Source:
     path: Path | None
     """None where transformers can read nothing."""
     model: HfModel
-    """As its own configuration describes it."""
+    """The model that its own configuration describes."""
     load: Callable[[], Tree]
     """Its weights in our tree."""
     adapter: Path | None = None
@@ -110,7 +110,7 @@ class Proof:
         return {"lmwright": lmwright.__version__, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """For people: one sentence a comparison."""
+        """The result as text, one sentence a comparison."""
         lines = [f"tensors: {self.tensors}"]
         lines += [
             f"not taken: {each.part}, {each.tensors} tensors of {each.parameters:,} parameters"

@@ -65,8 +65,8 @@ def limit_tokens(folder: Path, most: int) -> None:
 
 
 def begin_once(folder: Path) -> None:
-    """Makes the tokenizer of a folder put what is before a text before the first of two only, as a
-    question is followed by its context."""
+    """Edits the folder's tokenizer.json so that a pair (question, context) gets the prefix tokens
+    once, before the first text."""
     path = folder / "tokenizer.json"
     spec = json.loads(path.read_text("utf-8"))
     template = spec["post_processor"]

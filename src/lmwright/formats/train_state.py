@@ -71,7 +71,8 @@ def restore(
 def restore_near(
     plan: Plan, tier: MemoryTier, newer_than: int, frozen: Frozen
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """As `restore`, from the memory of the hosts, where all of them have a newer state there."""
+    """Restores as `restore` does, from the memory of the hosts; None unless all of them have a
+    newer state there."""
     restored = tier.restore(saved(abstract_state(plan)), newer_than)
     if restored is None:
         return None

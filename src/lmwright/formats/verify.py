@@ -38,7 +38,7 @@ class TensorDiff:
 
     compared: int
     equal: int
-    """Of them, every value the same in float32."""
+    """Compared tensors of which every value is the same in float32."""
     worst: str | None
     """The one furthest apart, where any is."""
     max_abs_diff: float
@@ -57,7 +57,7 @@ class Verdict:
     b: str
     same: bool
     tolerance: float
-    """Of the logits, over the largest; of tensors, where logits cannot be had."""
+    """Tolerance of the logits, over the largest; of tensors, where logits cannot be had."""
     config: dict[str, tuple[Any, Any]]
     """Fields of the model that differ."""
     tensors: TensorDiff
@@ -66,7 +66,7 @@ class Verdict:
     tokenizer: str
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The comparison as text."""
         t = self.tensors
         lines = [f"config: {name} is {x!r} and {y!r}" for name, (x, y) in self.config.items()]
         lines.append(f"tensors: {t.equal} of {t.compared} equal")

@@ -43,7 +43,7 @@ class Surgery:
     """Changes to a vocabulary."""
 
     rows: int
-    """Of the embedding, afterwards."""
+    """Rows of the embedding, afterwards."""
     parts: dict[int, tuple[int, ...]]
     """New id to the old ids whose mean it begins as."""
     filler_from: int

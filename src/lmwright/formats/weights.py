@@ -48,8 +48,8 @@ def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
 
 
 def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None:
-    """As `refuse_unlike`, of an objective with `fresh` weights or without a head: one of the
-    place's own, over documents or over its vocabulary, is left out."""
+    """Refuses as `refuse_unlike` does, for an objective with `fresh` weights or without a head: the
+    place's own head, over documents or over its vocabulary, is left out."""
     but = {*fresh, *left_out(getattr(place.model, "encoder", place.model))} if fresh else ()
     refuse_unlike(place, spec, but)
 
@@ -110,7 +110,7 @@ def load_run_weights(
 def load_run_at(
     run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
 ) -> tuple[Run, Tree, int]:
-    """As `load_run_weights`, and the step that the weights are of."""
+    """The result of `load_run_weights`, and the step that the weights are of."""
     plan, run, (trainee, frozen, weights), step = _trained_part(Path(run_dir), step, adapter)
     with jax.set_mesh(plan.mesh):
         return run, plan.training.merged(trainee, frozen.weights, weights), step
