@@ -119,7 +119,8 @@ def _batches(
 def some_of(
     questions: Sequence[Mapping[str, Any]], rows: int, max_rows: int | None
 ) -> list[Mapping[str, Any]]:
-    """As many of the questions as `max_rows` of their `rows` have, spread evenly over them."""
+    """Questions spread evenly over all of them: the share of them that `max_rows` is of their
+    `rows`."""
     share = min(1.0, (max_rows or rows) / max(rows, 1))
     return [questions[at] for at in spread(len(questions), math.ceil(share * len(questions)))]
 
@@ -138,4 +139,4 @@ def print_answers(
 
 
 SCORES = ("exact_match", "answer_f1")
-"""Of a source, as shares; they are printed in percent, as SQuAD's script gives them."""
+"""Scores of a source, as fractions; they are printed in percent, as SQuAD's script gives them."""

@@ -27,9 +27,9 @@ class Scores:
     """Matthews correlation of several classes (https://doi.org/10.1016/j.compbiolchem.2004.09.006),
     0 where all documents have one class, or were given one."""
     precision: tuple[float, ...]
-    """Of each class; 0 for one that was never given."""
+    """Precision of each class; 0 for one that was never given."""
     recall: tuple[float, ...]
-    """Of each class; 0 for one that never occurs."""
+    """Recall of each class; 0 for one that never occurs."""
     f1: tuple[float, ...]
 
     @classmethod

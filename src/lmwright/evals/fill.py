@@ -48,8 +48,8 @@ class Filling:
     guidance: float = 0.0
     """Weight of the difference that the prompt makes (https://arxiv.org/abs/2410.18514)."""
     sees: Literal["text", "prefix", "blocks"] = "text"
-    """Whether later blocks are seen as masks (LLaDA) or not at all (LLaDA 2); with `blocks`, those
-    before see no later one either, as in block diffusion."""
+    """Later blocks: seen as masks (`text`, LLaDA) or not at all (`prefix`, LLaDA 2); with `blocks`,
+    those before see no later one either, as in block diffusion."""
 
     def __post_init__(self) -> None:
         wrong = {

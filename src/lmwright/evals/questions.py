@@ -96,7 +96,7 @@ def _logits(model: Answerer, compute: Compute, w: Tree, batch: Batch) -> Array:
 
 
 class AnswerTally(Tally):
-    """Of questions that are answered."""
+    """Tally of questions that are answered."""
 
     def __init__(self, no_answer: str):
         super().__init__()

@@ -21,7 +21,7 @@ LEAST = 1e-30  # of a probability, whose logarithm is taken
 
 
 class SetTally(Tally):
-    """Of texts that are given the classes whose probability is above a threshold."""
+    """Tally of texts that are given the classes whose probability is above a threshold."""
 
     def __init__(self, labels: Sequence[str], threshold: float | None = None):
         super().__init__()

@@ -87,7 +87,7 @@ def shares_of(scores: np.ndarray) -> np.ndarray:
 
 
 class ClassTally(Tally):
-    """Of texts that are put into classes."""
+    """Tally of texts that are put into classes."""
 
     def __init__(self, labels: Sequence[str]):
         super().__init__()
@@ -140,7 +140,7 @@ class ClassTally(Tally):
 
 
 class NumberTally(Tally):
-    """Of texts that are given a number."""
+    """Tally of texts that are given a number."""
 
     def __init__(self) -> None:
         super().__init__()

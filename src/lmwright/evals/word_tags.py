@@ -90,7 +90,7 @@ def refuse_columns(pair: str | None, label: str | None) -> None:
 
 
 class TagTally(Tally):
-    """Of texts whose words are tagged."""
+    """Tally of texts whose words are tagged."""
 
     def __init__(self, labels: Sequence[str]):
         super().__init__()
