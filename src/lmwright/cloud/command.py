@@ -54,11 +54,11 @@ class Wanted:
     """Seconds without a step after which the run hangs, if five steps are shorter."""
     failures: int | None = None
     settings: Settings = field(default_factory=Settings)
-    """Of slices."""
+    """Settings of slices."""
     given: tuple[str, ...] = ()
     """Those that are options of this command, and not of the settings file."""
     slice: str = ""
-    """Of a cluster, as in 7x-16."""
+    """Slice of a cluster, as in 7x-16."""
     work: Work = Work()
     notebook: str | None = None
     """File to write instead, for Kaggle's or Colab's editor."""

@@ -28,7 +28,7 @@ class Setup:
     project: str
     zone: str
     bucket: str
-    """As gs://NAME."""
+    """Its address, gs://NAME."""
 
     @property
     def account(self) -> str:

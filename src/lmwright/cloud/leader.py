@@ -48,7 +48,7 @@ FINAL_CODES = (EXIT_USER_ERROR, EXIT_TIME_SPENT, EXIT_SKIPPING)
 class _Host:
     writer: asyncio.StreamWriter
     heard: float
-    """Of its last message, by this machine's clock."""
+    """Time of its last message, by this machine's clock."""
     pulse: dict[str, Any] = field(default_factory=dict)
     notice: str = ""
     """Why the host is about to go, for as long as it says so."""

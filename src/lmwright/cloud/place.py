@@ -25,7 +25,7 @@ class Place:
     """A host, as it finds itself."""
 
     url: str
-    """Of the job."""
+    """Address of the job."""
     incarnation: str
     """The request that made its slice."""
     slice_index: int

@@ -30,7 +30,7 @@ class Request:
     state: str
     message: str = ""
     job: str = ""
-    """Of its label; empty for requests that lmwright has not made."""
+    """Job that its label names; empty for requests that lmwright has not made."""
     url: str = ""
     """Folder of its job, where the service tells."""
 

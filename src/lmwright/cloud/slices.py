@@ -45,11 +45,11 @@ class Patience:
     silence: float = 300.0
     """Without a word from the leader after that."""
     repair: float = 1200.0
-    """For the service to replace a slice that is not spot, or to make one healthy."""
+    """Time for the service to replace a slice that is not spot, or to make one healthy."""
     elsewhere: float = 1800.0
     """Waiting in one place before the next offer is tried, where there are several."""
     stop: float = 600.0
-    """For a job that was asked to stop."""
+    """Time for a job that was asked to stop."""
     backoff: float = 300.0
     """The longest pause between requests that fail."""
 

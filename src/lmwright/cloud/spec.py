@@ -41,9 +41,9 @@ class Limits:
     silent_s: float = 10.0
     """Without a word from an agent, its host is lost."""
     grace_s: float = 60.0
-    """For the other ranks to end, after one has ended as it should."""
+    """Time for the other ranks to end, after one has ended as it should."""
     gather_s: float = 1200.0
-    """For all hosts of a slice to be there before an attempt."""
+    """Time for all hosts of a slice to be there before an attempt."""
     failures: int = 5
     """In a row, without a new checkpoint, before the job is given up."""
     backoff_s: float = 60.0
@@ -57,7 +57,7 @@ class Offer:
     """A slice that a job may run on, and how it is asked for."""
 
     name: str
-    """Of the slice, as in 2xv4-32."""
+    """Name of the slice, as in 2xv4-32."""
     zone: str
     accelerator_type: str
     topology: str = ""
@@ -66,7 +66,7 @@ class Offer:
     num_slices: int = 1
     hosts_per_slice: int
     num_chips: int
-    """Of all slices."""
+    """Chips of all slices."""
     price: float = 0.0
     """USD for one chip and hour."""
 
@@ -81,7 +81,7 @@ class Gke:
     """Where and how the pods of a job are made."""
 
     context: str
-    """Of the kubeconfig, as in gke_PROJECT_ZONE_CLUSTER."""
+    """Context of the kubeconfig, as in gke_PROJECT_ZONE_CLUSTER."""
     namespace: str = "default"
     image: str
     """With a python3; all else is brought along."""
@@ -90,7 +90,7 @@ class Gke:
     queue: str = ""
     """Local queue of Kueue."""
     labels: tuple[str, ...] = ()
-    """As KEY=VALUE."""
+    """Labels as KEY=VALUE."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Cloud:
     disks: tuple[str, ...] = ()
     """Read-only, as projects/P/zones/Z/disks/NAME."""
     secrets: tuple[str, ...] = ()
-    """As VARIABLE=NAME of Secret Manager, on Kubernetes as VARIABLE=SECRET/KEY."""
+    """Secrets as VARIABLE=NAME of Secret Manager, on Kubernetes as VARIABLE=SECRET/KEY."""
     valid_hours: float = 0.0
     """That a request may wait; 0 for ever."""
     max_hours: float = 0.0
@@ -130,14 +130,14 @@ class Spec:
     dir: str
     """The run directory; empty for a command without one."""
     command: tuple[str, ...]
-    """Of one rank; all hosts run the same. `lmwright` is the one of the host's Python."""
+    """Command of one rank; all hosts run the same. `lmwright` is the one of the host's Python."""
     hosts: int
     port: int
-    """Of the leader, on host 0."""
+    """Port of the leader, on host 0."""
     address: str = "127.0.0.1"
-    """Of host 0."""
+    """Address of host 0."""
     variables: dict[str, str] = field(default_factory=dict)
-    """For the ranks, on top of their host's."""
+    """Environment variables of the ranks, on top of their host's."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """Known to the agents of this job alone."""
     limits: Limits = field(default_factory=Limits)
@@ -145,7 +145,7 @@ class Spec:
     """Folder of the job in a bucket; empty for a job of this machine."""
     cloud: Cloud | None = None
     cwd: str = ""
-    """Of the ranks; empty for the job's folder."""
+    """Working folder of the ranks; empty for the job's folder."""
     offers: tuple[Offer, ...] = ()
     """In the order in which they are tried."""
 

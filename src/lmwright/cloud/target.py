@@ -47,7 +47,7 @@ class Settings:
     internal_ips: bool = False
     disks: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    """As VARIABLE=NAME, where NAME is one of Secret Manager."""
+    """Secrets as VARIABLE=NAME, where NAME is one of Secret Manager."""
     valid_hours: float = 0.0
     max_hours: float = 0.0
     max_chip_hours: float = 0.0
@@ -61,15 +61,15 @@ class Settings:
     remote_python: str = "python3"
     """Command of their Python that has lmwright."""
     namespace: str = "default"
-    """Of the pods of `--on gke:`."""
+    """Namespace of the pods of `--on gke:`."""
     image: str = "python:3.12-slim"
-    """Of their containers; it needs a python3 and glibc, all else is brought along."""
+    """Image of their containers; it needs a python3 and glibc, all else is brought along."""
     pod_account: str = ""
     """Their Kubernetes service account, which may write to the bucket by Workload Identity."""
     queue: str = ""
     """Local queue of Kueue."""
     labels: tuple[str, ...] = ()
-    """As KEY=VALUE."""
+    """Labels as KEY=VALUE."""
 
 
 def settings_path() -> Path:

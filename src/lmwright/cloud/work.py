@@ -33,7 +33,7 @@ class Work:
 
     verb: str = TRAIN
     words: tuple[str, ...] = ()
-    """For the verb, or of the command."""
+    """Arguments of the verb, or the command."""
 
     @property
     def rehearses(self) -> bool:

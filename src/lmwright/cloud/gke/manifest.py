@@ -31,9 +31,9 @@ ENTRY = Path(__file__).parent / "entry.py"
 HOME = "/opt/lmwright"
 PORT = 8476
 GRACE_S = 90
-"""For a pod that is told to end: the ranks save, at most a minute."""
+"""Time for a pod that is told to end: the ranks save, at most a minute."""
 CONTAINER_RESTARTS = 100
-"""Of a slice in all; then the JobSet fails, and its supervisor makes another."""
+"""Restarts of a slice in all; then the JobSet fails, and its supervisor makes another."""
 ALONE_S = 600
 """After its end, a JobSet that nobody has deleted is deleted by the cluster."""
 

@@ -11,7 +11,7 @@ from lmwright.hardware.slices import Slice, parse_slice
 
 PREFIX = "gke:"
 LONGEST_NAME = 36
-"""Of a job: the names of its pods have at most 63 characters."""
+"""Characters in the name of a job: the names of its pods have at most 63."""
 SECRET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([a-z0-9][a-z0-9.-]{0,252})/([A-Za-z0-9._-]{1,253})")
 LABEL = re.compile(
     r"([a-z0-9.-]+/)?[A-Za-z0-9][\w.-]{0,62}=([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?"

@@ -37,7 +37,7 @@ STALE_S = 900.0
 FAILURES = 3
 """Sessions in a row that save nothing new."""
 LAST_LINES = 10
-"""Of a log; errors before them were survived."""
+"""Lines shown of a log; errors before them were survived."""
 LONGEST_NAME = 50
 
 State = dict[str, Any]

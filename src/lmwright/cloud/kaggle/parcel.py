@@ -33,7 +33,7 @@ from lmwright.storage.bucket import is_bucket
 PLACEHOLDER = "/@lmwright@"
 """Stands for the folder of the session in the run file."""
 STAGES = ("tokenizer", "pack", "shuffle")
-"""Of a store, those that training reads."""
+"""Stages of a store that training reads."""
 HUB = "huggingface.co"
 BUCKETS = "storage.googleapis.com"
 GOOGLE_KEY, HUB_TOKEN, WANDB_KEY = "GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN", "WANDB_API_KEY"

@@ -29,7 +29,7 @@ from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER
 
 RESULT = "session.json"
 ENDING = ".lmw"
-"""Of archives; Kaggle unpacks those whose ending it knows."""
+"""Ending of archives; Kaggle unpacks those whose ending it knows."""
 PACK_BYTES_PER_S = 2e8
 PACK_S = 120.0
 MOST_OUTPUT_BYTES = 19_000_000_000  # Kaggle keeps 20 GB

@@ -22,7 +22,7 @@ class Host:
     """A machine behind ssh."""
 
     name: str
-    """As it is written after `ssh`."""
+    """Name as written after `ssh`."""
     address: str = ""
     """Under which the other hosts reach it; empty where it is found by trying."""
 

@@ -38,7 +38,7 @@ PLACE = re.compile(r"events\.log|(logs|stacks)/(host|agent)-\d+[\w.-]*", re.ASCI
 LOOK_EVERY_S = 1.0
 TEND_S = 20.0
 END_S = 5.0
-"""For agents to end by themselves after their job."""
+"""Time for agents to end by themselves after their job."""
 CALM_S = 60.0
 """After which an agent that died before is taken for well."""
 LONGEST_PAUSE_S = 60.0
