@@ -34,7 +34,7 @@ class StepFiles(Protocol):
     path: Any
     """`Path` or `epath.Path`, as Orbax takes it."""
     kind: str
-    """Of the hashes that are written: the one that costs least."""
+    """Kind of the hashes that are written: the one that costs least."""
 
     def names(self) -> list[str]:
         """All but hashes.json and hidden ones (a file manager's, NFS's)."""

@@ -23,7 +23,7 @@ from lmwright.errors import StorageError, UserError, first_line
 META = "meta/metadata"
 ORBAX_META = "_CHECKPOINT_METADATA"
 VERSION = 2
-"""Of a checkpoint whose hashes were written before its commit."""
+"""Version of a checkpoint whose hashes were written before its commit."""
 
 
 class Unusable(Exception):

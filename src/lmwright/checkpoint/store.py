@@ -59,7 +59,7 @@ class Checkpoints(SavedStates):
     """Called on process 0 when all of a checkpoint but its commit is written."""
     _last: "_Save | None" = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
-    """Of saves, one after the other."""
+    """Failures of saves, one after the other."""
     _broken: BaseException | None = field(default=None, init=False)
     """Why this process, one of several, could not write its part."""
 

@@ -14,8 +14,9 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> str | None:
-    """Makes a folder of the cache for the user alone; what is wrong with it, or with the two
-    above it, as in `problem`. A folder that cannot be made is nothing wrong."""
+    """Creates a cache folder that only this user can write. Returns why it, or one of the two
+    folders above it, cannot be trusted (see `problem`), else None. A folder that cannot be created
+    is no problem."""
     try:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         for each in (folder.parent, folder):

@@ -66,7 +66,7 @@ class Rates:
     cores: int = 1
     """TensorCores of the device."""
     attention_cycles: float = 1.8e-3
-    """Of one core, beyond the matrix units' own, for each score and product of the attention
+    """Cycles of one core, beyond the matrix units' own, for each score and product of the attention
     kernel; see `planner.compiler.kernel_cost`."""
 
     @property
@@ -85,10 +85,10 @@ class AttentionCycles:
     """Cycles of one core for `kernels/tpu_row_attention.py`."""
 
     forward: float
-    """For 1,000 scores below the blocks of the diagonal."""
+    """Cycles for 1,000 scores below the blocks of the diagonal."""
     backward: float
     around_forward: float
-    """For each token of a head beside these, the diagonal among it."""
+    """Cycles for each token of a head beside these, the diagonal among it."""
     around_backward: float
 
 
@@ -113,8 +113,8 @@ class Price:
 
     on_demand: float
     spot: float | None = None
-    """As the SkyPilot catalog (github.com/skypilot-org/skypilot-catalog) lists it for the
-    cheapest US region; None where we have no figure."""
+    """Price of spot chips in the cheapest US region, by the SkyPilot catalog
+    (github.com/skypilot-org/skypilot-catalog); None where we have no figure."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class CloudNames:
     """Names in the Cloud TPU API; https://cloud.google.com/tpu/docs/runtimes."""
 
     prefix: str
-    """Of an accelerator type, as in v5litepod-16."""
+    """Beginning of an accelerator type, as in v5litepod-16."""
     api_type: str
     """With a topology in place of a size."""
     runtime: str = "tpu-ubuntu2204-base"
@@ -146,7 +146,7 @@ class Chip:
     """One TPU generation."""
 
     name: str
-    """As users and price lists write it."""
+    """Name as users and price lists write it."""
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...]
     """What JAX reports, today's first."""
@@ -158,13 +158,13 @@ class Chip:
     layouts: Mapping[int, tuple[int, ...]]
     """Chips of a slice to its torus shape."""
     pod_chips: int
-    """Of the largest slice."""
+    """Chips of the largest slice."""
     pod_side: int | None = None
     """At which an axis of a 2D torus closes to a ring; None for the 3D generations."""
     peak: Peak
     rates: Rates
     network_bytes_per_s: float
-    """Of a chip, between slices."""
+    """Speed of a chip's traffic between slices."""
     host_gib: float
     """Memory of the host for each chip, by the machine types of
     https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
@@ -172,7 +172,7 @@ class Chip:
     power: Power | None = None
     """None where it is not published."""
     calibrated: bool = False
-    """Whether a published run fitted its constants."""
+    """True if a published run fitted its constants."""
     cloud: CloudNames | None = None
     """None where only Kubernetes has it."""
     kubernetes: str = ""

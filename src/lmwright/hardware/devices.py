@@ -54,11 +54,12 @@ GPU_MATMUL_EFFICIENCY = 0.65
 GPU_ATTENTION_EFFICIENCY = 0.4
 
 GPU_MEMORY_SHARE = 0.75
-"""Of a GPU's memory, JAX takes this unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+"""Fraction of a GPU's memory that JAX takes (XLA_PYTHON_CLIENT_MEM_FRACTION sets another)."""
 
 
 PRICES_DATE = "2026-10"
-"""Of the list prices, which differ by region and contract; `plan.prices` and `--price` go first."""
+"""Month of the list prices, which differ by region and contract; `plan.prices` and `--price` go
+first."""
 
 
 def price_of(kind: str) -> Price | None:

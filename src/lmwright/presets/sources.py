@@ -19,9 +19,9 @@ class SourcePreset:
     license: str
     """Identifier on the hub; `other` where the page has its own terms."""
     fields: Mapping[str, Any]
-    """Of `config.run.Source`, without its name."""
+    """Fields of `config.run.Source`, without its name."""
     gated: bool = False
-    """Whether its terms have to be accepted on its page, with the account of HF_TOKEN."""
+    """True if its terms have to be accepted on its page, with the account of HF_TOKEN."""
 
     @property
     def page(self) -> str:

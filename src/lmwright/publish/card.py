@@ -39,7 +39,7 @@ class Listing:
     license_link: str | None = None
     base_model: str | None = None
     relation: Relation | None = None
-    """Of the base model to this one."""
+    """How this model was made from the base model."""
     datasets: tuple[str, ...] = ()
     """Names on the hub."""
     languages: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Listing:
 
     @property
     def license_text(self) -> str:
-        """For people."""
+        """The license as a text with a link."""
         name = self.license_name or self.license or "not set yet"
         return f"[{name}]({self.license_link})" if self.license_link else name
 

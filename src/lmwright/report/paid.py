@@ -25,9 +25,9 @@ class Paid:
     """Sums over all slices of a run."""
 
     seconds: float
-    """From the moment that a slice was there until it was given back, or last trained on."""
+    """Time from the moment that a slice was there until it was given back, or last trained on."""
     training_s: float
-    """Of that, in sessions."""
+    """Time of that in training sessions."""
     queue_s: float
     chip_hours: float
     cost: float

@@ -97,7 +97,7 @@ class Profile:
     operations: list[tuple[str, str, float, float]]
     """Name, kind, seconds and share of the longest."""
     input_wait_share: float | None
-    """Of a step's time, as the run measured it."""
+    """Fraction of a step's time that waits for input, as the run measured it."""
 
 
 def kind_of(name: str, category: str = "") -> str:

@@ -15,7 +15,7 @@ SCORES = (
     "pearson", "spearman", "accuracy_at_1", "mrr_at_10", "detector_accuracy", "detector_recall",
     "replaced_share",
 )  # fmt: skip
-"""Of held-out rows, beside their loss."""
+"""Scores of held-out rows, beside their loss."""
 
 
 def summarize(record: RunRecord) -> Rows:

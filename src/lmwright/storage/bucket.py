@@ -162,7 +162,7 @@ class Bucket:
         self.remove(name)
 
     def missing_permissions(self, wanted: Sequence[str]) -> list[str]:
-        """Those of the permissions that this account lacks on the bucket."""
+        """The `wanted` permissions that this account lacks on the bucket."""
         with self._told("asked for permissions"):
             granted = self._bucket.test_iam_permissions(list(wanted), **_patient())
             return [name for name in wanted if name not in granted]

@@ -57,7 +57,7 @@ class Claim:
             )
 
     def confirm(self) -> None:
-        """As `check`, by asking the bucket now."""
+        """Raises UserError if another process has taken the claim over; asks the bucket now."""
         self._see(self._bucket.read(CLAIM))
         self.check()
 

@@ -24,7 +24,7 @@ class Held:
     """Files that a repository holds at one commit."""
 
     name: str
-    """As the user wrote it."""
+    """Its name as the user wrote it."""
     repo: str
     commit: str
     files: frozenset[str]

@@ -149,7 +149,8 @@ class Mirror:
             ) from error
 
     def refresh(self) -> None:
-        """As `pull`, unless a process of this machine trains there: its files are newer."""
+        """Pulls as `pull` does, unless a process of this machine trains there: its files are
+        newer."""
         self.begin()
         lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR)
         try:
