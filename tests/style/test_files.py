@@ -36,7 +36,7 @@ BRITISH = re.compile(
 )
 THIS_FILE = ROOT / "tests/style/test_files.py"
 OWN_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home)/\w[^\s\"'`]*")
-NO_SUBJECT = re.compile(r"(What|Whether|The same)\b")
+NO_SUBJECT = re.compile(r"(What|Whether|The same|That of|Those of)\b")
 EINSUMS = ("dot", "einsum", "dot_ragged")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -161,4 +161,5 @@ def test_the_rules_leave_neighbors_alone():
     assert re.fullmatch(BANNED_FILES, "utils") and re.fullmatch(BANNED_FILES, "muon_v2")
     assert not re.fullmatch(BANNED_FILES, "llama")
     assert NO_SUBJECT.match("The same, but") and not NO_SUBJECT.match("The samples")
+    assert NO_SUBJECT.match("Those of x") and not NO_SUBJECT.match("Those that see x")
     assert any(is_dataclass_definition(n) for n in ast.walk(parsed(PACKAGE / "config" / "run.py")))
