@@ -25,7 +25,7 @@ class Classify(OverDocuments):
 
     kind: Literal["classify"] = "classify"
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
-    """The classes, each once; their places are their numbers."""
+    """The classes, in the order of their numbers."""
     pooling: AnyPooling = None
 
     learns_from: ClassVar[str] = "labeled texts"
@@ -62,7 +62,7 @@ class _HeldOut(Classify):
     """`Classify` as measured on held-out rows."""
 
     def counts(self, label: Array, guess: Array, there: Array) -> dict[str, tuple[Array, Array]]:
-        """Documents by class (rows) and by the class that they were given (columns)."""
+        """Counts of documents by class (rows) and by the class that they were given (columns)."""
         k = len(self.labels)
         real, given = jax.nn.one_hot(label, k), jax.nn.one_hot(guess, k)
         pairs = (real * there[..., None]).reshape(-1, k).T @ given.reshape(-1, k)

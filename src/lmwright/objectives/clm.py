@@ -30,8 +30,8 @@ class Clm(Objective):
 def next_token_loss(
     model: Model, w: Tree, head: Tree, batch: Batch, compute: Compute, **options: float
 ) -> Loss:
-    """Cross-entropy of the batch's targets, where the layers read `w` and the logits `head`;
-    `options` are those of `nn.xent.chunked_xent`."""
+    """Cross-entropy of the batch's targets; the layers read `w` and the logits `head`. `options`
+    are those of `nn.xent.chunked_xent`."""
     x, aux = model.hidden(w, batch, compute)
     targets, weights = next_tokens(batch)
     return loss_at(model, head, x, aux, targets, weights, compute, **options)

@@ -54,15 +54,16 @@ class Diffusion(Objective):
     eval_samples: PositiveInt = 4
     """Times that a held-out row is masked anew, with another share of its tokens each time."""
     short_rows: Fraction = 0.0
-    """Share of rows that are cut to a random length, for texts that are shorter; 0.01 in LLaDA."""
+    """Share of rows that are cut to a random length, so that the model learns shorter texts; 0.01
+    in LLaDA."""
     end_tokens: NonNegativeInt = 0
-    """Most end tokens that are learned behind the last text of a row, where it has room and the
-    text ends there: without them an answer fills all masks that it is given."""
+    """Most end tokens that are learned after the last text of a row, where it has room and the text
+    ends there: without them an answer fills all masks that it is given."""
     end_token_id: NonNegativeInt | None = None
     """Id that ends a text; that of the tokenizer if unset."""
     block_tokens: PositiveInt | None = None
     """Tokens of a block: blocks are learned one after the other, each from those before it without
-    masks (https://arxiv.org/abs/2503.09573); None: a row is one."""
+    masks (https://arxiv.org/abs/2503.09573); if unset, a row is one block."""
     views: Literal["one", "complementary"] = "one"
     """`complementary` sees each row twice, and masks each token in one of the two."""
     z_loss: NonNegative = 0.0
@@ -143,7 +144,7 @@ class Diffusion(Objective):
         return _HeldOut(**vars(self) | {"short_rows": 0.0, "views": "one"})
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
-        """Sums over the masks, as said above."""
+        """Sums over the masks, as described for the module."""
         batch = self.cut(batch, key)
         block = self.blocks(batch)
         views: tuple[Masks, ...] = (mask_rows(batch, key, block),)
@@ -162,7 +163,7 @@ class Diffusion(Objective):
         return loss_at(model, w, x, aux, tokens, weights, compute, z_loss=self.z_loss)
 
     def blocks(self, batch: Batch) -> Interval | None:
-        """The tokens in the block of each token; None where a row is one."""
+        """The block of each token, as the tokens in it; None where a row is one block."""
         if self.block_tokens is None:
             return None
         return own_block(batch.segment_ids, self.block_tokens)
@@ -226,8 +227,8 @@ def at_own_places(model: Any, x: Array, positions: Array) -> Array:
 
 
 def _in_longer_rows(compute: Compute, together: int, length: int) -> Compute:
-    """Settings for rows that are several ones together, of this length: as many logits exist at
-    once, in equal chunks."""
+    """Settings for rows of `length` that join `together` rows: as many logits exist at once, in
+    equal chunks."""
     chunks = -(-length // (compute.loss_chunk_tokens * together))
     return replace(compute, loss_chunk_tokens=-(-length // chunks))
 

@@ -59,7 +59,7 @@ class OverDocuments(Objective):
     pooling: Pooling | None
 
     per_text: ClassVar[PerText] = "one"
-    """How many of the classes a text has."""
+    """Number of classes of a text."""
     both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
 

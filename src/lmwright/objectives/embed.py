@@ -38,21 +38,20 @@ class Texts(NamedTuple):
     there: Array  # bool
     anchor: Array  # bool
     marks: Array
-    """uint32 [B, S, 2]: the same for the same tokens."""
+    """Hashes uint32 [B, S, 2], equal for equal texts."""
 
 
 class Pairs(NamedTuple):
-    """Anchors and what belongs to them, M of them, and all other texts, N."""
+    """Anchors and their positives, M of each, and all other texts, N."""
 
     there: Array  # bool [M]
     anchors: Array  # float32 [M, D]
     positives: Array  # float32 [M, D]
     others: Array  # float32 [N, D]
     seen: Array
-    """bool [M, N]: which of the others an anchor is compared with, its own not among them."""
+    """bool [M, N]: the other texts that an anchor is compared with, without its own positive."""
     apart: Array
-    """bool [M, M]: which anchors what belongs to an anchor is compared with, its own not among
-    them."""
+    """bool [M, M]: the anchors that a positive is compared with, without its own."""
 
 
 @section
@@ -65,9 +64,10 @@ class Embed(Objective):
     temperature: Positive = 0.05
     """Temperature of the cosines; 1 / 0.05 is the scale 20 of sentence-transformers."""
     direction: Literal["anchors", "both"] = "anchors"
-    """`both` also finds the anchor of what belongs to it, and averages the two losses."""
+    """`both` also finds the anchor of a positive, and averages the two losses."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()
-    """Numbers of a vector that are trained to serve alone, as in [768, 256, 64]; all if empty."""
+    """Lengths at which the beginning of a vector is trained to serve alone, as in [768, 256, 64];
+    the whole vector if empty."""
     matryoshka_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each; 1 if empty."""
 
@@ -146,8 +146,8 @@ class Embed(Objective):
         return Texts(vectors, there, anchor, marks_of(batch, inside)), penalties
 
     def scored(self, pairs: Pairs, dim: int) -> tuple[Array, Array]:
-        """The loss summed over anchors, by the first `dim` numbers of vectors, and how many of them
-        are nearest to what belongs to them."""
+        """The loss summed over anchors, by the first `dim` numbers of the vectors, and the number
+        of anchors that are nearest to their positive."""
         a, p, o = (unit(x[:, :dim]) / self.temperature**0.5 for x in pairs[1:4])
         product = partial(jnp.einsum, "md,nd->mn", precision=lax.Precision.HIGHEST)
         own = jnp.sum(a * p, axis=-1)
@@ -164,7 +164,7 @@ def _log_sum(own: Array, scores: Array) -> Array:
 
 
 def places_of(batch: Batch) -> int:
-    """Places for texts in a row."""
+    """Number of places for texts in a row."""
     return max(2, batch.tokens.shape[-1] // TOKENS_PER_TEXT)
 
 
@@ -185,10 +185,10 @@ def _mixed(x: Array) -> Array:
 
 
 def pairs_of(texts: Texts) -> Pairs:
-    """Anchors with what belongs to them, and what they are compared with.
+    """Anchors with their positives, and what they are compared with.
 
-    A text that equals the anchor, or what belongs to it, is no negative of it; nor is what belongs
-    to an equal anchor.
+    A text that equals the anchor or its positive is no negative of it; nor is the positive of an
+    equal anchor.
     """
     rows, places = texts.there.shape
     most = places // 2  # anchors of a row
@@ -217,5 +217,5 @@ def pairs_of(texts: Texts) -> Pairs:
 
 
 def _equal(a: Array, b: Array) -> Array:
-    """bool [M, N]: which of the marks [M, 2] and [N, 2] are the same."""
+    """bool [M, N]: True where a mark of [M, 2] equals one of [N, 2]."""
     return jnp.all(a[:, None] == b[None], axis=-1)

@@ -28,9 +28,10 @@ class Kto(Objective):
 
     kind: Literal["kto"] = "kto"
     beta: Positive = 0.1
-    """How strongly the reference holds."""
+    """Strength of the pull towards the reference."""
     loss_kind: Literal["kto", "apo-zero-unpaired"] = "kto"
-    """KTO's own, or APO's (https://arxiv.org/abs/2408.06266), whose reference point is 0."""
+    """The loss: KTO's own, or APO's (https://arxiv.org/abs/2408.06266), whose reference point is
+    0."""
     desirable_weight: Positive = 1.0
     """Weight of answers that were liked."""
     undesirable_weight: Positive = 1.0

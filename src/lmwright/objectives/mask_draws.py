@@ -32,9 +32,9 @@ class Draws:
     """Randomness of the rows of a batch."""
 
     keys: Array
-    """[B]: which tokens are masked."""
+    """Keys [B] that choose which tokens are masked."""
     time: Array
-    """float32 [B] in [0, 1): how many."""
+    """Times float32 [B] in [0, 1) that set how many tokens are masked."""
     spread: int = field(default=1, metadata={"static": True})
     """Rows, one after the other, that have one time in each of so many equal parts."""
 
@@ -49,8 +49,8 @@ class Masks(NamedTuple):
 
 
 def parts_of(numbers: Array, count: int, shift: Array) -> Array:
-    """The part of [0, 1) of each row of a batch, of `count` equal ones: each has one row, and any
-    row any part by the random `shift`."""
+    """The part of [0, 1), one of `count` equal ones, that each row of a batch has. Every part
+    belongs to one row; the random `shift` changes which."""
     if not _is_power(count):
         return (numbers + shift) % count
     digits = count.bit_length() - 1
@@ -74,8 +74,8 @@ def spread_of(num_rows: int, count: int) -> int:
 
 
 def mask_rows(batch: Batch, draws: Draws, block: Interval | None = None) -> Masks:
-    """Each row has exactly floor(time n) + 1 of its n tokens masked; so has each of its blocks,
-    by a time of its own, where `block` says which tokens are in the block of a token."""
+    """Masks exactly floor(time n) + 1 of the n tokens of each row, or of each of its blocks, which
+    have times of their own; `block` gives for each token the tokens of its block."""
     learned, block = _learned(batch), block or _whole(batch)
     count, times = _sums(learned, block), _times(batch, draws, block)
     masks = jnp.minimum(jnp.floor(times * count).astype(jnp.int32) + 1, count)
@@ -110,15 +110,15 @@ def _weights(batch: Batch, masked: Array, count: Array, masks: Array) -> Array:
 
 
 def _sums(which: Array, block: Interval) -> Array:
-    """How many tokens of its block are among these, for each token: int32 [B, T]."""
+    """Number of tokens of its block that are among these, for each token: int32 [B, T]."""
     before = jnp.pad(jnp.cumsum(which, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
     at = lambda places: jnp.take_along_axis(before, places, axis=1)  # noqa: E731
     return at(block.end) - at(block.start)
 
 
 def _times(batch: Batch, draws: Draws, block: Interval) -> Array:
-    """The time of each token's block, float32 [B, T]: one block's in each of as many equal parts of
-    [0, 1), in an order by chance, at the row's time within its part."""
+    """The time of each token's block, float32 [B, T]: as many equal parts of [0, 1) as there are
+    blocks have one each, in random order; within a part it is the row's time."""
     length = block.start.shape[1]
     begins = (block.start == jnp.arange(length)) & (batch.segment_ids > 0)
     draw = lambda key: jax.random.uniform(jax.random.fold_in(key, 2), (length,))  # noqa: E731
@@ -130,7 +130,8 @@ def _times(batch: Batch, draws: Draws, block: Interval) -> Array:
 
 
 def rows_together(num_rows: int, spread: int) -> int:
-    """Rows whose masks are picked together: those of a device, in the program being traced."""
+    """Number of rows whose masks are picked together: those of a device, in the program being
+    traced."""
     mesh = jax.sharding.get_abstract_mesh()
     ways = 1 if mesh.empty else batch_ways(mesh)
     if num_rows % ways or context_ways() > 1:

@@ -32,8 +32,8 @@ def mask_token_of(tokenizer: Any, wanted: int | None) -> int:
 
 
 def known_or_any(mask_token_id: int | None, vocab_size: int) -> int:
-    """Id that stands for hidden tokens. Without a tokenizer, as in a plan, it is not known, and any
-    id makes the same program."""
+    """Id that stands for hidden tokens. Without a tokenizer, as in a plan, it is unknown, and any
+    id gives the same program."""
     return vocab_size - 1 if mask_token_id is None else mask_token_id
 
 

@@ -48,7 +48,7 @@ class Mlm(Objective):
     mask_ratio: Annotated[float, Field(gt=0, le=1)] | Ramp = 0.3
     """Share of a row's tokens that are predicted: a number, or a table with `start` and `end`."""
     random_share: Share | Ramp = 0.0
-    """Share of these that a random token stands for, not the mask; 0.1 in BERT."""
+    """Share of these that become a random token instead of the mask; 0.1 in BERT."""
     kept_share: Share | Ramp = 0.0
     """Share of these that stay as they are; 0.1 in BERT."""
     unit: Literal["token", "word"] = "token"
@@ -174,7 +174,7 @@ class Draws(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Rows with hidden tokens, and K places of each where tokens are predicted."""
+    """Rows with hidden tokens, and K positions of each at which tokens are predicted."""
 
     tokens: Array  # int32 [B, T]
     places: Array  # int32 [B, K]
@@ -197,7 +197,8 @@ def _draw(key: Array, length: int, vocab_size: int) -> _Draws:
 
 
 def _meetings(random: float | Ramp, kept: float | Ramp) -> list[tuple[float, float]]:
-    """Values of two shares that may meet: at both ends if they move together, else the largest."""
+    """Pairs of values that two shares may have at once: at both ends if they move together, else
+    the largest."""
     times = [(s.after, s.until) for s in (random, kept) if isinstance(s, Ramp)]
     if len(times) == 2 and times[0] == times[1]:
         return list(zip(ends(random), ends(kept), strict=True))
@@ -214,7 +215,7 @@ class _HeldOut(Mlm):
 
 @dataclass(frozen=True, kw_only=True)
 class _ByWords(Mlm):
-    """With the words of its tokenizer."""
+    """`Mlm` with the words of its tokenizer."""
 
     pieces: bytes = field(repr=False)
 

@@ -29,7 +29,7 @@ class Multilabel(OverDocuments):
 
     kind: Literal["multilabel"] = "multilabel"
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
-    """The classes, each once; their places are their numbers."""
+    """The classes, in the order of their numbers."""
     pooling: AnyPooling = None
 
     per_text: ClassVar[PerText] = "any"
@@ -68,8 +68,7 @@ class _HeldOut(Multilabel):
     """`Multilabel` as measured on held-out rows."""
 
     def counts(self, real: Array, given: Array, there: Array) -> dict[str, tuple[Array, Array]]:
-        """[K, 3]: the documents that rightly were given a class, those that were given it, and
-        those that have it."""
+        """Counts [K, 3] of documents: rightly given a class, given it, and having it."""
         sums = [jnp.einsum("bsk,bs->k", each, there) for each in (real * given, given, real)]
         return {LABEL_COUNTS: (jnp.stack(sums, -1), jnp.sum(there))}
 

@@ -63,10 +63,10 @@ class Dpo(Objective):
 
     kind: Literal["dpo"] = "dpo"
     beta: Positive = 0.1
-    """How strongly the reference holds."""
+    """Strength of the pull towards the reference."""
     loss_kind: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """DPO's own; IPO's square (https://arxiv.org/abs/2310.12036), over means of tokens; SLiC's
-    hinge (https://arxiv.org/abs/2305.10425)."""
+    """The loss: DPO's own; IPO's square (https://arxiv.org/abs/2310.12036), over means of tokens;
+    SLiC's hinge (https://arxiv.org/abs/2305.10425)."""
     label_smoothing: Smoothing = 0.0
     """Share of pairs taken to be the wrong way round (sigmoid only; cDPO,
     https://ericmitchell.ai/cdpo.pdf)."""
@@ -109,8 +109,8 @@ class Dpo(Objective):
 
 @section
 class Orpo(Objective):
-    """Odds-ratio preference optimization: fine-tuning on what was chosen, and away from the
-    other, at once."""
+    """Odds-ratio preference optimization: fine-tuning on the chosen answers and away from the
+    rejected ones at once."""
 
     kind: Literal["orpo"] = "orpo"
     beta: Positive = 0.1

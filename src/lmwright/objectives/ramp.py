@@ -18,8 +18,8 @@ from lmwright.errors import UserError
 Share = Annotated[float, Field(ge=0, le=1)]
 
 TIE = 2.0**-20
-"""What is added to a share before its count is rounded, so that the last bits of a product, which
-differ between programs, decide no tie."""
+"""Added to a share before its count is rounded, so that the last bits of a product, which differ
+between programs, decide no tie."""
 
 
 @section
@@ -27,13 +27,13 @@ class Ramp:
     """A share that changes during a run; another form of a number."""
 
     start: Share
-    """The share at first."""
+    """The share at the start."""
     end: Share
-    """The share at last."""
+    """The share at the end."""
     after: Share = 0.0
     """Part of the run's steps before it moves."""
     until: Share = 1.0
-    """Part of the run's steps at which it is there; as `after` for a jump."""
+    """Part of the run's steps at which it has arrived; as `after` for a jump."""
 
     def refuse(self, where: str) -> None:
         """Raises UserError, prefixed with `where`, for one that does not move, or ends before it
@@ -69,7 +69,7 @@ def now(share: float | Ramp, progress: Array | float) -> Array | float:
 
 
 def count_of(share: float | Ramp, progress: Array | float, whole: Array) -> Array:
-    """That share of the counts `whole`, rounded, int32."""
+    """Number of the `whole` that the share is, rounded, int32."""
     if not isinstance(share, Ramp):
         return jnp.round(share * whole).astype(jnp.int32)
     return jnp.floor((share.at(progress) + TIE) * whole + 0.5).astype(jnp.int32)
