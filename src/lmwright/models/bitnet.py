@@ -59,7 +59,7 @@ class BitNet(PreNorm):
         }
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
-        """[B, T, D] of h [B, T, D]."""
+        """The feed-forward of a layer, [B, T, D] to [B, T, D]."""
         norm = "mlp_sub_norm", partial(rms_norm, eps=self.norm_eps)
         return feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, sub_norm=norm), {}
 

@@ -95,8 +95,8 @@ def mlp_spec(model: BlockFields, bias: Bias = "none") -> Tree:
 
 
 def into_stream(model: BlockFields) -> float:
-    """Factor on the standard deviation of weights that write to the residual stream, which keeps
-    its scale over all layers (GPT-2)."""
+    """Factor on the standard deviation of weights that write to the residual stream, so that its
+    scale stays the same over all layers (GPT-2)."""
     return (2 * model.num_layers) ** -0.5
 
 
@@ -135,9 +135,9 @@ def feed_forward(
     kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None, norm: OutNorm | None = None,
     sub_norm: OutNorm | None = None,
 ) -> Array:  # fmt: skip
-    """[B, T, D] of h [B, T, D] and of a norm behind, `chunk_tokens` of each row at a time if set.
-    A chunk has the norm in it, whose gradient reads what a chunk computes anyway. `sub_norm` is
-    one before the last projection."""
+    """The feed-forward of h [B, T, D], followed by `norm`, `chunk_tokens` of each row at a time if
+    set. A chunk has the norm in it, whose gradient reads what a chunk computes anyway. `sub_norm`
+    is one before the last projection."""
     if chunk_tokens is None or chunk_tokens >= h.shape[1]:
         return _normed(norm, w, _feed_forward(kind, w, h, sub_norm=sub_norm))
     within, behind = (norm, None) if tensor_ways() == 1 else (None, norm)

@@ -45,8 +45,8 @@ def new_cache(
 
 
 def cache_positions(valid: Array, cache: Tree) -> Array:
-    """int [B, T]: places of new tokens in their rows; padding, where `valid` [B, T] is False,
-    counts for none."""
+    """int [B, T]: positions of new tokens in their rows; padding, where `valid` [B, T] is False, is
+    not counted."""
     before = jnp.sum(cache["valid"], axis=1, keepdims=True)
     return jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
 

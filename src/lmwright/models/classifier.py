@@ -38,7 +38,7 @@ class Classifier(OverEncoder):
     """The classes; none where the score is a number."""
     pooling: Pooling
     per_text: PerText = "one"
-    """How many of the classes a text has."""
+    """Number of classes of a text."""
 
     @property
     def hf(self) -> ClassifierHf:
@@ -57,7 +57,7 @@ class Classifier(OverEncoder):
         return self.document_head.weights(w)
 
     def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [B, T, K] for hidden [B, T, D], be it pooled already or not."""
+        """float32 [B, T, K] for hidden [B, T, D], pooled or not."""
         return scores(w, self.document_head.transformed(self.encoder, w, hidden))
 
     def classify(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:

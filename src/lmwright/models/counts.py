@@ -69,13 +69,13 @@ def count_by_part(model: Any) -> list[PartCount]:
 
 
 def count_active(model: Any) -> int:
-    """Weights that a token meets, embedding and head included."""
+    """Number of weights that a token meets, embedding and head included."""
     spec = walk(model.spec())
     return round(sum(param.size * model.active_share(path, param) for path, param in spec))
 
 
 def params_report(name: str, model: Any) -> str:
-    """The sum as a text table, with the tied and the untied total."""
+    """The counts as a text table, with the tied and the untied total."""
     rows = [("part", "each layer", "layers", "together")]
     counts = count_by_part(model)
     for count in counts:

@@ -243,7 +243,7 @@ class Decoder(BlockFields):
 
 
 def reaches(pattern: Sequence[Reach], num_layers: int) -> tuple[Reach, ...]:
-    """The reach of each layer: the pattern over and over. Raises UserError for an empty one."""
+    """The reach of each layer, from the repeated pattern. Raises UserError for an empty one."""
     if not pattern:
         raise UserError('model.layer_pattern: is empty; write ["local", "global"] or leave it out')
     return tuple(pattern[i % len(pattern)] for i in range(num_layers))
@@ -276,7 +276,7 @@ def check_decoder(model: Decoder) -> None:
 
 @lru_cache(256)
 def _work(model: Decoder, seq_len: int) -> Work:
-    """Derived from the Params; with an untied head the embedding is only looked up."""
+    """The work, derived from the Params; with an untied head the embedding is only looked up."""
     spec = model.spec()
     active = {path: model.active_share(path, param) for path, param in walk(spec)}
     if model.head == "untied":

@@ -32,7 +32,7 @@ TABLE = "embed"  # of the encoder
 
 @dataclass(frozen=True)
 class Detector(OverEncoder):
-    """An encoder without the head over its vocabulary, and a head for each token."""
+    """An encoder without the head over its vocabulary, and a head that scores each token."""
 
     called: ClassVar[str] = "a detector"
     reads_documents: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class Detector(OverEncoder):
         return {HEAD: w[HEAD]}
 
     def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [B, T, 1] for hidden [B, T, D]: that a token is not what was there."""
+        """float32 [B, T, 1] for hidden [B, T, D]: the logit that a token was replaced."""
         head = w[HEAD]
         h = layer_norm(hidden, head["norm"], head["norm_bias"], self.encoder.norm_eps)
         h = dot("btd,de->bte", h, head["dense"]) + head["dense_bias"].astype(h.dtype)

@@ -34,11 +34,11 @@ class Embedder(OverEncoder):
 
     pooling: TokenPooling = "mean"
     length: Length = "one"
-    """Length of the vectors: scaled to 1, or as pooled."""
+    """Length of the vectors: `one` scales them to 1, `any` leaves them."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Texts by name, of which one may be put before each text."""
     default_prompt: str | None = None
-    """Name of the one that is put there unless another is asked for."""
+    """Name of the prompt that is put before a text unless another is asked for."""
 
     @property
     def hf(self) -> EmbedderHf:

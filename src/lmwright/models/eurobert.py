@@ -19,4 +19,4 @@ class EuroBert(PreNorm):
     mlp_dim: PositiveInt
     head: Head = "untied"
     bias: Literal["none", "attention"] = "none"
-    """Which projections add a bias."""
+    """Projections that add a bias."""

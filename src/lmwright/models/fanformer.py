@@ -35,8 +35,8 @@ class Fanformer(PreNorm):
     kind: Literal["fanformer"] = "fanformer"
     mlp_dim: PositiveInt
     periodic_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125
-    """Numbers of a token that are taken as angles, over `embed_dim`; each gives a cosine and a
-    sine."""
+    """Share of a layer's projected input that is taken as angles, over `embed_dim`; each angle
+    gives a cosine and a sine."""
     norm_eps: Positive = 1e-6
     head: Head = "tied"
 
@@ -50,7 +50,7 @@ class Fanformer(PreNorm):
 
     @property
     def num_angles(self) -> int:
-        """Numbers of a token whose cosine and sine are taken."""
+        """Number of angles, whose cosines and sines are taken."""
         return round(self.periodic_fraction * self.embed_dim)
 
     def spec(self) -> Tree:
@@ -69,8 +69,8 @@ class Fanformer(PreNorm):
         }
 
     def attention_input(self, w: Tree, x: Array) -> Array:
-        """[B, T, D] that queries, keys and values are projections of; cosines and sines are taken
-        in float32, since bfloat16 has no digits left of a large angle."""
+        """The input of the projections of queries, keys and values, [B, T, D]. Cosines and sines
+        are taken in float32, since a large angle has no digits left in bfloat16."""
         h = before_products(super().attention_input(w, x))
         y = with_bias(dot("btd,de->bte", h, w["fan"]), w, "fan")
         angles, rest = jnp.split(y, [self.num_angles], axis=-1)

@@ -39,13 +39,13 @@ class Gemma(Decoder):
     window: PositiveInt
     """Tokens that local layers look at, the query included."""
     layer_pattern: tuple[Reach, ...] = ("local", "global")
-    """Which layers have the window: repeated over all of them."""
+    """Reach of each layer; the pattern repeats over all layers."""
     query_dim: PositiveInt | None = None
-    """Scores are divided by its root; head_dim if unset."""
+    """Dimension whose root scores are divided by; head_dim if unset."""
     attention_soft_cap: Positive | None = None
-    """Scores stay between plus and minus this."""
+    """Bound on the magnitude of attention scores."""
     logits_soft_cap: Positive | None = None
-    """Logits stay between plus and minus this."""
+    """Bound on the magnitude of logits."""
     local_rope_theta: Positive | None = None
     """Theta of local layers, which are then not scaled; that of all layers if unset."""
     norm_eps: Positive = 1e-6

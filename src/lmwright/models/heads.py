@@ -26,10 +26,10 @@ class DocumentHead:
     """A family's head over documents."""
 
     poolings: tuple[Pooling, ...]
-    """How tokens of a document may come together; the first one is the default."""
+    """Ways to combine the tokens of a document; the first one is the default."""
     kept: tuple[str, ...] = ()
-    """Names of the encoder's weights that its `transformed` reads, which this head goes on with.
-    Without any, the transform is fresh."""
+    """Names of the encoder's weights that its `transformed` reads, which this head keeps. Without
+    any, the transform starts fresh."""
     answers: bool = True
     """True if transformers has a class of the family that answers questions."""
 

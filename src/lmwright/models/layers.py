@@ -73,7 +73,7 @@ def layers_spec(spans: Spans, spec_of: Callable[[str], Tree]) -> dict[str, Tree]
 
 
 def applied(layer: Layer, kind: Any, *args: Any) -> tuple[Array, Aux]:
-    """`layer` and what its kind adds to it."""
+    """The result of `layer`, and what its kind adds to it."""
     return layer(kind, *args) if isinstance(kind, str) else kind.run(layer, *args)
 
 
@@ -86,9 +86,9 @@ def run_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, batch: Batch, compute: Compute,
     kernel: Kernel,
 ) -> tuple[Array, Aux]:  # fmt: skip
-    """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are
-    arrays [B, ...] that every layer sees, such as rotations; without rows if there are no stages.
-    `kernel` takes q, k, v, what else a layer gives it, segment ids and how to score."""
+    """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are arrays
+    [B, ...] that every layer sees, such as rotations; without rows if there are no stages. `kernel`
+    takes q, k, v, what else a layer gives it, segment ids and the scoring."""
     chunk = compute.mlp_chunk_tokens
 
     def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:

@@ -19,6 +19,6 @@ class Llada(PreNorm):
     mlp_dim: PositiveInt
     head: Head = "untied"
     bias: Literal["none", "qkv", "attention"] = "none"
-    """Which projections add a bias."""
+    """Projections that add a bias."""
     predicts: Literal["own", "next"] = "own"
-    """Token that the output at a place predicts: its own, or the next as in a causal model."""
+    """Token that an output predicts: its own, or the next one as in a causal model."""

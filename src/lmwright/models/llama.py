@@ -88,12 +88,12 @@ class Llama(PreNorm):
     window: PositiveInt | None = None
     """Tokens that local layers look at, the query included."""
     layer_pattern: tuple[Reach, ...] = ("local",)
-    """Which layers have the window: repeated over all of them."""
+    """Reach of each layer; the pattern repeats over all layers."""
     head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"
     """RMS norm of q and k over head_dim."""
     bias: Bias = "none"
-    """Which projections add a bias."""
+    """Projections that add a bias."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

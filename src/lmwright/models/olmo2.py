@@ -42,7 +42,7 @@ class Olmo2(Decoder):
     rope_theta: Positive = 500_000.0
     norm_eps: Positive = 1e-6
     bias: Literal["none", "attention"] = "none"
-    """Which projections add a bias."""
+    """Projections that add a bias."""
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""

@@ -38,7 +38,7 @@ class Reasoning:
     """A mixture of small gated experts after every n-th layer."""
 
     every: PositiveInt = 4
-    """Layers from one to the next."""
+    """Number of layers from one reasoning layer to the next."""
     num_experts: PositiveInt = 8
     mlp_dim: PositiveInt = 1024
     """Width of one expert."""
@@ -91,7 +91,7 @@ class Reasoned:
     norm_eps: float
 
     def spec(self, spec_of: Callable[[str], Tree]) -> Tree:
-        """`spec_of` the layer's kind, and the weights of the reasoning layer."""
+        """The weights of the layer's kind, by `spec_of`, and those of the reasoning layer."""
         own = self.reasoning.experts.spec("swiglu", self.embed_dim, 1.0)
         own["norm"] = Param("norm", (self.embed_dim,), fill=1.0)
         own[f"{EXPERT}down"] = replace(own[f"{EXPERT}down"], std=None, fill=0.0)
@@ -100,7 +100,7 @@ class Reasoned:
     def run(
         self, layer: Callable[..., tuple[Array, Aux]], w: Tree, x: Array, tables: Tree, attend: Any
     ) -> tuple[Array, Aux]:
-        """`layer` and the reasoning layer."""
+        """The result of `layer`, then of the reasoning layer."""
         x, aux = layer(self.kind, w, x, tables, attend)
         w = part(w, PREFIX)
         h = rms_norm(x, w["norm"], self.norm_eps)

@@ -20,7 +20,7 @@ class Tagger(OverTokens):
     called: ClassVar[str] = "a tagger"
 
     labels: tuple[str, ...]
-    """The tags; their places are their numbers."""
+    """The tags, in the order of their numbers."""
 
     @property
     def hf(self) -> TaggerHf:
