@@ -13,7 +13,7 @@ MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight i
 
 
 class Scoring(NamedTuple):
-    """How products of queries and keys become scores."""
+    """Scale, window and soft cap with which products of queries and keys become scores."""
 
     scale: float
     window: int | None = None

@@ -24,7 +24,7 @@ from lmwright.nn.attention import MASKED
 
 
 class Disentangled(NamedTuple):
-    """How products become scores; hashable."""
+    """Scale and distances with which products become scores; hashable."""
 
     scale: float
     """Factor on the sum of the three products: (3 H) ** -0.5."""

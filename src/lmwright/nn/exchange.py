@@ -19,8 +19,8 @@ AXIS = "expert"
 
 @jax.custom_vjp
 def moved(x: Array, index: Array, back: Array) -> Array:
-    """Rows of x [N, D] at `index` [M], zeros where it is N; `back` [N, C] says where in the
-    result each row went, M for nowhere. The gradient sums those, in float32."""
+    """Rows of x [N, D] at `index` [M], zeros where it is N. `back` [N, C] gives the places in the
+    result to which each row went, M for none; the gradient sums those, in float32."""
     return _taken(x, index)
 
 
@@ -73,8 +73,8 @@ class Exchange:
         return cls(order, place.reshape(ids.shape), counts, ids, ways)
 
     def there(self, x: Array) -> tuple[Array, Array]:
-        """Rows of x [N, D], one for each choice of an expert of this device, in their order, and
-        how many each expert has; rows after those are of no meaning."""
+        """Rows of x [N, D], one for each choice of an expert of this device, in the order of the
+        experts, and the number of rows of each expert; rows after those mean nothing."""
         if self.ways == 1:
             return moved(x, self.order // self.ids.shape[1], self.place), self.counts
         num, k = self.ids.shape
@@ -92,7 +92,7 @@ class Exchange:
         return moved(arrived, order, place[:, None]), sizes
 
     def back(self, y: Array) -> Array:
-        """Results of those rows, [N, k, D], zeros for no expert."""
+        """Results of those rows by choice, [N, k, D]; zeros where no expert was chosen."""
         if self.ways == 1:
             y = moved(y, self.place.reshape(-1), self.order[:, None])
             return y.reshape(*self.ids.shape, -1)

@@ -28,16 +28,16 @@ class Interval(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The most tokens before and after itself that a query sees in any row (None: all), by which a
+    """The most tokens before and after itself that a query sees in any row (None: all). With it a
     kernel leaves out keys before it knows the row."""
 
     before: int | None = None
     after: int | None = None
     exact: bool = False
-    """True where a query always sees itself and all tokens of its segment that are so near."""
+    """True where a query always sees itself and all tokens of its segment within the reach."""
 
     def keys(self, start: int, end: int, num_keys: int) -> slice:
-        """Those that queries from `start` to `end` may see."""
+        """The keys that queries from `start` to `end` may see."""
         first = 0 if self.before is None else max(0, start - self.before)
         return slice(first, num_keys if self.after is None else min(num_keys, end + self.after))
 
@@ -112,8 +112,8 @@ def segments(seen: Interval) -> Array:
 
 
 def in_place(seen: Interval) -> Interval:
-    """Intervals, of which empty ones stand at their query, for kernels that visit what
-    lies between the first and the last key of several queries; and all within the row."""
+    """The intervals with empty ones moved to their query, and all cut to the row, for kernels that
+    visit what lies between the first and the last key of several queries."""
     at = lax.broadcasted_iota(jnp.int32, seen.start.shape, 1)
     start, end = jnp.maximum(seen.start, 0), jnp.minimum(seen.end, at.shape[1])
     some = start < end

@@ -37,7 +37,7 @@ class LinearRope:
 
     kind: Literal["linear"] = "linear"
     factor: Factor
-    """How many times longer the context becomes."""
+    """Factor by which the context becomes longer."""
 
 
 @section
@@ -46,9 +46,9 @@ class DynamicRope:
 
     kind: Literal["dynamic"] = "dynamic"
     factor: Factor
-    """How fast theta grows with the length."""
+    """Rate at which theta grows with the length."""
     original_seq_len: PositiveInt
-    """Context length of the training before, in tokens."""
+    """Context length, in tokens, of the training before."""
 
 
 @section
@@ -57,17 +57,17 @@ class YarnRope:
 
     kind: Literal["yarn"] = "yarn"
     factor: Factor
-    """How many times longer the context becomes."""
+    """Factor by which the context becomes longer."""
     original_seq_len: PositiveInt
-    """Context length of the training before, in tokens."""
+    """Context length, in tokens, of the training before."""
     beta_fast: Positive = 32.0
-    """Rotations within the original length from which on a pair is left as it is."""
+    """Rotations within the original length above which a pair stays as it is."""
     beta_slow: Positive = 1.0
-    """Rotations within the original length up to which a pair is slowed down in full."""
+    """Rotations within the original length below which a pair is slowed down in full."""
     borders: Literal["whole", "exact"] = "whole"
     """Ends of the ramp: rounded to whole pairs, or exact."""
     attention_factor: Positive | None = None
-    """Length of q and k; 0.1 log(factor) + 1 if unset."""
+    """Factor on the length of q and k; 0.1 log(factor) + 1 if unset."""
     mscale: Positive | None = None
     """With `mscale_all_dim`: weights of the logarithm above and below the line."""
     mscale_all_dim: Positive | None = None
@@ -79,13 +79,13 @@ class Llama3Rope:
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
-    """How many times longer the context becomes."""
+    """Factor by which the context becomes longer."""
     original_seq_len: PositiveInt
-    """Context length of the training before, in tokens."""
+    """Context length, in tokens, of the training before."""
     low_freq_factor: Positive = 1.0
-    """Rotations within the original length up to which a pair is slowed down in full."""
+    """Rotations within the original length below which a pair is slowed down in full."""
     high_freq_factor: Positive = 4.0
-    """Rotations within the original length from which on a pair is left as it is."""
+    """Rotations within the original length above which a pair stays as it is."""
 
 
 @section
@@ -94,13 +94,13 @@ class LongRope:
 
     kind: Literal["longrope"] = "longrope"
     factor: Factor
-    """How many times longer the context becomes; sets the length of q and k."""
+    """Factor by which the context becomes longer; it sets the length of q and k."""
     original_seq_len: PositiveInt
-    """Context length of the training before, in tokens."""
+    """Context length, in tokens, of the training before."""
     short_factor: tuple[Positive, ...]
     long_factor: tuple[Positive, ...]
     attention_factor: Positive | None = None
-    """Length of q and k; sqrt(1 + log(factor) / log(original_seq_len)) if unset."""
+    """Factor on the length of q and k; sqrt(1 + log(factor) / log(original_seq_len)) if unset."""
 
 
 @section
@@ -111,7 +111,7 @@ class ProportionalRope:
     fraction: Annotated[float, Field(gt=0, le=1)]
     """Share of the pairs that are rotated."""
     factor: Factor = 1.0
-    """How many times longer the context becomes."""
+    """Factor by which the context becomes longer."""
 
 
 RopeScaling = Annotated[
@@ -154,7 +154,7 @@ def _yarn(
     periods: np.ndarray, s: YarnRope, rotary_dim: int, theta: float
 ) -> tuple[np.ndarray, float]:
     def pair(turns: float) -> float:
-        """The pair, counted as a fraction, that turns so often within the original length."""
+        """The pair, counted as a fraction, that turns `turns` times within the original length."""
         log = math.log(s.original_seq_len / (turns * 2 * math.pi))
         return rotary_dim * log / (2 * math.log(theta))
 
@@ -170,7 +170,7 @@ def _yarn(
 
 
 def yarn_attention_factor(s: YarnRope) -> float:
-    """By how much q and k become longer."""
+    """Factor on the length of q and k."""
     grown = lambda weight: 0.1 * weight * math.log(s.factor) + 1.0  # noqa: E731
     if s.attention_factor is not None:
         return s.attention_factor
@@ -219,7 +219,7 @@ def apply_rope(x: Array, tables: tuple[Array, Array]) -> Array:
 
 @jax.custom_vjp
 def _rotated(x: Array, tables: tuple[Array, Array]) -> Array:
-    """Its gradient is the rotation back, which needs nothing of the forward pass."""
+    """The rotation. Its gradient is the rotation back, which needs nothing of the forward pass."""
     cos, sin = (table[:, :, None, :] for table in tables)  # [B, T, 1, H/2]
     return by_platform(x, cos, sin, tpu=_by_product, default=_by_halves)
 

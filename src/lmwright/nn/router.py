@@ -71,7 +71,7 @@ def _best_groups(ranked: Array, routing: Routing) -> Array:
 
 
 def _is_chosen(ids: Array, count: int) -> Array:
-    """bool [..., k, count]: which of `count` each of ids [..., k] is."""
+    """bool [..., k, count]: True at the expert, of `count`, that each of ids [..., k] is."""
     return ids[..., None] == jnp.arange(count)
 
 
